@@ -1,0 +1,216 @@
+"""What a call finds around it: its invocation, attributes, time limit, active bean scope, injected parameters.
+
+All of it travels in context variables, so that it follows tasks, threads and streams. Not here: how scopes hold beans
+(`di.scopes`), how a call is carried to another thread (`execution`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+
+from typing_extensions import TypeForm
+
+from .chat import ToolExecutionRequest, UserMessage
+from .errors import IllegalConfigurationError, Problem
+
+T = TypeVar("T")
+
+
+# --- parameters that are filled by the library, hidden from the model
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryIdMark:
+    """Marks the parameter that holds the conversation's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class InjectMark:
+    """Marks a parameter that is a bean of the current scope."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> object:
+        # Nothing validates an injected parameter; only a web framework that does not know this mark would try to.
+        raise IllegalConfigurationError(
+            [
+                Problem(
+                    where=f"a parameter Inject[{getattr(source, '__name__', source)}]",
+                    what="toolbox.Inject is for tools and injected functions, not for endpoints",
+                    fix="write `from toolbox_fastapi import Inject` in the module of the endpoint",
+                )
+            ]
+        )
+
+
+MEMORY_ID = MemoryIdMark()
+INJECT = InjectMark()
+
+if TYPE_CHECKING:
+    MemoryId = Annotated[T, MEMORY_ID]
+    Inject = Annotated[T, INJECT]
+else:
+
+    class MemoryId:
+        """`MemoryId[T]`: names the conversation; in a tool, that of the calling service."""
+
+        def __class_getitem__(cls, item: object) -> object:
+            return Annotated[item, MEMORY_ID]
+
+    class Inject:
+        """`Inject[T]`: a parameter of a tool or an injected function that is a bean of the current scope."""
+
+        def __class_getitem__(cls, item: object) -> object:
+            return Annotated[item, INJECT]
+
+
+# --- the active scope
+
+
+class CallScope(Protocol):
+    """The bean scope of one tool call. Entered where the tool is dispatched, closed when it has ended."""
+
+    def __enter__(self) -> CallScope:
+        """Makes it the active scope of the current context."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Makes the scope that was active before the active one again; closes nothing."""
+        ...
+
+    def close_here(self, error: BaseException | None) -> None:
+        """Closes beans on this thread, newest first, until one has to be awaited; raises what they raise."""
+        ...
+
+    async def aclose(self, error: BaseException | None) -> None:
+        """Closes what is left, all of it, with `error` thrown into generators; raises what they raise."""
+        ...
+
+
+class ActiveScope(Protocol):
+    """Where a call finds its beans: whatever scope of its container is active at that moment."""
+
+    def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        """The bean, made now if need be. Raises `AsyncBeanError` when a part of it has to be awaited."""
+        ...
+
+    async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        """The bean, awaiting what has to be."""
+        ...
+
+    async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
+        """Makes only what has to be awaited for this bean, so that `get` can make the rest on any thread."""
+        ...
+
+    def open_call_scope(self) -> CallScope:
+        """A new scope for one tool call, below the active one."""
+        ...
+
+
+# --- the invocation
+
+
+class Cancellation:
+    """Whether an invocation has been given up; shared by all who work for it, on any thread."""
+
+    __slots__ = ("cancelled",)
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationContext:
+    """The call of a service that is under way.
+
+    `service` is the class, `method` its name; `deadline` is in `time.monotonic()` seconds, None without a limit;
+    `request` is set inside a tool call. `cancelled` is live: it turns true when the invocation is given up, which a
+    tool on a thread should look at from time to time.
+    """
+
+    service: type[Any]
+    method: str
+    memory_id: Any = None
+    user_message: UserMessage | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    deadline: float | None = None
+    request: ToolExecutionRequest | None = None
+    cancellation: Cancellation = field(default_factory=Cancellation, compare=False, repr=False)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the invocation has been cancelled or has run out of time."""
+        return self.cancellation.cancelled
+
+    def in_tool(self, request: ToolExecutionRequest) -> InvocationContext:
+        """The same invocation, inside the tool call `request`."""
+        return replace(self, request=request)
+
+    @staticmethod
+    def current() -> InvocationContext | None:
+        """The invocation this code runs for; None outside of one."""
+        return current_invocation.get()
+
+
+current_invocation: ContextVar[InvocationContext | None] = ContextVar("toolbox.invocation", default=None)
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_attributes: ContextVar[Mapping[str, Any]] = ContextVar("toolbox.attributes", default=_NOTHING)
+
+
+def current_attributes() -> Mapping[str, Any]:
+    """What `invocation_attributes` has set around this code."""
+    return _attributes.get()
+
+
+@contextmanager
+def invocation_attributes(**attributes: Any) -> Iterator[None]:
+    """Sets what `InvocationContext.attributes` holds in the invocations begun inside; nested, they are merged."""
+    token = _attributes.set(MappingProxyType({**_attributes.get(), **attributes}))
+    try:
+        yield
+    finally:
+        _attributes.reset(token)
+
+
+# --- time limits
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """A limit on the invocations begun in a block.
+
+    `deadline` is in `time.monotonic()` seconds, `seconds` is what the user asked for. The invocation `within` which the
+    block stands is not ended by it; those begun inside it are.
+    """
+
+    deadline: float
+    seconds: float
+    within: InvocationContext | None
+
+
+current_limit: ContextVar[TimeLimit | None] = ContextVar("toolbox.limit", default=None)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Ends invocations begun inside with `InvocationTimeoutError`, `seconds` after the block was entered.
+
+    The limit belongs to the outermost invocation inside: those that its tools begin are just cancelled with it.
+    """
+    if not seconds > 0:
+        raise ValueError(f"time_limit({seconds}); use a number of seconds above 0")
+    limit = TimeLimit(time.monotonic() + seconds, seconds, current_invocation.get())
+    outer = current_limit.get()
+    # A longer limit inside a shorter one changes nothing.
+    token = current_limit.set(outer if outer is not None and outer.deadline <= limit.deadline else limit)
+    try:
+        yield
+    finally:
+        current_limit.reset(token)
