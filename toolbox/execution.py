@@ -280,11 +280,15 @@ class Workers:
         def start() -> None:
             threading.Thread(target=run, name="toolbox-thread", daemon=True).start()
 
+        def wait_and_start() -> None:
+            # Only a thread can wait for a place without holding up the loop; the pool has them.
+            self._threads.acquire()
+            start()
+
         if self._threads.acquire(blocking=False):
             start()
         else:
-            # Only a thread can wait for a place without holding up the loop; the pool has them.
-            self.submit_to_pool(lambda: (self._threads.acquire(), start()))
+            self.submit_to_pool(wait_and_start)
         return future
 
     async def outcome(self, future: Future[T], label: str, finish: Finish | None) -> T:
@@ -292,8 +296,8 @@ class Workers:
         try:
             value = await asyncio.wrap_future(future)
         except asyncio.CancelledError as error:
-            # Either the waiting was cancelled, or the call itself ended so; only in the first case is it still running.
-            if future.cancelled() or future.done():
+            # Either the call never starts, or it has ended itself, or its thread goes on without us.
+            if future.cancel() or future.done():
                 if finish is not None:
                     await finish(error)
             else:
@@ -397,7 +401,7 @@ def _picklable(attributes: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in attributes.items():
         try:
             pickle.dumps(value)
-        except Exception:  # noqa: S112 - whatever an object's own pickling raises, it cannot travel
+        except Exception:  # whatever an object's own pickling raises: it cannot travel
             continue
         kept[name] = value
     return kept
