@@ -1,0 +1,122 @@
+# What one does with this repository. Every target makes its own environment in $(VENV) from a plain Python 3.11 or
+# newer and installs what it needs; a second call installs nothing.
+#
+#   make run PORT=8000      serves the sample, the weather agent
+#   make ask Q="…"          asks it on the terminal
+#   make test               the tests                    make check    formatting, lint, types, architecture
+#   make bench-container bench-tools bench-models bench-execution bench-import wire      measurements, peers side by side
+#   make constraints        writes constraints.txt anew
+#
+# Another Python: make test PYTHON=python3.13 VENV=.venv-3.13
+
+PORT ?= 8000
+Q ?= What is the weather tomorrow in Valence?
+ARGS ?=
+VENV ?= .venv
+BENCH_VENV ?= .venv-bench
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+# Only bin/python is asked of an environment, so that it also works when it was moved or made by another tool.
+PY := $(VENV)/bin/python
+BENCH_PY := $(BENCH_VENV)/bin/python
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+BENCH_STAMP := $(BENCH_VENV)/.installed-bench
+INPUTS := pyproject.toml constraints.txt
+PIP := -m pip --disable-pip-version-check --quiet install
+
+.DEFAULT_GOAL := help
+.PHONY: help run ask test check format constraints clean wire \
+	bench-container bench-tools bench-models bench-execution bench-import
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+# --- environments
+
+# make_venv DIRECTORY
+define make_venv
+	@if [ -z "$(PYTHON)" ]; then echo "No Python 3.11 or newer was found; name one: make PYTHON=/path/to/python3" >&2; exit 1; fi
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || { echo "Making $(1) with $(PYTHON)"; $(PYTHON) -m venv --clear $(1); }
+endef
+
+# install PYTHON WHAT: the versions of constraints.txt, or the newest where an index lacks one of them
+define install
+	@echo "Installing $(2)"
+	@$(1) $(PIP) -c constraints.txt $(2) || { \
+		echo "Not with the versions of constraints.txt (see above); trying the newest" >&2; $(1) $(PIP) $(2); }
+endef
+
+$(RUN_STAMP): $(INPUTS)
+	$(call make_venv,$(VENV))
+	$(call install,$(PY),-e '.[fastapi]')
+	@touch $@
+
+# Dependency groups need pip 25.1.
+$(DEV_STAMP): $(INPUTS)
+	$(call make_venv,$(VENV))
+	@$(PY) $(PIP) --upgrade 'pip>=25.1'
+	$(call install,$(PY),-e '.[fastapi]' --group dev)
+	@touch $@ $(RUN_STAMP)
+
+$(BENCH_STAMP): $(INPUTS)
+	$(call make_venv,$(BENCH_VENV))
+	@$(BENCH_PY) $(PIP) --upgrade 'pip>=25.1'
+	$(call install,$(BENCH_PY),-e '.[fastapi]' --group bench)
+	@touch $@
+
+constraints:
+	$(PYTHON) -m venv --clear build/constraints
+	build/constraints/bin/python $(PIP) --upgrade 'pip>=25.1'
+	build/constraints/bin/python $(PIP) -e '.[fastapi]' --group dev
+	build/constraints/bin/python -m pip --disable-pip-version-check freeze --exclude-editable > constraints.txt
+
+clean:
+	rm -rf $(VENV) $(BENCH_VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# --- the sample
+
+run: $(RUN_STAMP)
+	@exec $(PY) -m sample_app --port $(PORT)
+
+# By the environment, so that quotes and dollars in a question stay what they are.
+ask: export TOOLBOX_QUESTION := $(Q)
+ask: $(RUN_STAMP)
+	@exec $(PY) -m sample_app ask "$$TOOLBOX_QUESTION"
+
+# --- the proof
+
+test: $(DEV_STAMP)
+	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile -q $(ARGS)
+
+check: $(DEV_STAMP)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) -m pytest -q tests/test_architecture.py
+
+format: $(DEV_STAMP)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+# --- measurements
+
+bench-container: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.container $(ARGS)
+
+bench-tools: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.tools $(ARGS)
+
+bench-models: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.models $(ARGS)
+
+bench-execution: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.execution $(ARGS)
+
+bench-import: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.importing $(ARGS)
+
+wire: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.wire $(ARGS)

@@ -1,0 +1,300 @@
+"""The house keeps its shape: imports follow the rooms, each third-party library has one home, no name means two things.
+
+Imports are read from the source, those inside functions too. Those under `TYPE_CHECKING` may look sideways, never up.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = ("toolbox", "toolbox_fastapi", "sample_app")
+
+# A module may import lower numbers, and earlier modules of its own package. A package's files, where they are not
+# named themselves, have the number of the package; within it the order is that of FLOORS.
+FLOORS: dict[str, tuple[str, ...]] = {
+    "toolbox.di": ("beans", "graph", "scopes", "providers", "resolvers"),
+    "toolbox.tools": ("marks", "specification", "codec", "failures", "invocation", "sources"),
+    "toolbox.models": ("streaming", "openai", "demo"),
+    "toolbox.services": ("templates", "outputs", "memory", "declaration", "planning", "loop", "driver"),
+}
+LAYERS: dict[str, int] = {
+    "toolbox.chat": 0,
+    "toolbox.errors": 1,
+    "toolbox.context": 2,
+    "toolbox.settings": 2,
+    "toolbox.events": 2,
+    "toolbox.execution": 3,
+    "toolbox.di": 4,
+    "toolbox.tools": 4,
+    "toolbox.models": 4,
+    "toolbox.transcripts": 4,
+    "toolbox.rest": 5,
+    "toolbox.services": 5,
+    "toolbox.container": 6,
+    "toolbox.testing": 7,
+    "toolbox.cli": 7,
+    "toolbox.openapi": 7,
+    "toolbox.mcp": 7,
+    "toolbox.sql": 7,
+    "toolbox.redis": 7,
+    "toolbox.otel": 7,
+    "toolbox_fastapi": 8,
+    "sample_app": 9,
+}
+# Rooms of one floor that do not know each other, and so may not import each other.
+SEPARATE = ("toolbox.di", "toolbox.tools", "toolbox.models", "toolbox.rest", "toolbox.services")
+# Where a third-party library may be imported; what is not listed may be imported nowhere.
+HOMES: dict[str, tuple[str, ...]] = {
+    "pydantic": ("toolbox", "toolbox_fastapi", "sample_app"),
+    "pydantic_core": ("toolbox", "toolbox_fastapi"),
+    "typing_extensions": ("toolbox", "toolbox_fastapi", "sample_app"),
+    "annotated_types": ("toolbox.tools",),
+    "dependency_injector": ("toolbox.di",),
+    "docstring_parser": ("toolbox.tools",),
+    "openai": ("toolbox.models",),
+    "aiohttp": ("toolbox.models",),
+    "jiter": ("toolbox.models",),
+    "pydantic_settings": ("toolbox.settings",),
+    "httpx2": ("toolbox.rest",),
+    "stamina": ("toolbox.rest",),
+    "openapi_pydantic": ("toolbox.openapi",),
+    "typer": ("toolbox.cli", "sample_app"),
+    "rich": ("toolbox.cli", "sample_app"),
+    "fastapi": ("toolbox_fastapi", "sample_app"),
+    "starlette": ("toolbox_fastapi", "sample_app"),
+    "uvicorn": ("sample_app",),
+    "mcp": ("toolbox.mcp",),
+    "sqlalchemy": ("toolbox.sql",),
+    "redis": ("toolbox.redis",),
+    "opentelemetry": ("toolbox.otel",),
+}
+# Layer 7 is what a user asks for by its module; the root offers nothing of it.
+NEVER_BY_THE_ROOT = tuple(module for module, layer in LAYERS.items() if layer == 7)
+
+
+@dataclass(frozen=True)
+class Import:
+    """`importer` imports `imported` (both full module names) in `line`; `typing` when only a type checker does."""
+
+    importer: str
+    imported: str
+    line: int
+    typing: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}, line {self.line}, imports {self.imported}"
+
+
+def modules() -> dict[str, Path]:
+    """Our modules by their full names."""
+    found = {}
+    for package in OURS:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def is_type_checking(node: ast.If) -> bool:
+    return ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def statements(node: ast.AST, typing: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child, typing
+        elif isinstance(child, ast.If) and is_type_checking(child):
+            for each in child.body:
+                yield from statements(ast.Module([each], []), True)
+            for each in child.orelse:
+                yield from statements(ast.Module([each], []), typing)
+        else:
+            yield from statements(child, typing)
+
+
+def imports_of(name: str, path: Path) -> Iterator[Import]:
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node, typing in statements(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(name, alias.name, node.lineno, typing)
+            continue
+        above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+        base = ".".join(part for part in (above, node.module or "") if part)
+        for alias in node.names:
+            # `from .di import beans` imports a module, `from .di.beans import Named` a name of one.
+            module = f"{base}.{alias.name}"
+            yield Import(name, module if module in MODULES else base, node.lineno, typing)
+
+
+IMPORTS = [each for name, path in MODULES.items() for each in imports_of(name, path)]
+
+
+def room_of(module: str) -> str:
+    """The longest name in LAYERS that `module` is or lies in; `module` itself for a root package."""
+    while module and module not in LAYERS:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def floor_of(module: str) -> int:
+    """The place of a module within its package; new files of a package stand where they are put into FLOORS."""
+    package, _, name = module.rpartition(".")
+    order = FLOORS.get(package, ())
+    return order.index(name) if name in order else -1
+
+
+def lies_in(module: str, homes: tuple[str, ...]) -> bool:
+    return any(module == home or module.startswith(home + ".") for home in homes)
+
+
+def within_packages(imports: list[Import]) -> list[Import]:
+    return [each for each in imports if each.imported.partition(".")[0] in OURS]
+
+
+def test_every_module_has_a_room() -> None:
+    rootless = [name for name in MODULES if not room_of(name) and name != "toolbox"]
+
+    assert rootless == []
+
+
+def test_imports_go_down() -> None:
+    """Also those for type checking: they may look sideways, never up."""
+    wrong = [
+        str(each)
+        for each in within_packages(IMPORTS)
+        if room_of(each.importer)
+        and room_of(each.imported)
+        and LAYERS[room_of(each.imported)] > LAYERS[room_of(each.importer)]
+    ]
+
+    assert wrong == []
+
+
+def test_rooms_of_one_floor_do_not_know_each_other() -> None:
+    wrong = [
+        str(each)
+        for each in within_packages(IMPORTS)
+        if not each.typing
+        and (here := room_of(each.importer)) != (there := room_of(each.imported))
+        and here in SEPARATE
+        and there in SEPARATE
+        and LAYERS[here] == LAYERS[there]
+    ]
+
+    assert wrong == []
+
+
+def test_a_file_imports_only_what_stands_before_it_in_its_package() -> None:
+    wrong = [
+        str(each)
+        for each in within_packages(IMPORTS)
+        if not each.typing
+        and each.importer.rpartition(".")[0] == each.imported.rpartition(".")[0]
+        and floor_of(each.imported) > floor_of(each.importer) >= 0
+    ]
+
+    assert wrong == []
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    edges: dict[str, set[str]] = {name: set() for name in MODULES}
+    for each in within_packages(IMPORTS):
+        # The root's names are loaded when asked for, so it stands outside; a package's own __init__ likewise.
+        if not each.typing and each.imported in MODULES and each.imported != each.importer:
+            edges[each.importer].add(each.imported)
+    edges["toolbox"].clear()
+
+    def cycle_from(start: str) -> list[str]:
+        trail, seen = [(start, [start])], {start}
+        while trail:
+            module, path = trail.pop()
+            for following in edges[module]:
+                if following == start:
+                    return [*path, start]
+                if following not in seen:
+                    seen.add(following)
+                    trail.append((following, [*path, following]))
+        return []
+
+    assert [path for name in MODULES if (path := cycle_from(name))] == []
+
+
+def test_inside_the_library_nothing_is_taken_from_its_root() -> None:
+    """`import toolbox` from within would load what the root promises to load late."""
+    wrong = [str(each) for each in IMPORTS if each.importer.startswith("toolbox.") and each.imported == "toolbox"]
+
+    assert wrong == []
+
+
+def test_the_root_offers_nothing_of_the_seventh_floor() -> None:
+    wrong = [str(each) for each in IMPORTS if each.importer == "toolbox" and lies_in(each.imported, NEVER_BY_THE_ROOT)]
+
+    assert wrong == []
+
+
+def test_the_sample_is_written_with_the_public_packages_only() -> None:
+    """There is nothing in it that a user could not write."""
+    public = ("toolbox", "toolbox.rest", "toolbox.testing", "toolbox_fastapi")
+    wrong = [
+        str(each)
+        for each in within_packages(IMPORTS)
+        if each.importer.startswith("sample_app")
+        and not each.imported.startswith("sample_app")
+        and each.imported not in public
+    ]
+
+    assert wrong == []
+
+
+def test_each_third_party_library_has_one_home() -> None:
+    wrong = [
+        str(each)
+        for each in IMPORTS
+        if (library := each.imported.partition(".")[0]) not in OURS
+        and library not in sys.stdlib_module_names
+        and not each.typing
+        and not lies_in(each.importer, HOMES.get(library, ()))
+    ]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", ["toolbox", "toolbox_fastapi"])
+def test_no_public_name_is_also_a_module(package: str) -> None:
+    """`from toolbox import toolbox` must always be the decorator."""
+    tree = ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
+    exported = {
+        element.value
+        for node in tree.body
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and "__all__" in ast.unparse(node)
+        for element in ast.walk(node)
+        if isinstance(element, ast.Constant) and isinstance(element.value, str)
+    }
+    names = {path.stem for path in (ROOT / package).iterdir() if path.suffix == ".py" or path.is_dir()}
+
+    assert exported & names == set()
+
+
+def test_names_say_what_a_file_holds() -> None:
+    empty_words = {"utils", "util", "helpers", "helper", "manager", "base", "common", "misc"}
+
+    assert [name for name in MODULES if name.rpartition(".")[2] in empty_words] == []
+
+
+def test_every_file_opens_with_what_lives_there() -> None:
+    silent = [
+        name
+        for name, path in MODULES.items()
+        if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+
+    assert silent == []

@@ -1,0 +1,115 @@
+"""Every error keeps its facts through pickling and copying, and says what to do."""
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+
+from toolbox import errors
+from toolbox.chat import AiMessage, ToolExecutionRequest, UserMessage
+from toolbox.errors import Problem
+
+REQUEST = ToolExecutionRequest("c1", "add", '{"a": "x"}')
+# One value for each name that an error's constructor may have.
+FACTS: dict[str, Any] = {
+    "attempted": 7,
+    "body": "<html>",
+    "candidates": ("Card", "Invoice"),
+    "limit": 3,
+    "memory_id": "room 7",
+    "message": "the server is tired",
+    "method": "chat",
+    "near": ("Payments",),
+    "path": "Checkout.session",
+    "problems": [("a", "not a number"), ("", "too long")],
+    "reason": "no request scope is active",
+    "request": REQUEST,
+    "request_id": "req_1",
+    "service": "Assistant",
+    "status": 503,
+    "text": "{",
+    "timeout": 2.5,
+    "tool": "add",
+    "tool_names": ("add", "sub"),
+    "transcript": (UserMessage("hi"), AiMessage(None, (REQUEST,))),
+    "type_name": "socket",
+    "url": "http://127.0.0.1/v1",
+    "wanted": "Payments",
+    "what": "Container.get(Payments)",
+}
+
+
+def all_errors() -> list[type[Exception]]:
+    return [
+        kind
+        for name, kind in sorted(vars(errors).items())
+        if inspect.isclass(kind) and issubclass(kind, Exception) and not name.startswith("_")
+    ]
+
+
+def made(kind: type[Exception]) -> Exception:
+    if kind is errors.IllegalConfigurationError:
+        return kind([Problem("Checkout.payments", "no bean provides Payments", "register one")])
+    if "__init__" in vars(kind) or issubclass(kind, (errors.ModelError, errors.RestClientError)):
+        return kind(**{name: FACTS[name] for name in inspect.signature(kind).parameters})
+    return kind("what was said")
+
+
+@pytest.mark.parametrize("kind", all_errors())
+@pytest.mark.parametrize("again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
+def test_every_error_survives_with_its_facts(kind: type[Exception], again: Any) -> None:
+    error = made(kind)
+
+    other = again(error)
+
+    assert type(other) is kind
+    facts = {name: value for name, value in vars(error).items() if name != "_facts"}
+    assert {name: getattr(other, name) for name in facts} == facts
+    assert str(other) == str(error)
+
+
+@pytest.mark.parametrize("kind", all_errors())
+def test_every_error_has_a_text_that_shows_no_repr_of_its_arguments(kind: type[Exception]) -> None:
+    text = str(made(kind))
+
+    assert text
+    assert not text.startswith(("(", "["))
+    assert "ToolExecutionRequest(" not in text
+
+
+def test_what_is_an_error_of_the_library() -> None:
+    outside = {kind.__name__ for kind in all_errors() if not issubclass(kind, errors.ToolboxError)}
+
+    assert outside == {"ToolRetry", "ToolAbort"}
+
+
+def test_what_the_framework_says_of_itself() -> None:
+    framework = {kind.__name__ for kind in all_errors() if issubclass(kind, errors.FrameworkError)}
+
+    assert framework == {
+        "FrameworkError",
+        "IllegalConfigurationError",
+        "MissingBeanError",
+        "AmbiguousBeanError",
+        "AsyncBeanError",
+        "ScopeNotActiveError",
+        "ContainerNotStartedError",
+        "BlockingCallNotAllowedError",
+        "MemoryInUseError",
+    }
+
+
+def test_time_outs_are_timeout_errors_too() -> None:
+    late = {kind.__name__ for kind in all_errors() if issubclass(kind, TimeoutError)}
+
+    assert late == {"ToolTimeoutError", "InvocationTimeoutError", "ModelTimeoutError", "RestTimeoutError"}
+
+
+def test_several_problems_are_all_in_the_text() -> None:
+    problems = [Problem(f"Bean{n}", f"fault {n}", f"fix {n}") for n in range(3)]
+
+    text = str(errors.IllegalConfigurationError(problems))
+
+    assert all(str(problem) in text for problem in problems)

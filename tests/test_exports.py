@@ -1,0 +1,121 @@
+"""What the packages offer: complete, in order, each name real; and light to import."""
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+HEAVY = (
+    "dependency_injector",
+    "openai",
+    "httpx2",
+    "pydantic_settings",
+    "fastapi",
+    "starlette",
+    "typer",
+    "rich",
+    "aiohttp",
+)
+
+# The contract's names, by the package they are imported from.
+TOOLBOX = """
+AiMessage AiServiceTool AmbiguousBeanError AsyncBeanError BeforeToolExecution BlockingCallNotAllowedError ChatMemoryKey
+ChatMemoryStore ChatModel ChatRequest ChatResponse CompleteResponse CompleteToolCall Container ContainerNotStartedError
+DEFAULT DemoChatModel FinishReason FrameworkError IllegalConfigurationError ImageContent Inject Instance
+IntermediateResponse InvocationContext InvocationTimeoutError MemoryId MemoryInUseError Message MessageWindow
+MissingBeanError ModelConnectionError ModelError ModelHttpError ModelProtocolError ModelRefusedError ModelTimeoutError
+ModelTruncatedError Named OpenAiChatModel OutputParsingError PartialReasoning PartialResponse PartialToolCall Problem
+ResponseFormat RestClientError RestDecodeError RestTimeoutError Result ReturnBehavior ScopeNotActiveError StreamEvent
+SystemMessage TextContent TokenStream TokenUsage TokenWindow ToolAbort ToolArgumentsError ToolCallsLimitExceededError
+ToolErrors ToolExecuted ToolExecution ToolExecutionRequest ToolExecutionResult ToolExecutionResultMessage ToolExecutor
+ToolProvider ToolProviderRequest ToolProviderResult ToolRetry ToolRoundsExceededError ToolSpecification ToolboxError
+ToolboxSettings UnknownToolError UserMessage application_scoped blocking call_scoped create_ai_service dependent
+hide_details invocation_attributes invocation_record non_blocking produces register_ai_service register_rest_client
+request_scoped return_to_model run_on run_on_thread system_message time_limit tool tool_executor_from
+tool_specification_from tool_specifications_from toolbox tools_from user_message
+"""
+TOOLBOX_FASTAPI = "ClientDisconnectedError Inject install sse"
+TESTING = "ScriptedChatModel tool_call"
+REST = "Body Header Path Query client_query_param delete get head patch post put register_rest_client rest_settings"
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [("toolbox", TOOLBOX), ("toolbox_fastapi", TOOLBOX_FASTAPI), ("toolbox.testing", TESTING), ("toolbox.rest", REST)],
+    ids=["toolbox", "toolbox_fastapi", "toolbox.testing", "toolbox.rest"],
+)
+def test_every_name_of_the_contract_is_there(module: str, names: str) -> None:
+    offered = importlib.import_module(module)
+
+    assert [name for name in names.split() if not hasattr(offered, name)] == []
+
+
+@pytest.mark.parametrize("package", ["toolbox", "toolbox_fastapi"])
+def test_what_is_public_is_listed_in_order_and_real(package: str) -> None:
+    module = importlib.import_module(package)
+
+    assert list(module.__all__) == sorted(module.__all__)
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+
+
+@pytest.mark.parametrize("package", ["toolbox", "toolbox_fastapi"])
+def test_the_list_is_complete(package: str) -> None:
+    """A type checker's view of the root: every name imported there is in `__all__`."""
+    module = importlib.import_module(package)
+    tree = ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
+    imported = {
+        (alias.asname or alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
+
+    assert {name for name in imported if not name.startswith("_")} <= set(module.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error_as_everywhere() -> None:
+    module = importlib.import_module("toolbox")
+
+    with pytest.raises(AttributeError, match=re.escape("'toolbox'") + ".*" + re.escape("'Calculatr'")):
+        module.Calculatr  # noqa: B018 - the access is the test
+
+
+def loaded_by(statement: str) -> list[str]:
+    script = f"{statement}; import json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return list(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import toolbox",
+        "from toolbox import Container, tool, toolbox, register_ai_service, Result",
+        "import toolbox.testing",
+    ],
+)
+def test_importing_the_library_loads_nothing_heavy(statement: str) -> None:
+    assert [name for name in loaded_by(statement) if name in HEAVY] == []
+
+
+def test_the_decorator_stays_the_decorator_whatever_is_imported_afterwards() -> None:
+    script = """
+from toolbox import toolbox, tool, produces
+import toolbox as package, toolbox.rest, toolbox.testing, toolbox.container
+assert package.tool is tool and callable(tool) and callable(toolbox) and callable(produces)
+from toolbox import toolbox as again
+assert again is toolbox or callable(again)
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_both_packages_tell_type_checkers_that_they_are_typed() -> None:
+    assert all((ROOT / package / "py.typed").exists() for package in ("toolbox", "toolbox_fastapi"))
