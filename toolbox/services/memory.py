@@ -1,0 +1,281 @@
+"""The memory of conversations: stores, windows, whose turn it is, and the write that is made whole or not at all.
+
+Not here: stores on databases (`sql`, `redis`), what a call adds to a conversation (`driver`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import dropwhile
+from threading import Lock
+from typing import Any, Protocol, TypeAlias
+
+from ..chat import AiMessage, ImageContent, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
+from ..errors import MemoryInUseError
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMemoryKey:
+    """A conversation: the service's name with its module, and the memory id as text."""
+
+    service: str
+    memory_id: str
+
+    @classmethod
+    def of(cls, service: type[Any], memory_id: object) -> ChatMemoryKey:
+        """The conversation that `service` keeps under `memory_id`."""
+        return cls(f"{service.__module__}.{service.__qualname__}", str(memory_id))
+
+
+class ChatMemoryStore(Protocol):
+    """Where conversations are kept. A bean of this type is used by all services of its container.
+
+    It may also have `lock(key)`, an async context manager that lets one caller at a time into a conversation, over as
+    many processes as it knows of; without it, that holds in this process only.
+    """
+
+    async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
+        """The messages kept, oldest first; none of an unknown conversation."""
+        ...
+
+    async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+        """Keeps these messages instead of those kept before."""
+        ...
+
+    async def delete_messages(self, key: ChatMemoryKey) -> None:
+        """Forgets the conversation."""
+        ...
+
+
+class InMemoryChatMemoryStore:
+    """Conversations of this process, as long as it lives."""
+
+    def __init__(self) -> None:
+        self._conversations: dict[ChatMemoryKey, tuple[Message, ...]] = {}
+
+    async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
+        """See `ChatMemoryStore`."""
+        return self._conversations.get(key, ())
+
+    async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+        """See `ChatMemoryStore`."""
+        self._conversations[key] = tuple(messages)
+
+    async def delete_messages(self, key: ChatMemoryKey) -> None:
+        """See `ChatMemoryStore`."""
+        self._conversations.pop(key, None)
+
+
+# --- windows
+
+
+def _without_orphans(messages: Iterable[Message]) -> tuple[Message, ...]:
+    # A result whose request was cut off makes the model server refuse the whole conversation.
+    return tuple(dropwhile(lambda each: isinstance(each, ToolExecutionResultMessage), messages))
+
+
+@dataclass(frozen=True, slots=True)
+class MessageWindow:
+    """Keeps the last `max_messages` messages of a conversation."""
+
+    max_messages: int = 20
+
+    def __post_init__(self) -> None:
+        if self.max_messages < 1:
+            raise ValueError(f"MessageWindow(max_messages={self.max_messages}); use 1 or more")
+
+    def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages to keep, oldest first."""
+        return _without_orphans(messages[-self.max_messages :])
+
+
+def estimate_tokens(message: Message) -> int:
+    """About how many tokens a message takes, without a tokenizer: 4 bytes of text each, 4 for the message, 85 an image."""
+    match message:
+        case SystemMessage(text):
+            texts = [text]
+        case UserMessage(contents):
+            images = sum(isinstance(each, ImageContent) for each in contents)
+            return _estimated(message.text) + 85 * images + 4
+        case AiMessage(text, requests):
+            texts = [text or "", *(f"{each.name}{each.arguments}" for each in requests)]
+        case ToolExecutionResultMessage():
+            texts = [message.tool_name, message.text]
+    return sum(map(_estimated, texts)) + 4
+
+
+def _estimated(text: str) -> int:
+    return -(-len(text.encode(errors="surrogatepass")) // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWindow:
+    """Keeps the last messages of a conversation that fit into `max_tokens`; `count` tells how many one takes."""
+
+    max_tokens: int
+    count: Callable[[Message], int] = estimate_tokens
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"TokenWindow(max_tokens={self.max_tokens}); use 1 or more")
+
+    def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages to keep, oldest first."""
+        left, first = self.max_tokens, len(messages)
+        while first > 0 and (left := left - self.count(messages[first - 1])) >= 0:
+            first -= 1
+        return _without_orphans(messages[first:])
+
+
+Window: TypeAlias = MessageWindow | TokenWindow
+
+
+def repaired(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with every tool call answered right after it, as model servers demand.
+
+    A crash, or another writer, may have left calls without results or results without calls: the first are answered
+    with an error that says so, the second are dropped.
+    """
+    kept: list[Message] = []
+    waiting: dict[str, str] = {}
+    for message in messages:
+        if isinstance(message, ToolExecutionResultMessage):
+            if message.id in waiting:
+                del waiting[message.id]
+                kept.append(message)
+            continue
+        kept += _interrupted(waiting)
+        waiting = {}
+        if isinstance(message, SystemMessage):
+            continue  # rendered anew for each call
+        if isinstance(message, AiMessage):
+            waiting = {each.id: each.name for each in message.tool_execution_requests}
+        kept.append(message)
+    return (*kept, *_interrupted(waiting))
+
+
+def _interrupted(waiting: dict[str, str]) -> list[Message]:
+    text = "This call was interrupted; whether it had an effect is not known."
+    return [ToolExecutionResultMessage(id_, name, text, is_error=True) for id_, name in waiting.items()]
+
+
+# --- turns
+
+
+class _Turns:
+    """Lets one caller at a time into each conversation, first come, first served; for tasks on any loop."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._waiting: dict[ChatMemoryKey, deque[Future[None]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, key: ChatMemoryKey) -> AsyncIterator[None]:
+        with self._lock:
+            if (queue := self._waiting.get(key)) is None:
+                self._waiting[key] = deque()
+                ahead = None
+            else:
+                queue.append(ahead := Future())
+        if ahead is not None:
+            await self._wait(key, ahead)
+        try:
+            yield
+        finally:
+            self._pass_on(key)
+
+    async def _wait(self, key: ChatMemoryKey, ahead: Future[None]) -> None:
+        try:
+            await asyncio.wrap_future(ahead)
+        except BaseException:
+            with self._lock:
+                if ahead in (queue := self._waiting.get(key, deque())):
+                    queue.remove(ahead)
+                    raise
+            self._pass_on(key)  # the turn had come at the moment the waiting was given up
+            raise
+
+    def _pass_on(self, key: ChatMemoryKey) -> None:
+        with self._lock:
+            queue = self._waiting[key]
+            if queue:
+                following = queue.popleft()
+            else:
+                del self._waiting[key]
+                return
+        # Not cancelled meanwhile: whoever cancels has to take it out of the queue first, under the lock.
+        if following.set_running_or_notify_cancel():
+            following.set_result(None)
+        else:
+            self._pass_on(key)
+
+
+_held: ContextVar[tuple[ChatMemoryKey, ...]] = ContextVar("toolbox.conversations", default=())
+
+
+class ChatMemories:
+    """The conversations of one container: takes turns in them, reads, and writes them whole."""
+
+    def __init__(self, store: ChatMemoryStore) -> None:
+        self.store = store
+        self._turns = _Turns()
+
+    def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[object]:
+        """Lets one caller at a time into a conversation. Raises `MemoryInUseError` where that caller is waiting for this."""
+        lock: Callable[[ChatMemoryKey], AbstractAsyncContextManager[object]] | None
+        lock = getattr(self.store, "lock", None)
+        return lock(key) if lock is not None else self._turns.turn(key)
+
+    @asynccontextmanager
+    async def turn(self, key: ChatMemoryKey) -> AsyncIterator[None]:
+        """The turn of one call in its conversation; calls made meanwhile by its own tools are refused."""
+        if key in _held.get():
+            raise MemoryInUseError(key.service, key.memory_id)
+        async with self.lock(key):
+            token = _held.set((*_held.get(), key))
+            try:
+                yield
+            finally:
+                _reset(token)
+
+    async def load(self, key: ChatMemoryKey, window: Window) -> tuple[Message, ...]:
+        """The conversation so far, within the window, fit to be sent."""
+        return repaired(window.newest(repaired(await self.store.get_messages(key))))
+
+
+def _reset(token: Any) -> None:
+    try:
+        _held.reset(token)
+    except ValueError:  # a stream that is closed in another context than it was begun in
+        pass
+
+
+class ChatMemory:
+    """One conversation, for the program to look into: `container.chat_memory(Assistant, id)`."""
+
+    def __init__(self, memories: Callable[[], Any], key: ChatMemoryKey) -> None:
+        self._memories, self._key = memories, key
+
+    async def messages(self) -> list[Message]:
+        """The messages kept, oldest first."""
+        memories = await self._memories()
+        return list(await memories.store.get_messages(self._key))
+
+    async def add(self, *messages: Message) -> None:
+        """Adds messages at the end; waits for its turn when a call is under way."""
+        memories = await self._memories()
+        async with memories.turn(self._key):
+            before = await memories.store.get_messages(self._key)
+            await memories.store.update_messages(self._key, (*before, *messages))
+
+    async def clear(self) -> None:
+        """Forgets the conversation; waits for its turn when a call is under way."""
+        memories = await self._memories()
+        async with memories.turn(self._key):
+            await memories.store.delete_messages(self._key)

@@ -1,0 +1,348 @@
+"""What a service method returns: the schema asked of the model, and the reply read into the declared type.
+
+Pure. `Result` and `TokenStream` are here too. Not here: asking again (`loop`), taking a stream's steps (`streams`).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from functools import cached_property
+from types import NoneType
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+
+from ..chat import (
+    AiMessage,
+    FinishReason,
+    Message,
+    ResponseFormat,
+    ServiceEvent,
+    TokenUsage,
+    ToolExecution,
+    ToolSpecification,
+)
+from ..errors import OutputParsingError, Path
+
+T = TypeVar("T")
+
+OutputMode: TypeAlias = Literal["schema", "tool", "prompt"]
+"""How the model is told what to reply: by a response format, by a tool to call, or in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Generic[T]):
+    """A method's value and how it came about.
+
+    `content` is None after an immediate return; `messages` are those of this call, from the user's to the answer;
+    `token_usage` is summed over all its model calls, None when no reply had one.
+    """
+
+    content: T = field(hash=False)
+    tool_executions: Sequence[ToolExecution] = ()
+    token_usage: TokenUsage | None = None
+    finish_reason: FinishReason | None = None
+    messages: Sequence[Message] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tool_executions", tuple(self.tool_executions))
+        object.__setattr__(self, "messages", tuple(self.messages))
+
+    def __tool_value__(self) -> object:
+        """What a tool that returns a `Result` has found."""
+        return self.content
+
+
+class TokenStream(AsyncIterator[ServiceEvent]):
+    """The events of one call, as they happen; the last is a `CompleteResponse`. Errors are raised in the iteration.
+
+    Nothing starts before the first step. `aclose()`, or leaving `async with`, ends the call where it stands.
+    """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Ends the call: its model's stream is closed, its tools are cancelled, nothing is remembered."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+# --- the kinds of return
+
+
+class Kind(StrEnum):
+    """What is made of the reply."""
+
+    TEXT = "text"
+    NOTHING = "nothing"
+    MESSAGE = "message"
+    STRUCTURED = "structured"
+
+
+class Shape(StrEnum):
+    """In what form the value reaches the caller."""
+
+    VALUE = "value"
+    RESULT = "result"
+    TEXT_STREAM = "text stream"
+    ITEM_STREAM = "item stream"
+    EVENT_STREAM = "event stream"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A return annotation, read: its shape, and the type inside."""
+
+    shape: Shape
+    kind: Kind
+    type: Any
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the caller iterates."""
+        return self.shape not in (Shape.VALUE, Shape.RESULT)
+
+    @property
+    def allows_immediate(self) -> bool:
+        """Whether an immediate return has a place to go to."""
+        return self.is_stream or self.shape is Shape.RESULT or self.kind is Kind.NOTHING
+
+    @cached_property
+    def structure(self) -> Structure | None:
+        """How a structured reply is asked for and read; None for any other."""
+        return Structure.of(self.type, self.shape is Shape.ITEM_STREAM) if self.kind is Kind.STRUCTURED else None
+
+
+def read_output(annotation: object) -> Output:
+    """The output that a resolved return annotation declares. Raises `TypeError` where it declares none that can be."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is TokenStream:
+        return Output(Shape.EVENT_STREAM, Kind.TEXT, str)
+    if isinstance(origin, type) and issubclass(origin, (AsyncIterator, Iterator)):
+        if arguments[0] is str:
+            return Output(Shape.TEXT_STREAM, Kind.TEXT, str)
+        if issubclass(origin, Iterator):
+            raise TypeError(f"a synchronous stream is an Iterator[str], not {annotation}")
+        if arguments[0] == ServiceEvent:
+            return Output(Shape.EVENT_STREAM, Kind.TEXT, str)
+        return Output(Shape.ITEM_STREAM, Kind.STRUCTURED, arguments[0])
+    if annotation is Result:
+        return Output(Shape.RESULT, Kind.TEXT, str)
+    if origin is Result:
+        return Output(Shape.RESULT, _kind_of(arguments[0]), arguments[0])
+    return Output(Shape.VALUE, _kind_of(annotation), annotation)
+
+
+def _kind_of(annotation: object) -> Kind:
+    if annotation is str:
+        return Kind.TEXT
+    if annotation in (None, NoneType):
+        return Kind.NOTHING
+    if annotation is AiMessage:
+        return Kind.MESSAGE
+    return Kind.STRUCTURED
+
+
+# --- structured replies
+
+_FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\r?\n?(.*?)```", re.DOTALL)
+_SCALARS = {"string", "integer", "number", "boolean", "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A type that a model's reply is validated into.
+
+    `schema` is what the model is asked for: the type's own when it is an object, else wrapped as `{"value": …}`.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    adapter: TypeAdapter[Any]
+    wrapped: bool
+    scalar: bool
+    item_adapter: TypeAdapter[Any] | None = None
+
+    @classmethod
+    def of(cls, type_: Any, streamed: bool) -> Structure:
+        """The structure of `type_`, or of a list of them that is streamed.
+
+        Raises pydantic's error for a type it cannot read.
+        """
+        adapter: TypeAdapter[Any] = TypeAdapter(list[type_] if streamed else type_)
+        schema = adapter.json_schema()
+        root = schema
+        while "$ref" in root:
+            root = schema["$defs"][root["$ref"].rpartition("/")[2]]
+        wrapped = root.get("type") != "object"
+        if wrapped:
+            definitions = schema.pop("$defs", None)
+            schema = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
+            if definitions:
+                schema["$defs"] = definitions
+        kinds = root.get("type"), *(each.get("type") for each in root.get("anyOf", ()))
+        scalar = "enum" in root or "const" in root or any(kind in _SCALARS for kind in kinds)
+        items: TypeAdapter[Any] | None = TypeAdapter(type_) if streamed else None
+        return cls(_schema_name(type_), schema, adapter, wrapped, scalar, items)
+
+    @property
+    def response_format(self) -> ResponseFormat:
+        """As a model that supports it is asked."""
+        return ResponseFormat(self.name, self.schema)
+
+    @property
+    def instructions(self) -> str:
+        """As any other model is asked, in words."""
+        return (
+            "Answer with JSON only, without any other text, that follows this JSON schema:\n"
+            f"{to_json(self.schema).decode()}"
+        )
+
+    @property
+    def tool(self) -> ToolSpecification:
+        """As a model is asked that calls tools better than it follows formats."""
+        return ToolSpecification(ANSWER_TOOL, "Gives the final answer. Call it once, when you know it.", self.schema)
+
+    def read(self, text: str) -> Any:
+        """The value in `text`. Raises `OutputParsingError`."""
+        faults: list[tuple[Path, str]] = []
+        for candidate in (text, *_FENCE.findall(text)):
+            try:
+                return self._validated(candidate.strip())
+            except ValidationError as error:
+                faults = faults or _faults(error)
+            except ValueError as error:
+                faults = faults or [("", str(error))]
+        raise OutputParsingError(text, faults)
+
+    def _validated(self, text: str) -> Any:
+        try:
+            data = from_json(text, allow_inf_nan=False)
+        except ValueError:
+            if not self.scalar:
+                raise
+            return self._scalar(text)
+        if self.wrapped and isinstance(data, dict) and data.keys() == {"value"}:
+            return self.adapter.validate_json(_inner_value(text, data))
+        if self.wrapped and self.scalar and not isinstance(data, str):
+            try:
+                return self.adapter.validate_json(text)
+            except ValidationError:
+                return self._scalar(text)
+        return self.adapter.validate_json(text)
+
+    def _scalar(self, text: str) -> Any:
+        """A scalar that a model wrote as it is, without JSON's quotes; an enum's member by its name too."""
+        try:
+            return self.adapter.validate_python(text)
+        except ValidationError:
+            kind = self.adapter._type
+            if isinstance(kind, type) and issubclass(kind, Enum):
+                for member in kind:
+                    if text.casefold() in (member.name.casefold(), str(member.value).casefold()):
+                        return member
+            raise
+
+
+ANSWER_TOOL = "final_answer"
+
+
+def _inner_value(text: str, data: dict[str, Any]) -> str:
+    """The JSON text of the one member of an object, character for character: no number is rounded on the way."""
+    inner = text[text.index(":", text.index('"value"')) + 1 :].strip()
+    return inner[:-1].strip() if inner.endswith("}") else inner
+
+
+def _faults(error: ValidationError) -> list[tuple[Path, str]]:
+    return [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors(include_url=False)]
+
+
+def _schema_name(type_: Any) -> str:
+    name = getattr(type_, "__name__", None) or str(type_)
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:64] or "answer"
+
+
+def correction(error: OutputParsingError) -> str:
+    """What a model is told whose reply did not validate."""
+    faults = "\n".join(f"- {path}: {message}" if path else f"- {message}" for path, message in error.problems)
+    return f"Your answer is not valid:\n{faults}\nAnswer again, with corrected JSON only."
+
+
+# --- a list, item by item
+
+_LIST_BEGINS = re.compile(r'\s*(?:```(?:json)?\s*)?(?:\{\s*"value"\s*:\s*)?\[', re.IGNORECASE)
+
+
+class ItemReader:
+    """Reads the text of a JSON list piece by piece, and gives each item as soon as it is complete."""
+
+    def __init__(self, adapter: TypeAdapter[Any]) -> None:
+        self._adapter = adapter
+        self._buffer = ""
+        self._all: list[str] = []
+        self._position = 0
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self.began = self.ended = False
+
+    def feed(self, text: str) -> Iterator[Any]:
+        """The items that `text` completes. Raises `OutputParsingError` for one that does not validate."""
+        self._all.append(text)
+        if self.ended:
+            return
+        self._buffer += text
+        if not self.began:
+            match = _LIST_BEGINS.match(self._buffer)
+            if match is None:
+                return
+            self.began = True
+            self._buffer = self._buffer[match.end() :]
+        yield from self._items()
+
+    def _items(self) -> Iterator[Any]:
+        start = 0
+        buffer, position = self._buffer, self._position
+        while position < len(buffer) and not self.ended:
+            character = buffer[position]
+            position += 1
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._in_string = False
+            elif character == '"':
+                self._in_string = True
+            elif character in "[{":
+                self._depth += 1
+            elif self._depth == 0 and character in ",]":
+                item = buffer[start : position - 1].strip()
+                start = position
+                self.ended = character == "]"
+                if item or not self.ended:
+                    self._buffer, self._position = buffer[start:], 0
+                    yield self._read(item)
+            elif character in "]}":
+                self._depth -= 1
+        self._buffer, self._position = buffer[start:], position - start
+
+    def _read(self, item: str) -> Any:
+        try:
+            return self._adapter.validate_json(item)
+        except ValidationError as error:
+            raise OutputParsingError(item, _faults(error)) from None
+
+    def finish(self) -> None:
+        """Raises `OutputParsingError` when the text has ended without a whole list."""
+        if not self.ended:
+            text = "".join(self._all)
+            raise OutputParsingError(text, [("", "the list does not end" if self.began else "there is no JSON list")])
