@@ -1,0 +1,70 @@
+"""Settings come from the environment, and no secret leaves them by accident."""
+
+import pytest
+from pydantic import ValidationError
+
+from toolbox.settings import ToolboxSettings
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    settings = ToolboxSettings()
+
+    assert (settings.pool_size, settings.thread_limit, settings.stop_timeout) == (32, 256, 10.0)
+    assert (settings.max_result_chars, settings.max_concurrent_tools, settings.slow_call_warning) == (None, 16, 0.1)
+    assert settings.demo is False
+    assert settings.models == {}
+
+
+def test_a_named_model_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__MODEL", "qwen")
+    monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__BASE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__API_KEY", "sk-secret")
+    monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__TIMEOUT", "2.5")
+    monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__FALLBACK", '["other", "third"]')
+    monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__HEADERS", '{"X-Team": "a"}')
+    monkeypatch.setenv("TOOLBOX_POOL_SIZE", "3")
+
+    settings = ToolboxSettings()
+
+    model = settings.models["tool_use"]
+    assert (model.model, model.base_url, model.timeout) == ("qwen", "http://127.0.0.1:1/v1", 2.5)
+    assert model.fallback == ("other", "third")
+    assert settings.pool_size == 3
+    assert "sk-secret" not in repr(settings)
+    assert "sk-secret" not in str(settings.model_dump())
+
+
+def test_several_fallbacks_may_be_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_MODELS", '{"Tool-Use.2": {"model": "m", "fallback": "other, third"}}')
+
+    assert ToolboxSettings().models["tool_use_2"].fallback == ("other", "third")
+
+
+def test_a_rest_client_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_REST__OPENMETEO__URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("TOOLBOX_REST__OPENMETEO__HEADERS", '{"Authorization": "Bearer s3cret"}')
+    monkeypatch.setenv("TOOLBOX_REST__OPENMETEO__RETRIES", "2")
+
+    rest = ToolboxSettings().rest["openmeteo"]
+
+    assert (rest.url, rest.retries) == ("http://127.0.0.1:1", 2)
+    assert "s3cret" not in repr(rest)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TOOLBOX_MODELS__X__API_KEYS", "sk-secret"),
+        ("TOOLBOX_MODELS__X__TIMEOUT", "sk-secret"),
+        ("TOOLBOX_MODELS", '{"x": {"api_key": {"value": "sk-secret"}}}'),
+        ("TOOLBOX_POOL_SIZE", "sk-secret"),
+    ],
+)
+def test_an_error_shows_no_value(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+
+    with pytest.raises(ValidationError) as caught:
+        ToolboxSettings()
+
+    assert "sk-secret" not in str(caught.value)
+    assert "sk-secret" not in repr(caught.value)

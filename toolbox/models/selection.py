@@ -1,0 +1,215 @@
+"""Which model a name means: those the program gave, then the settings', then the environment's, then the demo.
+
+Not here: how a model is talked to (`openai`), what the settings look like (`settings`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from ..chat import ChatModel, ChatRequest, ChatResponse, StreamEvent
+from ..errors import (
+    IllegalConfigurationError,
+    ModelError,
+    ModelHttpError,
+    ModelRefusedError,
+    ModelTruncatedError,
+    Problem,
+)
+from .streaming import stream_of
+
+if TYPE_CHECKING:
+    from ..settings import ModelSettings, ToolboxSettings
+
+DEFAULT_NAME = "default"
+
+
+class NamedModels:
+    """The models of one container, by name. What it makes itself it closes; a model is made when it is first found."""
+
+    def __init__(self, given: Mapping[str, ChatModel] | None, settings: ToolboxSettings) -> None:
+        self._given = dict(given or {})
+        self._settings = settings
+        self._made: dict[str, ChatModel] = {}
+        self._found: dict[str, ChatModel] = {}
+
+    def find(self, name: str | None = None) -> ChatModel:
+        """The model of this name, or the default one. Raises `IllegalConfigurationError` when there is none."""
+        wanted = name or DEFAULT_NAME
+        model = self._found.get(wanted)
+        if model is None:
+            if (problem := self.problem(name, f"model {wanted!r}")) is not None:
+                raise IllegalConfigurationError([problem])
+            model = self._found[wanted] = self._with_fallback(wanted)
+        return model
+
+    def problem(self, name: str | None, where: str) -> Problem | None:
+        """What is wrong with asking for this model; None if it can be had."""
+        wanted = name or DEFAULT_NAME
+        if (fault := self._fault(wanted, where)) is not None:
+            return fault
+        for each in self._fallbacks(wanted):
+            if (fault := self._fault(each, f"{where}, fallback of model {wanted!r}")) is not None:
+                return fault
+        return None
+
+    async def aclose(self) -> None:
+        """Closes the models that were made from settings."""
+        made, self._made, self._found = self._made, {}, {}
+        errors: list[Exception] = []
+        for model in made.values():
+            close: Callable[[], Awaitable[None]] | None = getattr(model, "aclose", None)
+            try:
+                if close is not None:
+                    await close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup("models could not be closed", errors)
+
+    def _section(self, name: str) -> ModelSettings | None:
+        from ..settings import settings_key
+
+        return self._settings.models.get(settings_key(name))
+
+    def _fault(self, name: str, where: str) -> Problem | None:
+        if name in self._given:
+            return None
+        variable = f"TOOLBOX_MODELS__{_variable(name)}__MODEL"
+        section = self._section(name)
+        if section is not None:
+            if section.model or (name == DEFAULT_NAME and os.environ.get("OPENAI_MODEL")):
+                return None
+            return Problem(where, f"the settings of model {name!r} do not say which model", f"set {variable}")
+        if name != DEFAULT_NAME:
+            near = get_close_matches(name, self._names(), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            return Problem(
+                where,
+                f"there is no model {name!r}{hint}",
+                f"give it as Container(models={{{name!r}: …}}) or set {variable}",
+            )
+        if _openai_from_environment() or self._settings.demo:
+            return None
+        return Problem(where, _no_default(), _WAYS)
+
+    def _names(self) -> list[str]:
+        return sorted({*self._given, *self._settings.models})
+
+    def _with_fallback(self, name: str) -> ChatModel:
+        others = self._fallbacks(name)
+        if not others:
+            return self._model(name)
+        return FallbackModel((self._model(name), *(self._model(other) for other in others)))
+
+    def _fallbacks(self, name: str) -> tuple[str, ...]:
+        model = self._given.get(name)
+        if model is not None:
+            return tuple(getattr(model, "fallback", ()))
+        section = self._section(name)
+        return section.fallback if section is not None else ()
+
+    def _model(self, name: str) -> ChatModel:
+        """The model itself, without its fallbacks."""
+        if name in self._given:
+            return self._given[name]
+        model = self._made.get(name)
+        if model is None:
+            model = self._made[name] = self._make(name)
+        return model
+
+    def _make(self, name: str) -> ChatModel:
+        section = self._section(name)
+        if section is None and not _openai_from_environment():
+            from .demo import DemoChatModel
+
+            return DemoChatModel()
+        from .openai import OpenAiChatModel
+
+        if section is None:
+            return OpenAiChatModel(os.environ["OPENAI_MODEL"])
+        return OpenAiChatModel(section.model or os.environ["OPENAI_MODEL"], **arguments_of(section))
+
+
+class FallbackModel:
+    """Several models as one: the next is asked when one does not answer, a stream only before its first event."""
+
+    def __init__(self, models: tuple[ChatModel, ...]) -> None:
+        self.models = models
+        self.supports_response_format = all(getattr(each, "supports_response_format", False) for each in models)
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """The first reply that can be had. Raises what the last model raised."""
+        for model in self.models[:-1]:
+            try:
+                return await model.chat(request)
+            except ModelError as error:
+                if not is_worth_another_model(error):
+                    raise
+        return await self.models[-1].chat(request)
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        """The first stream that begins."""
+        for model in self.models:
+            begun = False
+            events = stream_of(model, request)
+            try:
+                async for event in events:
+                    begun = True
+                    yield event
+                return
+            except ModelError as error:
+                if begun or model is self.models[-1] or not is_worth_another_model(error):
+                    raise
+            finally:
+                close: Callable[[], Awaitable[None]] | None = getattr(events, "aclose", None)
+                if close is not None:
+                    await close()
+
+
+def is_worth_another_model(error: ModelError) -> bool:
+    """Whether the server failed, rather than the request or the model's answer to it."""
+    if isinstance(error, ModelHttpError):
+        return error.status not in (400, 413, 415, 422)
+    return not isinstance(error, (ModelRefusedError, ModelTruncatedError))
+
+
+def arguments_of(section: ModelSettings) -> dict[str, Any]:
+    """A section of the settings as `OpenAiChatModel`'s keyword arguments; what is not set is left out."""
+    given = {name: getattr(section, name) for name in type(section).model_fields if name not in _RENAMED}
+    given["api_key"] = section.api_key.get_secret_value() if section.api_key is not None else None
+    given["extra_headers"] = {name: value.get_secret_value() for name, value in section.headers.items()}
+    given["extra_query"] = {name: value.get_secret_value() for name, value in section.query.items()}
+    return {name: value for name, value in given.items() if value is not None and value != ()}
+
+
+_RENAMED = frozenset({"model", "api_key", "headers", "query", "fallback"})
+
+_WAYS = (
+    'give one as Container(models={"default": OpenAiChatModel(…)}), or set TOOLBOX_MODELS__DEFAULT__MODEL (with '
+    "__BASE_URL and __API_KEY), or OPENAI_MODEL with OPENAI_API_KEY or OPENAI_BASE_URL, or TOOLBOX_DEMO=1 for the demo"
+)
+
+
+def _openai_from_environment() -> bool:
+    return bool(
+        os.environ.get("OPENAI_MODEL") and (os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
+    )
+
+
+def _no_default() -> str:
+    for variable in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        if os.environ.get(variable):
+            return f"there is no default model ({variable} is set, OPENAI_MODEL is not)"
+    if os.environ.get("OPENAI_MODEL"):
+        return "there is no default model (OPENAI_MODEL is set, neither OPENAI_API_KEY nor OPENAI_BASE_URL is)"
+    return "there is no default model"
+
+
+def _variable(name: str) -> str:
+    from ..settings import settings_key
+
+    return settings_key(name).upper()

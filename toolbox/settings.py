@@ -1,0 +1,104 @@
+"""What the environment says: limits, named models and REST keys, under the prefix `TOOLBOX_`.
+
+The home of pydantic_settings, which is why nobody imports this module before it is needed. Not here: which model a
+service gets (`models.selection`), what a REST client does with its settings (`rest`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+)
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def settings_key(name: str) -> str:
+    """How a model's or a REST client's name stands in the environment: lower case here, `-` and `.` as `_`."""
+    return name.replace("-", "_").replace(".", "_").lower()
+
+
+def _by_settings_key(value: object) -> object:
+    return {settings_key(str(key)): each for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _names(value: object) -> object:
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+"""Several names: a list, or one text with commas."""
+
+
+class _Section(BaseModel):
+    # A misspelt key is an error; an error shows no value, which may be a secret.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=())
+
+
+class ModelSettings(_Section):
+    """One named model, `TOOLBOX_MODELS__<NAME>__<FIELD>`: what `OpenAiChatModel` takes; times in seconds."""
+
+    model: str | None = None
+    base_url: str | None = None
+    api_key: SecretStr | None = None
+    wire: Literal["chat", "responses"] = "chat"
+    timeout: PositiveFloat | None = None
+    read_timeout: PositiveFloat | None = None
+    max_retries: NonNegativeInt | None = None
+    max_concurrent_requests: PositiveInt | None = None
+    fallback: Names = ()
+    temperature: float | None = None
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    seed: int | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    query: dict[str, SecretStr] = Field(default_factory=dict)
+    supports_response_format: bool | None = None
+    send_tool_metadata: Names = ()
+    strict_tools: bool | None = None
+    stream_usage: bool | None = None
+
+
+class RestSettings(_Section):
+    """One REST client: `TOOLBOX_REST__<KEY>__<FIELD>`. `timeout` in seconds; `retries` are for idempotent methods."""
+
+    url: str | None = None
+    timeout: PositiveFloat | None = None
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    retries: NonNegativeInt | None = None
+
+
+class ToolboxSettings(BaseSettings):
+    """The library's settings; each may be given here, else as `TOOLBOX_<FIELD>`, nested ones with `__`.
+
+    `pool_size`: threads for blocking tools. `thread_limit`: threads of `@run_on_thread`. `stop_timeout` and
+    `slow_call_warning` in seconds. `max_result_chars`: a longer tool result is cut; None: never.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOOLBOX_",
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    pool_size: PositiveInt = 32
+    thread_limit: PositiveInt = 256
+    stop_timeout: PositiveFloat = 10.0
+    max_result_chars: PositiveInt | None = None
+    max_concurrent_tools: PositiveInt = 16
+    slow_call_warning: PositiveFloat = 0.1
+    demo: bool = False
+    models: Annotated[dict[str, ModelSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
+    rest: Annotated[dict[str, RestSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
