@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import dropwhile
@@ -96,7 +96,7 @@ class MessageWindow:
 
 
 def estimate_tokens(message: Message) -> int:
-    """About how many tokens a message takes, without a tokenizer: 4 bytes of text each, 4 for the message, 85 an image."""
+    """About how many tokens a message takes, without a tokenizer: one for 4 bytes, 4 for itself, 85 for an image."""
     match message:
         case SystemMessage(text):
             texts = [text]
@@ -177,12 +177,13 @@ class _Turns:
 
     @asynccontextmanager
     async def turn(self, key: ChatMemoryKey) -> AsyncIterator[None]:
+        ahead: Future[None] | None = None
         with self._lock:
             if (queue := self._waiting.get(key)) is None:
                 self._waiting[key] = deque()
-                ahead = None
             else:
-                queue.append(ahead := Future())
+                ahead = Future()
+                queue.append(ahead)
         if ahead is not None:
             await self._wait(key, ahead)
         try:
@@ -209,11 +210,9 @@ class _Turns:
             else:
                 del self._waiting[key]
                 return
-        # Not cancelled meanwhile: whoever cancels has to take it out of the queue first, under the lock.
+        # One that was cancelled at this moment passes its turn on itself (`_wait`).
         if following.set_running_or_notify_cancel():
             following.set_result(None)
-        else:
-            self._pass_on(key)
 
 
 _held: ContextVar[tuple[ChatMemoryKey, ...]] = ContextVar("toolbox.conversations", default=())
@@ -227,7 +226,7 @@ class ChatMemories:
         self._turns = _Turns()
 
     def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[object]:
-        """Lets one caller at a time into a conversation. Raises `MemoryInUseError` where that caller is waiting for this."""
+        """Lets one caller at a time into a conversation: the store's own lock, else one in this process."""
         lock: Callable[[ChatMemoryKey], AbstractAsyncContextManager[object]] | None
         lock = getattr(self.store, "lock", None)
         return lock(key) if lock is not None else self._turns.turn(key)
@@ -250,10 +249,8 @@ class ChatMemories:
 
 
 def _reset(token: Any) -> None:
-    try:
+    with suppress(ValueError):  # of a stream that is closed in another context than it was begun in
         _held.reset(token)
-    except ValueError:  # a stream that is closed in another context than it was begun in
-        pass
 
 
 class ChatMemory:

@@ -1,0 +1,174 @@
+"""The marks that make a Protocol or an ABC an AI service: `@register_ai_service`, `@system_message`, `@user_message`.
+
+They leave what was declared, unread. Not here: reading and checking it (`planning`), answering calls (`driver`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
+
+from ..context import InvocationContext
+from ..tools.failures import Handler
+from .memory import Window
+from .outputs import OutputMode
+
+C = TypeVar("C", bound=type[Any])
+D = TypeVar("D", bound=Callable[..., Any])
+
+SERVICE_MARK: Final = "__toolbox_service__"
+SYSTEM_MARK: Final = "__toolbox_system_message__"
+USER_MARK: Final = "__toolbox_user_message__"
+
+
+class Default:
+    """The type of `DEFAULT`."""
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT: Final = Default()
+"""The library's choice."""
+
+MessageFunction: TypeAlias = Callable[..., "str | Awaitable[str]"]
+"""Makes a system message: takes the `InvocationContext` first, then `Inject[T]` parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageMark:
+    """A message as declared: a text, a file beside the module, or a function."""
+
+    text: str | None = None
+    file: str | None = None
+    function: MessageFunction | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """The options of `@register_ai_service`; each is described there."""
+
+    tools: Any = ()
+    tool_provider: Any = None
+    model: str | None = None
+    chat_memory: Window | Default | None = DEFAULT
+    max_tool_rounds: int = 10
+    max_tool_calls_per_response: int | None = None
+    max_output_retries: int = 2
+    max_result_chars: int | None = None
+    timeout: float | None = None
+    concurrent_tools: bool | Executor = False
+    on_unknown_tool: Handler | None = None
+    on_tool_arguments_error: Handler | None = None
+    on_tool_execution_error: Handler | None = None
+    output_mode: OutputMode | None = None
+    temperature: float | None = None
+    tool_choice: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@overload
+def register_ai_service(cls: C, /) -> C: ...
+
+
+@overload
+def register_ai_service(
+    *,
+    tools: Any = (),
+    tool_provider: Any = None,
+    model: str | None = None,
+    chat_memory: Window | Default | None = DEFAULT,
+    max_tool_rounds: int = 10,
+    max_tool_calls_per_response: int | None = None,
+    max_output_retries: int = 2,
+    max_result_chars: int | None = None,
+    timeout: float | None = None,
+    concurrent_tools: bool | Executor = False,
+    on_unknown_tool: Handler | None = None,
+    on_tool_arguments_error: Handler | None = None,
+    on_tool_execution_error: Handler | None = None,
+    output_mode: OutputMode | None = None,
+    temperature: float | None = None,
+    tool_choice: Literal["auto", "none", "required"] | str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> Callable[[C], C]: ...
+
+
+def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
+    """Declares a Protocol or an ABC as an AI service; the class is returned as it was.
+
+    A container it is registered with provides an application-scoped implementation of its methods.
+
+    - `tools`: bean types, functions, instances, AI services, REST clients, `AiServiceTool`s or mappings
+      `{ToolSpecification: ToolExecutor}`. `@toolbox(…)` on a method replaces them for it.
+    - `tool_provider`: a `ToolProvider` (bean type, instance or function), or a sequence of them; asked once per call.
+    - `model`: the name of a model; the default one without.
+    - `chat_memory`: what is kept of a conversation: `MessageWindow`, `TokenWindow`, or None.
+    - `max_tool_rounds`, `max_tool_calls_per_response`: limits; beyond them the call fails, with its transcript.
+    - `max_output_retries`: how often a reply that is not of the declared type goes back to the model.
+    - `max_result_chars`: results of tools are cut to this many characters.
+    - `timeout`: seconds for a whole call.
+    - `concurrent_tools`: True runs the tools of a round together, blocking ones on the container's pool; or an
+      `Executor` for the blocking ones.
+    - `on_unknown_tool`, `on_tool_arguments_error`, `on_tool_execution_error`: `(error, context) -> text for the model`.
+    - `output_mode`: `"schema"`, `"tool"` or `"prompt"`: how a structured reply is asked for.
+    - `temperature`, `tool_choice`, and any further `parameters` of the wire, by its names.
+    """
+    if options.get("parameters", ...) is None:
+        del options["parameters"]
+
+    def mark(target: C) -> C:
+        setattr(target, SERVICE_MARK, ServiceOptions(**options))
+        return target
+
+    if cls is None:
+        ServiceOptions(**options)  # an unknown option fails where it is written
+        return mark
+    return mark(cls)
+
+
+def service_options_of(cls: type[Any]) -> ServiceOptions | None:
+    """The options left on this very class; None when it is not marked."""
+    return vars(cls).get(SERVICE_MARK)
+
+
+def system_message(
+    text: str | Callable[[InvocationContext], object] | MessageFunction | None = None,
+    *more: str,
+    file: str | None = None,
+) -> Callable[[D], D]:
+    """What the model is told about its task: a template, a UTF-8 `file` beside the module, or a function.
+
+    On a method, or on the class for all of its methods. Several texts are joined by a newline. A function takes the
+    `InvocationContext`, and `Inject[T]` parameters, and returns the text, or an awaitable of it.
+    """
+    mark = _message(text, more, file)
+
+    def leave(target: D) -> D:
+        setattr(target, SYSTEM_MARK, mark)
+        return target
+
+    return leave
+
+
+def user_message(text: str | None = None, *more: str, file: str | None = None) -> Callable[[D], D]:
+    """What the user says: a template, or a UTF-8 `file` beside the module. Several texts are joined by a newline."""
+    mark = _message(text, more, file)
+
+    def leave(target: D) -> D:
+        setattr(target, USER_MARK, mark)
+        return target
+
+    return leave
+
+
+def _message(text: object, more: tuple[str, ...], file: str | None) -> MessageMark:
+    if (text is None) == (file is None):
+        raise TypeError("give a message as text or as file=, one of the two")
+    if callable(text):
+        return MessageMark(function=text)
+    if text is not None and not all(isinstance(each, str) for each in (text, *more)):
+        raise TypeError(f'a message is text, not {text!r}; write @system_message("…") with its parentheses')
+    return MessageMark(text="\n".join(map(str, (text, *more))) if text is not None else None, file=file)

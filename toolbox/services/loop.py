@@ -1,0 +1,229 @@
+"""The tool loop: a state and an event in, the next state and an effect out.
+
+Pure: no I/O, no clock, no tasks. The state between two effects is plain data that pickles and prints; what a call may
+do (`Rules`) stays outside of it. Not here: performing the effects (`driver`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from ..chat import (
+    AiMessage,
+    ChatResponse,
+    FinishReason,
+    Message,
+    SystemMessage,
+    TokenUsage,
+    ToolExecution,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    UserMessage,
+)
+from ..errors import (
+    ModelTruncatedError,
+    OutputParsingError,
+    ToolCallsLimitExceededError,
+    ToolRoundsExceededError,
+)
+from .outputs import ANSWER_TOOL, Kind, OutputMode, Structure, correction
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What one method's calls may do, and how their reply is read.
+
+    `immediate`: the names of the tools whose result ends the call. `structure` is None where no reply is read here.
+    """
+
+    max_rounds: int = 10
+    max_calls: int | None = None
+    immediate: frozenset[str] = frozenset()
+    kind: Kind = Kind.TEXT
+    structure: Structure | None = None
+    mode: OutputMode = "prompt"
+    max_output_retries: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a call stands.
+
+    `history` was there before it, `messages` are its own, in order; `forgotten` are the positions in `messages` that
+    are not remembered (replies that did not validate, and what the model was told of them).
+    """
+
+    system: SystemMessage | None
+    history: tuple[Message, ...]
+    messages: tuple[Message, ...]
+    forgotten: frozenset[int] = frozenset()
+    rounds: int = 0
+    output_retries: int = 0
+    executions: tuple[ToolExecution, ...] = ()
+    token_usage: TokenUsage | None = None
+
+    @property
+    def remembered(self) -> tuple[Message, ...]:
+        """The call's messages that count."""
+        if not self.forgotten:
+            return self.messages
+        return tuple(each for position, each in enumerate(self.messages) if position not in self.forgotten)
+
+
+# --- effects: what is to be done next
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Ask the model; `first` is false once tools have run."""
+
+    messages: tuple[Message, ...]
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunTools:
+    """Run these calls and answer with their results in this order."""
+
+    response: ChatResponse
+    requests: Sequence[ToolExecutionRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The call has ended; `response` is the reply it ended with."""
+
+    value: Any
+    finish_reason: FinishReason | None
+    response: ChatResponse
+
+
+Effect: TypeAlias = CallModel | RunTools | Finish
+
+
+# --- events: what has been done
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReplied:
+    """The model's reply."""
+
+    response: ChatResponse
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsRan:
+    """The outcome of a `RunTools`, in the order of its requests."""
+
+    response: ChatResponse
+    executions: Sequence[ToolExecution]
+    messages: Sequence[ToolExecutionResultMessage]
+
+
+Event: TypeAlias = ModelReplied | ToolsRan
+
+
+def begin(
+    system: SystemMessage | None, history: Sequence[Message], messages: Sequence[Message]
+) -> tuple[State, CallModel]:
+    """The start of a call: `messages` end with the user's."""
+    state = State(system, tuple(history), tuple(messages))
+    return state, _ask(state)
+
+
+def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
+    """What follows from `event`.
+
+    Raises `ToolRoundsExceededError`, `ToolCallsLimitExceededError`, `OutputParsingError` (all retries used up) and
+    `ModelTruncatedError`.
+    """
+    match event:
+        case ModelReplied(response):
+            return _replied(rules, state, response)
+        case ToolsRan():
+            return _ran(rules, state, event)
+
+
+def may_run(rules: Rules, state: State) -> bool:
+    """Whether a tool may start before the reply that asks for it is complete: nothing it may hold could forbid it."""
+    return state.rounds < rules.max_rounds and rules.max_calls is None
+
+
+def _ask(state: State) -> CallModel:
+    system = (state.system,) if state.system is not None else ()
+    return CallModel((*system, *state.history, *state.messages), first=state.rounds == 0)
+
+
+def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
+    if response.token_usage is not None:
+        usage = response.token_usage if state.token_usage is None else state.token_usage + response.token_usage
+        state = replace(state, token_usage=usage)
+    reply = response.ai_message
+    if rules.mode == "tool" and rules.structure is not None:
+        for request in reply.tool_execution_requests:
+            if request.name == ANSWER_TOOL:
+                return _answered(rules, state, response, request.arguments)
+    if not reply.tool_execution_requests:
+        return _answered(rules, state, response, reply.text or "")
+    state = replace(state, messages=(*state.messages, reply))
+    calls = len(reply.tool_execution_requests)
+    if state.rounds >= rules.max_rounds:
+        raise ToolRoundsExceededError(rules.max_rounds, state.messages)
+    if rules.max_calls is not None and calls > rules.max_calls:
+        raise ToolCallsLimitExceededError(rules.max_calls, calls, state.messages)
+    return replace(state, rounds=state.rounds + 1), RunTools(response, reply.tool_execution_requests)
+
+
+def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
+    reply = response.ai_message
+    if rules.structure is None:
+        value = {Kind.TEXT: text, Kind.MESSAGE: reply}.get(rules.kind)
+        return replace(state, messages=(*state.messages, reply)), Finish(value, response.finish_reason, response)
+    try:
+        value = rules.structure.read(text)
+    except OutputParsingError as error:
+        if response.finish_reason is FinishReason.LENGTH:
+            raise ModelTruncatedError(
+                "the model's structured reply was cut at its token limit; raise max_tokens", text
+            ) from error
+        if state.output_retries >= rules.max_output_retries:
+            raise
+        return _correct(state, reply, error)
+    if reply.has_tool_execution_requests:  # the answer tool's call is the answer: nothing will answer it
+        reply = AiMessage(text, reasoning=reply.reasoning, attributes=reply.attributes)
+    reason = FinishReason.STOP if response.finish_reason is FinishReason.TOOL_EXECUTION else response.finish_reason
+    return replace(state, messages=(*state.messages, reply)), Finish(value, reason, response)
+
+
+def _correct(state: State, reply: AiMessage, error: OutputParsingError) -> tuple[State, CallModel]:
+    """The reply goes back with its errors; neither is remembered."""
+    told: list[Message] = [reply]
+    text = correction(error)
+    if reply.has_tool_execution_requests:
+        told += [
+            replace(ToolExecutionResultMessage.of(request, text), is_error=True)
+            for request in reply.tool_execution_requests
+        ]
+    else:
+        told.append(UserMessage(text))
+    start = len(state.messages)
+    state = replace(
+        state,
+        messages=(*state.messages, *told),
+        forgotten=state.forgotten | frozenset(range(start, start + len(told))),
+        output_retries=state.output_retries + 1,
+    )
+    return state, _ask(state)
+
+
+def _ran(rules: Rules, state: State, event: ToolsRan) -> tuple[State, Effect]:
+    state = replace(
+        state,
+        messages=(*state.messages, *event.messages),
+        executions=(*state.executions, *event.executions),
+    )
+    if all(each.request.name in rules.immediate and not each.is_error for each in event.executions):
+        return state, Finish(None, FinishReason.TOOL_EXECUTION, event.response)
+    return state, _ask(state)
