@@ -6,8 +6,9 @@ All of it travels in context variables, so that it follows tasks, threads and st
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -214,3 +215,64 @@ def time_limit(seconds: float) -> Iterator[None]:
         yield
     finally:
         current_limit.reset(token)
+
+
+# --- the caller that may leave
+
+
+class Caller(Protocol):
+    """Who waits for what an invocation answers and may leave before it is there: the client of a web request."""
+
+    def watch(self, leave: Callable[[Exception], None]) -> Callable[[], None]:
+        """Calls `leave(error)`, on any thread, when the caller leaves; what this returns ends the watch."""
+        ...
+
+
+current_caller: ContextVar[Caller | None] = ContextVar("toolbox.caller", default=None)
+
+
+class WhileCallerWaits:
+    """`with WhileCallerWaits():` around what an invocation awaits: if the caller leaves, that ends with its error.
+
+    As with `asyncio.timeout`, the task is cancelled and the cancellation then replaced, here by what the caller gave.
+    Only the outermost invocation is ended so; those that its tools began are just cancelled with it. A stream enters
+    it around each step, since between two steps the task is its consumer's.
+    """
+
+    __slots__ = ("_cancelling", "_end", "_error", "_loop", "_task")
+
+    _task: asyncio.Task[Any] | None
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+        self._end: Callable[[], None] | None = None
+
+    def __enter__(self) -> None:
+        caller = current_caller.get()
+        if caller is None or current_invocation.get() is not None:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._end = caller.watch(self._leave)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._end is None:
+            return
+        self._end()
+        task, self._task = self._task, None
+        if self._error is None or task is None:
+            return
+        # Someone else may have cancelled the task as well, and then it stays cancelled.
+        if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise self._error from error
+
+    def _leave(self, error: Exception) -> None:
+        self._loop.call_soon_threadsafe(self._cancel, error)
+
+    def _cancel(self, error: Exception) -> None:
+        if self._task is not None and self._error is None:
+            self._error = error
+            self._task.cancel()
