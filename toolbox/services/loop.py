@@ -25,6 +25,7 @@ from ..chat import (
 from ..errors import (
     ModelTruncatedError,
     OutputParsingError,
+    ToolboxError,
     ToolCallsLimitExceededError,
     ToolRoundsExceededError,
 )
@@ -51,13 +52,15 @@ class Rules:
 class State:
     """Where a call stands.
 
-    `history` was there before it, `messages` are its own, in order; `forgotten` are the positions in `messages` that
-    are not remembered (replies that did not validate, and what the model was told of them).
+    `history` was there before it, `messages` are its own, in order, from the user's; `prompted` is the user's message
+    as it is sent, when that is more than what is remembered; `forgotten` are the positions in `messages` that are not
+    remembered (replies that did not validate, and what the model was told of them).
     """
 
     system: SystemMessage | None
     history: tuple[Message, ...]
     messages: tuple[Message, ...]
+    prompted: UserMessage | None = None
     forgotten: frozenset[int] = frozenset()
     rounds: int = 0
     output_retries: int = 0
@@ -100,7 +103,14 @@ class Finish:
     response: ChatResponse
 
 
-Effect: TypeAlias = CallModel | RunTools | Finish
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The call has failed; `error` is what its caller gets."""
+
+    error: ToolboxError
+
+
+Effect: TypeAlias = CallModel | RunTools | Finish | Fail
 
 
 # --- events: what has been done
@@ -126,18 +136,21 @@ Event: TypeAlias = ModelReplied | ToolsRan
 
 
 def begin(
-    system: SystemMessage | None, history: Sequence[Message], messages: Sequence[Message]
+    system: SystemMessage | None,
+    history: Sequence[Message],
+    user_message: UserMessage,
+    prompted: UserMessage | None = None,
 ) -> tuple[State, CallModel]:
-    """The start of a call: `messages` end with the user's."""
-    state = State(system, tuple(history), tuple(messages))
+    """The start of a call."""
+    state = State(system, tuple(history), (user_message,), prompted)
     return state, _ask(state)
 
 
 def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
     """What follows from `event`.
 
-    Raises `ToolRoundsExceededError`, `ToolCallsLimitExceededError`, `OutputParsingError` (all retries used up) and
-    `ModelTruncatedError`.
+    `Fail` holds a `ToolRoundsExceededError`, a `ToolCallsLimitExceededError`, an `OutputParsingError` (all retries used
+    up) or a `ModelTruncatedError`.
     """
     match event:
         case ModelReplied(response):
@@ -153,7 +166,8 @@ def may_run(rules: Rules, state: State) -> bool:
 
 def _ask(state: State) -> CallModel:
     system = (state.system,) if state.system is not None else ()
-    return CallModel((*system, *state.history, *state.messages), first=state.rounds == 0)
+    messages = state.messages if state.prompted is None else (state.prompted, *state.messages[1:])
+    return CallModel((*system, *state.history, *messages), first=state.rounds == 0)
 
 
 def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
@@ -170,9 +184,9 @@ def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State,
     state = replace(state, messages=(*state.messages, reply))
     calls = len(reply.tool_execution_requests)
     if state.rounds >= rules.max_rounds:
-        raise ToolRoundsExceededError(rules.max_rounds, state.messages)
+        return state, Fail(ToolRoundsExceededError(rules.max_rounds, state.messages))
     if rules.max_calls is not None and calls > rules.max_calls:
-        raise ToolCallsLimitExceededError(rules.max_calls, calls, state.messages)
+        return state, Fail(ToolCallsLimitExceededError(rules.max_calls, calls, state.messages))
     return replace(state, rounds=state.rounds + 1), RunTools(response, reply.tool_execution_requests)
 
 
@@ -185,11 +199,10 @@ def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> 
         value = rules.structure.read(text)
     except OutputParsingError as error:
         if response.finish_reason is FinishReason.LENGTH:
-            raise ModelTruncatedError(
-                "the model's structured reply was cut at its token limit; raise max_tokens", text
-            ) from error
+            cut = "the model's structured reply was cut at its token limit; raise max_tokens"
+            return replace(state, messages=(*state.messages, reply)), Fail(ModelTruncatedError(cut, text))
         if state.output_retries >= rules.max_output_retries:
-            raise
+            return replace(state, messages=(*state.messages, reply)), Fail(error)
         return _correct(state, reply, error)
     if reply.has_tool_execution_requests:  # the answer tool's call is the answer: nothing will answer it
         reply = AiMessage(text, reasoning=reply.reasoning, attributes=reply.attributes)

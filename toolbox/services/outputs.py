@@ -104,6 +104,7 @@ class Output:
     shape: Shape
     kind: Kind
     type: Any
+    synchronous: bool = False  # of a stream: a plain iterator
 
     @property
     def is_stream(self) -> bool:
@@ -128,7 +129,7 @@ def read_output(annotation: object) -> Output:
         return Output(Shape.EVENT_STREAM, Kind.TEXT, str)
     if isinstance(origin, type) and issubclass(origin, (AsyncIterator, Iterator)):
         if arguments[0] is str:
-            return Output(Shape.TEXT_STREAM, Kind.TEXT, str)
+            return Output(Shape.TEXT_STREAM, Kind.TEXT, str, synchronous=issubclass(origin, Iterator))
         if issubclass(origin, Iterator):
             raise TypeError(f"a synchronous stream is an Iterator[str], not {annotation}")
         if arguments[0] == ServiceEvent:

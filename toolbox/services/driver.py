@@ -1,0 +1,542 @@
+"""Performs the effects of the tool loop: asks the model, runs the tools, keeps the conversation.
+
+One asynchronous generator does it for all kinds of method; who iterates it decides the rest (`implementation`: to the
+end; `streams`: step by step). Not here: what follows from what (`loop`), a single tool call (`tools.invocation`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..chat import (
+    BeforeToolExecution,
+    ChatModel,
+    ChatRequest,
+    ChatResponse,
+    CompleteResponse,
+    CompleteToolCall,
+    IntermediateResponse,
+    Message,
+    PartialResponse,
+    ServiceEvent,
+    SystemMessage,
+    ToolExecuted,
+    ToolExecutionRequest,
+    ToolSpecification,
+    UserMessage,
+)
+from ..context import (
+    ActiveScope,
+    InvocationContext,
+    current_attributes,
+    current_invocation,
+    current_limit,
+)
+from ..errors import IllegalConfigurationError, InvocationTimeoutError, Problem
+from ..execution import BLOCKING, COROUTINE, CallerRunner, LoopRunner, Workers, is_async
+from ..models.streaming import stream_of
+from ..tools.failures import ToolErrors
+from ..tools.invocation import ToolOutcome, ToolSurroundings, answer_unknown_tool, execute_tool
+from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools
+from .loop import (
+    CallModel,
+    Effect,
+    Fail,
+    Finish,
+    ModelReplied,
+    Rules,
+    RunTools,
+    State,
+    ToolsRan,
+    advance,
+    begin,
+    may_run,
+)
+from .memory import ChatMemories, ChatMemoryKey
+from .outputs import ANSWER_TOOL, ItemReader, OutputMode, Result, Shape
+from .planning import FunctionMessage, MethodPlan, Toolset, added_tools
+from .records import note
+from .running import Running
+from .templates import Template
+
+
+class ServiceHost(Protocol):
+    """What services need of whoever hosts them: a container, or `create_ai_service`."""
+
+    workers: Workers
+    running: Running
+    scope: ActiveScope
+    failures: ToolErrors
+    max_result_chars: int | None
+    max_concurrent_tools: int
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that invocations run on; None: the one they are awaited on. Raises `ContainerNotStartedError`."""
+        ...
+
+    def sync_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that synchronous methods hand their calls to."""
+        ...
+
+    def model(self, name: str | None) -> ChatModel:
+        """The named model, or the default one."""
+        ...
+
+    async def memories(self) -> ChatMemories:
+        """The conversations."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When this invocation ends itself, in `time.monotonic()` seconds, and the limit it names then."""
+
+    at: float
+    limit: float
+
+
+class Invocation:
+    """One call of a service method. `state` and `finish` tell, after the events have ended, what came of it."""
+
+    def __init__(
+        self,
+        plan: MethodPlan,
+        host: ServiceHost,
+        arguments: Mapping[str, Any],
+        *,
+        streaming: bool = False,
+        as_tool: bool = False,
+    ) -> None:
+        self.plan, self.host, self.arguments = plan, host, arguments
+        self.streaming = streaming
+        pool = plan.options.concurrent_tools
+        runner = LoopRunner if plan.is_async else CallerRunner
+        self.runner = runner(host.workers, pool if isinstance(pool, Executor) else None)
+        self.state: State | None = None
+        self.finish: Finish | None = None
+        memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
+        remembers = plan.window is not None and memory_id is not None
+        self._key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
+        self.deadline, seen = self._deadlines()
+        self.context = InvocationContext(
+            service=plan.service,
+            method=plan.name,
+            memory_id=memory_id,
+            user_message=self._user_message(),
+            attributes=current_attributes(),
+            deadline=seen,
+        )
+        self._added = added_tools()
+
+    # --- what is known before anything runs
+
+    def _deadlines(self) -> tuple[Deadline | None, float | None]:
+        """The deadline this invocation enforces, and the one it knows of."""
+        own = self.plan.options.timeout
+        enforced = Deadline(time.monotonic() + own, own) if own is not None else None
+        around = current_limit.get()
+        if around is not None and around.within is current_invocation.get():
+            limit = Deadline(around.deadline, around.seconds)
+            enforced = limit if enforced is None or limit.at < enforced.at else enforced
+        known = [each for each in (enforced and enforced.at, around and around.deadline) if each is not None]
+        outer = current_invocation.get()
+        if outer is not None and outer.deadline is not None:
+            known.append(outer.deadline)
+        return enforced, min(known, default=None)
+
+    def _values(self) -> dict[str, Any]:
+        return {name: self.arguments[parameter] for name, parameter in self.plan.values.items()}
+
+    def _user_message(self) -> UserMessage:
+        plan = self.plan
+        contents: list[Any] = []
+        if plan.user is not None:
+            contents.append(plan.user.render(self._values()))
+        elif plan.user_parameter is not None:
+            said = self.arguments[plan.user_parameter]
+            contents += said.contents if isinstance(said, UserMessage) else UserMessage(said).contents
+        for name in plan.contents:
+            value = self.arguments[name]
+            if value is not None:
+                contents += UserMessage(value).contents
+        return UserMessage(contents)
+
+    @property
+    def label(self) -> str:
+        """As logs name it."""
+        return self.plan.where
+
+    def timed_out(self) -> InvocationTimeoutError:
+        """What the caller gets when the deadline has passed."""
+        limit = self.deadline.limit if self.deadline is not None else 0.0
+        return InvocationTimeoutError(self.plan.service.__name__, self.plan.name, limit)
+
+    # --- the one course of a call
+
+    async def events(self) -> AsyncGenerator[ServiceEvent, None]:
+        """The call, from the first look into the conversation to the answer; what happens on the way is yielded."""
+        try:
+            async with self._turn() as history:
+                model = self.host.model(self.plan.options.model)
+                toolset = await self._toolset()
+                mode = self._mode(model)
+                rules = self.plan.rules(toolset, mode)
+                surroundings = self._surroundings()
+                self.state, effect = await self._begin(history, mode)
+                while isinstance(effect, (CallModel, RunTools)):
+                    performed = (
+                        self._ask(model, toolset, mode, rules, surroundings, effect)
+                        if isinstance(effect, CallModel)
+                        else self._run(toolset, rules, surroundings, effect)
+                    )
+                    async with aclosing(performed):
+                        async for event in performed:
+                            yield event
+                    effect = self._next
+                if isinstance(effect, Fail):
+                    raise effect.error
+                await self._remember(history)
+                self.finish = effect
+                yield CompleteResponse(effect.response)
+        except BaseException:
+            self.context.cancellation.cancelled = True
+            raise
+        finally:
+            if self.state is not None:
+                note(self.state)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[tuple[Message, ...]]:
+        if self._key is None or self.plan.window is None:
+            yield ()
+            return
+        memories = await self.host.memories()
+        async with memories.turn(self._key):
+            yield await memories.load(self._key, self.plan.window)
+
+    async def _remember(self, history: tuple[Message, ...]) -> None:
+        if self._key is None or self.plan.window is None or self.state is None:
+            return
+        memories = await self.host.memories()
+        kept = self.plan.window.newest((*history, *self.state.remembered))
+        await memories.store.update_messages(self._key, kept)
+
+    async def _begin(self, history: tuple[Message, ...], mode: OutputMode) -> tuple[State, Effect]:
+        told = [message for name in self.plan.history for message in self.arguments[name] or ()]
+        user = self.context.user_message or UserMessage("")
+        structure = self.plan.output.structure
+        prompted = None
+        if structure is not None and mode == "prompt":
+            prompted = UserMessage([*user.contents, structure.instructions])
+        return begin(await self._system_message(), (*history, *told), user, prompted)
+
+    async def _system_message(self) -> SystemMessage | None:
+        match self.plan.system:
+            case None:
+                return None
+            case Template() as template:
+                return SystemMessage(template.render(self._values()))
+            case FunctionMessage(function, injected):
+                beans = {name: await self.host.scope.aget(wanted) for name, wanted in injected.items()}
+                kind = COROUTINE if is_async(function) else BLOCKING
+                text = await self.runner.run(kind, lambda: function(self.context, **beans), self.label)
+                return SystemMessage(text)
+
+    def _mode(self, model: ChatModel) -> OutputMode:
+        if self.plan.options.output_mode is not None and not self.plan.output.is_stream:
+            return self.plan.options.output_mode
+        return "schema" if getattr(model, "supports_response_format", False) else "prompt"
+
+    # --- tools offered
+
+    async def _toolset(self) -> Toolset:
+        toolset = self.plan.toolset.joined_by(self._added, self.plan.where)
+        for provider in self.plan.providers:
+            tools, problems = read_tools(await self._provided_by(provider), self.plan.where)
+            if problems:
+                raise IllegalConfigurationError(problems)
+            toolset = toolset.joined_by(tools, self.plan.where)
+        if toolset.immediate and not self.plan.output.allows_immediate:
+            names = ", ".join(sorted(toolset.immediate))
+            fix = "return a Result[…], None or a stream from the method"
+            raise IllegalConfigurationError(
+                [Problem(self.plan.where, f"is offered {names}, which return immediately", fix)]
+            )
+        return toolset
+
+    async def _provided_by(self, provider: Any) -> Sequence[Any]:
+        bean = await self.host.scope.aget(provider) if isinstance(provider, type) else provider
+        provide = getattr(bean, "provide_tools", bean)
+        asked_for = self.context.user_message or UserMessage("")
+        request = ToolProviderRequest(asked_for, self.context.memory_id, self.context)
+        kind = COROUTINE if is_async(provide) else BLOCKING
+        provided = await self.runner.run(kind, lambda: provide(request), f"{self.label} tool provider")
+        tools = provided.tools if isinstance(provided, ToolProviderResult) else provided
+        if tools is None:
+            return ()
+        return (tools,) if isinstance(tools, Mapping) else tuple(tools)
+
+    def _surroundings(self) -> ToolSurroundings:
+        own = self.plan.options.max_result_chars
+        return ToolSurroundings(
+            context=self.context,
+            scope=self.host.scope,
+            runner=self.runner,
+            failures=self.plan.failures.over(self.host.failures),
+            max_result_chars=own if own is not None else self.host.max_result_chars,
+        )
+
+    # --- asking the model
+
+    async def _ask(
+        self,
+        model: ChatModel,
+        toolset: Toolset,
+        mode: OutputMode,
+        rules: Rules,
+        surroundings: ToolSurroundings,
+        effect: CallModel,
+    ) -> AsyncGenerator[ServiceEvent, None]:
+        request = self._request(toolset, mode, effect)
+        assert self.state is not None
+        if not self.streaming:
+            self._advance(rules, ModelReplied(await model.chat(request)))
+            return
+        early = bool(self.plan.options.concurrent_tools) and may_run(rules, self.state)
+        self._round = round_ = _Round(self, toolset, surroundings)
+        response: ChatResponse | None = None
+        try:
+            async with aclosing(_closable(stream_of(model, request))) as events:
+                async for event in events:
+                    if isinstance(event, CompleteResponse):
+                        response = event.response
+                        break
+                    yield event
+                    if early and isinstance(event, CompleteToolCall) and event.request.name != ANSWER_TOOL:
+                        round_.start(event.request)
+                    for happened in round_.happened():
+                        yield happened
+            if response is None:
+                raise RuntimeError(f"the stream of {type(model).__name__} ended without a CompleteResponse")
+            self._advance(rules, ModelReplied(response))
+        except BaseException:
+            await round_.cancel()
+            raise
+
+    def _request(self, toolset: Toolset, mode: OutputMode, effect: CallModel) -> ChatRequest:
+        options, structure = self.plan.options, self.plan.output.structure
+        specifications: tuple[ToolSpecification, ...] = toolset.specifications
+        choice = options.tool_choice
+        if choice not in (None, "auto", "none") and not effect.first:
+            choice = None
+        if structure is not None and mode == "tool":
+            specifications = self.plan.with_answer_tool(toolset)
+            choice = choice or "required"
+        parameters = dict(options.parameters)
+        if options.temperature is not None:
+            parameters["temperature"] = options.temperature
+        return ChatRequest(
+            messages=effect.messages,
+            tool_specifications=specifications,
+            response_format=structure.response_format if structure is not None and mode == "schema" else None,
+            tool_choice=choice if specifications else None,
+            parameters=parameters,
+        )
+
+    def _advance(self, rules: Rules, event: ModelReplied | ToolsRan) -> None:
+        assert self.state is not None
+        self.state, self._next = advance(rules, self.state, event)
+
+    # --- running the tools
+
+    async def _run(
+        self, toolset: Toolset, rules: Rules, surroundings: ToolSurroundings, effect: RunTools
+    ) -> AsyncGenerator[ServiceEvent, None]:
+        requests = effect.requests
+        immediate = all(each.name in rules.immediate for each in requests)
+        intermediate = IntermediateResponse(effect.response)
+        if not immediate:
+            yield intermediate
+        round_ = self._round if self.streaming else _Round(self, toolset, surroundings)
+        async with aclosing(round_.run(requests)) as events:
+            async for event in events:
+                yield event
+        outcomes = round_.outcomes
+        executions = [each.execution for each in outcomes]
+        self._advance(rules, ToolsRan(effect.response, executions, [each.message for each in outcomes]))
+        if immediate and not isinstance(self._next, Finish):
+            yield intermediate
+
+    # --- what the caller gets
+
+    def value(self) -> Any:
+        """The method's value, once the events have ended."""
+        assert self.finish is not None and self.state is not None
+        value = self.finish.value
+        if self.plan.output.shape is not Shape.RESULT:
+            return value
+        return Result(
+            value, self.state.executions, self.state.token_usage, self.finish.finish_reason, self.state.remembered
+        )
+
+    _next: Effect
+    _round: _Round
+
+
+class _Round:
+    """The tool calls of one reply: one after another, or together."""
+
+    def __init__(self, invocation: Invocation, toolset: Toolset, surroundings: ToolSurroundings) -> None:
+        self._invocation, self._toolset, self._surroundings = invocation, toolset, surroundings
+        self._together = bool(invocation.plan.options.concurrent_tools)
+        self._started: dict[str, asyncio.Task[ToolOutcome]] = {}
+        self._events: asyncio.Queue[ServiceEvent | None] = asyncio.Queue()
+        self._places = asyncio.Semaphore(invocation.host.max_concurrent_tools)
+        self.outcomes: list[ToolOutcome] = []
+
+    async def run(self, requests: Sequence[ToolExecutionRequest]) -> AsyncGenerator[ServiceEvent, None]:
+        """Runs the calls that have not been started yet; `outcomes` has the results in their order."""
+        runner = self._invocation.runner
+        if isinstance(runner, CallerRunner):
+            runner.together = self._together and len(requests) > 1
+        if not self._together or (len(requests) == 1 and not self._started):
+            for request in requests:
+                yield BeforeToolExecution(request)
+                outcome = await self._execute(request)
+                self.outcomes.append(outcome)
+                yield ToolExecuted(outcome.execution)
+            return
+        try:
+            for request in requests:
+                self.start(request)
+            tasks = [self._started[request.id] for request in requests]
+            while not all(task.done() for task in tasks):
+                event = await self._events.get()
+                if event is not None:
+                    yield event
+                if any(task.done() and (task.cancelled() or task.exception()) for task in tasks):
+                    break
+            self.outcomes = [await task for task in sorted(tasks, key=_failed_first)] and [t.result() for t in tasks]
+            for event in self.happened():
+                yield event
+        finally:
+            await self.cancel()
+
+    def start(self, request: ToolExecutionRequest) -> None:
+        """Starts a call in a task of its own, unless it has been."""
+        if request.id not in self._started:
+            self._started[request.id] = asyncio.create_task(self._execute_in_place(request))
+
+    def happened(self) -> list[ServiceEvent]:
+        """The events since the last look."""
+        events: list[ServiceEvent] = []
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if event is not None:
+                events.append(event)
+        return events
+
+    async def cancel(self) -> None:
+        """Cancels what still runs, and waits until it is gone."""
+        running = [task for task in self._started.values() if not task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            self._invocation.context.cancellation.cancelled = True
+        await asyncio.gather(*self._started.values(), return_exceptions=True)
+
+    async def _execute_in_place(self, request: ToolExecutionRequest) -> ToolOutcome:
+        try:
+            async with self._places:
+                self._events.put_nowait(BeforeToolExecution(request))
+                outcome = await self._execute(request)
+                self._events.put_nowait(ToolExecuted(outcome.execution))
+                return outcome
+        finally:
+            self._events.put_nowait(None)  # wakes whoever waits for events: this call has ended
+
+    async def _execute(self, request: ToolExecutionRequest) -> ToolOutcome:
+        tool = self._toolset.by_name.get(request.name)
+        if tool is None:
+            return await answer_unknown_tool(request, tuple(self._toolset.by_name), self._surroundings)
+        return await execute_tool(tool, request, self._surroundings)
+
+
+def _failed_first(task: asyncio.Task[ToolOutcome]) -> int:
+    return 0 if task.done() and (task.cancelled() or task.exception() is not None) else 1
+
+
+def _closable(stream: AsyncIterator[Any]) -> Any:
+    """The stream, with an `aclose` even where a model's own iterator has none."""
+    if hasattr(stream, "aclose"):
+        return stream
+
+    async def closable() -> AsyncGenerator[Any, None]:
+        async for event in stream:
+            yield event
+
+    return closable()
+
+
+# --- what is made of the events
+
+
+async def texts(invocation: Invocation) -> AsyncGenerator[str, None]:
+    """The text of all rounds."""
+    async with aclosing(invocation.events()) as events:
+        async for event in events:
+            if isinstance(event, PartialResponse):
+                yield event.text
+
+
+async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
+    """The items of the list that the last reply holds, each as soon as it is complete."""
+    structure = invocation.plan.output.structure
+    assert structure is not None and structure.item_adapter is not None
+    reader = ItemReader(structure.item_adapter)
+    async with aclosing(invocation.events()) as events:
+        async for event in events:
+            match event:
+                case PartialResponse(text):
+                    for item in reader.feed(text):
+                        yield item
+                case IntermediateResponse():
+                    reader = ItemReader(structure.item_adapter)
+                case CompleteResponse(response) if not response.ai_message.has_tool_execution_requests:
+                    reader.finish()
+
+
+async def run_to_end(invocation: Invocation) -> Any:
+    """The call, on the loop this is awaited on; its value."""
+    token = current_invocation.set(invocation.context)
+    try:
+        with invocation.host.running.task(invocation.label):
+            async with within(invocation), aclosing(invocation.events()) as events:
+                async for _ in events:
+                    pass
+        return invocation.value()
+    finally:
+        current_invocation.reset(token)
+
+
+@asynccontextmanager
+async def within(invocation: Invocation) -> AsyncIterator[None]:
+    """Ends what is awaited inside with `InvocationTimeoutError` when the invocation's deadline passes."""
+    deadline = invocation.deadline
+    if deadline is None:
+        yield
+        return
+    try:
+        async with asyncio.timeout(max(deadline.at - time.monotonic(), 0)) as limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise invocation.timed_out() from None
+        raise

@@ -1,0 +1,104 @@
+"""The object behind a service's Protocol: each method binds its arguments, begins an invocation and waits for it.
+
+Not here: what an invocation does (`driver`), a service without a container (`standalone`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from ..context import WhileCallerWaits
+from ..execution import CallerRunner, refuse_on_event_loop
+from .driver import Invocation, ServiceHost, items, run_to_end, texts
+from .outputs import Shape
+from .planning import MethodPlan
+from .streams import EventStream, ServiceStream, iterate
+
+
+def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: ServiceHost) -> type[Any]:
+    """A class that implements the service `cls`: its methods call models through `host`."""
+
+    def __toolbox_tool_call__(self: object, name: str) -> Callable[..., Any]:
+        return functools.partial(_call, plans[name], host, as_tool=True)
+
+    namespace: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": f"{cls.__qualname__}Implementation",
+        "__doc__": cls.__doc__,
+        "__toolbox_tool_call__": __toolbox_tool_call__,
+    }
+    for name, plan in plans.items():
+        namespace[name] = _method(cls, plan, host)
+    return type(cls)(f"{cls.__name__}Implementation", (cls,), namespace)
+
+
+def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[..., Any]:
+    declared = getattr(cls, plan.name)
+    if plan.is_coroutine:
+
+        @functools.wraps(declared)
+        async def asynchronous(self: object, *args: Any, **kwargs: Any) -> Any:
+            return await _call(plan, host, *args, **kwargs)
+
+        method: Callable[..., Any] = asynchronous
+    else:
+
+        @functools.wraps(declared)
+        def synchronous(self: object, *args: Any, **kwargs: Any) -> Any:
+            return _call(plan, host, *args, **kwargs)
+
+        method = synchronous
+    method.__dict__.pop("__isabstractmethod__", None)
+    return method
+
+
+def _call(plan: MethodPlan, host: ServiceHost, *args: Any, as_tool: bool = False, **kwargs: Any) -> Any:
+    """A call: a coroutine, a stream or the value, as the method is declared. A tool's call has no memory and no stream."""
+    if as_tool and plan.memory_parameter is not None:
+        kwargs.setdefault(plan.memory_parameter, None)
+    bound = plan.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    streaming = plan.output.is_stream and not as_tool
+
+    def begin() -> Invocation:
+        return Invocation(plan, host, bound.arguments, streaming=streaming, as_tool=as_tool)
+
+    if streaming:
+        return _stream(plan, host, begin)
+    if plan.is_async:
+        return _awaited(host, begin)
+    return _waited_for(plan, host, begin)
+
+
+async def _awaited(host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
+    with WhileCallerWaits():
+        home = host.loop
+        invocation = begin()
+        if home is None or home is asyncio.get_running_loop():
+            return await run_to_end(invocation)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run_to_end(invocation), home))
+
+
+def _waited_for(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
+    refuse_on_event_loop(f"{plan.where}()")
+    loop = host.sync_loop()
+    invocation = begin()
+    runner = cast("CallerRunner", invocation.runner)
+    return runner.wait_for(asyncio.run_coroutine_threadsafe(run_to_end(invocation), loop))
+
+
+def _stream(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
+    match plan.output.shape:
+        case Shape.EVENT_STREAM:
+            return EventStream(begin, lambda invocation: invocation.events())
+        case Shape.ITEM_STREAM:
+            return ServiceStream(begin, items)
+        case _ if not plan.output.synchronous:
+            return ServiceStream(begin, texts)
+    refuse_on_event_loop(f"{plan.where}()")
+    invocation = begin()
+    stream = ServiceStream(lambda: invocation, texts)
+    return iterate(stream, cast("CallerRunner", invocation.runner), host.sync_loop(), f"{plan.where}()")

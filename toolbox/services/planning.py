@@ -1,0 +1,613 @@
+"""Reads a service's declaration into a plan per method, in which everything a call needs is decided; and checks it.
+
+Not here: the marks (`declaration`), following a plan (`driver`), templates and output types themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from abc import ABC
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from ..chat import Content, ImageContent, Message, TextContent, ToolSpecification, UserMessage
+from ..context import InjectMark, MemoryIdMark, current_invocation
+from ..errors import IllegalConfigurationError, Problem
+from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, without_none
+from ..tools.failures import ToolErrors
+from ..tools.invocation import Tool
+from ..tools.marks import ReturnBehavior, toolbox_of
+from ..tools.sources import bean_types, read_tools
+from .declaration import (
+    SERVICE_MARK,
+    SYSTEM_MARK,
+    USER_MARK,
+    Default,
+    MessageFunction,
+    MessageMark,
+    ServiceOptions,
+    service_options_of,
+)
+from .loop import Rules
+from .memory import MessageWindow, Window
+from .outputs import Output, OutputMode, read_output
+from .templates import Template, doubled_names, parse
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionMessage:
+    """A system message made by a function; `injected` are its further parameters, by name."""
+
+    function: MessageFunction
+    injected: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Toolset:
+    """The tools of a method, and what the model is told of them; the same object for every call."""
+
+    tools: tuple[Tool, ...] = ()
+    specifications: tuple[ToolSpecification, ...] = ()
+    by_name: Mapping[str, Tool] = field(default_factory=dict)
+    immediate: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tools: Sequence[Tool]) -> Toolset:
+        """The toolset of these tools."""
+        by_name = {tool.specification.name: tool for tool in tools}
+        immediate = frozenset(
+            name for name, tool in by_name.items() if tool.return_behavior is ReturnBehavior.IMMEDIATE
+        )
+        return cls(tuple(tools), tuple(tool.specification for tool in tools), by_name, immediate)
+
+    def joined_by(self, others: Sequence[Tool], where: str) -> Toolset:
+        """With `others` after its own. Raises `IllegalConfigurationError` where a name comes twice."""
+        if not others:
+            return self
+        joined = [*self.tools, *others]
+        if problems := list(clashes(joined, where)):
+            raise IllegalConfigurationError(problems)
+        return Toolset.of(joined)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodPlan:
+    """All that a call of one method needs."""
+
+    service: type[Any]
+    name: str
+    signature: inspect.Signature
+    is_coroutine: bool
+    output: Output
+    memory_parameter: str | None
+    window: Window | None
+    system: Template | FunctionMessage | None
+    user: Template | None
+    user_parameter: str | None
+    values: Mapping[str, str]  # template variable -> parameter
+    history: tuple[str, ...]
+    contents: tuple[str, ...]
+    toolset: Toolset
+    specifications_and_answer: tuple[ToolSpecification, ...]
+    providers: tuple[Any, ...]
+    options: ServiceOptions
+    failures: ToolErrors
+
+    @property
+    def where(self) -> str:
+        """As problems and errors name the method."""
+        return f"{self.service.__name__}.{self.name}"
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its caller awaits or iterates asynchronously."""
+        return self.is_coroutine or (self.output.is_stream and not self.is_sync_stream)
+
+    @property
+    def is_sync_stream(self) -> bool:
+        """Whether it returns a plain iterator."""
+        return self.output.synchronous
+
+    def with_answer_tool(self, toolset: Toolset) -> tuple[ToolSpecification, ...]:
+        """What is offered in output mode `tool`; the same object for every call that offers the plan's own toolset."""
+        assert self.output.structure is not None
+        if toolset is not self.toolset:
+            return (*toolset.specifications, self.output.structure.tool)
+        return self.specifications_and_answer
+
+    def rules(self, toolset: Toolset, mode: OutputMode) -> Rules:
+        """The loop's rules for a call that offers `toolset`."""
+        read_here = self.output.structure if not self.output.is_stream else None
+        return Rules(
+            max_rounds=self.options.max_tool_rounds,
+            max_calls=self.options.max_tool_calls_per_response,
+            immediate=toolset.immediate,
+            kind=self.output.kind,
+            structure=read_here,
+            mode=mode,
+            max_output_retries=self.options.max_output_retries,
+        )
+
+
+# --- tools put around a call from outside
+
+_added: ContextVar[tuple[Sequence[Tool], object] | None] = ContextVar("toolbox.added_tools", default=None)
+
+
+@contextmanager
+def additional_tools(sources: Sequence[Any], where: str = "@toolbox") -> Iterator[None]:
+    """Adds tools to those of the services called directly inside, not to those of services their tools call.
+
+    Raises `IllegalConfigurationError` for what is no tool.
+    """
+    tools, problems = read_tools(sources, where)
+    if problems:
+        raise IllegalConfigurationError(problems)
+    with tools_added(tools):
+        yield
+
+
+@contextmanager
+def tools_added(tools: Sequence[Tool]) -> Iterator[None]:
+    """`additional_tools` with tools that have been read already."""
+    token = _added.set((tools, current_invocation.get()))
+    try:
+        yield
+    finally:
+        _added.reset(token)
+
+
+def added_tools() -> Sequence[Tool]:
+    """The tools added for a call that begins now."""
+    added = _added.get()
+    if added is None or added[1] is not current_invocation.get():
+        return ()
+    return added[0]
+
+
+# --- checks of their own
+
+
+def clashes(tools: Iterable[Tool], where: str) -> Iterator[Problem]:
+    """A problem for each name that comes more than once."""
+    seen: set[str] = set()
+    for tool in tools:
+        name = tool.specification.name
+        if name in seen:
+            yield Problem(
+                where,
+                f"two tools are named {name!r}",
+                "give one of them another name: @tool(name=…), or offer only one",
+            )
+        seen.add(name)
+
+
+def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
+    """What is wrong with the options themselves."""
+    least = {
+        "max_tool_rounds": 0,
+        "max_tool_calls_per_response": 0,
+        "max_output_retries": 0,
+        "max_result_chars": 1,
+    }
+    for name, smallest in least.items():
+        value = getattr(options, name)
+        if value is not None and value < smallest:
+            yield Problem(where, f"{name} is {value}", f"use {smallest} or more")
+    if options.timeout is not None and not options.timeout > 0:
+        yield Problem(where, f"timeout is {options.timeout}", "use a number of seconds above 0")
+    if options.output_mode not in (None, "schema", "tool", "prompt"):
+        yield Problem(where, f"output_mode is {options.output_mode!r}", 'use "schema", "tool", "prompt" or None')
+    if not isinstance(options.concurrent_tools, (bool, Executor)):
+        yield Problem(where, f"concurrent_tools is {options.concurrent_tools!r}", "use True, False or an Executor")
+
+
+def service_cycles(cls: type[Any]) -> Iterator[Problem]:
+    """A problem for each circle of services that are tools of each other which begins, by name, with `cls`."""
+
+    def follow(path: tuple[type[Any], ...]) -> Iterator[tuple[type[Any], ...]]:
+        for following in _services_offered_by(path[-1]):
+            if following is cls:
+                yield (*path, cls)
+            elif following not in path and _name_of(following) > _name_of(cls):
+                yield from follow((*path, following))
+
+    for circle in follow((cls,)):
+        yield Problem(
+            cls.__name__,
+            f"services are tools of each other: {' -> '.join(each.__name__ for each in circle)}",
+            "take one of them out of the other's tools=",
+        )
+
+
+def _name_of(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}.{id(cls)}"
+
+
+def _services_offered_by(cls: type[Any]) -> Iterator[type[Any]]:
+    seen: set[type[Any]] = set()
+    for each in bean_types(sources_of(cls)):
+        if each not in seen and service_options_of(each) is not None:
+            seen.add(each)
+            yield each
+
+
+def sources_of(cls: type[Any]) -> tuple[Any, ...]:
+    """Everything that a service's class or methods list as tools or providers."""
+    options = service_options_of(cls) or ServiceOptions()
+    listed = [*as_sources(options.tools), *as_sources(options.tool_provider)]
+    for name in method_names(cls):
+        listed += toolbox_of(getattr(cls, name)) or ()
+    return tuple(listed)
+
+
+def as_sources(given: Any) -> tuple[Any, ...]:
+    """Tools or providers as the user gave them: one, several, or none."""
+    if given is None:
+        return ()
+    if isinstance(given, (list, tuple, set, frozenset)):
+        return tuple(given)
+    return (given,)
+
+
+# --- the methods of a service
+
+
+def is_interface(cls: type[Any]) -> bool:
+    """Whether a class is a Protocol or an ABC."""
+    return bool(getattr(cls, "_is_protocol", False)) or issubclass(cls, ABC) or inspect.isabstract(cls)
+
+
+def method_names(cls: type[Any]) -> list[str]:
+    """The methods that a service implements: the abstract ones of an ABC; of a Protocol those without a body."""
+    names: list[str] = []
+    for base in reversed(cls.__mro__):
+        for name, member in vars(base).items():
+            if not inspect.isfunction(member) or (name.startswith("__") and name.endswith("__")):
+                continue
+            if name in names:
+                names.remove(name)
+            if _is_declared_only(base, member):
+                names.append(name)
+    return names
+
+
+def _is_declared_only(owner: type[Any], function: Any) -> bool:
+    if getattr(function, "__isabstractmethod__", False):
+        return True
+    if hasattr(function, USER_MARK) or hasattr(function, SYSTEM_MARK):
+        return True
+    return bool(getattr(owner, "_is_protocol", False)) and _has_no_body(function)
+
+
+def _has_no_body(function: Any) -> bool:
+    """Whether a function consists of `...`, `pass` or a docstring."""
+    code = function.__code__
+    return (
+        not code.co_names
+        and len(code.co_code)
+        <= len(_nothing.__code__.co_code)
+        + (len(_nothing_async.__code__.co_code) if code.co_flags & inspect.CO_COROUTINE else 0)
+        and set(code.co_consts) <= {None, function.__doc__, Ellipsis}
+    )
+
+
+def _nothing() -> None: ...
+
+
+async def _nothing_async() -> None: ...
+
+
+# --- planning
+
+
+def plan_service(
+    cls: type[Any], options: ServiceOptions, known: Mapping[str, Any] | None = None
+) -> tuple[dict[str, MethodPlan], list[Problem]]:
+    """The plans of a service's methods by name, and everything that is wrong with its declaration.
+
+    `known`: classes that annotations may name beside those of their module. A method with problems has no plan.
+    """
+    where = cls.__name__
+    problems = list(option_problems(where, options))
+    if not is_interface(cls):
+        problems.append(Problem(where, "is neither a Protocol nor an ABC", f"declare it `class {where}(Protocol):`"))
+        return {}, problems
+    names = method_names(cls)
+    if not names:
+        problems.append(
+            Problem(where, "has no method to implement", "declare one: `async def chat(self, text: str) -> str: ...`")
+        )
+    plans: dict[str, MethodPlan] = {}
+    class_tools, class_problems = read_tools(as_sources(options.tools), where)
+    problems += class_problems
+    for name in names:
+        reader = _MethodReader(cls, name, options, known or {}, class_tools)
+        plan = reader.read()
+        problems += reader.problems
+        if plan is not None and not reader.problems:
+            plans[name] = plan
+    return plans, problems
+
+
+class _MethodReader:
+    """Reads one method; collects what is wrong in `problems`."""
+
+    def __init__(
+        self,
+        cls: type[Any],
+        name: str,
+        options: ServiceOptions,
+        known: Mapping[str, Any],
+        class_tools: Sequence[Tool],
+    ) -> None:
+        self.cls, self.name, self.options = cls, name, options
+        self.class_tools = class_tools
+        self.function = inspect.getattr_static(cls, name)
+        self.signature: Signature = read_signature(self.function, known)
+        self.parameters = {each.name: each for each in self.signature.parameters[1:]}
+        self.where = f"{cls.__name__}.{name}"
+        self.problems: list[Problem] = []
+
+    def problem(self, what: str, fix: str) -> None:
+        self.problems.append(Problem(self.where, what, fix))
+
+    def read(self) -> MethodPlan | None:
+        for each in self.parameters.values():
+            if isinstance(each.annotation, Unresolved):
+                self.problem(
+                    f"the annotation {each.annotation.text!r} of {each.name} cannot be resolved: {each.annotation.reason}",
+                    "import the name at run time, not under TYPE_CHECKING, or register the class",
+                )
+            if each.is_variadic:
+                self.problem(f"takes *{each.name}", "name every parameter")
+        output = self._output()
+        memory = self._memory()
+        system = self._system()
+        user = self._user_template()
+        if output is None:
+            return None
+        roles = self._roles(memory, system, user)
+        toolset = self._toolset(output, memory)
+        window = self.options.chat_memory
+        return MethodPlan(
+            service=self.cls,
+            name=self.name,
+            signature=_callable_signature(self.function),
+            is_coroutine=inspect.iscoroutinefunction(self.function),
+            output=output,
+            memory_parameter=memory,
+            window=MessageWindow() if isinstance(window, Default) else window,
+            system=system,
+            user=user,
+            user_parameter=roles.user,
+            values=roles.values,
+            history=roles.history,
+            contents=roles.contents,
+            toolset=toolset,
+            specifications_and_answer=(
+                (*toolset.specifications, output.structure.tool) if output.structure is not None else ()
+            ),
+            providers=as_sources(self.options.tool_provider),
+            options=self.options,
+            failures=ToolErrors(
+                on_unknown_tool=self.options.on_unknown_tool,
+                on_tool_arguments_error=self.options.on_tool_arguments_error,
+                on_tool_execution_error=self.options.on_tool_execution_error,
+            ),
+        )
+
+    # what it returns
+
+    def _output(self) -> Output | None:
+        returns = self.signature.returns
+        if returns is EMPTY:
+            self.problem("has no return annotation", "say what it returns: `-> str`")
+            return None
+        if isinstance(returns, Unresolved):
+            self.problem(
+                f"the return annotation {returns.text!r} cannot be resolved: {returns.reason}",
+                "import the name at run time, not under TYPE_CHECKING",
+            )
+            return None
+        try:
+            output = read_output(returns)
+            _ = output.structure
+        except Exception as error:  # pydantic raises many kinds for a type it cannot read
+            self.problem(f"cannot return {returns}: {error}", "return str, a pydantic model, a Result[…] or a stream")
+            return None
+        if output.is_stream and inspect.iscoroutinefunction(self.function):
+            self.problem(
+                "is `async def` and returns a stream",
+                f"declare it `def {self.name}(…)`: a stream is iterated, not awaited",
+            )
+        return output
+
+    # what is said
+
+    def _memory(self) -> str | None:
+        found = [
+            each.name
+            for each in self.parameters.values()
+            if any(isinstance(mark, MemoryIdMark) for mark in each.metadata)
+        ]
+        if len(found) > 1:
+            self.problem(f"has {len(found)} MemoryId parameters: {', '.join(found)}", "keep one")
+        return found[0] if found else None
+
+    def _system(self) -> Template | FunctionMessage | None:
+        mark: MessageMark | None = getattr(self.function, SYSTEM_MARK, None)
+        if mark is None:
+            mark = next((vars(base)[SYSTEM_MARK] for base in self.cls.__mro__ if SYSTEM_MARK in vars(base)), None)
+        if mark is None:
+            return None
+        if mark.function is not None:
+            return self._function_message(mark.function)
+        return self._template(mark, "@system_message")
+
+    def _user_template(self) -> Template | None:
+        mark: MessageMark | None = getattr(self.function, USER_MARK, None)
+        return self._template(mark, "@user_message") if mark is not None else None
+
+    def _function_message(self, function: MessageFunction) -> FunctionMessage:
+        parameters = read_signature(function).parameters
+        injected: dict[str, Any] = {}
+        for each in parameters[1:]:
+            if any(isinstance(mark, InjectMark) for mark in each.metadata):
+                injected[each.name] = each.annotation
+            elif each.default is EMPTY:
+                self.problem(
+                    f"the system message function takes {each.name}, which nothing fills",
+                    f"annotate it: `{each.name}: Inject[…]`",
+                )
+        if not parameters:
+            self.problem("the system message function takes nothing", "let it take the `InvocationContext`")
+        return FunctionMessage(function, injected)
+
+    def _template(self, mark: MessageMark, decorator: str) -> Template | None:
+        text = mark.text
+        if mark.file is not None:
+            module = sys.modules.get(self.cls.__module__)
+            path = Path(getattr(module, "__file__", None) or ".").parent / mark.file
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+                self.problem(
+                    f"{decorator}(file={mark.file!r}): {reason}", "put the file beside the module, as UTF-8 text"
+                )
+                return None
+        template, faults = parse(text or "")
+        for fault in faults:
+            self.problem(f"the template of {decorator} has {fault}", "mend the template")
+        known = frozenset(self.parameters) | {"it"}
+        for name in doubled_names(text or "", known):
+            self.problem(f"the template of {decorator} has {{{{{name}}}}}", f"one brace here: {{{name}}}")
+        for name in sorted(template.variables - known):
+            near = ", ".join(f"{{{each}}}" for each in self.parameters) or "none"
+            self.problem(f"the template of {decorator} uses {{{name}}}, which is no parameter", f"use one of: {near}")
+        return template
+
+    # who plays what part
+
+    def _roles(self, memory: str | None, system: Template | FunctionMessage | None, user: Template | None) -> _Roles:
+        rest = [each for each in self.parameters.values() if each.name != memory]
+        in_system = system.variables if isinstance(system, Template) else frozenset()
+        used = in_system | (user.variables if user is not None else frozenset())
+        values = {name: name for name in used if name in self.parameters}
+        if "it" in used and "it" not in self.parameters:
+            if len(rest) == 1:
+                values["it"] = rest[0].name
+            else:
+                self.problem(
+                    "uses {it}, and has not exactly one parameter that is no memory id", "use the parameter's name"
+                )
+        taken = set(values.values())
+        history = tuple(each.name for each in rest if each.name not in taken and _is_history(each))
+        contents = tuple(each.name for each in rest if each.name not in taken and _is_content(each))
+        left = [each for each in rest if each.name not in taken | set(history) | set(contents)]
+        speaker = None
+        if user is None:
+            speaker, left = self._speaker(left, contents)
+        for each in left:
+            self.problem(
+                f"parameter {each.name} is in no message",
+                f"use {{{each.name}}} in @user_message or @system_message, or remove it",
+            )
+        return _Roles(speaker, values, history, contents)
+
+    def _speaker(self, left: list[Parameter], contents: tuple[str, ...]) -> tuple[str | None, list[Parameter]]:
+        """The parameter that is the user's message, and those that are left over."""
+        able = [each for each in left if _may_speak(each)]
+        if len(able) == 1:
+            return able[0].name, [each for each in left if each is not able[0]]
+        if not able and not left and not contents:
+            self.problem("has nothing to say to the model", 'add a `str` parameter, or @user_message("…")')
+        return None, left
+
+    # what it offers
+
+    def _toolset(self, output: Output, memory: str | None) -> Toolset:
+        own = toolbox_of(self.function)
+        if own is None:
+            tools: Sequence[Tool] = self.class_tools
+        else:
+            tools, problems = read_tools(own, self.where)
+            self.problems += problems
+        toolset = Toolset.of(tools)
+        for tool in toolset.tools:
+            if tool.needs_memory_id and memory is None and not _is_service(tool.bean):
+                self.problem(
+                    f"offers tool {tool.specification.name!r}, which needs a memory id, and has none",
+                    "add a MemoryId parameter here, or say `MemoryId[… | None]` in the tool",
+                )
+        if toolset.immediate and not output.allows_immediate:
+            self.problem(
+                f"offers {', '.join(sorted(toolset.immediate))}, which return immediately, and returns {output.type}",
+                "return a Result[…], None or a stream",
+            )
+        choice = self.options.tool_choice
+        offers = {tool.specification.name for tool in toolset.tools} | {"auto", "none"}
+        if toolset.tools:
+            offers.add("required")
+        if choice is not None and choice not in offers and self.options.tool_provider is None:
+            self.problem(f"tool_choice is {choice!r}, and there is no such tool", "use the name of an offered tool")
+        return toolset
+
+
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    user: str | None
+    values: Mapping[str, str]
+    history: tuple[str, ...]
+    contents: tuple[str, ...]
+
+
+def _callable_signature(function: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _is_service(bean: object) -> bool:
+    return isinstance(bean, type) and SERVICE_MARK in vars(bean)
+
+
+def _plain(annotation: Any) -> Any:
+    """The type inside `Annotated` and `| None`."""
+    annotation = without_none(annotation)
+    return without_none(annotation.__origin__) if metadata_of(annotation) else annotation
+
+
+def _members(annotation: Any) -> set[Any]:
+    """The types of a union, or the one type."""
+    return set(get_args(annotation)) if get_origin(annotation) is not None else {annotation}
+
+
+def _is_history(parameter: Parameter) -> bool:
+    annotation = _plain(parameter.annotation)
+    origin = get_origin(annotation)
+    if not (isinstance(origin, type) and issubclass(origin, Sequence)):
+        return False
+    return _members(get_args(annotation)[0]) <= set(get_args(Message))
+
+
+def _is_content(parameter: Parameter) -> bool:
+    annotation = _plain(parameter.annotation)
+    origin = get_origin(annotation)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        annotation = get_args(annotation)[0]
+    return _members(annotation) <= {TextContent, ImageContent}
+
+
+def _may_speak(parameter: Parameter) -> bool:
+    annotation = _plain(parameter.annotation)
+    if isinstance(annotation, type) and issubclass(annotation, (str, UserMessage)):
+        return True
+    members = _members(annotation)
+    return annotation is Any or members <= {str, UserMessage, *get_args(Content)} or str in members

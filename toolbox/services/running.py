@@ -1,0 +1,69 @@
+"""The invocations under way in one container, so that it can wait for them when it stops.
+
+Not here: the threads they have left behind (`execution`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+
+
+class Running:
+    """Keeps the tasks that work for invocations, and the streams that wait for their consumers."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, tuple[str, asyncio.Task[object] | None]] = {}
+        self._streams: dict[int, Callable[[], Awaitable[None]]] = {}
+        self._numbers = count()
+        self._ended = asyncio.Event()
+
+    @contextmanager
+    def task(self, label: str) -> Iterator[None]:
+        """Around what the current task does for an invocation."""
+        number = next(self._numbers)
+        self._tasks[number] = (label, asyncio.current_task())
+        try:
+            yield
+        finally:
+            del self._tasks[number]
+            self._ended.set()
+
+    def open_stream(self, close: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """Keeps a stream that has begun; what this returns is called when it has ended."""
+        number = next(self._numbers)
+        self._streams[number] = close
+
+        def ended() -> None:
+            self._streams.pop(number, None)
+
+        return ended
+
+    async def stop(self, timeout: float) -> list[str]:
+        """Waits up to `timeout` seconds for the invocations, then cancels them; closes streams that nobody reads.
+
+        Returns the labels of those that had to be cancelled.
+        """
+        await self._wait_for_the_end(timeout)
+        late = self._under_way()
+        for _, task in late:
+            if task is not None:
+                task.cancel()
+        if late:
+            await self._wait_for_the_end(1.0)
+        for close in list(self._streams.values()):
+            await close()
+        return sorted(label for label, _ in late)
+
+    def _under_way(self) -> list[tuple[str, asyncio.Task[object] | None]]:
+        current = asyncio.current_task()
+        return [(label, task) for label, task in self._tasks.values() if task is not current]
+
+    async def _wait_for_the_end(self, timeout: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._under_way():
+                    self._ended.clear()
+                    await self._ended.wait()

@@ -1,0 +1,140 @@
+"""Services without a container: `create_ai_service`.
+
+Not here: what they do (`implementation`), services of a container (`hosting`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any, TypeVar
+
+from typing_extensions import TypeForm
+
+from ..chat import ChatModel
+from ..context import CallScope
+from ..errors import IllegalConfigurationError, MissingBeanError, Problem
+from ..execution import LoopThread, Workers
+from ..tools.failures import ToolErrors
+from .declaration import ServiceOptions
+from .implementation import implementation_of
+from .memory import ChatMemories, InMemoryChatMemoryStore
+from .planning import as_sources, plan_service, service_cycles
+from .running import Running
+
+T = TypeVar("T")
+
+
+class _Nothing:
+    """A call scope in which nothing is made."""
+
+    def __enter__(self) -> CallScope:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close_here(self, error: BaseException | None) -> None: ...
+
+    async def aclose(self, error: BaseException | None) -> None: ...
+
+
+_NOTHING = _Nothing()
+
+
+class _NoBeans:
+    """The scope of a program without a container."""
+
+    def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        raise MissingBeanError(f"{getattr(wanted, '__name__', wanted)} (this service was made without a container)")
+
+    async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        return self.get(wanted, name)
+
+    async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None: ...
+
+    def open_call_scope(self) -> CallScope:
+        return _NOTHING
+
+
+class _Process:
+    """The loop thread and the pool that all services without a container share; made when first needed."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._loop: LoopThread | None = None
+        self.workers = Workers()
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = LoopThread()
+                self._loop.start()
+                atexit.register(self._loop.stop)
+            return self._loop.loop
+
+
+_process = _Process()
+
+
+class _Host:
+    """Hosts one service: its model, its memory, the process's threads."""
+
+    loop = None
+    max_result_chars = None
+    max_concurrent_tools = 16
+
+    def __init__(self, model: ChatModel) -> None:
+        self._model = model
+        self._memories = ChatMemories(InMemoryChatMemoryStore())
+        self.workers = _process.workers
+        self.running = Running()
+        self.scope = _NoBeans()
+        self.failures = ToolErrors()
+
+    def sync_loop(self) -> asyncio.AbstractEventLoop:
+        return _process.loop()
+
+    def model(self, name: str | None) -> ChatModel:
+        return self._model
+
+    async def memories(self) -> ChatMemories:
+        return self._memories
+
+
+def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any = (), **options: Any) -> T:
+    """An implementation of the Protocol or ABC `service`, which need not be marked, without a container.
+
+    `tools` holds instances, functions, other services, `AiServiceTool`s and mappings `{ToolSpecification:
+    ToolExecutor}`, or is one mapping. `options` are those of `register_ai_service`. Raises `IllegalConfigurationError`.
+    """
+    cls: Any = service
+    sources = (tools,) if isinstance(tools, Mapping) else as_sources(tools)
+    where = getattr(cls, "__name__", str(cls))
+    problems = [
+        Problem(
+            where, f"tool {each.__name__} is a class, and there is no container to make it", "give an instance of it"
+        )
+        for each in sources
+        if isinstance(each, type)
+    ]
+    if problems:
+        raise IllegalConfigurationError(problems)
+    settings = ServiceOptions(tools=sources, **options)
+    plans, problems = plan_service(cls, settings)
+    problems += service_cycles(cls)
+    for plan in plans.values():
+        problems += [
+            Problem(
+                plan.where,
+                f"tool {tool.specification.name!r} is injected {each.name}, and there is no container",
+                "register the service with a Container",
+            )
+            for tool in plan.toolset.tools
+            for each in tool.injected
+        ]
+    if problems:
+        raise IllegalConfigurationError(problems)
+    made: T = implementation_of(cls, plans, _Host(chat_model))()
+    return made
