@@ -69,12 +69,37 @@ class ModelSettings(_Section):
 
 
 class RestSettings(_Section):
-    """One REST client: `TOOLBOX_REST__<KEY>__<FIELD>`. `timeout` in seconds; `retries` are for idempotent methods."""
+    """One REST client: `TOOLBOX_REST__<KEY>__<FIELD>`; times in seconds.
+
+    `timeout` is for one request, from the connection to the end of its body; `connect_timeout` for the first part of
+    it. `retries` are for idempotent methods: on connection errors, 502, 503, 504, and 429 with `Retry-After`. `verify`
+    is False, or a file with certificates to trust; `client_certificate` a PEM file with key and
+    certificate. An `api_key` goes into the header `api_key_header`, or into the query as `api_key_query`. `proxy` is
+    a URL; without one the environment's is taken if `trust_environment`. `log`: a line per request at INFO, not DEBUG.
+    """
 
     url: str | None = None
-    timeout: PositiveFloat | None = None
+    timeout: PositiveFloat = 30.0
+    connect_timeout: PositiveFloat = 10.0
     headers: dict[str, SecretStr] = Field(default_factory=dict)
-    retries: NonNegativeInt | None = None
+    retries: NonNegativeInt = 0
+    retry_max_wait: PositiveFloat = 10.0
+    follow_redirects: bool = False
+    max_redirects: PositiveInt = 5
+    bearer_token: SecretStr | None = None
+    username: str | None = None
+    password: SecretStr | None = None
+    api_key: SecretStr | None = None
+    api_key_header: str = "X-API-Key"
+    api_key_query: str | None = None
+    proxy: SecretStr | None = None
+    trust_environment: bool = True
+    verify: bool | str = True
+    client_certificate: str | None = None
+    max_connections: PositiveInt = 100
+    max_keepalive_connections: NonNegativeInt = 20
+    propagate_headers: Names = ("traceparent", "tracestate")
+    log: bool = False
 
 
 class ToolboxSettings(BaseSettings):

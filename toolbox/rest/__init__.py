@@ -1,0 +1,59 @@
+"""REST clients: a Protocol or an ABC whose marked methods send HTTP requests."""
+
+from __future__ import annotations
+
+from .endpoint import KeySettings, rest_settings
+from .implementation import create_rest_client
+from .marks import (
+    Body,
+    Cookie,
+    File,
+    Form,
+    Header,
+    Path,
+    Query,
+    Upload,
+    client_cookie_param,
+    client_exception_mapper,
+    client_form_param,
+    client_header_param,
+    client_query_param,
+    delete,
+    get,
+    head,
+    patch,
+    post,
+    put,
+    register_rest_client,
+)
+from .propagation import propagate_headers
+from .replies import Response, ServerSentEvent
+
+__all__ = [
+    "Body",
+    "Cookie",
+    "File",
+    "Form",
+    "Header",
+    "KeySettings",
+    "Path",
+    "Query",
+    "Response",
+    "ServerSentEvent",
+    "Upload",
+    "client_cookie_param",
+    "client_exception_mapper",
+    "client_form_param",
+    "client_header_param",
+    "client_query_param",
+    "create_rest_client",
+    "delete",
+    "get",
+    "head",
+    "patch",
+    "post",
+    "propagate_headers",
+    "put",
+    "register_rest_client",
+    "rest_settings",
+]

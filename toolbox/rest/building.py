@@ -1,0 +1,237 @@
+"""Builds a request from a plan, the values of a call and an endpoint: pure, and the same for every kind of method.
+
+Beside everything that is sent stands the form in which it may be shown. Not here: computing values (`exchange`), the
+HTTP library's request (`connections`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import PydanticSerializationError
+
+from ..errors import RestClientError
+from .encoding import (
+    HIDDEN,
+    EncodingError,
+    cookie_value,
+    fields_of,
+    header_value,
+    is_secret,
+    is_secret_name,
+    literal_path,
+    percent,
+    segment,
+    text_of,
+    texts_of,
+)
+from .endpoint import Endpoint
+from .marks import Body, File, Fixed, Place, Upload
+from .plans import ParameterPlan, RequestPlan
+
+_VARIABLE = re.compile(r"\$\{([^{}:]+)(?::([^{}]*))?\}")
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A request that is ready to be sent, once or several times."""
+
+    verb: str
+    url: str
+    shown_url: str
+    headers: dict[str, tuple[str, bytes]]
+    content: bytes | None = None
+    fields: list[tuple[str, str]] = field(default_factory=list)
+    files: list[tuple[str, Upload]] = field(default_factory=list)
+
+
+def variables_of(value: object) -> Iterator[tuple[str, str | None]]:
+    """The `${NAME}`s of a fixed value, each with its `${NAME:default}`."""
+    for text in value if isinstance(value, tuple) else (value,):
+        if isinstance(text, str):
+            for match in _VARIABLE.finditer(text):
+                yield match[1], match[2]
+
+
+def expanded(value: object) -> object:
+    """A fixed value with its `${NAME}`s from the environment; None when one is missing there."""
+    if isinstance(value, tuple):
+        items = [expanded(each) for each in value]
+        return None if None in items else items
+    if not isinstance(value, str):
+        return value
+    if any(os.environ.get(name, default) is None for name, default in variables_of(value)):
+        return None
+    return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[2]), value)
+
+
+def build(
+    plan: RequestPlan,
+    values: Mapping[str, Any],
+    fixed: list[tuple[Fixed, object]],
+    headers: Mapping[str, str],
+    endpoint: Endpoint,
+) -> Outgoing:
+    """The request of a call. `fixed` has the fixed values as they are now, `headers` those that were computed for it.
+
+    Raises `RestClientError`, before anything is sent, for a value that cannot be put where it belongs.
+    """
+    building = _Building(plan, endpoint)
+    building.headers_of({"Accept": plan.reply.accept})
+    building.headers_of(dict(endpoint.headers))
+    for each, value in fixed:
+        building.fixed(each, value)
+    building.headers_of(headers)
+    for parameter in plan.parameters:
+        building.parameter(parameter, values[parameter.name])
+    return building.finish()
+
+
+class _Building:
+    """One request while it is being built."""
+
+    def __init__(self, plan: RequestPlan, endpoint: Endpoint) -> None:
+        self._plan, self._endpoint = plan, endpoint
+        self._segments: dict[str, tuple[str, str]] = {}
+        self._query: list[tuple[str, str]] = []
+        self._shown_query: list[tuple[str, str]] = []
+        self._cookies: dict[str, str] = {}
+        self._headers: dict[str, tuple[str, bytes]] = {}
+        self._fields: list[tuple[str, str]] = []
+        self._files: list[tuple[str, Upload]] = []
+        self._content: bytes | None = None
+        self._fixed_names: set[str] = set()
+
+    def headers_of(self, headers: Mapping[str, str]) -> None:
+        """Headers that are no argument: of the settings, or computed."""
+        for name, value in headers.items():
+            self._putting(name, lambda name=name, value=value: self._header(name, value))
+
+    def fixed(self, fixed: Fixed, value: object) -> None:
+        hidden = is_secret(value) or any(variables_of(fixed.value))
+        self._fixed_names.add(fixed.name)
+        self._putting(fixed.name, lambda: self._put(fixed.place, fixed.name, value, hidden))
+
+    def parameter(self, parameter: ParameterPlan, value: Any) -> None:
+        def put() -> None:
+            if parameter.place is Place.BODY:
+                self._body(parameter, value)
+            elif parameter.place is Place.FILE:
+                self._file(parameter, value)
+            elif parameter.spread:
+                self._spread(parameter, value)
+            else:
+                self._put(parameter.place, parameter.wire_name, value, is_secret(value))
+
+        self._putting(parameter.name, put)
+
+    def _putting(self, name: str, put: Any) -> None:
+        try:
+            put()
+        except (EncodingError, UnicodeEncodeError) as error:
+            where = f"{self._endpoint.url}{self._plan.template}"
+            raise RestClientError(f"{self._plan.where}: {name} cannot be sent: {error}", where) from error
+
+    def _put(self, place: Place, name: str, value: object, hidden: bool) -> None:
+        match place:
+            case Place.PATH:
+                encoded = segment(value)
+                self._segments[name] = encoded, HIDDEN if hidden else encoded
+            case Place.QUERY:
+                for text in texts_of(value):
+                    self._one_query(name, text, hidden)
+            case Place.FORM:
+                self._fields += [(name, text) for text in texts_of(value)]
+            case Place.HEADER:
+                if value is not None:
+                    self._header(name, ", ".join(texts_of(value)))
+            case Place.COOKIE:
+                if value is not None:
+                    self._cookies[name] = cookie_value(text_of(value))
+            case Place.FILE | Place.BODY:
+                raise AssertionError("a file or body is no fixed value")
+
+    def _one_query(self, name: str, text: str, hidden: bool) -> None:
+        encoded = percent(text)
+        self._query.append((percent(name), encoded))
+        self._shown_query.append((percent(name), HIDDEN if hidden or is_secret_name(name) else encoded))
+
+    def _header(self, name: str, text: str) -> None:
+        self._headers[name.lower()] = name, header_value(text)
+
+    def _spread(self, parameter: ParameterPlan, value: Any) -> None:
+        for name, text in fields_of(value) if value is not None else ():
+            if parameter.place is Place.FORM:
+                self._fields.append((name, text))
+            elif name in self._fixed_names:
+                raise EncodingError(f"it has a field {name!r}, whose value is fixed")
+            else:
+                self._one_query(name, text, False)
+
+    def _body(self, parameter: ParameterPlan, value: Any) -> None:
+        if value is None:
+            return
+        given = parameter.mark.media_type if isinstance(parameter.mark, Body) else None
+        if isinstance(value, (bytes, bytearray)):
+            self._content, media_type = bytes(value), "application/octet-stream"
+        elif isinstance(value, str) and parameter.mark is not None:
+            self._content, media_type = value.encode(), "text/plain; charset=utf-8"
+        else:
+            self._content, media_type = _json(parameter, value), "application/json"
+        self._headers.setdefault("content-type", ("Content-Type", header_value(given or media_type)))
+
+    def _file(self, parameter: ParameterPlan, value: Any) -> None:
+        if value is None:
+            return
+        mark = parameter.mark if isinstance(parameter.mark, File) else File()
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if not isinstance(item, Upload):
+                if not isinstance(item, (bytes, bytearray, str)):
+                    raise EncodingError(f"a {type(item).__name__} is no file; give bytes, str or a rest.Upload")
+                content = item.encode() if isinstance(item, str) else bytes(item)
+                default = "text/plain; charset=utf-8" if isinstance(item, str) else "application/octet-stream"
+                item = Upload(content, mark.filename or parameter.wire_name, mark.media_type or default)
+            self._files.append((parameter.wire_name, item))
+
+    def finish(self) -> Outgoing:
+        path, shown_path = "", ""
+        for at, part in enumerate(self._plan.path):
+            encoded, shown = self._segments[part] if at % 2 else (literal_path(part),) * 2
+            path, shown_path = path + encoded, shown_path + shown
+        for name, value in self._endpoint.query:
+            self._one_query(name, value, True)
+        for name, value in self._endpoint.credentials:
+            if name.lower() not in self._headers:
+                self._header(name, value)
+        if self._cookies:
+            self._header("Cookie", "; ".join(f"{name}={value}" for name, value in self._cookies.items()))
+        if self._fields and not self._files:
+            pairs = (f"{percent(name)}={percent(text)}" for name, text in self._fields)
+            self._content, self._fields = "&".join(pairs).encode(), []
+            self._headers.setdefault("content-type", ("Content-Type", b"application/x-www-form-urlencoded"))
+        return Outgoing(
+            self._plan.verb,
+            self._endpoint.url + path + _query_text(self._query),
+            self._endpoint.url + shown_path + _query_text(self._shown_query),
+            self._headers,
+            self._content,
+            self._fields,
+            self._files,
+        )
+
+
+def _query_text(pairs: list[tuple[str, str]]) -> str:
+    return "?" + "&".join(f"{name}={value}" for name, value in pairs) if pairs else ""
+
+
+def _json(parameter: ParameterPlan, value: Any) -> bytes:
+    assert parameter.adapter is not None
+    try:
+        return parameter.adapter.dump_json(value, by_alias=True, warnings="error")
+    except PydanticSerializationError as error:
+        reason = str(error).partition("\n")[0]
+        raise EncodingError(f"a {type(value).__name__} is not what the parameter declares ({reason})") from error

@@ -1,0 +1,190 @@
+"""The pooled clients behind one config key: one per event loop, one for all threads; and a request as they take it.
+
+With `drivers` the home of httpx2, and loaded when the first REST client is made. Not here: what a request holds
+(`building`), what follows a reply (`exchange`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+import weakref
+from collections.abc import AsyncGenerator
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+from urllib.parse import urljoin
+
+import httpx2
+
+from ..errors import RestClientError
+from .building import Outgoing
+from .encoding import shown_url
+from .endpoint import Endpoint
+from .replies import EXCERPT
+
+# What may go to another host with a redirect: nothing that says who asks.
+_IMPERSONAL = frozenset({"accept", "accept-encoding", "accept-language", "user-agent", "host"})
+_CLOSE_LIMIT = 5.0
+
+
+class ShownUrl(httpx2.URL):
+    """A URL whose text hides its secrets: httpx2 and others log the URL of each request as text."""
+
+    shown = ""
+
+    def __str__(self) -> str:
+        return self.shown
+
+    def __repr__(self) -> str:
+        return f"URL({self.shown!r})"
+
+    def join(self, url: httpx2.URL | str) -> httpx2.URL:
+        """The URL that `url` means, seen from this one as it really is."""
+        return httpx2.URL(self).join(url)
+
+
+class Connection:
+    """The clients of one config key. Each is made when it is first needed, and ends with its loop at the latest."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._lock = threading.Lock()
+        self._sync: httpx2.Client | None = None
+        self._async: dict[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, AsyncGenerator[None]]] = {}
+        self._tls: ssl.SSLContext | None = None
+
+    def sync_client(self) -> httpx2.Client:
+        """The client all threads share."""
+        with self._lock:
+            if self._sync is None:
+                self._sync = httpx2.Client(**self._options())
+                weakref.finalize(self, self._sync.close)
+            return self._sync
+
+    async def async_client(self) -> httpx2.AsyncClient:
+        """The client of the running loop."""
+        loop = asyncio.get_running_loop()
+        kept = self._async.get(loop)
+        if kept is None:
+            client = httpx2.AsyncClient(**self._options())
+            keeper = _kept(client)
+            with self._lock:
+                for other in [other for other in self._async if other.is_closed()]:
+                    del self._async[other]
+                kept = self._async[loop] = client, keeper
+            # From its first step on the loop knows the generator, and ends it when the loop itself ends.
+            await anext(keeper)
+        return kept[0]
+
+    async def aclose(self) -> None:
+        """Closes all clients, those of other running loops too."""
+        with self._lock:
+            kept, self._async = self._async, {}
+            client, self._sync = self._sync, None
+        if client is not None:
+            client.close()
+        for loop, (_, keeper) in kept.items():
+            if loop is asyncio.get_running_loop():
+                await keeper.aclose()
+            elif loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(keeper.aclose(), loop)
+                await asyncio.wait([asyncio.wrap_future(closing)], timeout=_CLOSE_LIMIT)
+
+    def _options(self) -> dict[str, Any]:
+        settings = self.endpoint.settings
+        if self._tls is None:
+            self._tls = _tls_context(settings.verify, settings.client_certificate, settings.trust_environment)
+        return {
+            "verify": self._tls,
+            "transport": self.endpoint.transport,
+            "proxy": settings.proxy.get_secret_value() if settings.proxy else None,
+            "trust_env": settings.trust_environment,
+            # What one caller is given must not go out with the request of another.
+            "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            "limits": httpx2.Limits(
+                max_connections=settings.max_connections,
+                max_keepalive_connections=settings.max_keepalive_connections,
+            ),
+        }
+
+    def request(self, outgoing: Outgoing, timeout: float, where: str) -> httpx2.Request:
+        """The request as httpx2 takes it. Raises `RestClientError` for a URL that is too long."""
+        try:
+            return self._request(outgoing, timeout)
+        except httpx2.InvalidURL as error:
+            raise RestClientError(f"{where}: the URL cannot be used: {error}", outgoing.shown_url[:EXCERPT]) from error
+
+    def _request(self, outgoing: Outgoing, timeout: float) -> httpx2.Request:
+        connect = min(timeout, self.endpoint.settings.connect_timeout)
+        request = httpx2.Request(
+            outgoing.verb,
+            outgoing.url,
+            headers=[(name.encode(), value) for name, value in outgoing.headers.values()],
+            content=outgoing.content,
+            data=_grouped(outgoing.fields) if outgoing.files else None,
+            files=[(name, (each.filename, each.content, each.media_type)) for name, each in outgoing.files] or None,
+            extensions={"timeout": httpx2.Timeout(timeout, connect=connect).as_dict()},
+        )
+        if "user-agent" not in request.headers:
+            request.headers["User-Agent"] = "toolbox-di"
+        _show(request, outgoing.shown_url)
+        return request
+
+
+async def _kept(client: httpx2.AsyncClient) -> AsyncGenerator[None]:
+    """Holds a client open for as long as its loop runs: a loop that ends closes the generators it knows."""
+    try:
+        yield
+    finally:
+        await client.aclose()
+
+
+def _tls_context(verify: bool | str, certificate: str | None, trust_environment: bool) -> ssl.SSLContext:
+    if isinstance(verify, str):
+        context = ssl.create_default_context(cafile=verify)
+    else:
+        context = httpx2.create_ssl_context(verify, trust_env=trust_environment)
+    if certificate is not None:
+        context.load_cert_chain(certificate)
+    return context
+
+
+def _grouped(fields: list[tuple[str, str]]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for name, text in fields:
+        grouped.setdefault(name, []).append(text)
+    return grouped
+
+
+def _show(request: httpx2.Request, shown: str) -> None:
+    url = ShownUrl(request.url)
+    url.shown = shown
+    request.url = url
+
+
+def is_same_origin(url: httpx2.URL, other: httpx2.URL) -> bool:
+    """Whether credentials for one may be sent to the other: same scheme, host and port, or http turned into https."""
+    if (url.scheme, url.host, url.port) == (other.scheme, other.host, other.port):
+        return True
+    upgraded = url.scheme == "http" and other.scheme == "https" and url.port is None and other.port is None
+    return upgraded and url.host == other.host
+
+
+def redirected(request: httpx2.Request, response: httpx2.Response) -> httpx2.Request | None:
+    """The request a redirect asks for, None when it is not to be followed.
+
+    Another origin is told nothing personal, and gets no body.
+    """
+    following = response.next_request
+    if following is None or following.url.scheme not in ("http", "https") or not following.url.host:
+        return None
+    if not is_same_origin(request.url, following.url):
+        if following.method not in ("GET", "HEAD"):
+            return None
+        for name in [name for name in following.headers if name.lower() not in _IMPERSONAL]:
+            del following.headers[name]
+    elif "cookie" in request.headers:
+        following.headers["Cookie"] = request.headers["Cookie"]
+    _show(following, shown_url(urljoin(str(request.url), response.headers["location"])))
+    return following

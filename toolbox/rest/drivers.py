@@ -1,0 +1,177 @@
+"""Performs what an exchange asks for: awaiting, or on the thread it is called on. Two tables, one line each.
+
+Not here: what is done in which order (`exchange`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+
+from ..errors import RestClientError, RestDecodeError, RestTimeoutError
+from .exchange import Attempts, Close, Effect, Exchange, Find, NextAttempt, Read, Send, Settle, Steps
+from .pieces import PieceDecoder
+from .plans import RequestPlan
+from .replies import decode
+
+
+async def call_async(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
+    """The value of a call, awaited."""
+    response, outgoing = await _drive_async(exchange, exchange.steps(plan, values))
+    return decode(plan.reply, response, outgoing.shown_url)
+
+
+def call(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
+    """The value of a call, on this thread."""
+    response, outgoing = _drive(exchange, exchange.steps(plan, values))
+    return decode(plan.reply, response, outgoing.shown_url)
+
+
+async def stream_async(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> AsyncGenerator[Any]:
+    """The pieces of a reply, on the loop; sent with the first step."""
+    response, outgoing = await _drive_async(exchange, exchange.steps(plan, values, unread=True))
+    decoder = _decoder(plan, response, outgoing.shown_url)
+    try:
+        with translated(plan.where, outgoing.shown_url):
+            async for chunk in response.aiter_bytes():
+                for piece in decoder.feed(chunk):
+                    yield piece
+        for piece in decoder.end():
+            yield piece
+    finally:
+        await response.aclose()
+
+
+def stream(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Any]:
+    """The pieces of a reply, on this thread; sent with the first step."""
+    response, outgoing = _drive(exchange, exchange.steps(plan, values, unread=True))
+    decoder = _decoder(plan, response, outgoing.shown_url)
+    try:
+        with translated(plan.where, outgoing.shown_url):
+            for chunk in response.iter_bytes():
+                yield from decoder.feed(chunk)
+        yield from decoder.end()
+    finally:
+        response.close()
+
+
+def _decoder(plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:
+    return PieceDecoder(plan.reply, response.headers.get("content-type", ""), url, response.status_code)
+
+
+async def _drive_async(exchange: Exchange, steps: Steps) -> Any:
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            effect = steps.send(answer) if error is None else steps.throw(error)
+        except StopIteration as end:
+            return end.value
+        try:
+            answer, error = await _perform_async(exchange, effect), None
+        except BaseException as raised:  # an exchange decides what becomes of it
+            error = raised
+
+
+def _drive(exchange: Exchange, steps: Steps) -> Any:
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            effect = steps.send(answer) if error is None else steps.throw(error)
+        except StopIteration as end:
+            return end.value
+        try:
+            answer, error = _perform(exchange, effect), None
+        except BaseException as raised:  # an exchange decides what becomes of it
+            error = raised
+
+
+async def _perform_async(exchange: Exchange, effect: Effect) -> Any:
+    match effect:
+        case Find(wanted):
+            return await exchange.scope.aget(wanted) if exchange.scope else wanted()
+        case Settle(value):
+            return await value if inspect.isawaitable(value) else value
+        case Send(request, auth, limit, unread, where):
+            client = await exchange.connection.async_client()
+            with translated(where, str(request.url)):
+                async with asyncio.timeout(limit):
+                    return await client.send(request, auth=auth, stream=unread, follow_redirects=False)
+        case Read(response):
+            with translated("the reply", str(response.request.url)):
+                return await response.aread()
+        case Close(response):
+            return await response.aclose()
+        case Attempts(attempts):
+            return aiter(attempts)
+        case NextAttempt(attempts):
+            return await anext(attempts)
+
+
+def _perform(exchange: Exchange, effect: Effect) -> Any:
+    match effect:
+        case Find(wanted):
+            return exchange.scope.get(wanted) if exchange.scope else wanted()
+        case Settle(value):
+            return value
+        case Send(request, auth, limit, unread, where):
+            client = exchange.connection.sync_client()
+            with translated(where, str(request.url)):
+                response = client.send(request, auth=auth, stream=True, follow_redirects=False)
+                return response if unread else _read_until(response, time.monotonic() + limit)
+        case Read(response):
+            with translated("the reply", str(response.request.url)):
+                return response.read()
+        case Close(response):
+            return response.close()
+        case Attempts(attempts):
+            return iter(attempts)
+        case NextAttempt(attempts):
+            return next(attempts)
+
+
+class _Until(httpx2.SyncByteStream):
+    """A body that has to be there by a moment of `time.monotonic()`: a time-out of httpx2's is for each piece."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, deadline: float) -> None:
+        self._stream, self._deadline = stream, deadline
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._stream:
+            if time.monotonic() > self._deadline:
+                raise httpx2.ReadTimeout("the body took too long")
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _read_until(response: httpx2.Response, deadline: float) -> httpx2.Response:
+    assert isinstance(response.stream, httpx2.SyncByteStream)
+    response.stream = _Until(response.stream, deadline)
+    try:
+        response.read()
+    finally:
+        response.close()
+    return response
+
+
+@contextmanager
+def translated(where: str, url: str) -> Iterator[None]:
+    """What httpx2 raises, as errors of ours, which show no secret."""
+    try:
+        yield
+    except (TimeoutError, httpx2.TimeoutException) as error:
+        raise RestTimeoutError(f"{where}: no reply in time", url) from error
+    except httpx2.DecodingError as error:
+        raise RestDecodeError(f"{where}: the reply's encoding is broken ({error})", url) from error
+    except httpx2.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise RestClientError(f"{where}: the request failed ({reason})", url) from error

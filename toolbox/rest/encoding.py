@@ -1,0 +1,165 @@
+"""Values as the text of a request: path segments, query and form values, headers, cookies; and what is never shown.
+
+Nothing that comes in as a value can end the place it is put into. Not here: which value goes where (`building`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+HIDDEN = "***"
+
+# What a path of our own may be written with; an argument is encoded without exception.
+_PATH_LITERALS = "/!$&'()*+,;=:@%-._~"
+_SECRET_NAME = re.compile(
+    r"api[-_.]?key|access[-_.]?key|token|secret|passw|pwd|credential|signature|session|^auth|^key$|^sig$", re.IGNORECASE
+)
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_COOKIE_VALUE = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*")
+_SAFE_HEADERS = frozenset(
+    {"accept", "accept-encoding", "accept-language", "cache-control", "connection", "content-encoding"}
+    | {"content-length", "content-type", "date", "etag", "expires", "host", "last-modified", "retry-after"}
+    | {"server", "traceparent", "transfer-encoding", "user-agent", "vary"}
+)
+# Headers that say where a request goes or where it ends: no argument may set them.
+PROTECTED_HEADERS = frozenset(
+    {"connection", "content-length", "expect", "host", "keep-alive", "proxy-connection"}
+    | {"te", "trailer", "transfer-encoding", "upgrade"}
+)
+
+
+class EncodingError(ValueError):
+    """A value that cannot be put where it belongs; the text says why, without the value."""
+
+
+def is_secret(value: object) -> bool:
+    """Whether the value's own type says that it must not be shown."""
+    return isinstance(value, (SecretStr, SecretBytes, Secret))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether values of this name should not be shown in errors and logs."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def text_of(value: object) -> str:
+    """One value as text: enums by value, `true`/`false`, everything else as in pydantic's JSON (dates: ISO 8601)."""
+    if is_secret(value):
+        return text_of(value.get_secret_value())  # type: ignore[attr-defined]  # pydantic's secrets all have it
+    if isinstance(value, Enum):
+        return text_of(value.value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(value)
+    try:
+        plain = to_jsonable_python(value)
+    except (PydanticSerializationError, UnicodeDecodeError) as error:
+        raise EncodingError(f"a {type(value).__name__} cannot be written as text") from error
+    if plain is None or isinstance(plain, (dict, list)):
+        raise EncodingError(f"a {type(value).__name__} is not one value")
+    return text_of(plain)
+
+
+def texts_of(value: object) -> Iterator[str]:
+    """The texts of a value that may be a list; None is left out, also inside."""
+    if value is None:
+        return
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from (text_of(item),) if item is not None else ()
+    else:
+        yield text_of(value)
+
+
+def fields_of(value: object) -> Iterator[tuple[str, str]]:
+    """Name and text of each field of a model, dataclass or mapping; lists repeat, None is left out."""
+    if isinstance(value, BaseModel):
+        plain: Any = value.model_dump(mode="json", by_alias=True)
+    else:
+        try:
+            plain = to_jsonable_python(value, by_alias=True)
+        except PydanticSerializationError as error:
+            raise EncodingError(f"a {type(value).__name__} cannot be written as fields") from error
+    if not isinstance(plain, Mapping):
+        raise EncodingError(f"a {type(value).__name__} has no fields")
+    for name, item in plain.items():
+        for text in texts_of(item):
+            yield str(name), text
+
+
+def percent(text: str) -> str:
+    """Percent-encoded as a part of a URL, with nothing left that means anything there."""
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError as error:
+        raise EncodingError("it has a character that is no text (a lone surrogate)") from error
+
+
+def segment(value: object) -> str:
+    """A value as exactly one segment of a path, or a part of one."""
+    if value is None:
+        raise EncodingError("it is None; a path parameter needs a value")
+    text = text_of(value)
+    if text in ("", ".", ".."):
+        raise EncodingError(f"{text!r} would change the path")
+    return percent(text)
+
+
+def literal_path(text: str) -> str:
+    """The fixed part of a path, as the developer wrote it; what is encoded stays so."""
+    return quote(text, safe=_PATH_LITERALS)
+
+
+def is_header_name(name: str) -> bool:
+    """Whether this can be the name of a header or a cookie."""
+    return _TOKEN.fullmatch(name) is not None
+
+
+def header_value(text: str) -> bytes:
+    """A header's value, as UTF-8; it can hold no line end, and so no further header."""
+    if _CONTROL.search(text):
+        raise EncodingError("it has a control character, which no header can hold")
+    try:
+        return text.strip(" \t").encode()
+    except UnicodeEncodeError as error:
+        raise EncodingError("it has a character that is no text (a lone surrogate)") from error
+
+
+def cookie_value(text: str) -> str:
+    """A cookie's value; it can hold no `;`, and so no further cookie."""
+    if not _COOKIE_VALUE.fullmatch(text):
+        raise EncodingError('it has a character no cookie can hold (space, `"`, `,`, `;`, a backslash, non-ASCII)')
+    return text
+
+
+def shown_header(name: str, value: str) -> str:
+    """A header as a log may show it: the values of well-known harmless ones only."""
+    return f"{name}: {value if name.lower() in _SAFE_HEADERS else HIDDEN}"
+
+
+def shown_url(url: str) -> str:
+    """A URL that came from elsewhere (a redirect, a document) without user, password and the values of secret names."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    pairs = (pair.partition("=") for pair in parts.query.split("&")) if parts.query else ()
+    query = "&".join(f"{name}={HIDDEN}" if is_secret_name(name) else f"{name}{eq}{value}" for name, eq, value in pairs)
+    return urlunsplit((parts.scheme, host, parts.path, query, ""))
+
+
+def without_secrets(text: str, secrets: tuple[str, ...]) -> str:
+    """The text with each of these secrets hidden; very short ones are no secrets."""
+    for secret in secrets:
+        if len(secret) >= 4:
+            text = text.replace(secret, HIDDEN)
+    return text

@@ -1,0 +1,138 @@
+"""Where a REST client's requests go and what they all carry: its settings, read and checked.
+
+Not here: the settings' fields (`settings`), a single request (`building`), connections (`connections`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from ..errors import Problem
+from .encoding import PROTECTED_HEADERS, EncodingError, header_value, is_header_name
+
+if TYPE_CHECKING:
+    from ..settings import RestSettings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeySettings:
+    """The settings of one config key, given in code; a bean, which the REST clients of that key find."""
+
+    key: str
+    settings: RestSettings
+    transport: Any = None
+    auth: Any = None
+
+    def bean(self) -> KeySettings:
+        """Itself: the factory of its bean, by which the check knows the settings before any bean is made."""
+        return self
+
+
+def rest_settings(key: str, *, transport: Any = None, auth: Any = None, **settings: Any) -> KeySettings:
+    """The settings of a config key, for `container.register`: what is given here wins over the environment.
+
+    `settings` are the fields of `toolbox.settings.RestSettings` (`url`, `timeout`, `headers`, `retries`, …). `auth` is
+    an `httpx2.Auth`, or a function or bean class that gives one; `transport` an httpx2 transport, for another network.
+    """
+    from ..settings import RestSettings, settings_key
+
+    return KeySettings(settings_key(key), RestSettings(**settings), transport, auth)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the requests of one config key go. `url` has no user, no query and no slash at its end.
+
+    `credentials` are headers that are sent to this very origin only, and only where a request does not set them itself;
+    so is `query`. `secrets` are texts that no error may show.
+    """
+
+    key: str
+    url: str
+    settings: RestSettings = field(hash=False, repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    credentials: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    query: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    auth: Any = field(default=None, hash=False, repr=False)
+    transport: Any = field(default=None, hash=False, repr=False)
+
+
+def merged(key: str, environment: Mapping[str, RestSettings], given: list[KeySettings]) -> KeySettings:
+    """The settings of a key (as `settings_key` writes it): the environment's, and over them those given in code."""
+    from ..settings import RestSettings
+
+    settings = environment.get(key, RestSettings())
+    transport = auth = None
+    for each in given:
+        if each.key == key:
+            fields = {name: getattr(each.settings, name) for name in each.settings.model_fields_set}
+            settings = settings.model_copy(update=fields)
+            transport = transport if each.transport is None else each.transport
+            auth = auth if each.auth is None else each.auth
+    return KeySettings(key, settings, transport, auth)
+
+
+def endpoint_problems(where: str, key: str, settings: RestSettings, base_url: str | None) -> Iterator[Problem]:
+    """What is wrong with the settings of a key."""
+    url = settings.url or base_url
+    variable = f"TOOLBOX_REST__{key.upper()}__URL"
+    if not url:
+        fix = f"set {variable}, or container.register(rest.rest_settings({key!r}, url=…))"
+        yield Problem(where, f"no URL is configured for the config key {key!r}", fix)
+        return
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        # The URL is not shown: it may hold a password, and one that cannot be read cannot be masked.
+        yield Problem(where, f"the URL of {key!r} is no http:// or https:// URL with a host", f"mend {variable}")
+    elif parts.query or parts.fragment:
+        yield Problem(where, f"the URL of {key!r} has a query or a fragment", "declare @rest.client_query_param(…)")
+    for name, value in settings.headers.items():
+        if not is_header_name(name) or name.lower() in PROTECTED_HEADERS:
+            yield Problem(where, f"{name!r} cannot be a header of {key!r}", "remove it from the settings' headers")
+        try:
+            header_value(value.get_secret_value())
+        except EncodingError as error:
+            yield Problem(where, f"the header {name} of {key!r} cannot be sent: {error}", "mend its value")
+
+
+def read_endpoint(given: KeySettings, base_url: str | None) -> Endpoint:
+    """The endpoint of settings that have no problems."""
+    settings = given.settings
+    parts = urlsplit(settings.url or base_url or "")
+    host = parts.netloc.rpartition("@")[2]
+    credentials: list[tuple[str, str]] = []
+    secrets = [value.get_secret_value() for value in settings.headers.values()]
+    username = settings.username if settings.username is not None else unquote(parts.username or "")
+    password = settings.password.get_secret_value() if settings.password else unquote(parts.password or "")
+    if settings.bearer_token is not None:
+        token = settings.bearer_token.get_secret_value()
+        credentials.append(("Authorization", f"Bearer {token}"))
+        secrets.append(token)
+    elif username or password:
+        encoded = base64.b64encode(f"{username}:{password}".encode()).decode()
+        credentials.append(("Authorization", f"Basic {encoded}"))
+        secrets += [encoded, password]
+    query: tuple[tuple[str, str], ...] = ()
+    if settings.api_key is not None:
+        key = settings.api_key.get_secret_value()
+        secrets.append(key)
+        if settings.api_key_query is not None:
+            query = ((settings.api_key_query, key),)
+        else:
+            credentials.append((settings.api_key_header, key))
+    return Endpoint(
+        given.key,
+        f"{parts.scheme}://{host}{parts.path.rstrip('/')}",
+        settings,
+        tuple((name, value.get_secret_value()) for name, value in settings.headers.items()),
+        tuple(credentials),
+        query,
+        tuple(secrets),
+        given.auth,
+        given.transport,
+    )

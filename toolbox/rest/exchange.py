@@ -1,0 +1,248 @@
+"""One call, from its values to its reply: computed headers, filters, redirects, retries, failures; without any I/O.
+
+A generator yields what has to be done (`Effect`s) and is sent what came of it; the drivers (`drivers`) do it, awaiting
+or not. Not here: building a request (`building`), reading a good reply (`replies`).
+"""
+
+from __future__ import annotations
+
+import email.utils
+import inspect
+import logging
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+import httpx2
+import stamina
+
+from ..context import ActiveScope
+from ..errors import RestClientError
+from .building import Outgoing, build, expanded
+from .connections import Connection, is_same_origin, redirected
+from .encoding import shown_header, without_secrets
+from .marks import ClientMark, Collaborator, Fixed
+from .plans import RequestPlan
+from .propagation import propagated_headers
+from .replies import Response, excerpt
+
+logger = logging.getLogger("toolbox.rest")
+
+RETRIED = frozenset({502, 503, 504})
+_NO_AUTH = httpx2.Auth()
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """A bean of this class, of the current scope."""
+
+    wanted: type[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The value, awaited if it has to be."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A request, to be answered in `limit` seconds; with `unread` the body is left for later."""
+
+    request: httpx2.Request
+    auth: httpx2.Auth
+    limit: float
+    unread: bool
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The body of a response that was left unread."""
+
+    response: httpx2.Response
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The response is of no further use."""
+
+    response: httpx2.Response
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """A run of attempts; comes back as an iterator."""
+
+    attempts: Any
+
+
+@dataclass(frozen=True, slots=True)
+class NextAttempt:
+    """The next attempt of the run, after the wait before it."""
+
+    attempts: Any
+
+
+Effect: TypeAlias = Find | Settle | Send | Read | Close | Attempts | NextAttempt
+Steps: TypeAlias = Generator[Effect, Any, Any]
+
+
+class Refusal(Exception):  # noqa: N818 - never leaves an exchange
+    """A reply that is no good one, on its way through the retries."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        super().__init__(response.status_code)
+        self.response = response
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The calls of one REST client: where they go, what its class says, where its collaborators are found."""
+
+    connection: Connection
+    client: ClientMark
+    scope: ActiveScope | None
+
+    def steps(self, plan: RequestPlan, values: Mapping[str, Any], unread: bool = False) -> Steps:
+        """Comes back with a good `httpx2.Response` and the `Outgoing` it answers, or raises."""
+        outgoing = yield from self._prepare(plan, values)
+        try:
+            response = yield from self._attempts(plan, outgoing, unread)
+        except Refusal as refusal:
+            response = refusal.response
+        if not response.is_success:
+            yield Read(response)
+            yield from self._fail(plan, outgoing, response)
+        return response, outgoing
+
+    def _prepare(self, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Effect, Any, Outgoing]:
+        endpoint = self.connection.endpoint
+        fixed: list[tuple[Fixed, object]] = []
+        for each in plan.fixed:
+            value = (yield from self._ask(each.value)) if callable(each.value) else expanded(each.value)
+            if value is None and each.required:
+                where = f"{endpoint.url}{plan.template}"
+                raise RestClientError(f"{plan.where}: there is no value for {each.place} {each.name}", where)
+            fixed.append((each, value))
+        headers = propagated_headers(endpoint.settings.propagate_headers)
+        if self.client.headers is not None:
+            headers |= yield from self._ask(self.client.headers)
+        return build(plan, values, fixed, headers, endpoint)
+
+    def _ask(self, collaborator: Collaborator, *given: object) -> Steps:
+        """What a collaborator says to `given`."""
+        if inspect.isclass(collaborator):
+            collaborator = yield Find(collaborator)
+        return (yield Settle(collaborator(*given)))
+
+    def _attempts(self, plan: RequestPlan, outgoing: Outgoing, unread: bool) -> Generator[Effect, Any, httpx2.Response]:
+        settings = self.connection.endpoint.settings
+        if not (settings.retries and plan.idempotent):
+            return (yield from self._attempt(plan, outgoing, unread))
+        attempts = yield Attempts(
+            stamina.retry_context(
+                lambda error: _wait_before_retry(error, settings.retry_max_wait),
+                attempts=settings.retries + 1,
+                timeout=None,
+                wait_jitter=0.1,
+                wait_max=settings.retry_max_wait,
+            )
+        )
+        while True:
+            attempt = yield NextAttempt(attempts)
+            with attempt:
+                response = yield from self._attempt(plan, outgoing, unread)
+                if not response.is_success:
+                    yield Read(response)
+                    raise Refusal(response)
+                return response
+
+    def _attempt(self, plan: RequestPlan, outgoing: Outgoing, unread: bool) -> Generator[Effect, Any, httpx2.Response]:
+        settings = self.connection.endpoint.settings
+        limit = plan.timeout or settings.timeout
+        first = request = self.connection.request(outgoing, limit, plan.where)
+        auth = yield from self._auth()
+        for _ in range(settings.max_redirects + 1):
+            own = auth if is_same_origin(first.url, request.url) else _NO_AUTH
+            response = yield from self._send(Send(request, own, limit, unread, plan.where))
+            if not (response.has_redirect_location and settings.follow_redirects):
+                return response
+            yield Read(response)
+            following = redirected(request, response)
+            if following is None:
+                return response
+            request = following
+        raise RestClientError(f"{plan.where}: more than {settings.max_redirects} redirects", str(request.url))
+
+    def _auth(self) -> Generator[Effect, Any, httpx2.Auth]:
+        given = self.connection.endpoint.auth or self.client.auth
+        if inspect.isclass(given):
+            given = yield Find(given)
+        if given is None or isinstance(given, httpx2.Auth):
+            return given or _NO_AUTH
+        answer: httpx2.Auth = yield Settle(given())
+        return answer
+
+    def _send(self, send: Send) -> Generator[Effect, Any, httpx2.Response]:
+        for each in self.client.request_filters:
+            yield from self._ask(each, send.request)
+        started = time.perf_counter()
+        response: httpx2.Response = yield send
+        self._log(send.request, response, time.perf_counter() - started)
+        try:
+            for each in self.client.response_filters:
+                yield from self._ask(each, response)
+        except Exception:
+            yield Close(response)
+            raise
+        return response
+
+    def _log(self, request: httpx2.Request, response: httpx2.Response, seconds: float) -> None:
+        level = logging.INFO if self.connection.endpoint.settings.log else logging.DEBUG
+        if logger.isEnabledFor(level):
+            headers = "; ".join(shown_header(name, value) for name, value in request.headers.items())
+            facts = request.method, str(request.url), response.status_code, seconds * 1000, headers
+            logger.log(level, "%s %s: %s in %.0f ms (%s)", *facts)
+
+    def _fail(self, plan: RequestPlan, outgoing: Outgoing, response: httpx2.Response) -> Steps:
+        status, shown = response.status_code, outgoing.shown_url
+        if status >= 400:
+            whole = Response(status, response.headers, response.content, shown)
+            for wanted, mapper in plan.mappers:
+                error = (yield from self._ask(mapper, whole)) if wanted in (None, status) else None
+                if error is not None:
+                    raise error
+        what = (
+            "the server redirects, which is not followed:" if response.has_redirect_location else "the server answered"
+        )
+        body = without_secrets(excerpt(response.content), self.connection.endpoint.secrets)
+        raise RestClientError(f"{plan.where}: {what}", shown, status, body)
+
+
+def _wait_before_retry(error: Exception, longest: float) -> bool | float:
+    """Whether another attempt is worth it; a number: after so many seconds."""
+    if not isinstance(error, Refusal):
+        # Only what broke before there was a reply; a server that is slow would only be made slower.
+        broken = (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout)
+        return isinstance(error, RestClientError) and isinstance(error.__cause__, broken)
+    status, after = error.response.status_code, _retry_after(error.response)
+    if status in RETRIED:
+        return after <= longest and after if after is not None else True
+    return status == 429 and after is not None and after <= longest and after
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """The seconds the server asks to wait: given as such, or as a date."""
+    text = response.headers.get("retry-after", "").strip()
+    if text.isdecimal():
+        return float(text)
+    try:
+        moment = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

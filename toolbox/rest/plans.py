@@ -1,0 +1,349 @@
+"""Reads a marked class into a plan for each of its methods: what is sent, and what is made of the reply.
+
+`inspect` and `typing` end here; a call only reads its plan. Not here: building a request (`building`), decoding a reply
+(`replies`), sending anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, get_args
+
+from pydantic import PydanticUserError, TypeAdapter
+
+from ..context import INJECT, InvocationContext
+from ..errors import Problem
+from ..signatures import EMPTY, Parameter, Unresolved, read_signature, without_none
+from .annotations import bare, is_many, is_structured
+from .encoding import PROTECTED_HEADERS, is_header_name
+from .marks import (
+    MAPPER_MARK,
+    ClientMark,
+    Collaborator,
+    Fixed,
+    MapperMark,
+    Place,
+    PlaceMark,
+    RequestMark,
+    fixed_values_of,
+    request_mark_of,
+)
+from .replies import ReplyPlan, Stream, UnreadableReplyError, read_reply
+
+BODILESS = frozenset({"GET", "HEAD", "DELETE"})
+_TEMPLATE = re.compile(r"\{([^{}]*)\}")
+_PLACE_MARKS: tuple[type[PlaceMark], ...] = get_args(PlaceMark)
+_OF_THE_BODY = frozenset({Place.BODY, Place.FORM, Place.FILE})
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterPlan:
+    """One parameter of a method: where its value goes, under which name.
+
+    `spread` for a value that gives its fields; `adapter` writes a body as JSON.
+    """
+
+    name: str
+    place: Place
+    wire_name: str
+    spread: bool = False
+    mark: PlaceMark | None = None
+    adapter: TypeAdapter[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """Everything about one method that a call needs.
+
+    `path` alternates: literal text at even places, names of path parameters at odd ones. `mappers` are asked, in order,
+    what exception a failure is, each only for its status if it has one.
+    """
+
+    where: str
+    verb: str
+    path: tuple[str, ...]
+    parameters: tuple[ParameterPlan, ...]
+    reply: ReplyPlan
+    fixed: tuple[Fixed, ...] = ()
+    mappers: tuple[tuple[int | None, Collaborator], ...] = ()
+    timeout: float | None = None
+    idempotent: bool = False
+
+    @property
+    def template(self) -> str:
+        """The path as it was written."""
+        return "".join(f"{{{part}}}" if at % 2 else part for at, part in enumerate(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class MethodPlan:
+    """One method: its function, how it is called, and the plan of its request."""
+
+    name: str
+    function: FunctionType
+    signature: inspect.Signature
+    is_async: bool
+    request: RequestPlan
+
+
+def read_methods(cls: type[object], mark: ClientMark) -> tuple[tuple[MethodPlan, ...], tuple[Problem, ...]]:
+    """The plans of a class's methods, and all that is wrong with them."""
+    plans: list[MethodPlan] = []
+    problems: list[Problem] = []
+    mappers = tuple(_mappers(cls)) + tuple((None, mapper) for mapper in mark.exception_mappers)
+    for name, member in _members(cls):
+        where = f"{cls.__name__}.{name}"
+        request = request_mark_of(member)
+        if request is None:
+            problems.extend(_problems_without_verb(cls, where, member))
+            continue
+        if not isinstance(member, FunctionType):
+            problems.append(Problem(where, "only a method of an instance can send a request", "make it a plain method"))
+            continue
+        reading = _MethodReading(cls, name, where, member, request, mark, mappers)
+        plan = reading.read()
+        problems.extend(reading.problems)
+        if plan is not None:
+            plans.append(plan)
+    return tuple(plans), tuple(problems)
+
+
+def _members(cls: type[object]) -> Iterator[tuple[str, object]]:
+    """The members of a class and of what it extends, each by the definition that counts."""
+    seen: set[str] = set()
+    for owner in cls.__mro__:
+        if owner is object or owner.__module__ in ("typing", "typing_extensions", "abc"):
+            continue
+        for name, member in vars(owner).items():
+            if name not in seen:
+                seen.add(name)
+                yield name, member
+
+
+def _mappers(cls: type[object]) -> Iterator[tuple[int | None, Collaborator]]:
+    for _, member in _members(cls):
+        mark: MapperMark | None = getattr(member, MAPPER_MARK, None)
+        if mark is not None:
+            yield mark.status, member.__func__ if isinstance(member, staticmethod) else member  # type: ignore[misc]
+
+
+def _empty() -> None: ...
+def _documented() -> None:
+    """Only this."""
+
+
+async def _empty_async() -> None: ...
+async def _documented_async() -> None:
+    """Only this."""
+
+
+_EMPTY = frozenset(each.__code__.co_code for each in (_empty, _documented, _empty_async, _documented_async))
+
+
+def _problems_without_verb(cls: type[object], where: str, member: object) -> Iterator[Problem]:
+    if not isinstance(member, FunctionType):
+        return
+    if getattr(member, "__isabstractmethod__", False) or (
+        getattr(cls, "_is_protocol", False) and member.__code__.co_code in _EMPTY
+    ):
+        yield Problem(
+            where, "the method says not what it sends", "put @rest.get(…) or another verb on it, or give it a body"
+        )
+    elif fixed_values_of(member):
+        yield Problem(where, "it has fixed values but no verb", "put @rest.get(…) or another verb on it")
+
+
+@dataclass
+class _MethodReading:
+    """Reads one method; what it finds wrong goes into `problems`."""
+
+    cls: type[object]
+    name: str
+    where: str
+    function: FunctionType
+    mark: RequestMark
+    client: ClientMark
+    mappers: tuple[tuple[int | None, Collaborator], ...]
+    problems: list[Problem] = field(default_factory=list)
+
+    def read(self) -> MethodPlan | None:
+        if self.mark.again:
+            self._problem("it has more than one verb", "keep one")
+        path = self._path()
+        signature = read_signature(self.function, self.client.names)
+        parameters = tuple(self._parameters(signature.parameters[1:], path[1::2]))
+        self._check_names(parameters, path[1::2])
+        fixed = (*self._class_fixed(), *fixed_values_of(self.function))
+        self._check_bodies(parameters, fixed)
+        self._check_headers(parameters, fixed)
+        is_async = inspect.iscoroutinefunction(self.function)
+        reply = self._reply(signature.returns, is_async)
+        self._check_collaborators(fixed, is_async or (reply is not None and reply.stream is Stream.ASYNC))
+        if self.problems or reply is None:
+            return None
+        request = RequestPlan(
+            self.where,
+            self.mark.verb,
+            path,
+            parameters,
+            reply,
+            fixed,
+            self.mappers,
+            self.mark.timeout,
+            self.mark.idempotent,
+        )
+        return MethodPlan(self.name, self.function, inspect.signature(self.function), is_async, request)
+
+    def _problem(self, what: str, fix: str) -> None:
+        self.problems.append(Problem(self.where, what, fix))
+
+    def _class_fixed(self) -> tuple[Fixed, ...]:
+        return tuple(fixed for owner in reversed(self.cls.__mro__) for fixed in fixed_values_of(owner))
+
+    def _path(self) -> tuple[str, ...]:
+        path = join_paths(self.client.path, self.mark.path)
+        parts = tuple(_TEMPLATE.split(path))
+        literals = "".join(parts[::2])
+        if "{" in literals or "}" in literals:
+            self._problem(f"the path {path!r} has a brace that belongs to no {{name}}", "write {name} for a parameter")
+        if "?" in literals or "#" in literals:
+            self._problem(f"the path {path!r} has a query", "declare it with @rest.client_query_param(name, value)")
+        if any(segment in (".", "..") for segment in path.split("/")):
+            self._problem(f"the path {path!r} has the segment '.' or '..'", "write the path it means")
+        return parts
+
+    def _parameters(self, parameters: tuple[Parameter, ...], in_path: tuple[str, ...]) -> Iterator[ParameterPlan]:
+        for parameter in parameters:
+            if parameter.is_variadic:
+                self._problem(f"*{parameter.name} cannot be sent", "name each parameter")
+            elif parameter.annotation is EMPTY:
+                self._problem(f"the parameter {parameter.name} has no annotation", "annotate it")
+            elif isinstance(parameter.annotation, Unresolved):
+                self._unresolved(f"the annotation of {parameter.name}", parameter.annotation)
+            elif not _is_ours(parameter):
+                yield self._parameter(parameter, in_path)
+
+    def _unresolved(self, what: str, annotation: Unresolved) -> None:
+        self._problem(
+            f"{what}, {annotation.text!r}, cannot be resolved ({annotation.reason})",
+            "import the name in the module of the class, or define it there",
+        )
+
+    def _parameter(self, parameter: Parameter, in_path: tuple[str, ...]) -> ParameterPlan:
+        name, annotation = parameter.name, parameter.annotation
+        marks = tuple(_place_marks(parameter))
+        if len(marks) > 1:
+            self._problem(f"the parameter {name} says in several ways where it goes", "keep one")
+        structured = is_structured(annotation)
+        if marks:
+            mark: PlaceMark | None = marks[0]
+            place = marks[0].place
+        else:
+            mark = None
+            place = Place.PATH if name in in_path else Place.BODY if structured else Place.QUERY
+        spread = structured and place in (Place.QUERY, Place.FORM)
+        one_value = place in (Place.PATH, Place.COOKIE)
+        if (structured and (one_value or place is Place.HEADER)) or (one_value and is_many(annotation)):
+            self._problem(f"the parameter {name} is more than one value, which a {place} cannot hold", "use a scalar")
+        adapter = self._adapter(name, annotation) if place is Place.BODY else None
+        return ParameterPlan(name, place, _wire_name(name, place, mark), spread, mark, adapter)
+
+    def _adapter(self, name: str, annotation: Any) -> TypeAdapter[Any] | None:
+        try:
+            return TypeAdapter(annotation)
+        except PydanticUserError as error:
+            reason = str(error).partition("\n")[0]
+            self._problem(f"pydantic cannot write the body {name} ({reason})", "use a pydantic model")
+            return None
+
+    def _check_names(self, parameters: tuple[ParameterPlan, ...], in_path: tuple[str, ...]) -> None:
+        names = [parameter.wire_name for parameter in parameters if parameter.place is Place.PATH]
+        for name in in_path:
+            if name not in names:
+                self._problem(f"the path names {{{name}}}, which is no parameter", "add the parameter or mend the path")
+        for name in names:
+            if name not in in_path:
+                self._problem(f"the path has no {{{name}}} for its path parameter", "put it into the path")
+            if names.count(name) > 1:
+                self._problem(f"several parameters stand for {{{name}}}", "keep one")
+
+    def _check_bodies(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[Fixed, ...]) -> None:
+        places = [each.place for each in parameters] + [each.place for each in fixed]
+        of_the_body = [place for place in places if place in _OF_THE_BODY]
+        bodies = [parameter.name for parameter in parameters if parameter.place is Place.BODY]
+        if of_the_body and self.mark.verb in BODILESS:
+            names = [parameter.name for parameter in parameters if parameter.place in _OF_THE_BODY] or ["a fixed value"]
+            self._problem(
+                f"{', '.join(names)} would be the body of a {self.mark.verb}, which has none",
+                "use @rest.post, or say where it goes: Annotated[…, rest.Query()]",
+            )
+        elif len(bodies) > 1:
+            self._problem(f"{', '.join(bodies)} would each be the body", "put them into one model")
+        elif bodies and len(of_the_body) > 1:
+            self._problem(f"{bodies[0]} is the body, and there are form fields too", "keep one of both")
+
+    def _check_headers(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[Fixed, ...]) -> None:
+        named = [(each.place, each.wire_name) for each in parameters] + [(each.place, each.name) for each in fixed]
+        for place, name in named:
+            if place not in (Place.HEADER, Place.COOKIE):
+                continue
+            if not is_header_name(name):
+                self._problem(f"{name!r} cannot be the name of a {place}", "use letters, digits and hyphens")
+            elif place is Place.HEADER and name.lower() in PROTECTED_HEADERS:
+                self._problem(f"the header {name} is set by the HTTP library alone", "remove it")
+
+    def _check_collaborators(self, fixed: tuple[Fixed, ...], may_await: bool) -> None:
+        computing = [each.value for each in fixed if callable(each.value)]
+        given = (self.client.headers, *self.client.request_filters, *self.client.response_filters)
+        for function in (*computing, *given, *(mapper for _, mapper in self.mappers)):
+            if not may_await and inspect.iscoroutinefunction(function):
+                self._problem(
+                    f"{getattr(function, '__name__', function)} has to be awaited, and the method is a `def`",
+                    "make the method `async def`, or the function a `def`",
+                )
+
+    def _reply(self, annotation: Any, is_async: bool) -> ReplyPlan | None:
+        if annotation is EMPTY:
+            self._problem("the method has no return annotation", "say what it returns; None if nothing")
+        elif isinstance(annotation, Unresolved):
+            self._unresolved("the return annotation", annotation)
+        else:
+            try:
+                return read_reply(annotation, self.mark.verb, is_async)
+            except UnreadableReplyError as error:
+                self._problem(error.what, error.fix)
+        return None
+
+
+def join_paths(*paths: str) -> str:
+    """Paths put one below the other: one slash between them, the last one's end as it was written."""
+    joined = ""
+    for path in paths:
+        if path:
+            joined = f"{joined.rstrip('/')}/{path.lstrip('/')}"
+    return joined
+
+
+def _place_marks(parameter: Parameter) -> Iterator[PlaceMark]:
+    for mark in parameter.metadata:
+        if isinstance(mark, _PLACE_MARKS):
+            yield mark
+        elif isinstance(mark, type) and issubclass(mark, _PLACE_MARKS):
+            yield mark()
+
+
+def _is_ours(parameter: Parameter) -> bool:
+    """Whether the library fills the parameter: it is for code around the client, and never sent."""
+    if any(_place_marks(parameter)):
+        return False
+    return INJECT in parameter.metadata or bare(without_none(parameter.annotation)) is InvocationContext
+
+
+def _wire_name(name: str, place: Place, mark: PlaceMark | None) -> str:
+    if mark is not None and mark.name is not None:
+        return mark.name
+    return name.replace("_", "-") if place is Place.HEADER else name

@@ -1,0 +1,202 @@
+"""What is made of a reply: the return annotation read into a plan, and a body read by it.
+
+Not here: replies that are failures (`exchange`), getting one (`connections`).
+"""
+
+from __future__ import annotations
+
+import collections.abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from ..errors import RestDecodeError
+from .annotations import bare
+
+if TYPE_CHECKING:
+    from httpx2 import Response as HttpResponse
+
+T = TypeVar("T")
+
+EXCERPT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Response(Generic[T]):
+    """A whole reply: status, headers (a mapping that ignores case), the body as a `T`, and where it came from."""
+
+    status: int
+    headers: Mapping[str, str] = field(hash=False)
+    body: T
+    url: str = ""
+
+
+class Shape(Enum):
+    """What a body is read as."""
+
+    NOTHING = auto()
+    TEXT = auto()
+    BYTES = auto()
+    JSON = auto()
+    EVENT = auto()
+    STATUS = auto()
+    HEADERS = auto()
+
+
+class Stream(Enum):
+    """Whether the reply comes in pieces, and how they are asked for."""
+
+    NO = auto()
+    SYNC = auto()
+    ASYNC = auto()
+
+
+_ACCEPT = {Shape.TEXT: "text/plain, */*;q=0.8", Shape.JSON: "application/json", Shape.BYTES: "*/*"}
+_ACCEPT_STREAM = {
+    Shape.TEXT: "text/event-stream, text/plain, */*;q=0.8",
+    Shape.JSON: "text/event-stream, application/x-ndjson, application/json;q=0.9",
+    Shape.EVENT: "text/event-stream",
+    Shape.BYTES: "*/*",
+}
+_STREAMS: dict[Any, Stream] = {
+    collections.abc.AsyncIterator: Stream.ASYNC,
+    collections.abc.AsyncIterable: Stream.ASYNC,
+    collections.abc.AsyncGenerator: Stream.ASYNC,
+    collections.abc.Iterator: Stream.SYNC,
+    collections.abc.Iterable: Stream.SYNC,
+    collections.abc.Generator: Stream.SYNC,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSentEvent:
+    """One event of a `text/event-stream`."""
+
+    data: str
+    event: str = "message"
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPlan:
+    """How a reply is read: the shape of its body (in a stream: of each piece); `whole`: a `Response` is around it."""
+
+    shape: Shape
+    adapter: TypeAdapter[Any] | None = None
+    type_name: str = "None"
+    whole: bool = False
+    stream: Stream = Stream.NO
+
+    @property
+    def accept(self) -> str:
+        """The `Accept` header that asks for it."""
+        return (_ACCEPT if self.stream is Stream.NO else _ACCEPT_STREAM).get(self.shape, "*/*")
+
+
+class UnreadableReplyError(Exception):
+    """A return annotation that no reply can be read by: what is wrong, and what to write instead."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what, fix)
+        self.what, self.fix = what, fix
+
+
+def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
+    """The plan for a return annotation. Raises `UnreadableReplyError`."""
+    inner = bare(annotation)
+    origin = get_origin(inner) or inner
+    if origin is Response:
+        body = get_args(inner)[0] if get_args(inner) else bytes
+        return ReplyPlan(*_shape_of(body, "GET" if body is not type(None) else verb), whole=True)
+    stream = _STREAMS.get(origin, Stream.NO)
+    if stream is Stream.NO:
+        return ReplyPlan(*_shape_of(annotation, verb))
+    if is_async:
+        raise UnreadableReplyError(
+            "an `async def` method cannot return a stream", "declare it with `def`; a stream is iterated, not awaited"
+        )
+    pieces = get_args(inner)[0] if get_args(inner) else str
+    if pieces is ServerSentEvent:
+        return ReplyPlan(Shape.EVENT, type_name="ServerSentEvent", stream=stream)
+    return ReplyPlan(*_shape_of(pieces, "GET"), stream=stream)
+
+
+def _shape_of(annotation: Any, verb: str) -> tuple[Shape, TypeAdapter[Any] | None, str]:
+    inner = bare(annotation)
+    kind = get_origin(inner) or inner
+    name = getattr(annotation, "__name__", None) if isinstance(annotation, type) else str(annotation)
+    name = name or str(annotation)
+    if inner is None or inner is type(None):
+        return Shape.NOTHING, None, name
+    if verb == "HEAD":
+        if inner is int:
+            return Shape.STATUS, None, name
+        if isinstance(kind, type) and issubclass(kind, Mapping):
+            return Shape.HEADERS, None, name
+        raise UnreadableReplyError(
+            "a reply to HEAD has no body", "return None, int (the status), dict[str, str] (headers) or Response[None]"
+        )
+    if inner is str:
+        return Shape.TEXT, None, name
+    if inner is bytes:
+        return Shape.BYTES, None, name
+    try:
+        return Shape.JSON, TypeAdapter(annotation), name
+    except PydanticUserError as error:
+        reason = str(error).partition("\n")[0]
+        raise UnreadableReplyError(
+            f"pydantic cannot validate the return type {name} ({reason})",
+            "return a pydantic model, a dataclass, a TypedDict, str, bytes or Response[…]",
+        ) from error
+
+
+def decode(plan: ReplyPlan, response: HttpResponse, url: str) -> Any:
+    """The value of a good reply. Raises `RestDecodeError` when it is not of the declared type."""
+    body = _decode_body(plan, response, url)
+    return Response(response.status_code, response.headers, body, url) if plan.whole else body
+
+
+def _decode_body(plan: ReplyPlan, response: HttpResponse, url: str) -> Any:
+    match plan.shape:
+        case Shape.NOTHING:
+            return None
+        case Shape.STATUS:
+            return response.status_code
+        case Shape.HEADERS:
+            return dict(response.headers)
+        case Shape.TEXT:
+            return response.text
+        case Shape.BYTES:
+            return response.content
+        case Shape.JSON | Shape.EVENT:  # a single event is none: events come in streams
+            return decode_json(plan, response.content, url, response.status_code)
+
+
+def decode_json(plan: ReplyPlan, body: bytes | str, url: str, status: int) -> Any:
+    """A JSON text as the declared type; an empty one is None, where the type admits it."""
+    assert plan.adapter is not None
+    try:
+        if not body.strip():
+            return plan.adapter.validate_python(None)
+        return plan.adapter.validate_json(body)
+    except ValidationError as error:
+        message = f"the reply is no {plan.type_name} ({_faults(error)})"
+        raise RestDecodeError(message, url, status, excerpt(body)) from error
+
+
+def _faults(error: ValidationError) -> str:
+    faults = [
+        f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" if fault["loc"] else fault["msg"]
+        for fault in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    return "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+
+
+def excerpt(body: bytes | str) -> str:
+    """The beginning of a body, as text."""
+    if isinstance(body, bytes):
+        body = body[: EXCERPT * 4].decode("utf-8", "replace")
+    return body if len(body) <= EXCERPT else f"{body[:EXCERPT]}…"
