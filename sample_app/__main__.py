@@ -1,0 +1,77 @@
+"""The command line: `python -m sample_app` serves, `python -m sample_app ask "…"` answers on the terminal.
+
+Not here: what is served (`application`).
+"""
+
+import argparse
+import asyncio
+import errno
+import json
+import socket
+import sys
+from contextlib import nullcontext
+
+import uvicorn
+
+from toolbox import ToolboxError
+
+from .application import Answer, create_app, model_name, uses_real_weather, weather_container
+from .stand_in import StandIn
+from .weather import WeatherForecastAgent
+
+
+def main() -> int:
+    """Does what the arguments ask; the exit status is 1 when it cannot."""
+    parser = argparse.ArgumentParser(prog="python -m sample_app", description="A weather agent.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    commands = parser.add_subparsers(dest="command")
+    ask = commands.add_parser("ask", help="answer one question on the terminal")
+    ask.add_argument("question")
+    arguments = parser.parse_args()
+    try:
+        if arguments.command == "ask":
+            return asyncio.run(answer(arguments.question))
+        return serve(arguments.host, arguments.port)
+    except ToolboxError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def serve(host: str, port: int) -> int:
+    """Serves until it is stopped."""
+    try:
+        listening = socket.create_server((host, port), backlog=2048)
+    except OSError as error:
+        reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+        print(f"Port {port} {reason}; choose another: make run PORT={port + 1}", file=sys.stderr)
+        return 1
+    with listening:
+        app = create_app()
+        shown = "localhost" if host == "127.0.0.1" else host
+        port = listening.getsockname()[1]
+        print(f"The weather agent is at http://{shown}:{port}, answered by {model_name()}. Ctrl-C ends it.", flush=True)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+        server = uvicorn.Server(config)
+        server.run(sockets=[listening])
+        return 0 if server.started else 1
+
+
+async def answer(question: str) -> int:
+    """Prints the tools that were called for the question, and the answer."""
+    stand_in = None if uses_real_weather() else StandIn()
+    with stand_in or nullcontext():
+        async with weather_container(stand_in) as container:
+            agent = await container.aget(WeatherForecastAgent)
+            reply = Answer.of(await agent.chat(question))
+    for call in reply.tool_executions:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        print(f"· {call.name} {arguments} → {call.result}", file=sys.stderr)
+    print(reply.answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

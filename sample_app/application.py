@@ -1,0 +1,131 @@
+"""The program: which model and which weather services it uses, its container, its two addresses `/` and `/weather`.
+
+Not here: the agent (`weather`), the command line (`__main__`), the services' stand-in (`stand_in`).
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel, Field
+
+from toolbox import Container, Result, ToolboxSettings, ToolExecution, rest
+from toolbox_fastapi import Inject, install
+
+from .stand_in import StandIn
+from .weather import CityExtractorAgent, GeoCodingService, WeatherForecastAgent, WeatherForecastService
+
+DEFAULT_MODEL = "gpt-5-mini"
+OPEN_METEO = {"geocoding": "https://geocoding-api.open-meteo.com", "openmeteo": "https://api.open-meteo.com"}
+
+
+def uses_real_model() -> bool:
+    """Whether the environment names a model server; the embedded demo model answers otherwise."""
+    return bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
+
+
+def uses_real_weather() -> bool:
+    """Whether Open-Meteo itself is asked, rather than its stand-in on this machine."""
+    return os.environ.get("OPEN_METEO") == "1"
+
+
+def model_name() -> str:
+    """Who answers, for people."""
+    return os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL if uses_real_model() else "the embedded demo model"
+
+
+def weather_container(stand_in: StandIn | None) -> Container:
+    """The agent and its tools; the weather comes from `stand_in`, or without one from Open-Meteo."""
+    if uses_real_model():
+        os.environ.setdefault("OPENAI_MODEL", DEFAULT_MODEL)
+    container = Container(settings=ToolboxSettings(demo=not uses_real_model()))
+    container.register(WeatherForecastAgent, CityExtractorAgent, GeoCodingService, WeatherForecastService)
+    for key, url in OPEN_METEO.items():
+        # What the environment says about an address goes first, as everywhere in toolbox.
+        if f"TOOLBOX_REST__{key.upper()}__URL" not in os.environ:
+            container.register(rest.rest_settings(key, url=stand_in.url if stand_in else url))
+    return container
+
+
+class Question(BaseModel):
+    """What someone wants to know."""
+
+    question: str = Field(min_length=1, max_length=2000)
+
+
+class ToolCall(BaseModel):
+    """A tool the model called: its arguments, the text it gave back, when it began and how many seconds it took."""
+
+    name: str
+    arguments: Any
+    result: str
+    is_error: bool
+    started_at: datetime
+    duration: float
+
+    @classmethod
+    def of(cls, execution: ToolExecution) -> ToolCall:
+        """An execution, for a person to read: the arguments as what they are rather than as text."""
+        try:
+            arguments = json.loads(execution.request.arguments or "{}")
+        except ValueError:
+            arguments = execution.request.arguments
+        return cls(
+            name=execution.request.name,
+            arguments=arguments,
+            result=execution.result,
+            is_error=execution.is_error,
+            started_at=execution.started_at,
+            duration=execution.duration,
+        )
+
+
+class Answer(BaseModel):
+    """The agent's answer and the tools that were called for it, in order."""
+
+    answer: str
+    tool_executions: list[ToolCall]
+
+    @classmethod
+    def of(cls, result: Result[str]) -> Answer:
+        """What the agent returned."""
+        return cls(answer=result.content or "", tool_executions=[ToolCall.of(each) for each in result.tool_executions])
+
+
+def create_app() -> FastAPI:
+    """The web application; its stand-in, where it needs one, lives as long as it does."""
+    stand_in = None if uses_real_weather() else StandIn()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with stand_in or nullcontext():
+            yield
+
+    app = FastAPI(title="Weather agent", lifespan=lifespan)
+    install(app, weather_container(stand_in))
+    page = _page()
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def index() -> str:
+        return page
+
+    @app.post("/weather")
+    async def weather(question: Question, agent: Inject[WeatherForecastAgent]) -> Answer:
+        return Answer.of(await agent.chat(question.question))
+
+    return app
+
+
+def _page() -> str:
+    weather = "Open-Meteo" if uses_real_weather() else "a stand-in for Open-Meteo on this machine"
+    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return text.replace("{{model}}", html.escape(model_name())).replace("{{weather}}", html.escape(weather))
