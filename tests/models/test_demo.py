@@ -1,0 +1,360 @@
+"""The demo model plans calls by its rules, for tools it has never seen, and answers a prompt without tools."""
+
+import json
+from typing import Any
+
+import pytest
+
+from toolbox.chat import (
+    AiMessage,
+    ChatRequest,
+    CompleteResponse,
+    Message,
+    ResponseFormat,
+    SystemMessage,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+    UserMessage,
+)
+from toolbox.models.demo import DemoChatModel
+from toolbox.models.streaming import stream_of
+
+pytestmark = pytest.mark.anyio
+
+STRING = {"type": "string"}
+NUMBER = {"type": "number"}
+INTEGER = {"type": "integer"}
+
+
+def spec(name: str, required: dict[str, Any] | None = None, **optional: Any) -> ToolSpecification:
+    required = required or {}
+    return ToolSpecification(
+        name,
+        parameters={"type": "object", "properties": {**required, **optional}, "required": list(required)},
+    )
+
+
+class Run:
+    """Asks the model until it answers; `results` has the text that each tool gives."""
+
+    def __init__(self, question: str, tools: list[ToolSpecification], results: dict[str, str]) -> None:
+        self.messages: list[Message] = [UserMessage(question)]
+        self.tools, self.results = tools, results
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    async def answer(self) -> str:
+        model = DemoChatModel()
+        for _ in range(len(self.tools) + 1):
+            reply = (await model.chat(ChatRequest(self.messages, self.tools))).ai_message
+            self.messages.append(reply)
+            if not reply.tool_execution_requests:
+                return reply.text or ""
+            [call] = reply.tool_execution_requests
+            self.calls.append((call.name, json.loads(call.arguments)))
+            self.messages.append(ToolExecutionResultMessage.of(call, self.results[call.name]))
+        raise AssertionError("the model never answered")
+
+
+async def test_it_plans_the_weather_agent() -> None:
+    question = "What is the weather tomorrow in Valence?"
+    run = Run(
+        question,
+        [
+            spec("forecast", {"latitude": NUMBER, "longitude": NUMBER}),
+            spec("find_city", {"name": STRING}, count=INTEGER),
+            spec("extract_city", {"question": STRING}),
+        ],
+        {
+            "extract_city": "Valence",
+            "find_city": '{"results": [{"name": "Valence", "latitude": 44.9, "longitude": 4, "country": "France"}]}',
+            "forecast": '{"daily": {"time": ["2026-11-21"], "temperature_2m_max": [12.5]}}',
+        },
+    )
+    # `find_city` stands before `extract_city` and takes any text: the rules are about order, not about meaning.
+    answer = await run.answer()
+
+    assert run.calls[0] == ("find_city", {"name": question})
+    assert ("forecast", {"latitude": 44.9, "longitude": 4}) in run.calls
+    assert "12.5" in answer
+
+
+async def test_a_chain_in_the_order_of_the_tools() -> None:
+    run = Run(
+        "Weather in Valence?",
+        [
+            spec("extract_city", {"question": STRING}),
+            spec("find_city", {"name": STRING}),
+            spec("forecast", {"latitude": NUMBER, "longitude": NUMBER}, timezone=STRING),
+        ],
+        {
+            "extract_city": "Valence",
+            "find_city": '[{"place": {"latitude": 44.9, "longitude": 4.9, "timezone": "Europe/Paris"}}]',
+            "forecast": "Sunny, 21 degrees",
+        },
+    )
+
+    answer = await run.answer()
+
+    assert run.calls == [
+        ("extract_city", {"question": "Weather in Valence?"}),
+        ("find_city", {"name": "Valence"}),
+        ("forecast", {"latitude": 44.9, "longitude": 4.9, "timezone": "Europe/Paris"}),
+    ]
+    assert "Sunny, 21 degrees" in answer
+
+
+async def test_the_newest_result_that_fits_the_type_wins() -> None:
+    run = Run(
+        "Go",
+        [spec("old", {"q": STRING}), spec("new"), spec("newest"), spec("use", {"id": INTEGER})],
+        {"old": '{"id": 1}', "new": '{"id": 2}', "newest": '{"id": "three"}', "use": "ok"},
+    )
+
+    await run.answer()
+
+    assert run.calls[-1] == ("use", {"id": 2})
+
+
+async def test_the_users_text_fills_only_one_tool_but_all_of_its_texts() -> None:
+    run = Run(
+        "Ada",
+        [spec("one", {"a": STRING, "b": STRING}), spec("two", {"c": STRING})],
+        {"one": "7", "two": "never"},
+    )
+
+    answer = await run.answer()
+
+    assert run.calls == [("one", {"a": "Ada", "b": "Ada"})]
+    assert "7" in answer
+
+
+async def test_a_plain_text_result_is_used_once_and_before_the_users_text() -> None:
+    run = Run(
+        "Go",
+        [
+            spec("make"),
+            spec("first", {"text": STRING}),
+            spec("second", {"text": STRING}),
+            spec("third", {"text": STRING}),
+        ],
+        {"make": "made", "first": '{"n": 1}', "second": "12", "third": "true"},
+    )
+
+    await run.answer()
+
+    assert run.calls[1:] == [("first", {"text": "made"}), ("second", {"text": "Go"})]
+
+
+async def test_numbers_enums_and_objects_come_only_from_results() -> None:
+    unit = {"type": "string", "enum": ["celsius", "kelvin"]}
+    place = {"type": "object", "properties": {"lat": NUMBER}, "required": ["lat"]}
+    tools = [
+        spec("ask"),
+        spec("by_unit", {"unit": unit}),
+        spec("by_place", {"place": place}),
+        spec("by_list", {"tags": {"type": "array", "items": STRING}}),
+        spec("by_flag", {"flag": {"type": "boolean"}}),
+    ]
+    run = Run(
+        "in kelvin, 3 times",
+        tools,
+        {
+            "ask": '{"unit": "kelvin", "x": [{"place": {"lon": 1}}, {"place": {"lat": 2}}], "tags": ["a"], "flag": 1}',
+            "by_unit": "Success",
+            "by_place": "1",
+            "by_list": "[]",
+        },
+    )
+
+    await run.answer()
+
+    assert run.calls == [
+        ("ask", {}),
+        ("by_unit", {"unit": "kelvin"}),
+        ("by_place", {"place": {"lat": 2}}),
+        ("by_list", {"tags": ["a"]}),
+    ]
+
+
+async def test_a_parameter_that_admits_none_or_refers_is_understood() -> None:
+    schema = {
+        "type": "object",
+        "$defs": {"Size": {"enum": ["S", "M"], "type": "string"}},
+        "properties": {"size": {"$ref": "#/$defs/Size"}, "note": {"anyOf": [STRING, {"type": "null"}]}},
+        "required": ["size", "note"],
+    }
+    run = Run(
+        "Hello", [spec("ask"), ToolSpecification("order", parameters=schema)], {"ask": '{"size": "M"}', "order": "1"}
+    )
+
+    await run.answer()
+
+    assert run.calls[-1] == ("order", {"size": "M", "note": "Hello"})
+
+
+async def test_a_failed_tool_gives_nothing_to_the_others() -> None:
+    model, find = DemoChatModel(), spec("find", {"text": STRING})
+    call = (await model.chat(ChatRequest([UserMessage("Atlantis")], [find]))).ai_message.tool_execution_requests[0]
+    failed = ToolExecutionResultMessage(call.id, "find", "no such city", is_error=True)
+
+    reply = await model.chat(
+        ChatRequest(
+            [UserMessage("Atlantis"), AiMessage(tool_execution_requests=[call]), failed],
+            [find, spec("go", {"x": STRING})],
+        )
+    )
+
+    assert "sorry" in (reply.ai_message.text or "")
+    assert "no such city" in (reply.ai_message.text or "")
+
+
+@pytest.mark.parametrize("nothing", ["[]", "null", '{"results": []}', ""])
+async def test_a_result_without_anything_in_it_is_politely_reported(nothing: str) -> None:
+    run = Run("Atlantis", [spec("find", {"text": STRING})], {"find": nothing})
+
+    answer = await run.answer()
+
+    assert "sorry" in answer
+    assert "found nothing" in answer
+
+
+async def test_a_second_question_begins_anew() -> None:
+    run = Run("One", [spec("find", {"text": STRING})], {"find": "first"})
+    await run.answer()
+    run.messages.append(UserMessage("Two"))
+
+    await run.answer()
+
+    assert run.calls == [("find", {"text": "One"}), ("find", {"text": "Two"})]
+    assert (
+        len({call.id for each in run.messages if isinstance(each, AiMessage) for call in each.tool_execution_requests})
+        == 2
+    )
+
+
+async def test_it_is_deterministic_and_streams_what_it_says() -> None:
+    request = ChatRequest([UserMessage("Hello there")])
+    model = DemoChatModel()
+
+    events = [event async for event in stream_of(model, request)]
+
+    assert isinstance(events[-1], CompleteResponse)
+    assert events[-1].response == await model.chat(request)
+    assert len(events) > 3
+
+
+async def test_tool_choice_is_honoured() -> None:
+    tools = [spec("count", {"n": INTEGER}), spec("say", {"text": STRING})]
+    model = DemoChatModel()
+
+    async def calls(choice: str | None) -> list[str]:
+        reply = await model.chat(ChatRequest([UserMessage("Hi")], tools, tool_choice=choice))
+        return [call.name for call in reply.ai_message.tool_execution_requests]
+
+    assert await calls("none") == []
+    assert await calls("count") == ["count"]
+    assert await calls("required") == ["say"]
+
+
+EXTRACTOR = "You extract the city a question asks about; answer with its name only"
+
+
+@pytest.mark.parametrize(
+    ("question", "city"),
+    [
+        ("What is the weather tomorrow in Valence?", "Valence"),
+        ("What is the weather tomorrow in Reykjavík?", "Reykjavík"),
+        ("Will it rain in São Paulo on Monday?", "São Paulo"),
+        ("In São Paulo, will it rain?", "São Paulo"),
+        ("What will the weather be in New York next week?", "New York"),
+        ("How warm is it in Rio de Janeiro today", "Rio de Janeiro"),
+        ("Is London sunny today?", "London"),
+        ("Tokyo weather?", "Tokyo"),
+        ("what's the weather in paris tomorrow?", "Paris"),
+        ("weather new york tomorrow", "New York"),
+        ("Weather for Aix-en-Provence please", "Aix-en-Provence"),
+        ("What's the forecast for St. John's tomorrow?", "St. John's"),
+        ("What is London's weather on Tuesday?", "London"),
+        ("Tell me the weather in Paris, France.", "Paris"),
+        ("I fly from Oslo on Friday, how is the weather at Kuala Lumpur in May?", "Kuala Lumpur"),
+        ("Wie ist das Wetter morgen in München?", "München"),
+        ("Quel temps fait-il à Saint-Étienne demain ?", "Saint-Étienne"),
+        ("¿Qué tiempo hace en Ciudad de México mañana?", "Ciudad de México"),
+        ("What is the weather in 東京?", "東京"),
+        ("What's the weather in the city of Bath tomorrow?", "Bath"),
+        ("How is the weather in Washington D.C. today?", "Washington D.C."),
+        ("What's the weather like in Ōsaka? Thanks", "Ōsaka"),
+        ("Do I need an umbrella in Żyrardów?", "Żyrardów"),
+        ("How hot is it in İzmir?", "İzmir"),
+        ("Question: What is the weather in Oslo?", "Oslo"),
+        ("Valence", "Valence"),
+        ("What is the weather?", "unknown"),
+    ],
+)
+async def test_a_city_is_extracted(question: str, city: str) -> None:
+    reply = await DemoChatModel().chat(ChatRequest([SystemMessage(EXTRACTOR), UserMessage(question)]))
+
+    assert reply.ai_message.text == city
+
+
+QUARKUS = """You are given one question and you have to extract city name from it
+Only reply the city name if it exists or reply 'unknown_city' if there is no city name in question
+
+Here is the question: {question}"""
+
+
+async def test_the_prompt_of_the_quarkus_sample_is_understood() -> None:
+    async def ask(question: str) -> str | None:
+        return (
+            await DemoChatModel().chat(ChatRequest([UserMessage(QUARKUS.format(question=question))]))
+        ).ai_message.text
+
+    assert await ask("What is the weather tomorrow in Nice?") == "Nice"
+    assert await ask("What is the weather tomorrow?") == "unknown_city"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "text", "found"),
+    [
+        ("Extract the email address.", "Write to ada@example.org today", "ada@example.org"),
+        ("Identify the person.", "Yesterday I met Grace Hopper in Arlington", "Grace Hopper"),
+        ("Extract the name of the customer", "Hello, my name is Ada Lovelace and I live in London", "Ada Lovelace"),
+        ("Extract the year", "It was 1969", "1969"),
+        ("Extract the country", "I live in Lyon, France since May", "France"),
+        ("Extract the date.", "The flight is on 2026-03-01.", "2026-03-01"),
+    ],
+)
+async def test_other_things_are_extracted(instruction: str, text: str, found: str) -> None:
+    reply = await DemoChatModel().chat(ChatRequest([SystemMessage(instruction), UserMessage(text)]))
+
+    assert reply.ai_message.text == found
+
+
+async def test_a_response_format_is_filled() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": STRING,
+            "days": INTEGER,
+            "unit": {"enum": ["celsius", "kelvin"]},
+            "tags": {"type": "array", "items": STRING},
+            "note": {"anyOf": [STRING, {"type": "null"}]},
+        },
+        "required": ["city", "days", "unit", "tags"],
+    }
+    question = UserMessage("The weather in Oslo for 3 days, in kelvin")
+
+    reply = await DemoChatModel().chat(ChatRequest([question], response_format=ResponseFormat("Ask", schema)))
+
+    value = json.loads(reply.ai_message.text or "")
+    assert (value["city"], value["days"], value["unit"]) == ("Oslo", 3, "kelvin")
+    assert all(isinstance(each, str) for each in value["tags"])
+
+
+async def test_a_schema_shown_in_the_prompt_is_filled() -> None:
+    shown = '{"type": "object", "properties": {"value": {"type": "string"}}, "required": ["value"]}'
+    messages = [SystemMessage(EXTRACTOR), UserMessage(f"Weather in Oslo?\nAnswer with JSON of this schema:\n{shown}")]
+
+    reply = await DemoChatModel().chat(ChatRequest(messages))
+
+    assert json.loads(reply.ai_message.text or "") == {"value": "Oslo"}

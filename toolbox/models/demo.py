@@ -1,0 +1,282 @@
+"""`DemoChatModel`: a model without a model, that plans tool calls by rules.
+
+Not here: what it answers when it has no tools (`prompts`), a model that follows a script (`toolbox.testing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..chat import (
+    AiMessage,
+    ChatRequest,
+    ChatResponse,
+    FinishReason,
+    Message,
+    StreamEvent,
+    SystemMessage,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+    UserMessage,
+)
+from ..json_text import compact_json, parse_json, strict_arguments
+from .prompts import Prompt, answer, scalar_for
+from .schemas import Schema, branches, example, fits, resolved, schema_in, types_of, values_named
+from .streaming import events_of, words
+
+
+class DemoChatModel:
+    """Stands in for a language model where there is none: deterministic, in process, without network.
+
+    It is a small forward-chaining planner that works for any tools. Per round it makes one call, of the first offered
+    tool not yet called for this question whose required arguments it can fill. A parameter is filled from the newest
+    result that holds a property of its name, at any depth, and fits its type; a required `str` else from the newest
+    plain-string result not used yet, else from the user's text, which fills only one tool. When nothing more can be
+    filled it ends with a sentence made of the results. Without tools it answers from the prompt by simple rules: asked
+    to extract a city it looks for a name after a preposition.
+
+    It is no language model: it understands nothing, weighs nothing, and says the same again when asked again. It is
+    for demonstrations and for tests of a program's wiring, and is never chosen unless `TOOLBOX_DEMO=1` says so.
+    """
+
+    supports_response_format = True
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """The next call, or the answer."""
+        turn = Turn.of(request.messages)
+        if (call := _next_call(request, turn)) is not None:
+            return ChatResponse(AiMessage(tool_execution_requests=(call,)), finish_reason=FinishReason.TOOL_EXECUTION)
+        return ChatResponse(AiMessage(_answer(request, turn)), finish_reason=FinishReason.STOP)
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        """The same, word by word."""
+        for event in events_of(await self.chat(request), words):
+            yield event
+
+
+# --- what has been said
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a tool gave: the value its text stands for; a plain string is a `str`."""
+
+    tool: str
+    value: object
+    is_error: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The last question of a conversation and what has been done for it since, in order."""
+
+    system: str
+    question: str
+    events: tuple[ToolExecutionRequest | Finding, ...]
+    calls_before: int
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> Turn:
+        """Reads a conversation; the question is the last user message that no images of a tool result make up."""
+        start = max((at for at, each in enumerate(messages) if isinstance(each, UserMessage) and each.text), default=0)
+        question = messages[start] if messages else None
+        events: list[ToolExecutionRequest | Finding] = []
+        for message in messages[start:]:
+            if isinstance(message, AiMessage):
+                events += message.tool_execution_requests
+            elif isinstance(message, ToolExecutionResultMessage):
+                events.append(Finding(message.tool_name, _value_of(message.text), message.is_error))
+        return cls(
+            system="\n".join(each.text for each in messages if isinstance(each, SystemMessage)),
+            question=question.text if isinstance(question, UserMessage) else "",
+            events=tuple(events),
+            calls_before=sum(len(each.tool_execution_requests) for each in messages if isinstance(each, AiMessage)),
+        )
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What the tools gave, the oldest first."""
+        return [each for each in self.events if isinstance(each, Finding)]
+
+    def called(self) -> set[str]:
+        """The tools that were called."""
+        return {each.name for each in self.events if isinstance(each, ToolExecutionRequest)}
+
+    def named(self, name: str, schema: object, root: Schema) -> Iterator[object]:
+        """Values under this name that fit, of the newest result first."""
+        for finding in reversed(self.findings):
+            if not finding.is_error:
+                yield from (value for value in values_named(name, finding.value) if fits(value, schema, root))
+
+    def unused_texts(self) -> Iterator[str]:
+        """The plain-string results that no later call was given, the newest first."""
+        given: list[object] = []
+        for event in reversed(self.events):
+            if isinstance(event, ToolExecutionRequest):
+                given += _arguments(event).values()
+            elif not event.is_error and isinstance(event.value, str) and event.value and event.value not in given:
+                yield event.value
+
+    def question_is_used(self) -> bool:
+        """Whether a tool was given the user's text."""
+        calls = (each for each in self.events if isinstance(each, ToolExecutionRequest))
+        return any(self.question in _arguments(call).values() for call in calls)
+
+
+def _arguments(call: ToolExecutionRequest) -> dict[str, Any]:
+    return strict_arguments(call.arguments) or {}
+
+
+DONE = object()
+"""What a tool without a value gives."""
+
+
+def _value_of(text: str) -> object:
+    """The value of a JSON result; any other text is itself."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return DONE if text == "Success" else text
+
+
+# --- the next call
+
+
+def _next_call(request: ChatRequest, turn: Turn) -> ToolExecutionRequest | None:
+    if request.tool_choice == "none":
+        return None
+    called = turn.called()
+    open_tools = [each for each in request.tool_specifications if each.name not in called]
+    forced = request.tool_choice not in (None, "auto")
+    if forced and request.tool_choice != "required":
+        open_tools = [each for each in open_tools if each.name == request.tool_choice]
+    for tool in open_tools:
+        if (arguments := _filled(tool, turn)) is not None:
+            return _call(tool, arguments, turn)
+    if forced and open_tools and not called:
+        return _call(open_tools[0], _guessed(open_tools[0].parameters, turn), turn)
+    return None
+
+
+def _call(tool: ToolSpecification, arguments: Mapping[str, Any], turn: Turn) -> ToolExecutionRequest:
+    return ToolExecutionRequest(f"demo_{turn.calls_before + 1}", tool.name, compact_json(arguments))
+
+
+def _filled(tool: ToolSpecification, turn: Turn) -> dict[str, Any] | None:
+    """The arguments of a call of `tool`, or None when a required one cannot be filled."""
+    schema = tool.parameters
+    arguments: dict[str, Any] = {}
+    texts = turn.unused_texts()
+    for name, each in schema.get("properties", {}).items():
+        found = next(turn.named(name, each, schema), _MISSING)
+        if found is _MISSING and name in schema.get("required", ()):
+            found = _text_for(each, schema, turn, texts)
+            if found is _MISSING:
+                return None
+        if found is not _MISSING:
+            arguments[name] = found
+    return arguments
+
+
+def _text_for(schema: object, root: Schema, turn: Turn, texts: Iterator[str]) -> object:
+    """A text for a `str` parameter: the newest plain-string result, else the user's text."""
+    if not fits_text(schema, root):
+        return _MISSING
+    for text in texts:
+        if fits(text, schema, root):
+            return text
+    usable = turn.question.strip() and not turn.question_is_used() and fits(turn.question, schema, root)
+    return turn.question if usable else _MISSING
+
+
+def fits_text(schema: object, root: Schema) -> bool:
+    """Whether the schema is one of strings, rather than of anything at all."""
+    schema = resolved(schema, root)
+    return "string" in types_of(schema) or any(fits_text(each, root) for each in branches(schema))
+
+
+_MISSING = object()
+
+
+# --- the answer
+
+
+def _answer(request: ChatRequest, turn: Turn) -> str:
+    prompt = Prompt(turn.system, turn.question)
+    if turn.findings:
+        text = _sentence(turn.findings)
+    elif request.tool_specifications and request.tool_choice != "none":
+        names = ", ".join(each.name for each in request.tool_specifications)
+        text = f"I cannot answer that: nothing said so far fills the arguments of my tools ({names})."
+    else:
+        text = answer(prompt)
+    schema = request.response_format.schema if request.response_format is not None else _schema_shown(turn)
+    if schema is None:
+        return text
+    return compact_json(_guessed(schema, turn, text))
+
+
+def _schema_shown(turn: Turn) -> Schema | None:
+    return schema_in(turn.question) or schema_in(turn.system)
+
+
+def _guessed(schema: Schema, turn: Turn, text: str | None = None) -> Any:
+    """A value of `schema`: from the results where a property has the name, else from the prompt."""
+    prompt = Prompt(turn.system, turn.question)
+
+    def fill(name: str | None, each: Schema) -> object:
+        found = next(turn.named(name, each, schema), None) if name is not None else None
+        return found if found is not None else scalar_for(name, each, prompt, text)
+
+    return example(schema, schema, fill)
+
+
+def _sentence(findings: Sequence[Finding]) -> str:
+    """What the last tools gave, for a person to read."""
+    last = findings[-3:]
+    if last[-1].is_error or _is_nothing(last[-1].value):
+        return f"I am sorry, I could not find an answer. {_phrases(last)}"
+    return f"Here is what I found. {_phrases(last)}"
+
+
+def _phrases(findings: Sequence[Finding]) -> str:
+    return " ".join(f"{_phrase(each)}." for each in findings)
+
+
+def _phrase(finding: Finding) -> str:
+    title = finding.tool.replace("_", " ")
+    if finding.is_error:
+        return f"{title} failed: {_said(finding.value).rstrip('.')}"
+    if finding.value is DONE:
+        return f"{title} is done"
+    if _is_nothing(finding.value):
+        return f"{title} found nothing"
+    return f"{title}: {_said(finding.value).rstrip('.')}"
+
+
+def _is_nothing(value: object) -> bool:
+    """Whether a result holds no value at all, such as `{"results": []}`."""
+    if isinstance(value, dict):
+        return all(map(_is_nothing, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_nothing, value))
+    return value is None or value == ""
+
+
+def _said(value: object) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "yes" if value else "no"
+        case dict():
+            return ", ".join(f"{str(key).replace('_', ' ')} {_said(each)}" for key, each in value.items())
+        case list():
+            shown = [_said(each) for each in value[:10]]
+            between = "; " if any(isinstance(each, (dict, list)) for each in value) else " / "
+            return between.join(shown) + (f" and {len(value) - 10} more" if len(value) > 10 else "")
+        case _:
+            return str(value)

@@ -1,0 +1,274 @@
+"""What a prompt without tools is answered when no language model is there: a few rules about instructions and names.
+
+Not here: planning tool calls, and anything that would deserve to be called understanding (`demo` says what it is not).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .schemas import Schema, types_of
+
+
+def _set_of(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A system message and what the user says."""
+
+    system: str
+    user: str
+
+
+def answer(prompt: Prompt) -> str:
+    """The thing the prompt asks to extract, or the words it says to answer when there is none, or an echo."""
+    wanted = _wanted(prompt.system) or _wanted(prompt.user)
+    if wanted is None:
+        return f"This is a demo model without tools; it can only repeat what you said: {prompt.user.strip()}"
+    return extract(wanted, _subject(prompt)) or _when_absent(prompt) or "unknown"
+
+
+def extract(wanted: str, text: str) -> str | None:
+    """The first thing in `text` that may be called `wanted`: an address, a number, a date, else a name."""
+    kind = wanted.lower()
+    for words, pattern in _PATTERNS:
+        if words.search(kind):
+            found = pattern.search(text)
+            return found.group().rstrip(".,") if found else None
+    if _REGION.search(kind) and (found := _AFTER_COMMA.search(text)):
+        return found.group(1)
+    if _LOCATION.search(kind) or not _PERSON.search(kind):
+        return _name(text, (_PLACE, _ABOUT))
+    found = _INTRODUCED.search(text)
+    return found.group(1) if found else _name(text, ())
+
+
+def scalar_for(name: str | None, schema: Schema, prompt: Prompt, text: str | None) -> object:
+    """A value for one field of a structured answer: found in the prompt by the field's name and type; None if there is
+    none. `text` is the answer in words, for a field that is no thing to be extracted."""
+    subject = _subject(prompt)
+    if choices := schema.get("enum"):
+        return next((each for each in choices if str(each).lower() in subject.lower()), choices[0])
+    kinds = types_of(schema)
+    if "integer" in kinds or "number" in kinds:
+        numbers = _NUMBER.findall(subject)
+        wanted = (float(each.replace(",", ".")) for each in numbers)
+        return next((int(each) if each.is_integer() else each for each in wanted), None)
+    if "string" not in kinds:
+        return None
+    if form := _FORMATS.get(str(schema.get("format"))):
+        found = form[0].search(subject)
+        return found.group() if found else form[1]
+    if name is None or name in _WORDS_OF_ANSWER:
+        return text if text is not None else prompt.user
+    described = f"{name.replace('_', ' ')} {schema.get('description') or ''}"
+    return extract(described, subject) or text or prompt.user
+
+
+# --- what is asked for, of which text
+
+_WANTED = re.compile(
+    r"\b(?:extract|identify|detect|find|determine|pick out|recogni[sz]e)(?:s|ing)?\s+"
+    r"(?:only\s+|just\s+)?(?:the\s+|an?\s+|any\s+|which\s+|every\s+)?(?P<thing>[\w-]+(?:\s+[\w-]+){0,4})",
+    re.IGNORECASE,
+)
+_ONLY = re.compile(
+    r"\b(?:answer|reply|respond|return|give|output)\w*\s+(?:me\s+)?(?:with\s+)?(?:only\s+|just\s+)?(?:with\s+)?"
+    r"(?:the|its)\s+(?P<thing>[\w-]+(?:\s+[\w-]+){0,4})",
+    re.IGNORECASE,
+)
+_LABELLED = re.compile(r"\b(?:question|text|message|input|sentence|review|query|here is [^:\n]*)\s*:\s*", re.IGNORECASE)
+_ABSENT = re.compile(
+    r"\b(?:reply|replies|answer|return|respond|say|output|write)\w*\s+(?:with\s+)?"
+    r"[\"'“‘`]([^\"'”’`\n]+)[\"'”’`]\s*,?\s+(?:if|when|otherwise)",
+    re.IGNORECASE,
+)
+
+
+def _wanted(instruction: str) -> str | None:
+    found = _WANTED.search(instruction)
+    if found is None and instruction.count("\n") < 20:
+        found = _ONLY.search(instruction)
+        if found is not None and not _KNOWN.search(found["thing"]):
+            return None
+    return found["thing"] if found else None
+
+
+def _subject(prompt: Prompt) -> str:
+    """The text the instruction speaks of: what the user says, without an instruction that stands before it."""
+    user = prompt.user
+    labels = list(_LABELLED.finditer(user))
+    if labels:
+        rest = user[labels[-1].end() :].strip()
+        return rest or user
+    if _WANTED.search(user):
+        _, colon, rest = user.partition(":")
+        if colon and rest.strip():
+            return rest.strip()
+        before, _, last = user.rpartition("\n")
+        return last if before and last.strip() else _WANTED.sub("", user)
+    return user
+
+
+def _when_absent(prompt: Prompt) -> str | None:
+    found = _ABSENT.search(prompt.system) or _ABSENT.search(prompt.user)
+    return found.group(1) if found else None
+
+
+# --- things with a form of their own
+
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)?(?![\w])")
+_DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
+_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_URL = re.compile(r"https?://\S+")
+_PATTERNS = (
+    (re.compile(r"\be-?mail"), _EMAIL),
+    (re.compile(r"\b(?:url|link|website|web address)"), _URL),
+    (re.compile(r"\b(?:phone|telephone)"), re.compile(r"\+?\d[\d ()/-]{5,}\d")),
+    (re.compile(r"\b(?:date|day)\b"), re.compile(rf"{_DATE.pattern}|\b(?:today|tomorrow|yesterday)\b", re.IGNORECASE)),
+    (re.compile(r"\b(?:number|amount|price|age|year|count|quantity|id|total)\b"), _NUMBER),
+)
+_FORMATS = {
+    "date": (_DATE, "2000-01-01"),
+    "date-time": (re.compile(rf"{_DATE.pattern}T\S+"), "2000-01-01T00:00:00Z"),
+    "email": (_EMAIL, None),
+    "uri": (_URL, None),
+}
+_WORDS_OF_ANSWER = frozenset(
+    {"value", "answer", "text", "message", "reply", "response", "summary", "result", "content"}
+)
+
+# --- names
+
+_PERSON = re.compile(r"\b(?:person|people|customer|user|author|first name|last name|surname|full name|who)\b")
+_LOCATION = re.compile(r"\b(?:city|town|village|place|location|destination)\b")
+_REGION = re.compile(r"\b(?:country|state|region)\b")
+_KNOWN = re.compile(
+    r"\b(?:name|city|town|place|location|country|person|company|product|e-?mail|date|number)\b", re.IGNORECASE
+)
+_CAPITALISED = r"([^\W\d_a-z][\w'’-]*(?:\s[^\W\d_a-z][\w'’-]*)*)"
+_INTRODUCED = re.compile(rf"(?:[Nn]ame(?:'s| is)|I am|I'm|called|Mr\.?|Mrs\.?|Ms\.?|Dr\.?|[Mm]eet)\s+{_CAPITALISED}")
+_AFTER_COMMA = re.compile(rf"[^\W\d_][\w'’-]*,\s*{_CAPITALISED}")
+
+_PLACE = _set_of("in at near around inside outside within à a au en em bei im nel nella na no i om på w te")
+_ABOUT = _set_of("for to from of about pour für nach de per para por über von aus over visit visiting is")
+_ARTICLES = _set_of("the la le les los las el al der die das den o os as city town capital of")
+_LINKS = _set_of(
+    "de la le les lès du des da do dos das del della di van der den dem am an auf of the upon sur en e y el al by"
+)
+_TIMES = _set_of(
+    "today tomorrow yesterday tonight now monday tuesday wednesday thursday friday saturday sunday january "
+    "february march april may june july august september october november december morning afternoon evening "
+    "night week weekend month year spring summer autumn fall winter christmas easter next this last celsius "
+    "fahrenheit utc gmt am pm"
+)
+_OPENERS = _set_of(
+    "what what's whats how how's is are was were will would could can should shall do does did has have when "
+    "where where's which who whose why tell give show please hi hello hey i i'm it if the a an and or but so "
+    "then let let's find get need want compare forecast weather temperature question answer extract in at for "
+    "on my our your there wie ist wird kann quel quelle quels est que cuál como cómo qué com che qual"
+)
+_FILLERS = _set_of(
+    "weather forecast temperature temperatures like going be rain raining snow sunny cold warm hot wind windy "
+    "there me about on it's any know"
+)
+_WORD = re.compile(
+    r"(?:St|Ste|Mt|Ft)\.(?=\s[^\W\d_])|(?:[A-Z]\.){2,}|'s-[^\W\d_][\w'’-]*|[^\W\d_][\w'’-]*(?:\.(?=[^\W\d_]))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    text: str
+    start: int
+    end: int
+    opens: bool
+    """Whether a sentence begins with it."""
+
+    @property
+    def key(self) -> str:
+        return self.text.lower().strip(".'’")
+
+    @property
+    def is_proper(self) -> bool:
+        """Whether it is written as names are: with a capital letter, or in a script that has none."""
+        first = self.text.removeprefix("'s-")[:1]
+        return first.upper() == first and self.key not in _TIMES
+
+
+def _name(text: str, near: tuple[frozenset[str], ...]) -> str | None:
+    """The name that `text` speaks of: after one of the prepositions, anywhere, in small letters."""
+    words = list(_words(text))
+    for prepositions in near:
+        for found in _after(words, prepositions, text):
+            return found
+    for at, word in enumerate(words):
+        if word.is_proper and not (word.opens and word.key in _OPENERS) and word.key != "i":
+            return _sequence(words, at, text)
+    return _small(words, text)
+
+
+def _words(text: str) -> Iterator[_Word]:
+    end = 0
+    for found in _WORD.finditer(text):
+        between = text[end : found.start()]
+        opens = end == 0 or any(mark in between for mark in '.?!:;¿¡\n"“')
+        yield _Word(found.group(), found.start(), found.end(), opens)
+        end = found.end()
+
+
+def _after(words: list[_Word], prepositions: frozenset[str], text: str) -> Iterator[str]:
+    for at, word in enumerate(words):
+        if word.key not in prepositions:
+            continue
+        following = at + 1
+        while (
+            following < len(words)
+            and words[following].text in _ARTICLES
+            and text[words[following - 1].end : words[following].start].isspace()
+        ):
+            following += 1
+        if following < len(words) and words[following].is_proper and not words[following].opens:
+            yield _sequence(words, following, text)
+
+
+def _sequence(words: list[_Word], at: int, text: str) -> str:
+    """The name that begins with this word: further proper words, and small ones between them that names have."""
+    end = at
+    following = at + 1
+    while following < len(words) and text[words[following - 1].end : words[following].start] == " ":
+        word = words[following]
+        if word.is_proper:
+            end = following
+        elif word.text not in _LINKS:
+            break
+        following += 1
+    name = text[words[at].start : words[end].end]
+    # "London's weather" speaks of London; nothing tells whether "St. John's tomorrow" does, so the name stays whole.
+    owns = (
+        end + 1 < len(words) and words[end + 1].key not in _TIMES and text[words[end].end : words[end + 1].start] == " "
+    )
+    return re.sub(r"(?:['’]s|['’])$", "", name) if owns else name
+
+
+def _small(words: list[_Word], text: str) -> str | None:
+    """A name written in small letters: what follows a preposition, else all that says nothing else."""
+    stops = _TIMES | _OPENERS | _FILLERS | _PLACE | _ABOUT
+    for at, word in enumerate(words):
+        if word.key in _PLACE and len(word.key) > 1 and (run := _run(words, at + 1, stops, text)):
+            return run.title()
+    rest = [word for word in words if word.key not in stops | _ARTICLES]
+    return " ".join(word.text for word in rest).title() if 0 < len(rest) <= 3 else None
+
+
+def _run(words: list[_Word], at: int, stops: frozenset[str], text: str) -> str:
+    end = at
+    while end < min(at + 3, len(words)) and words[end].key not in stops:
+        if end > at and text[words[end - 1].end : words[end].start] != " ":
+            break
+        end += 1
+    return text[words[at].start : words[end - 1].end] if end > at else ""
