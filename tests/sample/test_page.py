@@ -1,0 +1,128 @@
+"""The page in a real browser: ask, read, by mouse and by keyboard, in light and dark."""
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
+    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=["light", "dark"])
+def page(browser: Any, weather_agent: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    page = browser.new_page(color_scheme=request.param)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(weather_agent.url)
+    yield page
+    page.close()
+    assert [each for each in complaints if "502" not in each and "ERR_FAILED" not in each] == []
+
+
+def test_a_question_shows_the_answer_and_the_tools(page: Any) -> None:
+    page.get_by_label("Your question").fill("What is the weather tomorrow in Valence?")
+    page.get_by_role("button", name="Ask", exact=True).click()
+
+    page.get_by_role("heading", name="Answer").wait_for()
+    assert "Valence" in page.locator("#answer").inner_text()
+    assert page.locator("#calls h3 code").all_inner_texts() == ["extract_city", "find_city", "forecast"]
+    assert page.get_by_role("cell", name="tomorrow").count() == 1
+    assert "3 tool calls" in page.get_by_role("status").inner_text()
+
+
+def test_the_keyboard_is_enough(page: Any) -> None:
+    page.keyboard.type("Will it rain in Reykjavík?")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Answer").wait_for()
+    assert "Reykjavík" in page.locator("#answer").inner_text()
+
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.getElementById('answer').textContent.includes('Valence')")
+
+
+def test_an_example_asks_itself(page: Any) -> None:
+    page.get_by_role("button", name="How warm is it in São Paulo?").click()
+
+    page.get_by_role("heading", name="Answer").wait_for()
+    assert "São Paulo" in page.locator("#answer").inner_text()
+
+
+def test_while_it_waits_the_page_says_so(page: Any) -> None:
+    held: list[Any] = []
+    page.route("**/weather", held.append)
+
+    page.get_by_label("Your question").fill("What is the weather in Oslo?")
+    page.keyboard.press("Enter")
+
+    page.get_by_text("Asking the agent").wait_for()
+    assert page.get_by_role("button", name="Ask", exact=True).is_disabled()
+    held[0].continue_()
+    page.get_by_role("heading", name="Answer").wait_for()
+    assert page.get_by_role("button", name="Ask", exact=True).is_enabled()
+
+
+def test_a_failure_is_told_and_the_next_question_works(page: Any) -> None:
+    problem = '{"title": "Bad Gateway", "status": 502, "detail": "the model server is tired"}'
+    page.route("**/weather", lambda route: route.fulfill(status=502, body=problem, content_type="application/json"))
+    page.get_by_label("Your question").fill("What is the weather in Oslo?")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").filter(has_text="the model server is tired").wait_for()
+    assert page.locator("#reply").is_hidden()
+
+    page.unroute("**/weather")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Answer").wait_for()
+    assert page.locator("#error").is_hidden()
+
+
+def test_an_agent_that_is_gone_is_told_too(page: Any) -> None:
+    page.route("**/weather", lambda route: route.abort())
+    page.get_by_label("Your question").fill("What is the weather in Oslo?")
+    page.keyboard.press("Enter")
+
+    page.get_by_role("alert").filter(has_text="cannot be reached").wait_for()
+
+
+def test_an_answer_is_text_and_never_markup(page: Any) -> None:
+    body = (
+        '{"answer": "<img src=x onerror=alert(1)>", "tool_executions": [{"name": "<b>x</b>", "arguments": {"<i>": '
+        '"<script>"}, "result": "[{\\"<u>\\": \\"<hr>\\"}]", "is_error": true, "duration": 2}]}'
+    )
+    page.route("**/weather", lambda route: route.fulfill(body=body, content_type="application/json"))
+    page.get_by_label("Your question").fill("What is the weather in Oslo?")
+    page.keyboard.press("Enter")
+
+    page.get_by_role("heading", name="Answer").wait_for()
+    assert page.locator("#answer").inner_text() == "<img src=x onerror=alert(1)>"
+    assert page.locator("#reply img, #reply b, #reply i, #reply u, #reply hr, #reply script").count() == 0
+    assert page.get_by_text("failed", exact=True).count() == 1
+
+
+def test_a_narrow_screen_has_no_sideways_scrolling(browser: Any, weather_agent: Any) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 800})
+    page.goto(weather_agent.url)
+    page.get_by_role("button", name="What is the weather tomorrow in Valence?").click()
+    page.get_by_role("heading", name="Answer").wait_for()
+
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.close()
