@@ -126,9 +126,10 @@ def _members(cls: type[object]) -> Iterator[tuple[str, object]]:
 
 def _mappers(cls: type[object]) -> Iterator[tuple[int | None, Collaborator]]:
     for _, member in _members(cls):
-        mark: MapperMark | None = getattr(member, MAPPER_MARK, None)
+        function = getattr(member, "__func__", member)
+        mark: MapperMark | None = getattr(member, MAPPER_MARK, None) or getattr(function, MAPPER_MARK, None)
         if mark is not None:
-            yield mark.status, member.__func__ if isinstance(member, staticmethod) else member  # type: ignore[misc]
+            yield mark.status, function
 
 
 def _empty() -> None: ...
