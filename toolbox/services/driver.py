@@ -378,7 +378,8 @@ class Invocation:
 
     def value(self) -> Any:
         """The method's value, once the events have ended."""
-        assert self.finish is not None and self.state is not None
+        assert self.finish is not None
+        assert self.state is not None
         value = self.finish.value
         if self.plan.output.shape is not Shape.RESULT:
             return value
@@ -499,7 +500,8 @@ async def texts(invocation: Invocation) -> AsyncGenerator[str, None]:
 async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
     """The items of the list that the last reply holds, each as soon as it is complete."""
     structure = invocation.plan.output.structure
-    assert structure is not None and structure.item_adapter is not None
+    assert structure is not None
+    assert structure.item_adapter is not None
     reader = ItemReader(structure.item_adapter)
     async with aclosing(invocation.events()) as events:
         async for event in events:

@@ -21,14 +21,14 @@ from .streams import EventStream, ServiceStream, iterate
 def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: ServiceHost) -> type[Any]:
     """A class that implements the service `cls`: its methods call models through `host`."""
 
-    def __toolbox_tool_call__(self: object, name: str) -> Callable[..., Any]:
-        return functools.partial(_call, plans[name], host, as_tool=True)
+    def tool_call(self: object, name: str) -> Callable[..., Any]:
+        return functools.partial(_call, plans[name], host, True)
 
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": f"{cls.__qualname__}Implementation",
         "__doc__": cls.__doc__,
-        "__toolbox_tool_call__": __toolbox_tool_call__,
+        "__toolbox_tool_call__": tool_call,
     }
     for name, plan in plans.items():
         namespace[name] = _method(cls, plan, host)
@@ -41,22 +41,22 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
 
         @functools.wraps(declared)
         async def asynchronous(self: object, *args: Any, **kwargs: Any) -> Any:
-            return await _call(plan, host, *args, **kwargs)
+            return await _call(plan, host, False, *args, **kwargs)
 
         method: Callable[..., Any] = asynchronous
     else:
 
         @functools.wraps(declared)
         def synchronous(self: object, *args: Any, **kwargs: Any) -> Any:
-            return _call(plan, host, *args, **kwargs)
+            return _call(plan, host, False, *args, **kwargs)
 
         method = synchronous
     method.__dict__.pop("__isabstractmethod__", None)
     return method
 
 
-def _call(plan: MethodPlan, host: ServiceHost, *args: Any, as_tool: bool = False, **kwargs: Any) -> Any:
-    """A call: a coroutine, a stream or the value, as the method is declared. A tool's call has no memory and no stream."""
+def _call(plan: MethodPlan, host: ServiceHost, as_tool: bool, /, *args: Any, **kwargs: Any) -> Any:
+    """A call: a coroutine, a stream or the value, as the method is declared. As a tool: no memory, and no stream."""
     if as_tool and plan.memory_parameter is not None:
         kwargs.setdefault(plan.memory_parameter, None)
     bound = plan.signature.bind(*args, **kwargs)

@@ -361,8 +361,9 @@ class _MethodReader:
     def read(self) -> MethodPlan | None:
         for each in self.parameters.values():
             if isinstance(each.annotation, Unresolved):
+                text, reason = each.annotation.text, each.annotation.reason
                 self.problem(
-                    f"the annotation {each.annotation.text!r} of {each.name} cannot be resolved: {each.annotation.reason}",
+                    f"the annotation {text!r} of {each.name} cannot be resolved: {reason}",
                     "import the name at run time, not under TYPE_CHECKING, or register the class",
                 )
             if each.is_variadic:

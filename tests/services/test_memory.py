@@ -1,0 +1,228 @@
+"""Windows, repair, and whose turn it is in a conversation."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolbox import (
+    AiMessage,
+    ChatMemoryKey,
+    InMemoryChatMemoryStore,
+    MemoryInUseError,
+    Message,
+    MessageWindow,
+    SystemMessage,
+    TokenWindow,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    UserMessage,
+)
+from toolbox.services.memory import ChatMemories, estimate_tokens, repaired
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = ToolExecutionRequest("1", "add", "{}")
+ROUND: list[Message] = [
+    UserMessage("a"),
+    AiMessage(None, [REQUEST]),
+    ToolExecutionResultMessage.of(REQUEST, "5"),
+    AiMessage("five"),
+]
+KEY = ChatMemoryKey("Service", "1")
+
+
+def test_a_window_never_begins_with_an_orphan_tool_result() -> None:
+    assert MessageWindow(2).newest(ROUND) == (AiMessage("five"),)
+    assert MessageWindow(3).newest(ROUND) == tuple(ROUND[1:])
+    assert MessageWindow(10).newest(ROUND) == tuple(ROUND)
+
+
+def test_a_token_window_keeps_what_fits() -> None:
+    window = TokenWindow(3, count=lambda message: 1)
+
+    assert window.newest(ROUND) == tuple(ROUND[1:])
+    assert TokenWindow(1, count=lambda message: 2).newest(ROUND) == ()
+    assert estimate_tokens(UserMessage("four")) == 5
+
+
+@pytest.mark.parametrize("make", [lambda: MessageWindow(0), lambda: TokenWindow(0)])
+def test_a_window_of_nothing_is_refused(make: object) -> None:
+    with pytest.raises(ValueError, match="1 or more"):
+        make()  # type: ignore[operator]  # a lambda
+
+
+def test_calls_that_were_never_answered_are_answered_with_an_error() -> None:
+    other = ToolExecutionRequest("2", "sub", "{}")
+    stored = [UserMessage("a"), AiMessage(None, [REQUEST, other]), ToolExecutionResultMessage.of(REQUEST, "5")]
+
+    mended = repaired([*stored, UserMessage("b")])
+
+    assert mended[:3] == tuple(stored)
+    answer = mended[3]
+    assert isinstance(answer, ToolExecutionResultMessage)
+    assert (answer.id, answer.tool_name, answer.is_error) == ("2", "sub", True)
+    assert mended[4] == UserMessage("b")
+
+
+def test_results_without_calls_and_system_messages_are_dropped() -> None:
+    assert repaired([ToolExecutionResultMessage.of(REQUEST, "5"), SystemMessage("x"), UserMessage("a")]) == (
+        UserMessage("a"),
+    )
+
+
+messages = st.lists(
+    st.sampled_from(
+        [
+            UserMessage("u"),
+            AiMessage("a"),
+            AiMessage(None, [ToolExecutionRequest("1", "x", "{}")]),
+            AiMessage(None, [ToolExecutionRequest("1", "x", "{}"), ToolExecutionRequest("2", "y", "{}")]),
+            ToolExecutionResultMessage("1", "x", "r"),
+            ToolExecutionResultMessage("2", "y", "r"),
+        ]
+    ),
+    max_size=12,
+)
+
+
+@given(messages)
+def test_whatever_is_stored_what_is_sent_answers_every_call_once_right_after_it(stored: list[Message]) -> None:
+    waiting: set[str] = set()
+    for message in repaired(stored):
+        if isinstance(message, ToolExecutionResultMessage):
+            waiting.remove(message.id)
+        else:
+            assert not waiting
+        if isinstance(message, AiMessage):
+            waiting = {each.id for each in message.tool_execution_requests}
+    assert not waiting
+
+
+@given(messages, st.integers(1, 6))
+def test_repairing_what_is_in_order_changes_nothing(stored: list[Message], size: int) -> None:
+    once = repaired(MessageWindow(size).newest(repaired(stored)))
+
+    assert repaired(once) == once
+
+
+class Order:
+    """Who was in a conversation, in the order of coming and going."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.inside = 0
+
+    async def visit(self, memories: ChatMemories, name: str, key: ChatMemoryKey = KEY) -> None:
+        async with memories.turn(key):
+            self.inside += 1
+            assert self.inside == 1
+            self.seen.append(name)
+            try:
+                await asyncio.sleep(0)
+            finally:
+                self.inside -= 1
+
+
+async def test_calls_with_one_id_wait_for_each_other_first_come_first_served() -> None:
+    memories, order = ChatMemories(InMemoryChatMemoryStore()), Order()
+
+    await asyncio.gather(*(order.visit(memories, str(number)) for number in range(20)))
+
+    assert order.seen == [str(number) for number in range(20)]
+
+
+async def test_other_ids_do_not_wait() -> None:
+    memories = ChatMemories(InMemoryChatMemoryStore())
+    async with memories.turn(KEY), memories.turn(ChatMemoryKey("Service", "2")):
+        pass
+
+
+async def test_one_who_gives_up_waiting_does_not_keep_the_turn() -> None:
+    memories, order = ChatMemories(InMemoryChatMemoryStore()), Order()
+    leave = asyncio.Event()
+
+    async def first() -> None:
+        async with memories.turn(KEY):
+            await leave.wait()
+
+    holder = asyncio.create_task(first())
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(order.visit(memories, name)) for name in "abc"]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    waiting[1].cancel()
+    leave.set()
+    await asyncio.gather(holder, *waiting, return_exceptions=True)
+
+    assert order.seen == ["c"]
+    assert memories._turns._waiting == {}
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_turn_given_up_at_any_moment_is_passed_on(steps: int) -> None:
+    memories, order = ChatMemories(InMemoryChatMemoryStore()), Order()
+    holder = asyncio.create_task(order.visit(memories, "a"))
+    waiting = asyncio.create_task(order.visit(memories, "b"))
+    last = asyncio.create_task(order.visit(memories, "c"))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(holder, waiting, last, return_exceptions=True)
+
+    assert order.seen[-1] == "c"
+    assert memories._turns._waiting == {}
+
+
+async def test_the_tools_of_a_call_may_not_enter_its_conversation() -> None:
+    memories = ChatMemories(InMemoryChatMemoryStore())
+    async with memories.turn(KEY):
+        with pytest.raises(MemoryInUseError, match="'1'"):
+            await asyncio.create_task(Order().visit(memories, "x"))
+
+
+def test_turns_hold_between_loops() -> None:
+    memories, order = ChatMemories(InMemoryChatMemoryStore()), Order()
+
+    async def visits(name: str) -> None:
+        for number in range(50):
+            await order.visit(memories, f"{name}{number}")
+
+    threads = [threading.Thread(target=lambda name=name: asyncio.run(visits(name))) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(order.seen) == 200
+
+
+class LockingStore(InMemoryChatMemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.locked: list[ChatMemoryKey] = []
+        self._lock = asyncio.Lock()
+
+    def lock(self, key: ChatMemoryKey) -> asyncio.Lock:
+        self.locked.append(key)
+        return self._lock
+
+
+async def test_a_stores_own_lock_is_used() -> None:
+    store = LockingStore()
+    await Order().visit(ChatMemories(store), "a")
+
+    assert store.locked == [KEY]
+
+
+async def test_messages_are_kept_and_forgotten() -> None:
+    store = InMemoryChatMemoryStore()
+    said: Sequence[Message] = [UserMessage("a")]
+    await store.update_messages(KEY, said)
+    assert await store.get_messages(KEY) == (UserMessage("a"),)
+
+    await store.delete_messages(KEY)
+    assert await store.get_messages(KEY) == ()

@@ -1,0 +1,71 @@
+"""Message templates."""
+
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+
+import pytest
+from pydantic import BaseModel
+
+from toolbox.services.templates import doubled_names, parse, text_of
+
+
+def rendered(text: str, **values: object) -> str:
+    template, faults = parse(text)
+    assert faults == []
+    return template.render(values)
+
+
+def test_a_variable_takes_its_value_and_doubled_braces_are_braces() -> None:
+    assert rendered('Hello {name}, answer {{"a": 1}}', name="Ann") == 'Hello Ann, answer {"a": 1}'
+
+
+def test_a_value_is_never_read_as_a_template() -> None:
+    assert rendered("{a} {b}", a="{b}", b="{{x}}") == "{b} {{x}}"
+
+
+def test_a_template_without_variables_is_its_text() -> None:
+    assert rendered("") == ""
+    assert rendered("plain") == "plain"
+
+
+@pytest.mark.parametrize("text", ["{", "}", "{a.b}", "{a b}", "{0}", "{a!r}", "{a:>3}", "{}", 'say {"a": 1}'])
+def test_a_lone_brace_is_a_fault_that_shows_its_place(text: str) -> None:
+    _, faults = parse(text)
+
+    assert faults
+    assert "doubled" in faults[0]
+
+
+def test_the_java_spelling_of_a_known_variable_is_noticed() -> None:
+    assert doubled_names("Hello {{name}} and {{ other }} and {{unknown}}", frozenset({"name", "other"})) == [
+        "name",
+        "other",
+    ]
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Point(BaseModel):
+    x: int
+    label: str
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a", "a"),
+        (1, "1"),
+        (1.5, "1.5"),
+        (Decimal("1.10"), "1.10"),
+        (Colour.RED, "red"),
+        (date(2026, 11, 21), "2026-11-21"),
+        (["é", 1], '["é",1]'),
+        (Point(x=1, label="ß"), '{"x":1,"label":"ß"}'),
+        (None, "null"),
+    ],
+)
+def test_values_stand_as_text_and_structures_as_compact_json(value: object, text: str) -> None:
+    assert text_of(value) == text
