@@ -1,0 +1,179 @@
+"""Reads what a tool takes and returns: which parameters the model fills, which are filled in, what each admits.
+
+Not here: resolving annotations (`toolbox.signatures`), the schema (`specification`), values (`codec`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Union
+
+from typing_extensions import Doc, TypeAliasType, TypeIs
+
+from ..context import InjectMark, InvocationContext, MemoryIdMark
+from ..errors import Problem
+from ..signatures import EMPTY, Unresolved, resolve
+
+
+class Role(Enum):
+    """Who fills a parameter."""
+
+    MODEL = "model"
+    MEMORY_ID = "memory id"
+    CONTEXT = "context"
+    INJECTED = "injected"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolParameter:
+    """One parameter of a tool; `default` is `EMPTY` when there is none.
+
+    `annotation` is what was written, resolved; `admits_none` looks through `| None`, aliases and `Any`. `wanted` is the
+    bean an injected one asks for. `description` is what its annotation says.
+    """
+
+    name: str
+    kind: Any
+    annotation: Any
+    default: Any
+    role: Role = Role.MODEL
+    admits_none: bool = False
+    wanted: Any = None
+    description: str | None = None
+    alias: str | None = None
+
+    @property
+    def has_default(self) -> bool:
+        """Whether it may be left out of a call."""
+        return self.default is not EMPTY
+
+    @property
+    def shown_name(self) -> str:
+        """Its name in the schema."""
+        return self.alias or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a function takes and returns; `returns` is resolved, `EMPTY` or `Unresolved`."""
+
+    parameters: tuple[ToolParameter, ...]
+    returns: Any
+
+
+def read_parameters(
+    function: Callable[..., Any], where: str, names: Mapping[str, Any], problems: list[Problem], *, bound: bool
+) -> Taken:
+    """What `function` takes, without its first parameter when `bound`; what is wrong with it goes to `problems`.
+
+    `names` are those its annotations may use besides the globals of its module.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        problems.append(Problem(where, f"its signature cannot be read ({error})", "wrap it in a function of your own"))
+        return Taken((), EMPTY)
+    inner: Any = inspect.unwrap(getattr(function, "func", function))
+    inner = getattr(inner, "__func__", inner)
+    known = {
+        **getattr(inner, "__globals__", {}),
+        **dict(_closed_over(inner)),
+        **{each.__name__: each for each in getattr(inner, "__type_params__", ())},
+        **names,
+    }
+    declared = list(signature.parameters.values())
+    if bound and declared and declared[0].kind in (declared[0].POSITIONAL_ONLY, declared[0].POSITIONAL_OR_KEYWORD):
+        del declared[0]
+    found = [_read(each, resolve(each.annotation, known), where, problems) for each in declared]
+    return Taken(tuple(each for each in found if each is not None), resolve(signature.return_annotation, known))
+
+
+def _read(declared: inspect.Parameter, annotation: Any, where: str, problems: list[Problem]) -> ToolParameter | None:
+    name = declared.name
+    if declared.kind in (declared.VAR_POSITIONAL, declared.VAR_KEYWORD):
+        stars = "*" if declared.kind is declared.VAR_POSITIONAL else "**"
+        problems.append(
+            Problem(where, f"a tool cannot take {stars}{name}: a model needs names and types", "name each parameter")
+        )
+    elif annotation is EMPTY:
+        problems.append(
+            Problem(where, f"parameter {name!r} has no annotation", f"write its type: `{name}: str`, for example")
+        )
+    elif isinstance(annotation, Unresolved):
+        problems.append(
+            Problem(
+                where,
+                f"the annotation {annotation.text!r} of parameter {name!r} cannot be resolved ({annotation.reason})",
+                "import or define its names at module level, not under TYPE_CHECKING",
+            )
+        )
+    else:
+        return _described(name, declared.kind, annotation, declared.default)
+    return None
+
+
+def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParameter:
+    bare, metadata, optional = unwrapped(annotation)
+    role, wanted = Role.MODEL, None
+    if any(isinstance(each, MemoryIdMark) for each in metadata):
+        role = Role.MEMORY_ID
+    elif isinstance(bare, type) and issubclass(bare, InvocationContext):
+        role = Role.CONTEXT
+    elif any(isinstance(each, InjectMark) for each in metadata):
+        role = Role.INJECTED
+        others = tuple(each for each in metadata if not isinstance(each, InjectMark))
+        wanted = Annotated[(bare, *others)] if others else bare
+        wanted = Union[wanted, None] if optional else wanted  # noqa: UP007 - `wanted` is a value
+    fields = [each for each in (*metadata, default) if is_field(each)]
+    texts = (
+        [each for each in metadata if isinstance(each, str)]
+        or [each.documentation for each in metadata if isinstance(each, Doc)]
+        or [each.description for each in fields if each.description][:1]
+    )
+    alias = next((each.validation_alias for each in fields if isinstance(each.validation_alias, str)), None)
+    for each in fields:  # Field(default=…), in the annotation or as the default
+        default = each if default is EMPTY and not each.is_required() else default
+    return ToolParameter(name, kind, annotation, default, role, optional, wanted, "\n".join(texts) or None, alias)
+
+
+def unwrapped(annotation: Any) -> tuple[Any, list[Any], bool]:
+    """The bare type, all that is annotated to it, and whether None is admitted; looks through `| None` and aliases."""
+    metadata: list[Any] = []
+    optional = False
+    while True:
+        origin = typing.get_origin(annotation)
+        if origin is Annotated:
+            metadata = [*annotation.__metadata__, *metadata]
+            annotation = annotation.__origin__
+        elif origin in (Union, types.UnionType):
+            arguments = typing.get_args(annotation)
+            others = [each for each in arguments if each is not types.NoneType]
+            optional = optional or len(others) < len(arguments) or any(unwrapped(each)[2] for each in others)
+            if len(others) != 1:
+                return annotation, metadata, optional
+            annotation = others[0]
+        elif isinstance(annotation, TypeAliasType):
+            annotation = annotation.__value__
+        elif isinstance(annotation, typing.NewType):
+            return annotation, metadata, optional or unwrapped(annotation.__supertype__)[2]
+        else:
+            return annotation, metadata, optional or annotation in (Any, object, None, types.NoneType)
+
+
+def is_field(metadata: object) -> TypeIs[Any]:
+    """Whether this is a pydantic `Field(…)`; pydantic itself is not needed to tell."""
+    return type(metadata).__name__ == "FieldInfo" and type(metadata).__module__.startswith("pydantic.")
+
+
+def _closed_over(function: Any) -> Iterator[tuple[str, Any]]:
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
