@@ -6,9 +6,7 @@ HTTP library's request (`connections`).
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,10 +28,9 @@ from .encoding import (
     texts_of,
 )
 from .endpoint import Endpoint
+from .environment import variables_of
 from .marks import Body, File, Fixed, Place, Upload
 from .plans import ParameterPlan, RequestPlan
-
-_VARIABLE = re.compile(r"\$\{([^{}:]+)(?::([^{}]*))?\}")
 
 
 @dataclass(slots=True)
@@ -47,26 +44,6 @@ class Outgoing:
     content: bytes | None = None
     fields: list[tuple[str, str]] = field(default_factory=list)
     files: list[tuple[str, Upload]] = field(default_factory=list)
-
-
-def variables_of(value: object) -> Iterator[tuple[str, str | None]]:
-    """The `${NAME}`s of a fixed value, each with its `${NAME:default}`."""
-    for text in value if isinstance(value, tuple) else (value,):
-        if isinstance(text, str):
-            for match in _VARIABLE.finditer(text):
-                yield match[1], match[2]
-
-
-def expanded(value: object) -> object:
-    """A fixed value with its `${NAME}`s from the environment; None when one is missing there."""
-    if isinstance(value, tuple):
-        items = [expanded(each) for each in value]
-        return None if None in items else items
-    if not isinstance(value, str):
-        return value
-    if any(os.environ.get(name, default) is None for name, default in variables_of(value)):
-        return None
-    return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[2]), value)
 
 
 def build(

@@ -11,6 +11,7 @@ import ssl
 import threading
 import weakref
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import urljoin
@@ -26,6 +27,10 @@ from .replies import EXCERPT
 # What may go to another host with a redirect: nothing that says who asks.
 _IMPERSONAL = frozenset({"accept", "accept-encoding", "accept-language", "user-agent", "host"})
 _CLOSE_LIMIT = 5.0
+# What keeps each client of a loop open. Held here, so that garbage collection never finds a client and its sockets
+# together: it would finalize the sockets first, which is a ResourceWarning.
+_open: dict[httpx2.AsyncClient, AsyncGenerator[None]] = {}
+_closing: set[asyncio.Task[None]] = set()
 
 
 class ShownUrl(httpx2.URL):
@@ -51,7 +56,7 @@ class Connection:
         self.endpoint = endpoint
         self._lock = threading.Lock()
         self._sync: httpx2.Client | None = None
-        self._async: dict[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, AsyncGenerator[None]]] = {}
+        self._async: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
         self._tls: ssl.SSLContext | None = None
 
     def sync_client(self) -> httpx2.Client:
@@ -65,30 +70,31 @@ class Connection:
     async def async_client(self) -> httpx2.AsyncClient:
         """The client of the running loop."""
         loop = asyncio.get_running_loop()
-        kept = self._async.get(loop)
-        if kept is None:
+        client = self._async.get(loop)
+        if client is None:
             client = httpx2.AsyncClient(**self._options())
-            keeper = _kept(client)
             with self._lock:
                 for other in [other for other in self._async if other.is_closed()]:
                     del self._async[other]
-                kept = self._async[loop] = client, keeper
+                self._async[loop] = client
+            keeper = _open[client] = _kept(client)
+            weakref.finalize(self, _close_soon, client, loop)
             # From its first step on the loop knows the generator, and ends it when the loop itself ends.
             await anext(keeper)
-        return kept[0]
+        return client
 
     async def aclose(self) -> None:
         """Closes all clients, those of other running loops too."""
         with self._lock:
-            kept, self._async = self._async, {}
-            client, self._sync = self._sync, None
-        if client is not None:
-            client.close()
-        for loop, (_, keeper) in kept.items():
+            clients, self._async = self._async, {}
+            shared, self._sync = self._sync, None
+        if shared is not None:
+            shared.close()
+        for loop, client in clients.items():
             if loop is asyncio.get_running_loop():
-                await keeper.aclose()
+                await _close(client)
             elif loop.is_running():
-                closing = asyncio.run_coroutine_threadsafe(keeper.aclose(), loop)
+                closing = asyncio.run_coroutine_threadsafe(_close(client), loop)
                 await asyncio.wait([asyncio.wrap_future(closing)], timeout=_CLOSE_LIMIT)
 
     def _options(self) -> dict[str, Any]:
@@ -137,7 +143,27 @@ async def _kept(client: httpx2.AsyncClient) -> AsyncGenerator[None]:
     try:
         yield
     finally:
+        _open.pop(client, None)
         await client.aclose()
+
+
+async def _close(client: httpx2.AsyncClient) -> None:
+    keeper = _open.get(client)
+    if keeper is not None:
+        await keeper.aclose()
+
+
+def _close_soon(client: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+    """Closes the client of a connection that nobody holds any more."""
+
+    def begin() -> None:
+        task = loop.create_task(_close(client))
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
+    if client in _open:
+        with suppress(RuntimeError):  # the loop has been closed meanwhile, and the client with it
+            loop.call_soon_threadsafe(begin)
 
 
 def _tls_context(verify: bool | str, certificate: str | None, trust_environment: bool) -> ssl.SSLContext:
@@ -177,6 +203,10 @@ def redirected(request: httpx2.Request, response: httpx2.Response) -> httpx2.Req
     Another origin is told nothing personal, and gets no body.
     """
     following = response.next_request
+    try:
+        shown = shown_url(urljoin(str(request.url), response.headers["location"]))
+    except ValueError:  # what urllib cannot read is not for us to make sense of
+        return None
     if following is None or following.url.scheme not in ("http", "https") or not following.url.host:
         return None
     if not is_same_origin(request.url, following.url):
@@ -186,5 +216,5 @@ def redirected(request: httpx2.Request, response: httpx2.Response) -> httpx2.Req
             del following.headers[name]
     elif "cookie" in request.headers:
         following.headers["Cookie"] = request.headers["Cookie"]
-    _show(following, shown_url(urljoin(str(request.url), response.headers["location"])))
+    _show(following, shown)
     return following

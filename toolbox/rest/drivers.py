@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
+from .collaborators import absent, default_of
 from .exchange import Attempts, Close, Effect, Exchange, Find, NextAttempt, Read, Send, Settle, Steps
 from .pieces import PieceDecoder
 from .plans import RequestPlan
@@ -95,8 +96,10 @@ def _drive(exchange: Exchange, steps: Steps) -> Any:
 
 async def _perform_async(exchange: Exchange, effect: Effect) -> Any:
     match effect:
-        case Find(wanted):
-            return await exchange.scope.aget(wanted) if exchange.scope else wanted()
+        case Find(point):
+            with absent(point):
+                return await exchange.scope.aget(point.whole, point.name)
+            return default_of(point)
         case Settle(value):
             return await value if inspect.isawaitable(value) else value
         case Send(request, auth, limit, unread, where):
@@ -117,8 +120,10 @@ async def _perform_async(exchange: Exchange, effect: Effect) -> Any:
 
 def _perform(exchange: Exchange, effect: Effect) -> Any:
     match effect:
-        case Find(wanted):
-            return exchange.scope.get(wanted) if exchange.scope else wanted()
+        case Find(point):
+            with absent(point):
+                return exchange.scope.get(point.whole, point.name)
+            return default_of(point)
         case Settle(value):
             return value
         case Send(request, auth, limit, unread, where):

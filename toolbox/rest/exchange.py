@@ -7,7 +7,6 @@ or not. Not here: building a request (`building`), reading a good reply (`replie
 from __future__ import annotations
 
 import email.utils
-import inspect
 import logging
 import time
 from collections.abc import Generator, Mapping
@@ -18,13 +17,16 @@ from typing import Any, TypeAlias
 import httpx2
 import stamina
 
-from ..context import ActiveScope
+from ..context import ActiveScope, InvocationContext
+from ..di.beans import InjectionPoint
 from ..errors import RestClientError
-from .building import Outgoing, build, expanded
+from .building import Outgoing, build
+from .collaborators import CollaboratorPlan, is_context
 from .connections import Connection, is_same_origin, redirected
 from .encoding import shown_header, without_secrets
-from .marks import ClientMark, Collaborator, Fixed
-from .plans import RequestPlan
+from .environment import expanded
+from .marks import Fixed
+from .plans import ClientPlan, RequestPlan
 from .propagation import propagated_headers
 from .replies import Response, excerpt
 
@@ -36,9 +38,9 @@ _NO_AUTH = httpx2.Auth()
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """A bean of this class, of the current scope."""
+    """The bean that this injection point gets, in the current scope."""
 
-    wanted: type[Any]
+    point: InjectionPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,9 @@ class Exchange:
     """The calls of one REST client: where they go, what its class says, where its collaborators are found."""
 
     connection: Connection
-    client: ClientMark
-    scope: ActiveScope | None
+    client: ClientPlan
+    scope: ActiveScope
+    auth: Any = None
 
     def steps(self, plan: RequestPlan, values: Mapping[str, Any], unread: bool = False) -> Steps:
         """Comes back with a good `httpx2.Response` and the `Outgoing` it answers, or raises."""
@@ -123,7 +126,9 @@ class Exchange:
         endpoint = self.connection.endpoint
         fixed: list[tuple[Fixed, object]] = []
         for each in plan.fixed:
-            value = (yield from self._ask(each.value)) if callable(each.value) else expanded(each.value)
+            value = (
+                (yield from self._ask(each.value)) if isinstance(each.value, CollaboratorPlan) else expanded(each.value)
+            )
             if value is None and each.required:
                 where = f"{endpoint.url}{plan.template}"
                 raise RestClientError(f"{plan.where}: there is no value for {each.place} {each.name}", where)
@@ -133,11 +138,13 @@ class Exchange:
             headers |= yield from self._ask(self.client.headers)
         return build(plan, values, fixed, headers, endpoint)
 
-    def _ask(self, collaborator: Collaborator, *given: object) -> Steps:
+    def _ask(self, collaborator: CollaboratorPlan, *given: object) -> Steps:
         """What a collaborator says to `given`."""
-        if inspect.isclass(collaborator):
-            collaborator = yield Find(collaborator)
-        return (yield Settle(collaborator(*given)))
+        target = collaborator.target if collaborator.point is None else (yield Find(collaborator.point))
+        injected: dict[str, object] = {}
+        for point in collaborator.points:
+            injected[point.parameter] = InvocationContext.current() if is_context(point) else (yield Find(point))
+        return (yield Settle(target(*given, **injected)))
 
     def _attempts(self, plan: RequestPlan, outgoing: Outgoing, unread: bool) -> Generator[Effect, Any, httpx2.Response]:
         settings = self.connection.endpoint.settings
@@ -179,12 +186,13 @@ class Exchange:
         raise RestClientError(f"{plan.where}: more than {settings.max_redirects} redirects", str(request.url))
 
     def _auth(self) -> Generator[Effect, Any, httpx2.Auth]:
-        given = self.connection.endpoint.auth or self.client.auth
-        if inspect.isclass(given):
-            given = yield Find(given)
-        if given is None or isinstance(given, httpx2.Auth):
+        given = self.auth or self.client.auth
+        if not isinstance(given, CollaboratorPlan):
             return given or _NO_AUTH
-        answer: httpx2.Auth = yield Settle(given())
+        if given.point is not None:
+            bean = yield Find(given.point)
+            return bean if isinstance(bean, httpx2.Auth) else (yield Settle(bean()))
+        answer: httpx2.Auth = yield from self._ask(given)
         return answer
 
     def _send(self, send: Send) -> Generator[Effect, Any, httpx2.Response]:

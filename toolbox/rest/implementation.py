@@ -6,34 +6,43 @@ The HTTP library is loaded when the first client is made. Not here: what a metho
 
 from __future__ import annotations
 
-import asyncio
 import functools
+import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ..errors import BlockingCallNotAllowedError, IllegalConfigurationError
+from ..context import ActiveScope
+from ..di.beans import BeanDefinition, point_of
+from ..di.forms import plain
+from ..di.graph import BeanGraph, Reading
+from ..di.marks import Scope, application_scoped
+from ..errors import IllegalConfigurationError, Problem
+from ..execution import refuse_on_event_loop
+from .collaborators import is_context
 from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint, rest_settings
 from .marks import ClientMark, client_mark_of
-from .plans import MethodPlan, read_methods
+from .plans import ClientPlan, MethodPlan, read_auth, read_client
 from .replies import Stream
 
 if TYPE_CHECKING:
+    from ..settings import ToolboxSettings
     from .connections import Connection
     from .exchange import Exchange
 
 T = TypeVar("T")
 
 
+@application_scoped
 class RestConnections:
-    """The connections of a container's REST clients, by config key; a bean, which closes them at the end."""
+    """The connections of a container's REST clients; a bean, which closes them at the end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, str], Connection] = {}
 
     def connection(self, settings: KeySettings, base_url: str | None) -> Connection:
-        """The connection of these settings, one for all clients of the key (and URL)."""
+        """The connection of these settings: one for all clients that have the key and the URL in common."""
         from .connections import Connection
 
         endpoint = read_endpoint(settings, base_url)
@@ -49,14 +58,100 @@ class RestConnections:
             await connection.aclose()
 
 
-def implement(cls: type[T], methods: tuple[MethodPlan, ...], exchange: Exchange) -> T:
+# --- what registering means
+
+
+def read_rest_client(registered: object, scope: ActiveScope, settings: Callable[[], ToolboxSettings]) -> Reading | None:
+    """What it means to register a REST client's class, or the settings of a key; None for everything else.
+
+    `scope` is where collaborators are found at each call; `settings` are the container's.
+    """
+    if isinstance(registered, KeySettings):
+        return Reading((_definition_of_settings(registered),))
+    mark = client_mark_of(registered)
+    if mark is None:
+        return None
+    cls = cast("type[Any]", registered)
+    plan, problems = read_client(cls, mark)
+
+    def make(connections: RestConnections, given: list[KeySettings]) -> Any:
+        from .exchange import Exchange
+
+        found = _in_force(mark, settings(), given)
+        _raise(endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url))
+        connection = connections.connection(found, mark.base_url)
+        return implement(cls, plan, Exchange(connection, plan, scope, read_auth(found.auth, cls.__name__)))
+
+    def check(graph: BeanGraph) -> Iterator[Problem]:
+        yield from problems
+        for collaborator in plan.collaborators():
+            for point in collaborator.all_points():
+                if not is_context(point):
+                    yield from graph.problems_of(point)
+        yield from _problems_of_settings(cls, mark, settings(), graph)
+
+    needs = (
+        point_of(RestConnections, f"{cls.__name__}.connections", parameter="connections"),
+        point_of(list[KeySettings], f"{cls.__name__}.given", parameter="given"),
+    )
+    definition = BeanDefinition(provides=cls, factory=make, scope=Scope.APPLICATION, needs=needs, source=cls)
+    return Reading((definition,), (RestConnections, *_implied(plan)), check)
+
+
+def _definition_of_settings(given: KeySettings) -> BeanDefinition:
+    name = f"rest_settings_{given.key}_{given.serial}"
+    return BeanDefinition(provides=KeySettings, factory=given.bean, scope=Scope.APPLICATION, name=name, source=given)
+
+
+def _implied(plan: ClientPlan) -> tuple[type[Any], ...]:
+    """The classes among the collaborators that can be beans without further ado."""
+    wanted = (each.point.wants for each in plan.collaborators() if each.point is not None)
+    return tuple(
+        dict.fromkeys(each for each in wanted if not inspect.isabstract(each) and not getattr(each, "_is_protocol", 0))
+    )
+
+
+def _in_force(mark: ClientMark, settings: ToolboxSettings, given: list[KeySettings]) -> KeySettings:
+    from ..settings import settings_key
+
+    return merged(settings_key(mark.config_key), settings.rest, given)
+
+
+def _problems_of_settings(
+    cls: type[Any], mark: ClientMark, settings: ToolboxSettings, graph: BeanGraph
+) -> Iterator[Problem]:
+    factories = [each.factory for each in graph.definitions if plain(each.provides) is KeySettings]
+    given = [getattr(factory, "__self__", None) for factory in factories]
+    known = [each for each in given if isinstance(each, KeySettings)]
+    if len(known) == len(given):  # else a producer makes settings, which are not known before it has run
+        found = _in_force(mark, settings, known)
+        yield from endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)
+
+
+def _raise(problems: Iterator[Problem]) -> None:
+    if found := tuple(problems):
+        raise IllegalConfigurationError(found)
+
+
+# --- the object
+
+
+def implement(cls: type[T], plan: ClientPlan, exchange: Exchange) -> T:
     """An object of the class whose marked methods send requests; its other methods stay as they are."""
     from . import drivers
 
-    members = {method.name: _method(method, exchange, drivers) for method in methods}
-    made = type(cls.__name__, (cls,), {**members, "__init__": object.__init__, "__module__": cls.__module__})
-    made.__qualname__ = cls.__qualname__
-    return cast(T, made())
+    members: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": f"{cls.__qualname__}Implementation",
+        "__doc__": cls.__doc__,
+        "__init__": object.__init__,
+    }
+    for method in plan.methods:
+        members[method.name] = _method(method, exchange, drivers)
+        members[method.name].__dict__.pop("__isabstractmethod__", None)
+    make: Any = type(cls)
+    made: type[T] = make(f"{cls.__name__}Implementation", (cls,), members)
+    return made()
 
 
 def _method(method: MethodPlan, exchange: Exchange, drivers: Any) -> Callable[..., Any]:
@@ -80,19 +175,29 @@ def _method(method: MethodPlan, exchange: Exchange, drivers: Any) -> Callable[..
 
     @functools.wraps(method.function)
     def send(self: object, *arguments: Any, **named: Any) -> Any:
-        if plan.reply.stream is not Stream.ASYNC and _runs_a_loop():
-            raise BlockingCallNotAllowedError(plan.where)
+        if plan.reply.stream is not Stream.ASYNC:
+            refuse_on_event_loop(plan.where)
         return chosen(exchange, plan, values(self, arguments, named))
 
     return send
 
 
-def _runs_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+# --- without a container
+
+
+class _Made:
+    """Stands in for a container: a collaborator's class is called once, and its object kept."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+
+    def get(self, wanted: Any, name: str | None = None) -> Any:
+        if wanted not in self._made:
+            self._made[wanted] = wanted()
+        return self._made[wanted]
+
+    async def aget(self, wanted: Any, name: str | None = None) -> Any:
+        return self.get(wanted, name)
 
 
 def create_rest_client(cls: type[T], *, transport: Any = None, auth: Any = None, **settings: Any) -> T:
@@ -106,12 +211,10 @@ def create_rest_client(cls: type[T], *, transport: Any = None, auth: Any = None,
     from .exchange import Exchange
 
     mark = client_mark_of(cls) or ClientMark(cls.__name__)
-    key = settings_key(mark.config_key)
-    given = rest_settings(key, transport=transport, auth=auth, **settings)
-    methods, problems = read_methods(cls, mark)
-    in_force = merged(key, ToolboxSettings().rest, [given])
-    problems += tuple(endpoint_problems(cls.__name__, key, in_force.settings, mark.base_url))
-    if problems:
-        raise IllegalConfigurationError(problems)
-    connection = Connection(read_endpoint(in_force, mark.base_url))
-    return implement(cls, methods, Exchange(connection, mark, None))
+    plan, problems = read_client(cls, mark)
+    given = rest_settings(settings_key(mark.config_key), transport=transport, auth=auth, **settings)
+    found = _in_force(mark, ToolboxSettings(), [given])
+    _raise(iter((*problems, *endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url))))
+    connection = Connection(read_endpoint(found, mark.base_url))
+    scope = cast("ActiveScope", _Made())
+    return implement(cls, plan, Exchange(connection, plan, scope, read_auth(found.auth, cls.__name__)))

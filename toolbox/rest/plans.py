@@ -9,17 +9,20 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, get_args
 
 from pydantic import PydanticUserError, TypeAdapter
 
 from ..context import INJECT, InvocationContext
+from ..di.forms import plain
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Unresolved, read_signature, without_none
-from .annotations import bare, is_many, is_structured
+from .annotations import is_many, is_structured
+from .collaborators import CollaboratorPlan, collaborator_problems, read_collaborator
 from .encoding import PROTECTED_HEADERS, is_header_name
+from .environment import variables_missing
 from .marks import (
     MAPPER_MARK,
     ClientMark,
@@ -59,8 +62,8 @@ class ParameterPlan:
 class RequestPlan:
     """Everything about one method that a call needs.
 
-    `path` alternates: literal text at even places, names of path parameters at odd ones. `mappers` are asked, in order,
-    what exception a failure is, each only for its status if it has one.
+    `path` alternates: literal text at even places, names of path parameters at odd ones. Fixed values that are computed
+    have a `CollaboratorPlan`. `mappers` are asked, in order, what exception a failure is: those with a status for that.
     """
 
     where: str
@@ -69,7 +72,7 @@ class RequestPlan:
     parameters: tuple[ParameterPlan, ...]
     reply: ReplyPlan
     fixed: tuple[Fixed, ...] = ()
-    mappers: tuple[tuple[int | None, Collaborator], ...] = ()
+    mappers: tuple[tuple[int | None, CollaboratorPlan], ...] = ()
     timeout: float | None = None
     idempotent: bool = False
 
@@ -90,26 +93,59 @@ class MethodPlan:
     request: RequestPlan
 
 
-def read_methods(cls: type[object], mark: ClientMark) -> tuple[tuple[MethodPlan, ...], tuple[Problem, ...]]:
-    """The plans of a class's methods, and all that is wrong with them."""
+@dataclass(frozen=True, slots=True)
+class ClientPlan:
+    """A whole class: its methods, and the collaborators of all of them. `auth` may also be an `httpx2.Auth`."""
+
+    methods: tuple[MethodPlan, ...]
+    headers: CollaboratorPlan | None = None
+    auth: Any = None
+    request_filters: tuple[CollaboratorPlan, ...] = ()
+    response_filters: tuple[CollaboratorPlan, ...] = ()
+
+    def collaborators(self) -> Iterator[CollaboratorPlan]:
+        """All of them, each once for each place it is named in."""
+        yield from (each for each in (self.headers, self.auth) if isinstance(each, CollaboratorPlan))
+        yield from (*self.request_filters, *self.response_filters)
+        for method in self.methods:
+            yield from (each.value for each in method.request.fixed if isinstance(each.value, CollaboratorPlan))
+            yield from (mapper for _, mapper in method.request.mappers)
+
+
+def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[Problem, ...]]:
+    """The plan of a class, and all that is wrong with it."""
+    where, names = cls.__name__, mark.names
+    shared = ClientPlan(
+        (),
+        None if mark.headers is None else read_collaborator(mark.headers, where, 0, names),
+        read_auth(mark.auth, where),
+        tuple(read_collaborator(each, where, 1, names) for each in mark.request_filters),
+        tuple(read_collaborator(each, where, 1, names) for each in mark.response_filters),
+    )
+    mappers = (*_mappers(cls), *((None, mapper) for mapper in mark.exception_mappers))
+    mapping = tuple((status, read_collaborator(each, where, 1, names)) for status, each in mappers)
     plans: list[MethodPlan] = []
     problems: list[Problem] = []
-    mappers = tuple(_mappers(cls)) + tuple((None, mapper) for mapper in mark.exception_mappers)
     for name, member in _members(cls):
-        where = f"{cls.__name__}.{name}"
+        place = f"{where}.{name}"
         request = request_mark_of(member)
         if request is None:
-            problems.extend(_problems_without_verb(cls, where, member))
-            continue
-        if not isinstance(member, FunctionType):
-            problems.append(Problem(where, "only a method of an instance can send a request", "make it a plain method"))
-            continue
-        reading = _MethodReading(cls, name, where, member, request, mark, mappers)
-        plan = reading.read()
-        problems.extend(reading.problems)
-        if plan is not None:
-            plans.append(plan)
-    return tuple(plans), tuple(problems)
+            problems.extend(_problems_without_verb(cls, place, member))
+        elif not isinstance(member, FunctionType):
+            problems.append(Problem(place, "only a method of an instance can send a request", "make it a plain method"))
+        else:
+            reading = _MethodReading(cls, name, place, member, request, mark, mapping, shared)
+            plan = reading.read()
+            problems.extend(reading.problems)
+            plans.extend([plan] if plan is not None else [])
+    return replace(shared, methods=tuple(plans)), tuple(problems)
+
+
+def read_auth(auth: Any, where: str) -> Any:
+    """An `httpx2.Auth` as it is; the plan of what gives one."""
+    if auth is None or (hasattr(auth, "auth_flow") and not isinstance(auth, type)):
+        return auth
+    return read_collaborator(auth, where, 0)
 
 
 def _members(cls: type[object]) -> Iterator[tuple[str, object]]:
@@ -126,7 +162,7 @@ def _members(cls: type[object]) -> Iterator[tuple[str, object]]:
 
 def _mappers(cls: type[object]) -> Iterator[tuple[int | None, Collaborator]]:
     for _, member in _members(cls):
-        function = getattr(member, "__func__", member)
+        function: Any = getattr(member, "__func__", member)
         mark: MapperMark | None = getattr(member, MAPPER_MARK, None) or getattr(function, MAPPER_MARK, None)
         if mark is not None:
             yield mark.status, function
@@ -168,7 +204,8 @@ class _MethodReading:
     function: FunctionType
     mark: RequestMark
     client: ClientMark
-    mappers: tuple[tuple[int | None, Collaborator], ...]
+    mappers: tuple[tuple[int | None, CollaboratorPlan], ...]
+    shared: ClientPlan
     problems: list[Problem] = field(default_factory=list)
 
     def read(self) -> MethodPlan | None:
@@ -178,7 +215,7 @@ class _MethodReading:
         signature = read_signature(self.function, self.client.names)
         parameters = tuple(self._parameters(signature.parameters[1:], path[1::2]))
         self._check_names(parameters, path[1::2])
-        fixed = (*self._class_fixed(), *fixed_values_of(self.function))
+        fixed = tuple(self._fixed())
         self._check_bodies(parameters, fixed)
         self._check_headers(parameters, fixed)
         is_async = inspect.iscoroutinefunction(self.function)
@@ -202,8 +239,19 @@ class _MethodReading:
     def _problem(self, what: str, fix: str) -> None:
         self.problems.append(Problem(self.where, what, fix))
 
-    def _class_fixed(self) -> tuple[Fixed, ...]:
-        return tuple(fixed for owner in reversed(self.cls.__mro__) for fixed in fixed_values_of(owner))
+    def _fixed(self) -> Iterator[Fixed]:
+        of_classes = (fixed for owner in reversed(self.cls.__mro__) for fixed in fixed_values_of(owner))
+        for fixed in (*of_classes, *fixed_values_of(self.function)):
+            value = fixed.value
+            yield replace(fixed, value=self._collaborator(value)) if callable(value) else fixed
+            for name in variables_missing(value) if fixed.required else ():
+                self._problem(
+                    f"{fixed.place} {fixed.name} is made of ${{{name}}}, which the environment does not have",
+                    f"set {name}, write ${{{name}:default}}, or say required=False",
+                )
+
+    def _collaborator(self, function: Collaborator) -> CollaboratorPlan:
+        return read_collaborator(function, self.where, 0, self.client.names)
 
     def _path(self) -> tuple[str, ...]:
         path = join_paths(self.client.path, self.mark.path)
@@ -298,14 +346,9 @@ class _MethodReading:
                 self._problem(f"the header {name} is set by the HTTP library alone", "remove it")
 
     def _check_collaborators(self, fixed: tuple[Fixed, ...], may_await: bool) -> None:
-        computing = [each.value for each in fixed if callable(each.value)]
-        given = (self.client.headers, *self.client.request_filters, *self.client.response_filters)
-        for function in (*computing, *given, *(mapper for _, mapper in self.mappers)):
-            if not may_await and inspect.iscoroutinefunction(function):
-                self._problem(
-                    f"{getattr(function, '__name__', function)} has to be awaited, and the method is a `def`",
-                    "make the method `async def`, or the function a `def`",
-                )
+        computing = [each.value for each in fixed if isinstance(each.value, CollaboratorPlan)]
+        for each in (*self.shared.collaborators(), *computing, *(mapper for _, mapper in self.mappers)):
+            self.problems.extend(collaborator_problems(each, self.where, may_await))
 
     def _reply(self, annotation: Any, is_async: bool) -> ReplyPlan | None:
         if annotation is EMPTY:
@@ -341,7 +384,7 @@ def _is_ours(parameter: Parameter) -> bool:
     """Whether the library fills the parameter: it is for code around the client, and never sent."""
     if any(_place_marks(parameter)):
         return False
-    return INJECT in parameter.metadata or bare(without_none(parameter.annotation)) is InvocationContext
+    return INJECT in parameter.metadata or plain(without_none(parameter.annotation)) is InvocationContext
 
 
 def _wire_name(name: str, place: Place, mark: PlaceMark | None) -> str:

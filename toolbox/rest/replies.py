@@ -9,12 +9,12 @@ import collections.abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+from ..di.forms import class_of, plain
 from ..errors import RestDecodeError
-from .annotations import bare
 
 if TYPE_CHECKING:
     from httpx2 import Response as HttpResponse
@@ -106,8 +106,8 @@ class UnreadableReplyError(Exception):
 
 def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
     """The plan for a return annotation. Raises `UnreadableReplyError`."""
-    inner = bare(annotation)
-    origin = get_origin(inner) or inner
+    inner = plain(annotation)
+    origin = class_of(inner)
     if origin is Response:
         body = get_args(inner)[0] if get_args(inner) else bytes
         return ReplyPlan(*_shape_of(body, "GET" if body is not type(None) else verb), whole=True)
@@ -125,8 +125,8 @@ def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
 
 
 def _shape_of(annotation: Any, verb: str) -> tuple[Shape, TypeAdapter[Any] | None, str]:
-    inner = bare(annotation)
-    kind = get_origin(inner) or inner
+    inner = plain(annotation)
+    kind = class_of(inner)
     name = getattr(annotation, "__name__", None) if isinstance(annotation, type) else str(annotation)
     name = name or str(annotation)
     if inner is None or inner is type(None):

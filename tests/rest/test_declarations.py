@@ -1,0 +1,264 @@
+"""What is wrong with a declaration is said at start, all of it, with the way out."""
+
+import abc
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Protocol
+
+import pytest
+from pydantic import BaseModel
+
+from toolbox import rest
+from toolbox.context import Inject, InvocationContext, MemoryId
+from toolbox.errors import IllegalConfigurationError, Problem
+
+pytestmark = pytest.mark.anyio
+
+
+class Thing(BaseModel):
+    name: str
+
+
+def problems_of(cls: type[Any], **settings: Any) -> list[Problem]:
+    with pytest.raises(IllegalConfigurationError) as caught:
+        rest.create_rest_client(cls, **{"url": "http://127.0.0.1:1", **settings})
+    return list(caught.value.problems)
+
+
+def test_a_class_is_returned_as_it_was_and_a_subclass_is_no_client() -> None:
+    class Plain(Protocol):
+        @rest.get("/x")
+        async def find(self) -> str: ...
+
+    marked = rest.register_rest_client(config_key="plain")(Plain)
+
+    assert marked is Plain
+    assert rest.register_rest_client(Plain) is Plain
+
+
+def test_without_a_url_the_problem_names_the_ways_to_give_one() -> None:
+    @rest.register_rest_client(config_key="open-meteo.v1")
+    class Weather(Protocol):
+        @rest.get("/x")
+        async def find(self) -> str: ...
+
+    [problem] = problems_of(Weather, url=None)
+
+    assert problem.where == "Weather"
+    assert "TOOLBOX_REST__OPEN_METEO_V1__URL" in problem.fix
+    assert "rest_settings(" in problem.fix
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "example.com", "http://", "http://host/x?key=1", "http://host#x"])
+def test_a_url_that_is_no_base_is_a_problem(url) -> None:
+    @rest.register_rest_client
+    class Weather(Protocol):
+        @rest.get("/x")
+        async def find(self) -> str: ...
+
+    [problem] = problems_of(Weather, url=url)
+
+    assert "URL" in problem.what
+
+
+@pytest.mark.parametrize("verb", [rest.get, rest.head, rest.delete])
+def test_a_body_where_there_can_be_none_is_a_problem(verb) -> None:
+    @rest.register_rest_client
+    class Api(Protocol):
+        @verb("/x")
+        async def send(self, thing: Thing) -> None: ...
+
+    [problem] = problems_of(Api)
+
+    assert problem.where == "Api.send"
+    assert "thing" in problem.what
+
+
+def test_all_problems_of_a_class_are_said_at_once() -> None:
+    @rest.register_rest_client(path="/v1")
+    class Api(Protocol):
+        @rest.get("/a/{missing}")
+        async def a(self) -> str: ...
+
+        @rest.get("/b")
+        async def b(self, name: Annotated[str, rest.Path()]) -> str: ...
+
+        @rest.get("/c")
+        async def c(self, plain) -> str: ...
+
+        @rest.get("/d")
+        async def d(self): ...
+
+        @rest.get("/e")
+        async def e(self, *names: str, **more: str) -> str: ...
+
+        async def f(self) -> str: ...
+
+        @rest.get("/g")
+        @rest.post("/g")
+        async def g(self) -> str: ...
+
+        @rest.post("/h")
+        async def h(self, one: Thing, two: Thing) -> str: ...
+
+        @rest.post("/i")
+        async def i(self, one: Thing, two: Annotated[str, rest.Form()]) -> str: ...
+
+        @rest.get("/j?x=1")
+        async def j(self) -> str: ...
+
+        @rest.get("/../k")
+        async def k(self) -> str: ...
+
+        @rest.get("/l")
+        async def l(self, host: Annotated[str, rest.Header("Host")]) -> str: ...  # noqa: E743
+
+        @rest.get("/m")
+        async def m(self, tenant: Annotated[str, rest.Header("X Tenant")]) -> str: ...
+
+        @rest.get("/n/{names}")
+        async def n(self, names: list[str]) -> str: ...
+
+        @rest.get("/o")
+        async def o(self) -> "Nowhere": ...  # noqa: F821
+
+        @rest.get("/p")
+        async def p(self) -> AsyncIterator[str]: ...
+
+        @rest.head("/q")
+        async def q(self) -> Thing: ...
+
+        @rest.get("/r")
+        async def r(self) -> object.__init__.__class__: ...
+
+        @rest.get("/s/{x")
+        async def s(self) -> str: ...
+
+        @rest.get("/t")
+        @staticmethod
+        def t() -> str: ...
+
+    problems = problems_of(Api, url="")
+
+    wheres = [problem.where.removeprefix("Api.") for problem in problems]
+    assert sorted(set(wheres)) == sorted([*"abcdefghijklmnopqrst", "Api"])
+    text = str(IllegalConfigurationError(problems))
+    for each in problems:
+        assert each.what in text
+        assert each.fix
+
+
+def test_parameters_that_the_library_fills_are_not_sent(server) -> None:
+    @rest.register_rest_client
+    class Api(Protocol):
+        @rest.get("/x")
+        def find(
+            self, memory: MemoryId[str], context: InvocationContext | None = None, thing: Inject[Thing] | None = None
+        ) -> str: ...
+
+    server.answer("ok")
+    api = rest.create_rest_client(Api, url=server.url)
+
+    assert api.find("m1") == "ok"
+    assert server.last.query == [("memory", "m1")]
+
+
+def test_concrete_methods_of_an_abstract_class_stay(server) -> None:
+    @rest.register_rest_client
+    class Api(abc.ABC):
+        greeting = "hello"
+
+        @rest.get("/{name}")
+        @abc.abstractmethod
+        def find(self, name: str) -> str: ...
+
+        def hello(self) -> str:
+            return self.find(self.greeting)
+
+    server.answer("ok")
+    api = rest.create_rest_client(Api, url=server.url)
+
+    assert api.hello() == "ok"
+    assert isinstance(api, Api)
+    assert server.last.path == "/hello"
+
+
+def test_methods_and_fixed_values_are_inherited(server) -> None:
+    @rest.client_query_param("key", "k")
+    class Base(Protocol):
+        @rest.get("/a")
+        def a(self) -> str: ...
+
+        @rest.get("/b")
+        def b(self) -> str: ...
+
+    @rest.register_rest_client
+    @rest.client_query_param("version", 2)
+    class Api(Base, Protocol):
+        @rest.get("/other")
+        def b(self) -> str: ...
+
+    server.answer("ok")
+    api = rest.create_rest_client(Api, url=server.url)
+
+    api.a()
+    assert server.last.target == "/a?key=k&version=2"
+    api.b()
+    assert server.last.path == "/other"
+
+
+@pytest.mark.parametrize(
+    ("base", "of_class", "of_method", "path"),
+    [
+        ("", "", "", ""),
+        ("/api", "", "", "/api"),
+        ("/api/", "v1/", "x", "/api/v1/x"),
+        ("/api", "/v1", "", "/api/v1"),
+        ("", "", "/", "/"),
+        ("", "/v1", "/x/", "/v1/x/"),
+    ],
+)
+def test_paths_are_joined_with_one_slash(server, base, of_class, of_method, path) -> None:
+    @rest.register_rest_client(path=of_class)
+    class Api(Protocol):
+        @rest.get(of_method)
+        def find(self) -> None: ...
+
+    rest.create_rest_client(Api, url=server.url + base).find()
+
+    assert server.last.path == (path or "/")
+
+
+def test_a_class_path_may_name_parameters(server) -> None:
+    @rest.register_rest_client(path="/{tenant}/v1")
+    class Api(Protocol):
+        @rest.get("/x")
+        def find(self, tenant: str) -> None: ...
+
+    rest.create_rest_client(Api, url=server.url).find("a b")
+
+    assert server.last.path == "/a%20b/v1/x"
+
+
+def test_the_url_of_the_decorator_serves_where_the_settings_have_none(server) -> None:
+    @rest.register_rest_client(base_url=server.url)
+    class Api(Protocol):
+        @rest.get("/x")
+        def find(self) -> None: ...
+
+    rest.create_rest_client(Api).find()
+
+    assert server.last.path == "/x"
+
+
+async def test_a_signature_written_as_text_is_understood_inside_a_function(server) -> None:
+    class Local(BaseModel):
+        n: int
+
+    @rest.register_rest_client
+    class Api(Protocol):
+        @rest.get("/x")
+        async def find(self) -> "list[Local]": ...
+
+    server.answer([{"n": 1}])
+
+    assert await rest.create_rest_client(Api, url=server.url).find() == [Local(n=1)]

@@ -1,0 +1,177 @@
+"""Nothing that comes in as an argument can leave the configured base URL, add a header or show a secret."""
+
+from typing import Annotated, Protocol
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from tests.rest.http_server import Answer
+from toolbox import rest
+from toolbox.errors import RestClientError
+
+pytestmark = pytest.mark.anyio
+
+HOSTILE = [
+    "../../admin",
+    "..%2f..%2fadmin",
+    "%2e%2e",
+    "%2e%2e%2fadmin",
+    "//evil.example/x",
+    "http://evil.example/",
+    "@evil.example",
+    "user:password@evil.example",
+    "{name}",
+    "{}",
+    "a?b=c",
+    "a#b",
+    "a;b",
+    "a\\..\\b",
+    "a\r\nX-Injected: 1",
+    "\x00",
+    "\t",
+    "%",
+    "%zz",
+    "%0d%0a",
+    " ",
+    "/",
+    "...",
+    ":80",
+    "ü/€",
+    "\u202e",
+    "\uff0e\uff0e",
+]
+
+
+@rest.register_rest_client(config_key="safe", path="/base")
+class Api(Protocol):
+    @rest.get("/items/{name}/end")
+    @rest.client_query_param("fixed", "1")
+    async def item(self, name: str, q: str | None = None) -> None: ...
+
+    @rest.get("/{name}")
+    async def top(self, name: str) -> None: ...
+
+    @rest.get("/headers")
+    async def headers(self, tenant: Annotated[str, rest.Header("X-Tenant")]) -> None: ...
+
+    @rest.get("/cookies")
+    async def cookies(self, session: Annotated[str, rest.Cookie()]) -> None: ...
+
+    @rest.get("/map")
+    @rest.client_query_param("key", "k")
+    async def map(self, more: Annotated[dict[str, str], rest.Query()]) -> None: ...
+
+    @rest.get("/bot{token}/send")
+    async def send(self, token: SecretStr) -> None: ...
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+async def test_a_hostile_value_stays_one_segment_and_one_parameter(server, value) -> None:
+    api = rest.create_rest_client(Api, url=server.url)
+
+    await api.item(value, q=value)
+
+    target = server.last.target
+    path, _, query = target.partition("?")
+    assert path.split("/")[:3] == ["", "base", "items"]
+    assert len(path.split("/")) == 5
+    assert path.endswith("/end")
+    assert not set(path.split("/")) & {".", "..", ""} - {""}
+    assert query.startswith("fixed=1&q=")
+    assert query.count("&") == 1
+    assert server.last.query == [("fixed", "1"), ("q", value)]
+    assert server.last.header("X-Injected") is None
+    assert server.last.header("Host") == server.url.removeprefix("http://")
+
+
+@given(value=st.text(min_size=1))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_arrives_as_it_was_in_the_one_segment(server, value) -> None:
+    from urllib.parse import unquote
+
+    @rest.register_rest_client(config_key="safe")
+    class Sync(Protocol):
+        @rest.get("/items/{name}/end")
+        def item(self, name: str, q: str) -> None: ...
+
+    api = rest.create_rest_client(Sync, url=server.url)
+    try:
+        api.item(value, value)
+    except RestClientError:
+        assert value in (".", "..")
+    else:
+        segments = server.last.path.split("/")
+        assert len(segments) == 4
+        assert unquote(segments[2]) == value
+        assert server.last.query == [("q", value)]
+
+
+@pytest.mark.parametrize("value", ["", ".", "..", "\ud800"])
+async def test_what_cannot_be_a_segment_is_refused(server, value) -> None:
+    api = rest.create_rest_client(Api, url=server.url)
+
+    with pytest.raises(RestClientError) as caught:
+        await api.top(value)
+
+    assert caught.value.url == f"{server.url}/base/{{name}}"
+    assert server.received == []
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Injected: 1", "a\nb", "a\rb", "a\x00b", "\x7f"])
+async def test_a_header_cannot_hold_a_line_end(server, value) -> None:
+    api = rest.create_rest_client(Api, url=server.url)
+
+    with pytest.raises(RestClientError, match="control character"):
+        await api.headers(value)
+
+    assert server.received == []
+
+
+@pytest.mark.parametrize("value", ["a; admin=1", "a\r\nX: 1", "a,b", 'a"', "a b", "ü"])
+async def test_a_cookie_cannot_hold_another(server, value) -> None:
+    api = rest.create_rest_client(Api, url=server.url)
+
+    with pytest.raises(RestClientError):
+        await api.cookies(value)
+
+    assert server.received == []
+
+
+async def test_a_mapping_cannot_replace_a_fixed_parameter(server) -> None:
+    api = rest.create_rest_client(Api, url=server.url)
+
+    with pytest.raises(RestClientError, match="fixed"):
+        await api.map({"key": "mine"})
+    await api.map({"a&b": "c=d"})
+
+    assert server.last.query == [("key", "k"), ("a&b", "c=d")]
+
+
+async def test_a_url_that_is_too_long_is_an_error_of_ours(server) -> None:
+    api = rest.create_rest_client(Api, url=server.url)
+
+    with pytest.raises(RestClientError, match="too long"):
+        await api.top("x" * 100_000)
+
+
+async def test_a_secret_argument_is_sent_and_never_shown(server) -> None:
+    server.answer(Answer("", 500))
+    api = rest.create_rest_client(Api, url=server.url)
+
+    with pytest.raises(RestClientError) as caught:
+        await api.send(SecretStr("s3cret"))
+
+    assert server.last.path == "/base/bots3cret/send"
+    assert caught.value.url == f"{server.url}/base/bot***/send"
+
+
+async def test_cookies_a_server_sets_do_not_reach_other_callers(server) -> None:
+    server.answer(Answer("", 200, {"Set-Cookie": "session=alice; Path=/"}))
+    api = rest.create_rest_client(Api, url=server.url)
+
+    await api.top("a")
+    await api.top("b")
+
+    assert server.last.header("Cookie") is None
