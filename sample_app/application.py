@@ -43,7 +43,7 @@ def model_name() -> str:
     return os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL if uses_real_model() else "the embedded demo model"
 
 
-def weather_container(stand_in: StandIn | None) -> Container:
+def weather_container(stand_in: StandIn | None = None) -> Container:
     """The agent and its tools; the weather comes from `stand_in`, or without one from Open-Meteo."""
     if uses_real_model():
         os.environ.setdefault("OPENAI_MODEL", DEFAULT_MODEL)

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,3 +98,32 @@ def test_the_readme_shows_one_program_of_at_most_25_lines() -> None:
     [program] = blocks_of(ROOT / "README.md")
 
     assert len(program.text.splitlines()) <= 25
+
+
+def test_the_readme_s_program_answers_over_http(tmp_path: Path) -> None:
+    """The commands below the program, as they stand there."""
+    [program] = blocks_of(ROOT / "README.md")
+    (tmp_path / "menu.py").write_text(program.text, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "TOOLBOX_"))}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "menu:app", "--port", "0"],
+        cwd=tmp_path,
+        env=environment | {"TOOLBOX_DEMO": "1", "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stderr is not None
+    try:
+        said: list[str] = []
+        while not (address := re.search(r"http://127\.0\.0\.1:\d+", said[-1] if said else "")):
+            said.append(server.stderr.readline())
+            assert said[-1], f"it did not start: {''.join(said)}"
+        with urllib.request.urlopen(f"{address[0]}/ask?question=Is+there+soup+or+cake+today") as reply:
+            answer = reply.read().decode()
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+        server.stderr.close()
+
+    assert all(dish in answer for dish in ("pumpkin soup", "lentil soup", "apple cake"))
+    assert "lentil curry" not in answer

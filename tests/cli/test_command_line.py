@@ -1,0 +1,257 @@
+"""`toolbox check`, `graph` and `tools` on programs as a user has them: a module in the current folder."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from toolbox.cli import app
+
+Program = Callable[..., Result]
+
+SHOP = """
+    from typing import Annotated, Protocol
+    from toolbox import (
+        Container, Instance, ToolboxSettings, application_scoped, register_ai_service, request_scoped, tool
+    )
+
+    @request_scoped
+    class Cart:
+        pass
+
+    @application_scoped
+    class Prices:
+        def __init__(self, carts: Instance[Cart]) -> None:
+            pass
+
+        @tool
+        def price(self, article: Annotated[str, "its name"], pieces: int = 1) -> float:
+            '''Says what an article costs.
+
+            Not shown to the model.
+            '''
+            return 1.0
+
+    class Till:
+        def __init__(self, prices: Prices, cart: Cart) -> None:
+            pass
+
+    @register_ai_service(tools=Prices)
+    class Seller(Protocol):
+        async def sell(self, wish: str) -> str: ...
+
+    def ship(to: str) -> None:
+        '''Ships the order.'''
+
+    class Nothing:
+        pass
+
+    container = Container(settings=ToolboxSettings(demo=True)).register(Cart, Prices, Till, Seller)
+
+    def made() -> Container:
+        return container
+"""
+
+BROKEN = """
+    from toolbox import Container, application_scoped, request_scoped
+
+    @request_scoped
+    class Cart:
+        pass
+
+    class Payments:
+        pass
+
+    class Checkout:
+        def __init__(self, payments: Payments) -> None:
+            pass
+
+    @application_scoped
+    class Prices:
+        def __init__(self, cart: Cart) -> None:
+            pass
+
+    container = Container().register(Cart, Checkout, Prices)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Writes a module into the current folder and runs `toolbox` with these arguments."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+    def run(text: str, *arguments: str) -> Result:
+        name = f"program_{abs(hash((text, tmp_path)))}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text), encoding="utf-8")
+        return CliRunner().invoke(app, [each.replace("program:", f"{name}:") for each in arguments])
+
+    return run
+
+
+def read(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+# --- check
+
+
+@pytest.mark.parametrize("name", ["container", "made"])
+def test_a_program_without_problems_says_so_and_exits_with_0(program: Program, name: str) -> None:
+    result = program(SHOP, "check", f"program:{name}")
+
+    assert result.exit_code == 0
+    assert result.stdout == "No problems.\n"
+
+
+def test_all_problems_are_printed_with_their_fixes_and_the_exit_status_is_1(program: Program) -> None:
+    result = program(BROKEN, "check", "program:container")
+
+    assert result.exit_code == 1
+    assert "Checkout.payments: no bean provides Payments" in result.stdout
+    assert "Prices.cart" in result.stdout
+    assert "Instance[Cart]" in result.stdout
+
+
+def test_problems_as_json(program: Program) -> None:
+    result = program(BROKEN, "check", "--json", "program:container")
+
+    assert result.exit_code == 1
+    problems = json.loads(result.stdout)["problems"]
+    assert {problem["where"] for problem in problems} == {"Checkout.payments", "Prices.cart"}
+    assert all(problem["what"] and problem["fix"] for problem in problems)
+
+
+def test_no_problems_as_json(program: Program) -> None:
+    assert read(program(SHOP, "check", "program:container", "--json")) == {"problems": []}
+
+
+# --- graph
+
+
+def test_the_graph_shows_scopes_links_and_tools(program: Program) -> None:
+    result = program(SHOP, "graph", "program:container")
+
+    assert result.exit_code == 0
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert lines.index("application") < lines.index("request") < lines.index("dependent")
+    assert "seller: Seller (AI service)" in lines
+    assert "calls prices" in lines
+    assert "offers the tools price" in lines
+    assert "looks up cart" in lines
+    assert "holds prices" in lines
+    assert "holds cart" in lines
+
+
+def test_the_graph_as_json(program: Program) -> None:
+    beans = {bean["name"]: bean for bean in read(program(SHOP, "graph", "program:container", "--json"))["beans"]}
+
+    assert beans["till"]["scope"] == "dependent"
+    assert beans["till"]["dependencies"] == {"prices": ["prices"], "cart": ["cart"]}
+    assert beans["prices"]["lazy"] == {"carts": ["cart"]}
+    assert beans["prices"]["tools"] == ["price"]
+    assert beans["seller"]["toolbox"] == ["prices"]
+
+
+def test_the_graph_as_a_mermaid_drawing(program: Program) -> None:
+    result = program(SHOP, "graph", "program:container", "--mermaid")
+
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert lines[0] == "flowchart LR"
+    ids = {line.split('["')[1].split("<")[0].rstrip('"]'): line.split("[")[0] for line in lines if '["' in line}
+    assert {"Seller", "Prices", "Cart", "Till"} <= set(ids)
+    assert f"{ids['Seller']} ==> {ids['Prices']}" in lines
+    assert f"{ids['Prices']} -.-> {ids['Cart']}" in lines
+    assert f"{ids['Till']} --> {ids['Cart']}" in lines
+    assert lines.count("end") == sum(line.startswith("subgraph") for line in lines)
+
+
+def test_a_program_with_problems_has_a_graph_too(program: Program) -> None:
+    beans = {bean["name"] for bean in read(program(BROKEN, "graph", "program:container", "--json"))["beans"]}
+
+    assert {"cart", "checkout", "prices"} <= beans
+
+
+# --- tools
+
+
+@pytest.mark.parametrize("name", ["container", "made", "Seller"])
+def test_tools_shows_what_the_model_sees_of_a_service(program: Program, name: str) -> None:
+    result = program(SHOP, "tools", f"program:{name}")
+
+    assert result.exit_code == 0, result.output
+    assert "Seller.sell  1 tool, about" in result.stdout
+    assert "Says what an article costs." in result.stdout
+    assert "Not shown to the model." not in result.stdout
+    assert "- article (string): its name" in result.stdout
+    assert "- pieces (integer, optional)" in result.stdout
+
+
+def test_tools_as_json_are_the_specifications(program: Program) -> None:
+    [offer] = read(program(SHOP, "tools", "--json", "program:Seller"))["offers"]
+
+    [tool] = offer["tools"]
+    assert offer["where"] == "Seller.sell"
+    assert tool["name"] == "price"
+    assert tool["parameters"]["required"] == ["article"]
+    assert 10 < tool["tokens"] == offer["tokens"] < 200
+
+
+def test_tools_of_a_class_and_of_a_function(program: Program) -> None:
+    [of_class] = read(program(SHOP, "tools", "--json", "program:Prices"))["offers"]
+    [of_function] = read(program(SHOP, "tools", "--json", "program:ship"))["offers"]
+
+    assert [tool["name"] for tool in of_class["tools"]] == ["price"]
+    assert of_function["tools"][0]["description"] == "Ships the order."
+
+
+def test_a_class_without_tools_is_told_so(program: Program) -> None:
+    result = program(SHOP, "tools", "program:Nothing")
+
+    assert result.exit_code in (1, 2)
+    assert "@tool" in result.stderr
+
+
+# --- what is no program
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("program", "module:name"),
+        ("no_such_module:container", "no_such_module"),
+        ("program:nothing", "nothing"),
+        ("program:Cart", "Container"),
+    ],
+)
+def test_a_wrong_address_gets_one_line_and_status_2(program: Program, target: str, told: str) -> None:
+    result = program(SHOP, "check", target)
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert told in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_command_runs_as_a_process_too() -> None:
+    root = Path(__file__).parent.parent.parent
+
+    done = subprocess.run(
+        [sys.executable, "-m", "toolbox.cli", "tools", "sample_app.weather:WeatherForecastAgent", "--json"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
+    )
+
+    [offer] = json.loads(done.stdout)["offers"]
+    assert [tool["name"] for tool in offer["tools"]] == ["extract_city", "find_city", "forecast"]

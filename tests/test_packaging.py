@@ -1,0 +1,59 @@
+"""The wheel: what is in it, and that it works without this repository beside it."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    done = run("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    if done.returncode:
+        pytest.skip(f"no wheel can be built here: {done.stderr.strip()[-200:]}")
+    [built] = folder.glob("toolbox_di-*.whl")
+    return built
+
+
+def test_it_holds_both_packages_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"toolbox", "toolbox_fastapi"}
+    assert {"toolbox/py.typed", "toolbox_fastapi/py.typed"} <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_it_works_by_itself(wheel: Path, tmp_path: Path) -> None:
+    """Installed into a folder of its own; only its dependencies come from this environment."""
+    installed = run("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "site"), str(wheel))
+    assert installed.returncode == 0, installed.stderr
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import asyncio, pathlib, toolbox\n"
+        "from typing import Protocol\n"
+        "from toolbox import DemoChatModel, create_ai_service, tool\n"
+        "assert 'site' in pathlib.Path(toolbox.__file__).parts\n"
+        "class Echo(Protocol):\n"
+        "    async def say(self, text: str) -> str: ...\n"
+        "@tool\n"
+        "def shout(text: str) -> str:\n"
+        "    return text.upper()\n"
+        "print(asyncio.run(create_ai_service(Echo, chat_model=DemoChatModel(), tools=[shout]).say('hello')))\n",
+        encoding="utf-8",
+    )
+
+    done = run("-W", "error", str(program), PYTHONPATH=str(tmp_path / "site"))
+
+    assert done.returncode == 0, done.stderr
+    assert "HELLO" in done.stdout
