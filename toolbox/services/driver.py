@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..chat import (
-    BeforeToolExecution,
     ChatModel,
     ChatRequest,
     ChatResponse,
@@ -26,8 +25,6 @@ from ..chat import (
     PartialResponse,
     ServiceEvent,
     SystemMessage,
-    ToolExecuted,
-    ToolExecutionRequest,
     ToolSpecification,
     UserMessage,
 )
@@ -42,7 +39,7 @@ from ..errors import IllegalConfigurationError, InvocationTimeoutError, Problem
 from ..execution import BLOCKING, COROUTINE, CallerRunner, LoopRunner, Workers, is_async
 from ..models.streaming import stream_of
 from ..tools.failures import ToolErrors
-from ..tools.invocation import ToolOutcome, ToolSurroundings, answer_unknown_tool, execute_tool
+from ..tools.invocation import ToolSurroundings
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools
 from .loop import (
     CallModel,
@@ -60,8 +57,9 @@ from .loop import (
 )
 from .memory import ChatMemories, ChatMemoryKey
 from .outputs import ANSWER_TOOL, ItemReader, OutputMode, Result, Shape
-from .planning import FunctionMessage, MethodPlan, Toolset, added_tools
+from .plans import FunctionMessage, MethodPlan, Toolset, added_tools
 from .records import note
+from .rounds import Round
 from .running import Running
 from .templates import Template
 
@@ -293,6 +291,10 @@ class Invocation:
             max_result_chars=own if own is not None else self.host.max_result_chars,
         )
 
+    def _new_round(self, toolset: Toolset, surroundings: ToolSurroundings) -> Round:
+        together = bool(self.plan.options.concurrent_tools)
+        return Round(toolset, surroundings, together=together, at_once=self.host.max_concurrent_tools)
+
     # --- asking the model
 
     async def _ask(
@@ -310,7 +312,7 @@ class Invocation:
             self._advance(rules, ModelReplied(await model.chat(request)))
             return
         early = bool(self.plan.options.concurrent_tools) and may_run(rules, self.state)
-        self._round = round_ = _Round(self, toolset, surroundings)
+        self._round = round_ = self._new_round(toolset, surroundings)
         response: ChatResponse | None = None
         try:
             async with aclosing(_closable(stream_of(model, request))) as events:
@@ -320,7 +322,7 @@ class Invocation:
                         break
                     yield event
                     if early and isinstance(event, CompleteToolCall) and event.request.name != ANSWER_TOOL:
-                        round_.start(event.request)
+                        round_.start(event.index, event.request)
                     for happened in round_.happened():
                         yield happened
             if response is None:
@@ -364,7 +366,7 @@ class Invocation:
         intermediate = IntermediateResponse(effect.response)
         if not immediate:
             yield intermediate
-        round_ = self._round if self.streaming else _Round(self, toolset, surroundings)
+        round_ = self._round if self.streaming else self._new_round(toolset, surroundings)
         async with aclosing(round_.run(requests)) as events:
             async for event in events:
                 yield event
@@ -388,90 +390,7 @@ class Invocation:
         )
 
     _next: Effect
-    _round: _Round
-
-
-class _Round:
-    """The tool calls of one reply: one after another, or together."""
-
-    def __init__(self, invocation: Invocation, toolset: Toolset, surroundings: ToolSurroundings) -> None:
-        self._invocation, self._toolset, self._surroundings = invocation, toolset, surroundings
-        self._together = bool(invocation.plan.options.concurrent_tools)
-        self._started: dict[str, asyncio.Task[ToolOutcome]] = {}
-        self._events: asyncio.Queue[ServiceEvent | None] = asyncio.Queue()
-        self._places = asyncio.Semaphore(invocation.host.max_concurrent_tools)
-        self.outcomes: list[ToolOutcome] = []
-
-    async def run(self, requests: Sequence[ToolExecutionRequest]) -> AsyncGenerator[ServiceEvent, None]:
-        """Runs the calls that have not been started yet; `outcomes` has the results in their order."""
-        runner = self._invocation.runner
-        if isinstance(runner, CallerRunner):
-            runner.together = self._together and len(requests) > 1
-        if not self._together or (len(requests) == 1 and not self._started):
-            for request in requests:
-                yield BeforeToolExecution(request)
-                outcome = await self._execute(request)
-                self.outcomes.append(outcome)
-                yield ToolExecuted(outcome.execution)
-            return
-        try:
-            for request in requests:
-                self.start(request)
-            tasks = [self._started[request.id] for request in requests]
-            while not all(task.done() for task in tasks):
-                event = await self._events.get()
-                if event is not None:
-                    yield event
-                if any(task.done() and (task.cancelled() or task.exception()) for task in tasks):
-                    break
-            self.outcomes = [await task for task in sorted(tasks, key=_failed_first)] and [t.result() for t in tasks]
-            for event in self.happened():
-                yield event
-        finally:
-            await self.cancel()
-
-    def start(self, request: ToolExecutionRequest) -> None:
-        """Starts a call in a task of its own, unless it has been."""
-        if request.id not in self._started:
-            self._started[request.id] = asyncio.create_task(self._execute_in_place(request))
-
-    def happened(self) -> list[ServiceEvent]:
-        """The events since the last look."""
-        events: list[ServiceEvent] = []
-        while not self._events.empty():
-            event = self._events.get_nowait()
-            if event is not None:
-                events.append(event)
-        return events
-
-    async def cancel(self) -> None:
-        """Cancels what still runs, and waits until it is gone."""
-        running = [task for task in self._started.values() if not task.done()]
-        for task in running:
-            task.cancel()
-        if running:
-            self._invocation.context.cancellation.cancelled = True
-        await asyncio.gather(*self._started.values(), return_exceptions=True)
-
-    async def _execute_in_place(self, request: ToolExecutionRequest) -> ToolOutcome:
-        try:
-            async with self._places:
-                self._events.put_nowait(BeforeToolExecution(request))
-                outcome = await self._execute(request)
-                self._events.put_nowait(ToolExecuted(outcome.execution))
-                return outcome
-        finally:
-            self._events.put_nowait(None)  # wakes whoever waits for events: this call has ended
-
-    async def _execute(self, request: ToolExecutionRequest) -> ToolOutcome:
-        tool = self._toolset.by_name.get(request.name)
-        if tool is None:
-            return await answer_unknown_tool(request, tuple(self._toolset.by_name), self._surroundings)
-        return await execute_tool(tool, request, self._surroundings)
-
-
-def _failed_first(task: asyncio.Task[ToolOutcome]) -> int:
-    return 0 if task.done() and (task.cancelled() or task.exception() is not None) else 1
+    _round: Round
 
 
 def _closable(stream: AsyncIterator[Any]) -> Any:

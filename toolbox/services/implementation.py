@@ -14,7 +14,7 @@ from ..context import WhileCallerWaits
 from ..execution import CallerRunner, refuse_on_event_loop
 from .driver import Invocation, ServiceHost, items, run_to_end, texts
 from .outputs import Shape
-from .planning import MethodPlan
+from .plans import MethodPlan
 from .streams import EventStream, ServiceStream, iterate
 
 

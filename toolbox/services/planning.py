@@ -1,28 +1,27 @@
-"""Reads a service's declaration into a plan per method, in which everything a call needs is decided; and checks it.
+"""Reads a service's declaration into a plan per method, and checks it.
 
-Not here: the marks (`declaration`), following a plan (`driver`), templates and output types themselves.
+Not here: the marks (`declaration`), the plans themselves (`plans`), following them (`driver`).
 """
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from ..chat import Content, ImageContent, Message, TextContent, ToolSpecification, UserMessage
-from ..context import InjectMark, MemoryIdMark, current_invocation
-from ..errors import IllegalConfigurationError, Problem
+from ..chat import Content, ImageContent, Message, TextContent, UserMessage
+from ..context import InjectMark, MemoryIdMark
+from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, without_none
 from ..tools.failures import ToolErrors
 from ..tools.invocation import Tool
-from ..tools.marks import ReturnBehavior, toolbox_of
+from ..tools.marks import toolbox_of
 from ..tools.sources import bean_types, read_tools
 from .declaration import (
     SERVICE_MARK,
@@ -34,158 +33,10 @@ from .declaration import (
     ServiceOptions,
     service_options_of,
 )
-from .loop import Rules
-from .memory import MessageWindow, Window
-from .outputs import Output, OutputMode, read_output
+from .memory import MessageWindow
+from .outputs import Output, read_output
+from .plans import FunctionMessage, MethodPlan, Toolset
 from .templates import Template, doubled_names, parse
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionMessage:
-    """A system message made by a function; `injected` are its further parameters, by name."""
-
-    function: MessageFunction
-    injected: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Toolset:
-    """The tools of a method, and what the model is told of them; the same object for every call."""
-
-    tools: tuple[Tool, ...] = ()
-    specifications: tuple[ToolSpecification, ...] = ()
-    by_name: Mapping[str, Tool] = field(default_factory=dict)
-    immediate: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, tools: Sequence[Tool]) -> Toolset:
-        """The toolset of these tools."""
-        by_name = {tool.specification.name: tool for tool in tools}
-        immediate = frozenset(
-            name for name, tool in by_name.items() if tool.return_behavior is ReturnBehavior.IMMEDIATE
-        )
-        return cls(tuple(tools), tuple(tool.specification for tool in tools), by_name, immediate)
-
-    def joined_by(self, others: Sequence[Tool], where: str) -> Toolset:
-        """With `others` after its own. Raises `IllegalConfigurationError` where a name comes twice."""
-        if not others:
-            return self
-        joined = [*self.tools, *others]
-        if problems := list(clashes(joined, where)):
-            raise IllegalConfigurationError(problems)
-        return Toolset.of(joined)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodPlan:
-    """All that a call of one method needs."""
-
-    service: type[Any]
-    name: str
-    signature: inspect.Signature
-    is_coroutine: bool
-    output: Output
-    memory_parameter: str | None
-    window: Window | None
-    system: Template | FunctionMessage | None
-    user: Template | None
-    user_parameter: str | None
-    values: Mapping[str, str]  # template variable -> parameter
-    history: tuple[str, ...]
-    contents: tuple[str, ...]
-    toolset: Toolset
-    specifications_and_answer: tuple[ToolSpecification, ...]
-    providers: tuple[Any, ...]
-    options: ServiceOptions
-    failures: ToolErrors
-
-    @property
-    def where(self) -> str:
-        """As problems and errors name the method."""
-        return f"{self.service.__name__}.{self.name}"
-
-    @property
-    def is_async(self) -> bool:
-        """Whether its caller awaits or iterates asynchronously."""
-        return self.is_coroutine or (self.output.is_stream and not self.is_sync_stream)
-
-    @property
-    def is_sync_stream(self) -> bool:
-        """Whether it returns a plain iterator."""
-        return self.output.synchronous
-
-    def with_answer_tool(self, toolset: Toolset) -> tuple[ToolSpecification, ...]:
-        """What is offered in output mode `tool`; the same object for every call that offers the plan's own toolset."""
-        assert self.output.structure is not None
-        if toolset is not self.toolset:
-            return (*toolset.specifications, self.output.structure.tool)
-        return self.specifications_and_answer
-
-    def rules(self, toolset: Toolset, mode: OutputMode) -> Rules:
-        """The loop's rules for a call that offers `toolset`."""
-        read_here = self.output.structure if not self.output.is_stream else None
-        return Rules(
-            max_rounds=self.options.max_tool_rounds,
-            max_calls=self.options.max_tool_calls_per_response,
-            immediate=toolset.immediate,
-            kind=self.output.kind,
-            structure=read_here,
-            mode=mode,
-            max_output_retries=self.options.max_output_retries,
-        )
-
-
-# --- tools put around a call from outside
-
-_added: ContextVar[tuple[Sequence[Tool], object] | None] = ContextVar("toolbox.added_tools", default=None)
-
-
-@contextmanager
-def additional_tools(sources: Sequence[Any], where: str = "@toolbox") -> Iterator[None]:
-    """Adds tools to those of the services called directly inside, not to those of services their tools call.
-
-    Raises `IllegalConfigurationError` for what is no tool.
-    """
-    tools, problems = read_tools(sources, where)
-    if problems:
-        raise IllegalConfigurationError(problems)
-    with tools_added(tools):
-        yield
-
-
-@contextmanager
-def tools_added(tools: Sequence[Tool]) -> Iterator[None]:
-    """`additional_tools` with tools that have been read already."""
-    token = _added.set((tools, current_invocation.get()))
-    try:
-        yield
-    finally:
-        _added.reset(token)
-
-
-def added_tools() -> Sequence[Tool]:
-    """The tools added for a call that begins now."""
-    added = _added.get()
-    if added is None or added[1] is not current_invocation.get():
-        return ()
-    return added[0]
-
-
-# --- checks of their own
-
-
-def clashes(tools: Iterable[Tool], where: str) -> Iterator[Problem]:
-    """A problem for each name that comes more than once."""
-    seen: set[str] = set()
-    for tool in tools:
-        name = tool.specification.name
-        if name in seen:
-            yield Problem(
-                where,
-                f"two tools are named {name!r}",
-                "give one of them another name: @tool(name=…), or offer only one",
-            )
-        seen.add(name)
 
 
 def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
@@ -286,22 +137,25 @@ def _is_declared_only(owner: type[Any], function: Any) -> bool:
     return bool(getattr(owner, "_is_protocol", False)) and _has_no_body(function)
 
 
+_EMPTY_BODY = frozenset(
+    {
+        "CALL_INTRINSIC_1",
+        "LOAD_CONST",
+        "NOP",
+        "POP_TOP",
+        "RERAISE",
+        "RESUME",
+        "RETURN_CONST",
+        "RETURN_GENERATOR",
+        "RETURN_VALUE",
+    }
+)
+
+
 def _has_no_body(function: Any) -> bool:
     """Whether a function consists of `...`, `pass` or a docstring."""
-    code = function.__code__
-    return (
-        not code.co_names
-        and len(code.co_code)
-        <= len(_nothing.__code__.co_code)
-        + (len(_nothing_async.__code__.co_code) if code.co_flags & inspect.CO_COROUTINE else 0)
-        and set(code.co_consts) <= {None, function.__doc__, Ellipsis}
-    )
-
-
-def _nothing() -> None: ...
-
-
-async def _nothing_async() -> None: ...
+    constants = set(map(repr, function.__code__.co_consts)) <= set(map(repr, (None, function.__doc__, ...)))
+    return constants and {each.opname for each in dis.get_instructions(function)} <= _EMPTY_BODY
 
 
 # --- planning

@@ -1,0 +1,175 @@
+"""Services as beans of a container: what registering one means, and the container's side of their calls.
+
+Not here: the container itself (`container`), what a call does (`driver`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+from ..chat import ChatModel
+from ..context import ActiveScope
+from ..di.beans import BeanDefinition, definition_of, point_of
+from ..di.graph import BeanGraph, Reading
+from ..di.marks import Scope
+from ..errors import ContainerNotStartedError, MissingBeanError, Problem
+from ..execution import ExecutionModel, Workers, unknown_executor
+from ..tools.failures import ToolErrors
+from ..tools.invocation import Tool
+from ..tools.sources import bean_types
+from .declaration import ServiceOptions, service_options_of
+from .implementation import implementation_of
+from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
+from .planning import is_interface, plan_service, service_cycles, sources_of
+from .plans import MethodPlan
+from .running import Running
+
+if TYPE_CHECKING:
+    from ..models.selection import NamedModels
+    from ..settings import ToolboxSettings
+
+
+class ContainerHost:
+    """Hosts the services of one container: its threads, models, conversations, while it is started."""
+
+    workers: Workers
+
+    def __init__(
+        self,
+        scope: ActiveScope,
+        *,
+        models: Mapping[str, ChatModel] | None,
+        executors: Mapping[str, Executor] | None,
+        tool_errors: ToolErrors | None,
+        settings: ToolboxSettings,
+    ) -> None:
+        from ..models.selection import NamedModels
+
+        self.scope, self._settings = scope, settings
+        self.failures = tool_errors or ToolErrors()
+        self.max_result_chars = settings.max_result_chars
+        self.max_concurrent_tools = settings.max_concurrent_tools
+        self.models: NamedModels = NamedModels(models, settings)
+        self._executors = dict(executors or {})
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._memories: ChatMemories | None = None
+        self.running = Running()
+        self._renew_workers()
+
+    def _renew_workers(self) -> None:
+        self.workers = Workers(
+            pool_size=self._settings.pool_size,
+            thread_limit=self._settings.thread_limit,
+            executors=self._executors,
+            slow_call_warning=self._settings.slow_call_warning,
+        )
+
+    # --- its life
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on invocations run on `loop`."""
+        self._loop = loop
+
+    async def stop(self) -> list[str]:
+        """Waits for what is under way, up to the settings' `stop_timeout`, then ends it.
+
+        Returns the labels of the invocations that were cancelled and of the tools whose threads go on.
+        """
+        late = await self.running.stop(self._settings.stop_timeout)
+        late += await self.workers.stop(self._settings.stop_timeout if not late else 0.1)
+        self._renew_workers()
+        self._memories = None
+        self._loop = None
+        return late
+
+    async def close_models(self) -> None:
+        """Closes the models made from settings."""
+        await self.models.aclose()
+
+    # --- what services ask of it
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """See `ServiceHost.loop`."""
+        if self._loop is None:
+            raise ContainerNotStartedError("a call of a service")
+        return self._loop
+
+    def sync_loop(self) -> asyncio.AbstractEventLoop:
+        """See `ServiceHost.sync_loop`."""
+        return self.loop
+
+    def model(self, name: str | None) -> ChatModel:
+        """See `ServiceHost.model`."""
+        return self.models.find(name)
+
+    async def memories(self) -> ChatMemories:
+        """See `ServiceHost.memories`: kept in the `ChatMemoryStore` bean, else in process."""
+        if self._memories is None:
+            try:
+                store: ChatMemoryStore = await self.scope.aget(ChatMemoryStore)
+            except MissingBeanError:
+                store = InMemoryChatMemoryStore()
+            if self._memories is None:
+                self._memories = ChatMemories(store)
+        return self._memories
+
+    def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
+        """One conversation of a service."""
+        return ChatMemory(self.memories, ChatMemoryKey.of(service, memory_id))
+
+    # --- reading and checking
+
+    def read(self, registered: object) -> Reading | None:
+        """What registering an AI service means; None for anything else."""
+        if not isinstance(registered, type) or (options := service_options_of(registered)) is None:
+            return None
+        service = _Service(registered, options, self)
+        definition: BeanDefinition = definition_of(service.make, registered, scope=Scope.APPLICATION, source=registered)
+        return Reading((definition,), tuple(_registrable(sources_of(registered))), service.check)
+
+
+def _registrable(sources: Iterable[Any]) -> Iterator[type[Any]]:
+    """The classes that become beans by being listed: all but interfaces, which are bound to a bean."""
+    for cls in bean_types(sources):
+        if not is_interface(cls) or any(name.startswith("__toolbox_") for name in vars(cls)):
+            yield cls
+
+
+class _Service:
+    """One registered service: planned when it is checked, made when it is first asked for."""
+
+    def __init__(self, cls: type[Any], options: ServiceOptions, host: ContainerHost) -> None:
+        self._cls, self._options, self._host = cls, options, host
+        self._plans: dict[str, MethodPlan] | None = None
+
+    def make(self) -> Any:
+        if self._plans is None:
+            self._plans, _ = plan_service(self._cls, self._options)
+        return implementation_of(self._cls, self._plans, self._host)()
+
+    def check(self, graph: BeanGraph) -> Iterator[Problem]:
+        self._plans, problems = plan_service(self._cls, self._options, graph.names)
+        yield from problems
+        yield from service_cycles(self._cls)
+        if (problem := self._host.models.problem(self._options.model, self._cls.__name__)) is not None:
+            yield problem
+        seen: set[Callable[..., Any] | str] = set()
+        for plan in self._plans.values():
+            for tool in plan.toolset.tools:
+                if tool.specification.name not in seen:
+                    seen.add(tool.specification.name)
+                    yield from self._tool_problems(plan, tool, graph)
+
+    def _tool_problems(self, plan: MethodPlan, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:
+        where = f"{plan.where}, tool {tool.specification.name}"
+        execution = tool.execution
+        if execution.model is ExecutionModel.EXECUTOR and self._host.workers.executor(execution) is None:
+            yield unknown_executor(where, execution)
+        if tool.bean is not None:
+            yield from graph.problems_of(point_of(tool.bean, where))
+        for each in tool.injected:
+            yield from graph.problems_of(point_of(each.annotation, f"{where}, parameter {each.name}"))

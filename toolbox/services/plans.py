@@ -1,0 +1,171 @@
+"""A service's methods as plans: everything a call needs, decided beforehand; and tools put around a call from outside.
+
+Not here: making a plan (`planning`), following it (`driver`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..chat import ToolSpecification
+from ..context import current_invocation
+from ..errors import IllegalConfigurationError, Problem
+from ..tools.failures import ToolErrors
+from ..tools.invocation import Tool
+from ..tools.marks import ReturnBehavior
+from ..tools.sources import read_tools
+from .declaration import MessageFunction, ServiceOptions
+from .loop import Rules
+from .memory import Window
+from .outputs import Output, OutputMode
+from .templates import Template
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionMessage:
+    """A system message made by a function; `injected` are its further parameters, by name."""
+
+    function: MessageFunction
+    injected: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Toolset:
+    """The tools of a method, and what the model is told of them; the same object for every call."""
+
+    tools: tuple[Tool, ...] = ()
+    specifications: tuple[ToolSpecification, ...] = ()
+    by_name: Mapping[str, Tool] = field(default_factory=dict)
+    immediate: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tools: Sequence[Tool]) -> Toolset:
+        """The toolset of these tools."""
+        by_name = {tool.specification.name: tool for tool in tools}
+        immediate = frozenset(
+            name for name, tool in by_name.items() if tool.return_behavior is ReturnBehavior.IMMEDIATE
+        )
+        return cls(tuple(tools), tuple(tool.specification for tool in tools), by_name, immediate)
+
+    def joined_by(self, others: Sequence[Tool], where: str) -> Toolset:
+        """With `others` after its own. Raises `IllegalConfigurationError` where a name comes twice."""
+        if not others:
+            return self
+        joined = [*self.tools, *others]
+        if problems := list(clashes(joined, where)):
+            raise IllegalConfigurationError(problems)
+        return Toolset.of(joined)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodPlan:
+    """All that a call of one method needs."""
+
+    service: type[Any]
+    name: str
+    signature: inspect.Signature
+    is_coroutine: bool
+    output: Output
+    memory_parameter: str | None
+    window: Window | None
+    system: Template | FunctionMessage | None
+    user: Template | None
+    user_parameter: str | None
+    values: Mapping[str, str]  # template variable -> parameter
+    history: tuple[str, ...]
+    contents: tuple[str, ...]
+    toolset: Toolset
+    specifications_and_answer: tuple[ToolSpecification, ...]
+    providers: tuple[Any, ...]
+    options: ServiceOptions
+    failures: ToolErrors
+
+    @property
+    def where(self) -> str:
+        """As problems and errors name the method."""
+        return f"{self.service.__name__}.{self.name}"
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its caller awaits or iterates asynchronously."""
+        return self.is_coroutine or (self.output.is_stream and not self.is_sync_stream)
+
+    @property
+    def is_sync_stream(self) -> bool:
+        """Whether it returns a plain iterator."""
+        return self.output.synchronous
+
+    def with_answer_tool(self, toolset: Toolset) -> tuple[ToolSpecification, ...]:
+        """What is offered in output mode `tool`; the same object for every call that offers the plan's own toolset."""
+        assert self.output.structure is not None
+        if toolset is not self.toolset:
+            return (*toolset.specifications, self.output.structure.tool)
+        return self.specifications_and_answer
+
+    def rules(self, toolset: Toolset, mode: OutputMode) -> Rules:
+        """The loop's rules for a call that offers `toolset`."""
+        read_here = self.output.structure if not self.output.is_stream else None
+        return Rules(
+            max_rounds=self.options.max_tool_rounds,
+            max_calls=self.options.max_tool_calls_per_response,
+            immediate=toolset.immediate,
+            kind=self.output.kind,
+            structure=read_here,
+            mode=mode,
+            max_output_retries=self.options.max_output_retries,
+        )
+
+
+# --- tools put around a call from outside
+
+_added: ContextVar[tuple[Sequence[Tool], object] | None] = ContextVar("toolbox.added_tools", default=None)
+
+
+@contextmanager
+def additional_tools(sources: Sequence[Any], where: str = "@toolbox") -> Iterator[None]:
+    """Adds tools to those of the services called directly inside, not to those of services their tools call.
+
+    Raises `IllegalConfigurationError` for what is no tool.
+    """
+    tools, problems = read_tools(sources, where)
+    if problems:
+        raise IllegalConfigurationError(problems)
+    with tools_added(tools):
+        yield
+
+
+@contextmanager
+def tools_added(tools: Sequence[Tool]) -> Iterator[None]:
+    """`additional_tools` with tools that have been read already."""
+    token = _added.set((tools, current_invocation.get()))
+    try:
+        yield
+    finally:
+        _added.reset(token)
+
+
+def added_tools() -> Sequence[Tool]:
+    """The tools added for a call that begins now."""
+    added = _added.get()
+    if added is None or added[1] is not current_invocation.get():
+        return ()
+    return added[0]
+
+
+def clashes(tools: Iterable[Tool], where: str) -> Iterator[Problem]:
+    """A problem for each name that comes more than once."""
+    seen: set[str] = set()
+    for tool in tools:
+        name = tool.specification.name
+        if name in seen:
+            yield Problem(
+                where,
+                f"two tools are named {name!r}",
+                "give one of them another name: @tool(name=…), or offer only one",
+            )
+        seen.add(name)

@@ -1,0 +1,99 @@
+"""The tool calls of one reply: one after another, or together, with what happens told as it happens.
+
+Not here: a single tool call (`tools.invocation`), what follows from the results (`loop`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from ..chat import BeforeToolExecution, ServiceEvent, ToolExecuted, ToolExecutionRequest
+from ..execution import CallerRunner
+from ..tools.invocation import ToolOutcome, ToolSurroundings, answer_unknown_tool, execute_tool
+from .plans import Toolset
+
+
+class Round:
+    """The tool calls of one reply: one after another, or together."""
+
+    def __init__(self, toolset: Toolset, surroundings: ToolSurroundings, *, together: bool, at_once: int) -> None:
+        self._toolset, self._surroundings = toolset, surroundings
+        self._together = together
+        self._started: dict[int, asyncio.Task[ToolOutcome]] = {}
+        self._events: asyncio.Queue[ServiceEvent | None] = asyncio.Queue()
+        self._places = asyncio.Semaphore(at_once)
+        self.outcomes: list[ToolOutcome] = []
+
+    async def run(self, requests: Sequence[ToolExecutionRequest]) -> AsyncGenerator[ServiceEvent, None]:
+        """Runs the calls that have not been started yet; `outcomes` has the results in their order."""
+        runner = self._surroundings.runner
+        if isinstance(runner, CallerRunner):
+            runner.together = self._together and len(requests) > 1
+        if not self._together or (len(requests) == 1 and not self._started):
+            for request in requests:
+                yield BeforeToolExecution(request)
+                outcome = await self._execute(request)
+                self.outcomes.append(outcome)
+                yield ToolExecuted(outcome.execution)
+            return
+        try:
+            for index, request in enumerate(requests):
+                self.start(index, request)
+            tasks = [self._started[index] for index in range(len(requests))]
+            while not all(task.done() for task in tasks):
+                event = await self._events.get()
+                if event is not None:
+                    yield event
+                if any(task.done() and (task.cancelled() or task.exception()) for task in tasks):
+                    break
+            for task in sorted(tasks, key=_failed_first):
+                await task
+            self.outcomes = [task.result() for task in tasks]
+            for event in self.happened():
+                yield event
+        finally:
+            await self.cancel()
+
+    def start(self, index: int, request: ToolExecutionRequest) -> None:
+        """Starts the call at this place of the reply in a task of its own, unless it has been."""
+        if index not in self._started:
+            self._started[index] = asyncio.create_task(self._execute_in_place(request))
+
+    def happened(self) -> list[ServiceEvent]:
+        """The events since the last look."""
+        events: list[ServiceEvent] = []
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if event is not None:
+                events.append(event)
+        return events
+
+    async def cancel(self) -> None:
+        """Cancels what still runs, and waits until it is gone."""
+        running = [task for task in self._started.values() if not task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            self._surroundings.context.cancellation.cancelled = True
+        await asyncio.gather(*self._started.values(), return_exceptions=True)
+
+    async def _execute_in_place(self, request: ToolExecutionRequest) -> ToolOutcome:
+        try:
+            async with self._places:
+                self._events.put_nowait(BeforeToolExecution(request))
+                outcome = await self._execute(request)
+                self._events.put_nowait(ToolExecuted(outcome.execution))
+                return outcome
+        finally:
+            self._events.put_nowait(None)  # wakes whoever waits for events: this call has ended
+
+    async def _execute(self, request: ToolExecutionRequest) -> ToolOutcome:
+        tool = self._toolset.by_name.get(request.name)
+        if tool is None:
+            return await answer_unknown_tool(request, tuple(self._toolset.by_name), self._surroundings)
+        return await execute_tool(tool, request, self._surroundings)
+
+
+def _failed_first(task: asyncio.Task[ToolOutcome]) -> int:
+    return 0 if task.done() and (task.cancelled() or task.exception() is not None) else 1
