@@ -1,0 +1,377 @@
+"""Puts a reply together from its pieces: which call a fragment belongs to, names, arguments, ids, whether it is whole.
+
+The rules are those of servers as they are, a fragment at a time; no I/O. Not here: where a wire keeps the pieces
+(`chat_wire`, `responses_wire`), what a tool makes of its arguments (`tools.codec`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from ..chat import (
+    AiMessage,
+    ChatResponse,
+    CompleteResponse,
+    CompleteToolCall,
+    FinishReason,
+    PartialReasoning,
+    PartialResponse,
+    PartialToolCall,
+    StreamEvent,
+    TokenUsage,
+    ToolExecutionRequest,
+)
+from ..errors import ModelProtocolError, ModelRefusedError, ModelTruncatedError
+from ..json_text import compact_json, parse_json, read_arguments, strict_arguments
+
+LONGEST_ID = 64
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A tool call as far as it is known."""
+
+    position: int
+    id: str | None = None
+    name: str | None = None
+    fragments: list[str] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    complete: ToolExecutionRequest | None = None
+
+    @property
+    def arguments(self) -> str:
+        """The argument text so far."""
+        return "".join(self.fragments)
+
+
+class ReplyAccumulator:
+    """Takes the pieces of one reply and gives the events that stream it; `finish` gives the whole.
+
+    `tool_names` are those offered: a name that comes in pieces or under `functions.` can only be judged by them.
+    `wants_json`: the text is a structured answer, useless when it is cut.
+    """
+
+    def __init__(self, tool_names: Collection[str] = (), wants_json: bool = False) -> None:
+        self.events: list[StreamEvent] = []
+        self.finish_reason: FinishReason | None = None
+        self.usage: TokenUsage | None = None
+        self.id: str | None = None
+        self.model: str | None = None
+        self.attributes: dict[str, Any] = {}
+        self._tool_names = tool_names
+        self._wants_json = wants_json
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._refusal: list[str] = []
+        self._held = {"text": "", "reasoning": ""}
+        self._calls: list[Call] = []
+        self._at_index: dict[Hashable, list[Call]] = {}
+        self._ids: set[str] = set()
+
+    def take_events(self) -> list[StreamEvent]:
+        """The events since the last time."""
+        events, self.events = self.events, []
+        return events
+
+    # --- pieces
+
+    def text(self, piece: str) -> None:
+        """A piece of the answer."""
+        if not piece.isascii() or self._held["text"]:
+            piece = self._mended("text", piece)
+        if piece:
+            self._text.append(piece)
+            self.events.append(PartialResponse(piece))
+
+    def reasoning(self, piece: str) -> None:
+        """A piece of what the model thinks."""
+        if not piece.isascii() or self._held["reasoning"]:
+            piece = self._mended("reasoning", piece)
+        if piece:
+            self._reasoning.append(piece)
+            self.events.append(PartialReasoning(piece))
+
+    def refusal(self, piece: str) -> None:
+        """A piece of a refusal."""
+        self._refusal.append(piece)
+
+    def call_piece(self, index: object, call_id: object, name: object, arguments: object) -> Call:
+        """A fragment of a call, which belongs to the call that the rules say, or opens a new one."""
+        key, identity, fragment = _key(index), _text_of(call_id), _text_of(name)
+        call = self._continued(key, identity, fragment) or self._open(key)
+        self._add(call, identity, fragment, arguments)
+        return call
+
+    def whole_call(self, call_id: object, name: object, arguments: object) -> Call:
+        """A call of a reply that came whole: always one of its own."""
+        call = self._open(None)
+        self._add(call, _text_of(call_id), _text_of(name), arguments)
+        return call
+
+    # --- the end
+
+    def finish(self) -> ChatResponse:
+        """The reply. Raises `ModelTruncatedError`, `ModelRefusedError`, `ModelProtocolError`.
+
+        The events of calls not yet reported and of the whole are added.
+        """
+        self._release()
+        calls = self._real_calls()
+        cut = self.finish_reason is FinishReason.LENGTH
+        if cut and any(not _is_usable(call) for call in calls):
+            raise ModelTruncatedError("the reply was cut at the token limit inside a tool call", "".join(self._text))
+        text = "".join(self._text)
+        if not calls:
+            self._check_saying(text)
+            if cut and self._wants_json and not _is_json(text):
+                raise ModelTruncatedError("the reply was cut at the token limit inside a structured answer", text)
+        requests = tuple(self._completed(call) for call in calls)
+        if calls and not cut:
+            self.finish_reason = FinishReason.TOOL_EXECUTION
+        elif self.finish_reason is FinishReason.TOOL_EXECUTION and not calls:
+            self.finish_reason = FinishReason.STOP
+        reasoning = "".join(self._reasoning) or None
+        # An empty reply is the text "", unless it is there for its calls.
+        message = AiMessage(text or (None if calls else ""), requests, reasoning, self.attributes)
+        response = ChatResponse(message, self.usage, self.finish_reason, self.id, self.model)
+        self.events.append(CompleteResponse(response))
+        return response
+
+    def _check_saying(self, text: str) -> None:
+        """A reply that says nothing must have ended as one that had nothing to say."""
+        if text:
+            return
+        if self._refusal:
+            raise ModelRefusedError("".join(self._refusal))
+        if self.finish_reason is FinishReason.CONTENT_FILTER:
+            raise ModelRefusedError("the server's content filter stopped the reply before it said anything")
+        if self._calls:
+            raise ModelProtocolError("the reply holds a tool call without a name, and nothing else")
+        if self.finish_reason is FinishReason.TOOL_EXECUTION:
+            raise ModelProtocolError("the reply says that it asks for tools, and holds neither a call nor a text")
+
+    # --- which call
+
+    def _continued(self, key: Hashable | None, identity: str | None, name: str | None) -> Call | None:
+        """The call that a fragment continues; None: it opens one."""
+        if key is not None:
+            return self._continued_at(self._at_index.get(key, []), identity, name)
+        if not self._calls:
+            return None
+        last = self._calls[-1]
+        if identity is not None:
+            known = self._with_id(self._calls, identity)
+            if known is not None:
+                return None if self._names_another(known, name) else known
+            return last if last.id is None and last.name is None else None
+        if name is None:
+            return last
+        # A name opens a call, unless it only says again whose arguments are going on.
+        goes_on = last.id is None and last.name == name and last.fragments and not _ends_object(last)
+        return last if goes_on else None
+
+    def _continued_at(self, here: list[Call], identity: str | None, name: str | None) -> Call | None:
+        if not here:
+            # Servers that count fragments instead of calls keep the id, and name only the first.
+            return None if identity is None or name is not None else self._with_id(self._calls, identity)
+        last = here[-1]
+        if identity is None or last.id == identity:
+            return None if self._names_another(last, name) else last
+        if (known := self._with_id(here, identity)) is not None:
+            return known
+        if last.id is None:
+            return None if name is not None and last.name is not None and _is_complete(last) else last
+        # One vendor changes the id within a call; an opener always names its function.
+        return None if name is not None else last
+
+    def _names_another(self, call: Call, name: str | None) -> bool:
+        """Whether a name on a call's own key is that of the next call, from a server that numbers nothing."""
+        if name is None or call.name is None or name == call.name:
+            return False
+        known = self._known(name)
+        return known != self._known(call.name) and known in self._tool_names and _is_complete(call)
+
+    def _open(self, key: Hashable | None) -> Call:
+        if self._calls:
+            self._report(self._calls[-1])
+        call = Call(len(self._calls))
+        self._calls.append(call)
+        if key is not None:
+            self._at_index.setdefault(key, []).append(call)
+        return call
+
+    @staticmethod
+    def _with_id(calls: list[Call], identity: str) -> Call | None:
+        return next((call for call in reversed(calls) if call.id == identity), None)
+
+    def _add(self, call: Call, identity: str | None, name: str | None, arguments: object) -> None:
+        if call.complete is not None:
+            return  # its tool may be running; what is said again about it changes nothing
+        if call.id is None:
+            call.id = identity
+        if name is not None:
+            self._name(call, name)
+        piece = _argument_text(arguments)
+        if piece:
+            call.fragments.append(piece)
+            self.events.append(PartialToolCall(call.position, call.id, call.name, piece))
+
+    def _name(self, call: Call, fragment: str) -> None:
+        """A name is set once. A different fragment is joined only where it can be nothing but the rest of a name."""
+        if call.name is None:
+            call.name = fragment
+        elif fragment == call.name or self._known(call.name) in self._tool_names or any(map(str.strip, call.fragments)):
+            return
+        elif self._known(fragment) in self._tool_names and fragment.startswith(call.name):
+            call.name = fragment
+        else:
+            call.name += fragment
+
+    def _known(self, name: str) -> str:
+        """The name without `functions.`, when only the rest is known."""
+        rest = name.removeprefix("functions.").strip()
+        return rest if name not in self._tool_names and rest in self._tool_names else name
+
+    # --- completing
+
+    def _real_calls(self) -> list[Call]:
+        """The calls that name their function. Arguments alone belong to the call before, if that has none."""
+        real: list[Call] = []
+        for call in self._calls:
+            if call.name is not None:
+                real.append(call)
+            elif call.arguments.strip() and real and not real[-1].arguments.strip() and real[-1].complete is None:
+                real[-1].fragments = call.fragments
+        return real
+
+    def _report(self, call: Call) -> None:
+        """Reports a call as complete before the reply ends, as soon as another one has begun: its tool may start."""
+        if call.name is not None and call.complete is None and _is_complete(call):
+            self._completed(call)
+
+    def _completed(self, call: Call) -> ToolExecutionRequest:
+        if call.complete is None:
+            name = self._known(call.name or "")
+            call.complete = ToolExecutionRequest(
+                self._unique_id(call.id), name, settled(call.fragments), call.attributes
+            )
+            self.events.append(CompleteToolCall(call.position, call.complete))
+        return call.complete
+
+    def _unique_id(self, given: str | None) -> str:
+        """The id of a call and of its result: the server's, or a made one when that is missing, double or too long."""
+        identity = given
+        while not identity or len(identity) > LONGEST_ID or identity in self._ids:
+            identity = uuid.uuid4().hex[:9]  # nine letters and digits: what the strictest server takes
+        self._ids.add(identity)
+        return identity
+
+    # --- surrogates
+
+    def _mended(self, channel: str, piece: str) -> str:
+        """Joins the halves of a character that a server cut in two; a lone half is replaced."""
+        piece = self._held[channel] + piece
+        self._held[channel] = ""
+        try:
+            piece.encode()
+        except UnicodeEncodeError:
+            if "\ud800" <= piece[-1] <= "\udbff":
+                self._held[channel], piece = piece[-1], piece[:-1]
+            return whole_characters(piece)
+        return piece
+
+    def _release(self) -> None:
+        """A half that never got its other half."""
+        for channel, add in (("text", self.text), ("reasoning", self.reasoning)):
+            if self._held[channel]:
+                self._held[channel] = ""
+                add("\ufffd")
+
+
+def settled(fragments: list[str]) -> str:
+    """The argument text to be used: a JSON object where the fragments mean one, else as it came."""
+    text = whole_characters("".join(fragments))
+    found = strict_arguments(text)
+    if found is not None:
+        return text if text.lstrip().startswith("{") else compact_json(found)
+    pieces = [piece for piece in fragments if piece.strip()]
+    if len(pieces) > 1 and all(later.startswith(piece) for piece, later in pairwise(pieces)):
+        found = strict_arguments(pieces[-1])
+    try:
+        return compact_json(read_arguments(text) if found is None else found)
+    except ValueError:
+        return text
+
+
+def whole_characters(text: str) -> str:
+    """`text` with the two halves of a character joined, and lone halves replaced."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _is_usable(call: Call) -> bool:
+    """Whether a reply that was cut still has this call's arguments."""
+    text = call.arguments
+    return bool(text.strip()) and strict_arguments(text) is not None
+
+
+def _ends_object(call: Call) -> bool:
+    """Whether the arguments so far are a whole object; looks at the last fragment first, which is mostly enough."""
+    return call.fragments[-1:] != [] and call.fragments[-1].rstrip().endswith("}") and _is_usable(call)
+
+
+def _is_complete(call: Call) -> bool:
+    """Whether nothing can follow: the arguments are an object with something in it."""
+    return _ends_object(call) and bool(strict_arguments(call.arguments))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        parse_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _key(index: object) -> Hashable | None:
+    if index is None or index == "" or isinstance(index, (dict, list, bool)):
+        return None
+    text = str(index).strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def _text_of(value: object) -> str | None:
+    """A non-empty text; numbers are taken as theirs."""
+    if isinstance(value, str):
+        return value.strip() or None
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _argument_text(arguments: object) -> str:
+    if arguments is None:
+        return ""
+    return arguments if isinstance(arguments, str) else compact_json(arguments)
+
+
+def merged_details(details: list[dict[str, Any]], more: object) -> None:
+    """Adds the pieces of a list that is streamed: those of one type and index go on in their texts."""
+    for piece in more if isinstance(more, list) else ():
+        if not isinstance(piece, Mapping):
+            continue
+        last = details[-1] if details else None
+        if last is None or any(last.get(key) != piece.get(key) for key in ("type", "index")):
+            details.append(dict(piece))
+            continue
+        for key, value in piece.items():
+            before = last.get(key)
+            goes_on = key in ("text", "summary", "data") and isinstance(before, str) and isinstance(value, str)
+            last[key] = before + value if goes_on else value if value is not None else before

@@ -1,0 +1,362 @@
+"""The chat-completions wire: a request as the bytes servers accept, a reply or its stream as pieces of an answer.
+
+Not here: how the pieces are put together (`accumulator`), sending and receiving (`transport`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..chat import (
+    AiMessage,
+    ChatRequest,
+    FinishReason,
+    ImageContent,
+    Message,
+    ResponseFormat,
+    StreamEvent,
+    SystemMessage,
+    TextContent,
+    TokenUsage,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+    UserMessage,
+)
+from ..errors import ModelHttpError, ModelProtocolError
+from ..json_text import object_text
+from .accumulator import Call, ReplyAccumulator, merged_details
+from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_or_plain
+from .server_errors import error_in
+from .sse import EventReader
+
+REASONING_FIELD = "reasoning_field"
+REASONING_DETAILS = "reasoning_details"
+EXTRA_CONTENT = "extra_content"
+
+
+class ChatWire:
+    """Encodes for one model: `path` is where requests go."""
+
+    path = "/chat/completions"
+
+    def __init__(self, send_tool_metadata: tuple[str, ...] = (), strict_tools: bool = False) -> None:
+        self._send_tool_metadata = send_tool_metadata
+        self._strict_tools = strict_tools
+        # Kept as one object each: encoded forms are found again by the function that made them.
+        self._encode_message = encode_message
+        self._tools = ToolBytes(self._encode_tool)
+
+    def fields(self, request: ChatRequest) -> Fields:
+        """The request's own fields, in the wire's order, each as JSON."""
+        fields: Fields = {"messages": b"[" + b",".join(self._messages(request.messages)) + b"]"}
+        if request.tool_specifications:
+            fields["tools"] = self._tools.of(request.tool_specifications)
+            if request.tool_choice is not None:
+                fields["tool_choice"] = _tool_choice(request.tool_choice)
+        if request.response_format is not None:
+            fields["response_format"] = request.response_format.encoded_by(_encode_format, request.response_format)
+        return fields
+
+    def stream_fields(self, usage: bool) -> Fields:
+        """What asks for a stream, and for its token counts."""
+        return {"stream": b"true", "stream_options": b'{"include_usage":true}'} if usage else {"stream": b"true"}
+
+    def reader(self, request: ChatRequest) -> ChatReader:
+        """Reads the reply to `request`."""
+        names = frozenset(each.name for each in request.tool_specifications)
+        return ChatReader(names, request.response_format is not None)
+
+    def _messages(self, messages: Sequence[Message]) -> Iterator[bytes]:
+        images: list[ImageContent] = []
+        for message in messages:
+            if images and not isinstance(message, ToolExecutionResultMessage):
+                yield _user_of_images(images)
+                images = []
+            form = message.encoded_by(self._encode_message, message)
+            if form:
+                yield form
+            if isinstance(message, ToolExecutionResultMessage) and message.contents:
+                images += images_of(message.contents)
+        if images:
+            yield _user_of_images(images)
+
+    def _encode_tool(self, tool: ToolSpecification) -> bytes:
+        function: dict[str, Any] = {"name": tool.name}
+        if tool.description:
+            function["description"] = tool.description
+        schema, strict = strict_or_plain(tool.parameters) if self._strict_tools else (dict(tool.parameters), False)
+        function["parameters"] = schema
+        if strict:
+            function["strict"] = True
+        function |= {key: tool.metadata[key] for key in self._send_tool_metadata if key in tool.metadata}
+        return json_bytes({"type": "function", "function": function})
+
+
+# --- requests
+
+
+def encode_message(message: Message) -> bytes:
+    """One message; nothing for a reply that said nothing, which servers refuse in a history."""
+    match message:
+        case SystemMessage():
+            return json_bytes({"role": "system", "content": message.text})
+        case UserMessage():
+            return json_bytes({"role": "user", "content": _content(message)})
+        case ToolExecutionResultMessage():
+            return json_bytes({"role": "tool", "tool_call_id": message.id, "content": message.text})
+        case AiMessage():
+            return _encode_reply(message)
+
+
+def _content(message: UserMessage) -> str | list[dict[str, Any]]:
+    if all(isinstance(part, TextContent) for part in message.contents):
+        return message.text
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextContent)
+        else {"type": "image_url", "image_url": {"url": data_url(part)}}
+        for part in message.contents
+    ]
+
+
+def _user_of_images(images: Sequence[ImageContent]) -> bytes:
+    return json_bytes({"role": "user", "content": _content(UserMessage(images))})
+
+
+def _encode_reply(message: AiMessage) -> bytes:
+    fields: dict[str, Any] = {"role": "assistant"}
+    if message.text:
+        fields["content"] = message.text
+    if message.tool_execution_requests:
+        # Servers that think before they call want to see their thoughts again beside the call.
+        if message.reasoning and (name := message.attributes.get(REASONING_FIELD)):
+            fields[name] = message.reasoning
+        if details := message.attributes.get(REASONING_DETAILS):
+            fields[REASONING_DETAILS] = details
+        fields["tool_calls"] = [_encode_call(each) for each in message.tool_execution_requests]
+    elif not message.text:
+        return b""
+    if extra := message.attributes.get(EXTRA_CONTENT):
+        fields[EXTRA_CONTENT] = extra
+    return json_bytes(fields)
+
+
+def _encode_call(request: ToolExecutionRequest) -> dict[str, Any]:
+    function = {"name": function_name(request.name), "arguments": object_text(request.arguments)}
+    call = {"id": request.id, "type": "function", "function": function}
+    if extra := request.attributes.get(EXTRA_CONTENT):
+        call[EXTRA_CONTENT] = extra
+    return call
+
+
+def _tool_choice(choice: str) -> bytes:
+    if choice in ("auto", "none", "required"):
+        return json_bytes(choice)
+    return json_bytes({"type": "function", "function": {"name": choice}})
+
+
+def _encode_format(response_format: ResponseFormat) -> bytes:
+    schema, strict = strict_or_plain(response_format.schema)
+    named: dict[str, Any] = {"name": function_name(response_format.name), "schema": schema}
+    if strict:
+        named["strict"] = True
+    return json_bytes({"type": "json_schema", "json_schema": named})
+
+
+# --- replies
+
+_FINISH = {
+    "stop": FinishReason.STOP,
+    "eos": FinishReason.STOP,
+    "eos_token": FinishReason.STOP,
+    "end_turn": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "max_tokens": FinishReason.LENGTH,
+    "model_length": FinishReason.LENGTH,
+    "max_output_tokens": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_EXECUTION,
+    "function_call": FinishReason.TOOL_EXECUTION,
+    "tool_use": FinishReason.TOOL_EXECUTION,
+    "content_filter": FinishReason.CONTENT_FILTER,
+    "safety": FinishReason.CONTENT_FILTER,
+    "recitation": FinishReason.CONTENT_FILTER,
+    "refusal": FinishReason.CONTENT_FILTER,
+}
+
+
+class ChatReader:
+    """Reads one reply: the blocks of a stream, or of a document in its place, with `feed`; then `finish`.
+
+    `is_ended`: the reply has said that it is complete; a connection that breaks after that has lost nothing.
+    """
+
+    def __init__(self, tool_names: frozenset[str], wants_json: bool) -> None:
+        self.begun = False
+        self._reply = ReplyAccumulator(tool_names, wants_json)
+        self._events = EventReader()
+        self._choice: object = None
+        self._answered = False
+        self._is_whole = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing that follows counts."""
+        return self._events.done
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the reply is complete, though more may follow."""
+        return self._events.done or self._is_whole or self._reply.finish_reason is not None
+
+    def feed(self, block: bytes) -> list[StreamEvent]:
+        """The events of this block. Raises `ModelHttpError` and `ModelProtocolError`."""
+        for value in self._events.feed(block):
+            self._value(value)
+        return self._reply.take_events()
+
+    def finish(self) -> list[StreamEvent]:
+        """The last events, a `CompleteResponse` in the end; nothing more will come. Raises any `ModelError`."""
+        for value in self._events.finish():
+            self._value(value)
+        if not self._answered:
+            raise ModelProtocolError("what came is no chat completion: it has no choices", self._events.excerpt())
+        if not self.is_ended:
+            raise ModelProtocolError("the stream stopped before the reply ended")
+        self._reply.finish()
+        return self._reply.take_events()
+
+    def _value(self, value: dict[str, Any]) -> None:
+        self.begun = True
+        if (value.get("error") or "choices" not in value) and (error := error_in(value)) is not None:
+            raise error
+        usage = value.get("usage")
+        if usage:
+            self._usage(usage)
+        choices = value.get("choices")
+        if not choices or not isinstance(choices, list):
+            if (groq := value.get("x_groq")) and isinstance(groq, dict):
+                self._usage(groq.get("usage"))
+            return
+        self._about(value)
+        for choice in choices:
+            if isinstance(choice, dict):
+                self._one_choice(choice, self._events.is_document or value.get("object") == "chat.completion")
+
+    def _about(self, value: dict[str, Any]) -> None:
+        reply = self._reply
+        if reply.id is None and isinstance(found := value.get("id"), str):
+            reply.id = found or None
+        if reply.model is None and isinstance(found := value.get("model"), str):
+            reply.model = found or None
+
+    def _one_choice(self, choice: dict[str, Any], whole: bool) -> None:
+        index = choice.get("index") or 0
+        if self._choice is None:
+            self._choice = index
+        elif index != self._choice:
+            return
+        if (error := choice.get("error")) and (found := error_in({"error": error})) is not None:
+            raise found
+        reason = choice.get("finish_reason")
+        delta, message = choice.get("delta"), choice.get("message")
+        if isinstance(delta, dict) and (delta or not isinstance(message, dict)):
+            if delta:
+                self._answered = True
+                self._delta(delta, whole=False)
+        elif isinstance(message, dict) and not (self._answered and isinstance(delta, dict)):
+            self._answered = True
+            self._is_whole = self._is_whole or whole
+            self._delta(message, whole or bool(reason))
+        if reason:
+            self._answered = True
+            self._finish_reason(reason)
+
+    def _finish_reason(self, reason: object) -> None:
+        word = str(reason).lower()
+        if word == "error":
+            raise ModelHttpError(200, "the server ended the reply with finish_reason error")
+        self._reply.finish_reason = _FINISH.get(word, FinishReason.OTHER)
+
+    def _delta(self, delta: dict[str, Any], whole: bool) -> None:
+        reply = self._reply
+        content = delta.get("content")
+        if content:
+            if type(content) is str:
+                reply.text(content)
+            else:
+                self._parts(content)
+        for name in ("reasoning_content", "reasoning"):
+            thought = delta.get(name)
+            if thought and isinstance(thought, str):
+                reply.attributes.setdefault(REASONING_FIELD, name)
+                if reply.attributes[REASONING_FIELD] == name:
+                    reply.reasoning(thought)
+        if refusal := delta.get("refusal"):
+            reply.refusal(str(refusal))
+        if calls := delta.get("tool_calls"):
+            for entry in calls if isinstance(calls, list) else [calls]:
+                if isinstance(entry, dict):
+                    self._call(entry, whole)
+        elif isinstance(retired := delta.get("function_call"), dict) and retired:
+            reply.call_piece("function_call", None, retired.get("name"), retired.get("arguments"))
+        if details := delta.get(REASONING_DETAILS):
+            merged_details(reply.attributes.setdefault(REASONING_DETAILS, []), details)
+        if extra := delta.get(EXTRA_CONTENT):
+            reply.attributes[EXTRA_CONTENT] = extra
+
+    def _parts(self, parts: object) -> None:
+        """Content as a list of parts, thoughts among them."""
+        for part in parts if isinstance(parts, list) else [parts]:
+            if isinstance(part, str):
+                self._reply.text(part)
+            elif isinstance(part, dict):
+                if isinstance(text := part.get("text"), str):
+                    self._reply.text(text)
+                elif isinstance(refusal := part.get("refusal"), str):
+                    self._reply.refusal(refusal)
+                thoughts = part.get("thinking")
+                for inner in thoughts if isinstance(thoughts, list) else ():
+                    if isinstance(inner, dict) and isinstance(thought := inner.get("text"), str):
+                        self._reply.reasoning(thought)
+
+    def _call(self, entry: dict[str, Any], whole: bool) -> None:
+        function = entry.get("function")
+        part = function if isinstance(function, Mapping) else entry
+        name, arguments = part.get("name"), part.get("arguments")
+        call: Call
+        if whole:
+            call = self._reply.whole_call(entry.get("id"), name, arguments)
+        else:
+            call = self._reply.call_piece(entry.get("index"), entry.get("id"), name, arguments)
+        if extra := entry.get(EXTRA_CONTENT):
+            call.attributes[EXTRA_CONTENT] = extra
+
+    def _usage(self, usage: object) -> None:
+        if isinstance(usage, Mapping) and (found := usage_of(usage)) is not None:
+            self._reply.usage = found
+
+
+def usage_of(usage: Mapping[str, Any]) -> TokenUsage | None:
+    """Token counts under the names that servers give them; None when there are none."""
+    given = _count(usage, "prompt_tokens", "input_tokens")
+    made = _count(usage, "completion_tokens", "output_tokens")
+    if given is None and made is None:
+        return None
+    into = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    out_of = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+    cached = _count(into, "cached_tokens") if isinstance(into, Mapping) else None
+    if cached is None:
+        cached = _count(usage, "prompt_cache_hit_tokens", "cached_tokens")
+    thought = _count(out_of, "reasoning_tokens") if isinstance(out_of, Mapping) else None
+    return TokenUsage(given or 0, made or 0, cached or 0, thought or 0)
+
+
+def _count(counts: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        count = counts.get(name)
+        if isinstance(count, (int, float)) and not isinstance(count, bool) and 0 <= count < 1e15:
+            return int(count)
+    return None

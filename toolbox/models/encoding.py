@@ -1,0 +1,110 @@
+"""What both wires write in the same way: JSON bytes, names, images, the bytes of a plan's tools.
+
+Not here: the shape of a message (`chat_wire`, `responses_wire`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from ..chat import Content, ImageContent, ToolSpecification
+from ..json_text import compact_json
+from .schemas import strict_form
+
+Fields: TypeAlias = dict[str, bytes]
+"""The top level of a request: each field's value as JSON."""
+
+_ILLEGAL = re.compile(r"[^a-zA-Z0-9_-]")
+_KEPT_TOOL_SETS = 64
+
+
+def json_bytes(value: object) -> bytes:
+    """Compact JSON. Raises `ValueError` or `TypeError` for what is none."""
+    try:
+        return to_json(value, fallback=_plain)
+    except PydanticSerializationError:
+        return compact_json(value).encode()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def joined(fields: Fields) -> bytes:
+    """The request's body."""
+    return b"{" + b",".join([b'"%s":%s' % (name.encode(), value) for name, value in fields.items()]) + b"}"
+
+
+def function_name(name: str) -> str:
+    """A name that servers accept in a history: one that nobody offered may be anything."""
+    return _ILLEGAL.sub("_", name.strip())[:64] or "unknown"
+
+
+def strict_or_plain(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The schema in its strict form, if it qualifies, and whether it did."""
+    form = strict_form(schema)
+    return (dict(schema), False) if form is None else (form, True)
+
+
+class ToolBytes:
+    """The tools of requests as one JSON list each, kept by the identity of the tuple, which a plan uses again."""
+
+    def __init__(self, encode: Callable[[ToolSpecification], bytes]) -> None:
+        self._encode = encode
+        self._kept: OrderedDict[int, tuple[Sequence[ToolSpecification], bytes]] = OrderedDict()
+
+    def of(self, tools: Sequence[ToolSpecification]) -> bytes:
+        """The list as JSON."""
+        kept = self._kept.get(id(tools))
+        if kept is not None and kept[0] is tools:
+            return kept[1]
+        form = b"[" + b",".join([each.encoded_by(self._encode, each) for each in tools]) + b"]"
+        self._kept[id(tools)] = (tools, form)
+        if len(self._kept) > _KEPT_TOOL_SETS:
+            self._kept.popitem(last=False)
+        return form
+
+
+# --- images
+
+_SIGNATURES = (
+    (b"\x89PNG", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"BM", "image/bmp"),
+)
+
+
+def images_of(contents: Iterable[Content]) -> list[ImageContent]:
+    """The images among `contents`."""
+    return [each for each in contents if isinstance(each, ImageContent)]
+
+
+def data_url(image: ImageContent) -> str:
+    """The image's address, or its bytes as one."""
+    if image.url is not None:
+        return image.url
+    data = image.data or b""
+    text = base64.b64encode(data).decode() if isinstance(data, bytes) else "".join(data.split())
+    if text.startswith("data:"):
+        return text
+    return f"data:{image.mime_type or _mime_type(text)};base64,{text}"
+
+
+def _mime_type(text: str) -> str:
+    try:
+        head = base64.b64decode(text[:32])
+    except binascii.Error:
+        head = b""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "image/webp"
+    return next((mime for signature, mime in _SIGNATURES if head.startswith(signature)), "image/png")

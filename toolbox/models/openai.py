@@ -1,0 +1,256 @@
+"""`OpenAiChatModel`: any server that speaks the OpenAI API, or says so.
+
+Joins the parts: a wire encodes and reads, a transport sends and receives. Not here: either of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ..chat import ChatRequest, ChatResponse, CompleteResponse, StreamEvent
+from ..errors import (
+    IllegalConfigurationError,
+    ModelConnectionError,
+    ModelError,
+    ModelHttpError,
+    ModelProtocolError,
+    Problem,
+)
+from .chat_wire import ChatWire
+from .encoding import Fields, joined, json_bytes
+from .transport import AFTER_DONE, AFTER_END, ApiKey, Stream, Transport, TransportSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PUBLIC_URL = "https://api.openai.com/v1"
+
+
+class Reader(Protocol):
+    """Reads one reply; see `ChatReader`."""
+
+    begun: bool
+
+    @property
+    def is_done(self) -> bool: ...
+    @property
+    def is_ended(self) -> bool: ...
+    def feed(self, block: bytes) -> list[StreamEvent]: ...
+    def finish(self) -> list[StreamEvent]: ...
+
+
+class Wire(Protocol):
+    """One of the two APIs; see `ChatWire`."""
+
+    path: str
+
+    def fields(self, request: ChatRequest) -> Fields: ...
+    def stream_fields(self, usage: bool) -> Fields: ...
+    def reader(self, request: ChatRequest) -> Reader: ...
+
+
+class OpenAiChatModel:
+    """A model behind the OpenAI API: OpenAI's own, Azure's, or of any server that is called compatible.
+
+    `base_url` and `api_key` default to `OPENAI_BASE_URL` and `OPENAI_API_KEY`; a server of one's own may need no key. A
+    key may be a coroutine function that gives a fresh one. `wire` is `"chat"` (chat completions) or `"responses"`.
+
+    `timeout` is for a whole call, retries and streaming included, `read_timeout` for each wait for the server; seconds.
+    `max_retries` counts those after the first try: of connections that fail and of the statuses 408, 409, 429 and 5xx,
+    waiting as long as the server says. `max_concurrent_requests` is a limit per event loop; more calls wait.
+
+    `parameters` are sent with every request, by the wire's names (`top_p`, `stop`, `reasoning_effort` …); those of a
+    request win, and None removes one. The named ones here are short for the same. `extra_body`, `extra_headers`,
+    `extra_query` go with every request.
+
+    `fallback` names other models of the container, asked in order when this one does not answer.
+    `supports_response_format=False`: the server knows no JSON schema for replies; it is put into the prompt instead.
+    `send_tool_metadata`: the keys of a tool's metadata that are sent with it. `strict_tools`: asks for arguments that
+    follow the schema, of tools whose schema allows it. `stream_usage=False`: never asks a stream for its token counts;
+    a server that refuses the question is not asked twice. Used on several event loops, it has a client on each.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None = None,
+        api_key: ApiKey | None = None,
+        *,
+        wire: Literal["chat", "responses"] = "chat",
+        timeout: float | None = 600.0,
+        read_timeout: float | None = None,
+        max_retries: int = 2,
+        max_concurrent_requests: int | None = None,
+        fallback: Sequence[str] = (),
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        max_completion_tokens: int | None = None,
+        seed: int | None = None,
+        parallel_tool_calls: bool | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        extra_query: Mapping[str, object] | None = None,
+        supports_response_format: bool = True,
+        send_tool_metadata: Sequence[str] = (),
+        strict_tools: bool = False,
+        stream_usage: bool = True,
+        transport: Literal["aiohttp", "httpx2"] | None = None,
+    ) -> None:
+        self.model = model
+        self.fallback = (fallback,) if isinstance(fallback, str) else tuple(fallback)
+        self.supports_response_format = supports_response_format
+        named = {
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "max_completion_tokens": max_completion_tokens,
+            "seed": seed,
+            "parallel_tool_calls": parallel_tool_calls,
+        }
+        given = {name: value for name, value in named.items() if value is not None}
+        self._parameters: dict[str, Any] = {**given, **(parameters or {}), **(extra_body or {})}
+        self._settings = _transport_settings(model, base_url, api_key)(
+            timeout=timeout,
+            read_timeout=read_timeout,
+            max_retries=max_retries,
+            max_concurrent_requests=max_concurrent_requests,
+            headers=dict(extra_headers or {}),
+            query=dict(extra_query or {}),
+            transport=transport,
+        )
+        self._wire: Wire = _wire(wire, tuple(send_tool_metadata), strict_tools)
+        self._stream_usage = stream_usage
+        self._transport = Transport(self._settings)
+
+    def __repr__(self) -> str:
+        return f"OpenAiChatModel({self.model!r}, base_url={self._settings.base_url!r})"
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """The whole reply. Raises `ModelError`."""
+        body, headers = self._body(request, {})
+        received = await self._transport.post(self._wire.path, body, headers)
+        reader = self._wire.reader(request)
+        try:
+            reader.feed(received.body)
+            last = reader.finish()[-1]
+        except ModelError as error:
+            raise _located(error, received.status, received.request_id) from error.__cause__
+        assert isinstance(last, CompleteResponse)
+        return last.response
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        """The reply in pieces, a `CompleteResponse` last. Raises `ModelError` in the iteration."""
+        try:
+            async for event in self._streamed(request):
+                yield event
+        except ModelHttpError as error:
+            if not self._refuses_usage(error):
+                raise
+            self._stream_usage = False
+        else:
+            return
+        async for event in self._streamed(request):
+            yield event
+
+    async def aclose(self) -> None:
+        """Closes the connections. The model may be used again, on new ones."""
+        await self._transport.aclose()
+
+    # --- sending
+
+    def _body(self, request: ChatRequest, more: Fields) -> tuple[bytes, dict[str, str] | None]:
+        """A request's bytes and the headers of its own."""
+        parameters = self._parameters
+        headers: dict[str, str] | None = None
+        if request.parameters:
+            parameters = {**parameters, **request.parameters}
+            headers = parameters.pop("extra_headers", None)
+            parameters.update(parameters.pop("extra_body", None) or {})
+        fields = {"model": json_bytes(self.model), **self._wire.fields(request), **more}
+        for name, value in parameters.items():
+            # Servers refuse the question about parallel calls where there are none.
+            if value is not None and (name != "parallel_tool_calls" or request.tool_specifications):
+                fields[name] = json_bytes(value)
+        return joined(fields), headers
+
+    def _refuses_usage(self, error: ModelHttpError) -> bool:
+        """Whether the server refused a stream because it was asked for its token counts."""
+        return self._stream_usage and error.status in (400, 422) and "stream_options" in f"{error.message}{error.body}"
+
+    async def _streamed(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        body, headers = self._body(request, self._wire.stream_fields(self._stream_usage))
+        async with self._transport.open(self._wire.path, body, headers) as stream:
+            reader = self._wire.reader(request)
+            try:
+                while not reader.is_ended and (block := await _next_block(stream, reader)) is not None:
+                    for event in reader.feed(block):
+                        yield event
+                # What counts may still follow a finish_reason; after the end of all nothing does.
+                if not reader.is_done:
+                    async for block in stream.rest(AFTER_END):
+                        for event in reader.feed(block):
+                            yield event
+                        if reader.is_done:
+                            break
+                events = reader.finish()
+            except ModelError as error:
+                raise _located(error, 200, stream.request_id) from error.__cause__
+            async for _ in stream.rest(AFTER_DONE):
+                pass
+            for event in events:
+                yield event
+
+
+async def _next_block(stream: Stream, reader: Reader) -> bytes | None:
+    """The next block; a connection that broke before the first event is tried again."""
+    while True:
+        try:
+            return await stream.next_block()
+        except ModelConnectionError:
+            if reader.begun or not await stream.again():
+                raise
+
+
+def _located(error: ModelError, status: int, request_id: str | None) -> ModelError:
+    """The same error with the request's id and status, where it can hold them."""
+    if request_id is None and not isinstance(error, ModelProtocolError):
+        return error
+    if isinstance(error, ModelHttpError) and error.request_id is None:
+        return ModelHttpError(error.status, error.message, error.body, request_id)
+    if isinstance(error, ModelProtocolError) and error.status is None:
+        return ModelProtocolError(error.message, error.body, status, request_id)
+    return error
+
+
+def _wire(name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool) -> Wire:
+    if name == "chat":
+        return ChatWire(send_tool_metadata, strict_tools)
+    if name == "responses":
+        from .responses_wire import ResponsesWire
+
+        return ResponsesWire(send_tool_metadata, strict_tools)
+    raise ValueError(f"wire={name!r}; use 'chat' or 'responses'")
+
+
+def _transport_settings(model: str, base_url: str | None, api_key: ApiKey | None) -> Callable[..., TransportSettings]:
+    """Settings with the address and key that are meant."""
+    url = base_url or os.environ.get("OPENAI_BASE_URL")
+    key = api_key or os.environ.get("OPENAI_API_KEY")
+    if not key and not url:
+        raise IllegalConfigurationError(
+            [
+                Problem(
+                    f"OpenAiChatModel({model!r})",
+                    "there is neither an API key nor an address",
+                    "give api_key= or base_url=, or set OPENAI_API_KEY or OPENAI_BASE_URL",
+                )
+            ]
+        )
+
+    def settings(**others: Any) -> TransportSettings:
+        # Servers of one's own want no key; the package wants one all the same.
+        return TransportSettings(base_url=url or PUBLIC_URL, api_key=key or "none", **others)
+
+    return settings

@@ -1,0 +1,112 @@
+"""What servers and transports say went wrong, as the errors of this library.
+
+Not here: what a reply that is no error means (`chat_wire`, `responses_wire`), trying again (`transport`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ModelConnectionError, ModelError, ModelHttpError, ModelProtocolError, ModelTimeoutError
+from ..json_text import compact_json, parse_json
+from .sse import excerpt
+
+_TRANSPORTS = frozenset({"httpx2", "httpx", "httpcore2", "httpcore", "h11", "aiohttp", "anyio", "ssl"})
+
+
+def error_in(value: Mapping[str, Any], status: int = 200, request_id: str | None = None) -> ModelHttpError | None:
+    """The error that a reply or an event with a good status holds; None if it holds none."""
+    error = value.get("error")
+    answers = "choices" in value
+    if error is not None and not error and not answers:
+        error = value
+    if not error and not answers:
+        says_so = value.get("object") == "error" or value.get("type") == "error"
+        named = any(value.get(key) for key in ("detail", "errors", "error_message", "error_msg", "errorMessage"))
+        if says_so or named or ("message" in value and "code" in value):
+            error = value
+    if not error:
+        return None
+    message = message_of(error) or message_of(value) or "an error without a message"
+    return ModelHttpError(_status_of(error, value, status), message, excerpt(compact_json(value).encode()), request_id)
+
+
+def message_of(error: object) -> str | None:
+    """The server's own words in an error object of any of the usual shapes."""
+    if isinstance(error, str):
+        return error.strip() or None
+    if isinstance(error, list):
+        return next(filter(None, map(message_of, error)), None)
+    if not isinstance(error, Mapping):
+        return None
+    for key in ("message", "error", "detail", "errors", "error_message", "error_msg", "errorMessage", "msg", "title"):
+        if found := message_of(error.get(key)):
+            inner = _raw(error) if key == "message" else None
+            return f"{found}: {inner}" if inner and inner not in found else found
+    for key in ("code", "type", "status"):
+        if isinstance(error.get(key), (str, int)) and error[key] not in ("", "error"):
+            return f"{key} {error[key]}"
+    return None
+
+
+def _raw(error: Mapping[str, Any]) -> str | None:
+    """What a gateway passes on from the provider behind it."""
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
+    if not isinstance(raw, str):
+        return message_of(raw)
+    try:
+        return message_of(parse_json(raw)) or raw[:200]
+    except ValueError:
+        return raw[:200]
+
+
+def _status_of(error: object, value: Mapping[str, Any], status: int) -> int:
+    for source in (error, value):
+        for key in ("code", "status", "status_code"):
+            code = source.get(key) if isinstance(source, Mapping) else None
+            if isinstance(code, str) and code.isascii() and code.isdigit():
+                code = int(code[:4])
+            if isinstance(code, int) and not isinstance(code, bool) and 400 <= code <= 599:
+                return code
+    return status
+
+
+def http_error(status: int, body: bytes, request_id: str | None) -> ModelHttpError:
+    """The error of a reply whose status says that it is one."""
+    message: str | None = None
+    try:
+        message = message_of(parse_json(body))
+    except ValueError:
+        text = excerpt(body)
+        message = text if text and not text.startswith("<") else None
+    return ModelHttpError(status, message or f"HTTP {status}", excerpt(body), request_id)
+
+
+def transport_error(error: BaseException) -> ModelError | None:
+    """The error for what a transport raised; None if it is nothing of a transport's."""
+    if isinstance(error, ModelError):
+        return error
+    chain = [error]
+    while (below := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 10:
+        chain.append(below)
+    said = next((str(each) for each in reversed(chain) if str(each)), type(error).__name__)
+    kind = type(error).__module__.partition(".")[0]
+    if kind not in _TRANSPORTS and kind != "openai" and not isinstance(error, (OSError, EOFError)):
+        return None
+    if type(error).__name__ == "DecodingError":
+        return ModelProtocolError(f"the reply's compression is broken: {said}")
+    if any(isinstance(each, TimeoutError) or _says_timeout(each) for each in chain) and not _is_disconnection(chain):
+        return ModelTimeoutError(f"the model server did not answer in time: {said}")
+    return ModelConnectionError(f"the connection to the model server failed: {said}")
+
+
+def _says_timeout(error: BaseException) -> bool:
+    return "Timeout" in type(error).__name__
+
+
+def _is_disconnection(chain: list[BaseException]) -> bool:
+    """Whether the root of it is a broken connection: a transport's adapter calls those time-outs of connecting."""
+    root = next((each for each in reversed(chain) if type(each).__module__.startswith("aiohttp")), None)
+    return root is not None and not isinstance(root, TimeoutError) and not _says_timeout(root)

@@ -1,0 +1,264 @@
+"""Sends ready bytes through the `openai` client, and receives: one client per event loop, retries, limits, time-outs.
+
+The home of the `openai` package. Its retries are the only ones. Not here: what the bytes say (`chat_wire`,
+`responses_wire`), what a failure is called (`server_errors`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from weakref import WeakKeyDictionary
+
+from ..errors import ModelError, ModelTimeoutError
+from .server_errors import http_error, transport_error
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+ApiKey: TypeAlias = "str | Callable[[], Awaitable[str]]"
+
+CONNECT_TIMEOUT = 10.0
+AFTER_END = 5.0
+"""How long a stream that has said it is complete is waited for, in seconds, for more or for its end."""
+AFTER_DONE = 0.1
+"""The same after `[DONE]`: only so that the connection can be used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """How a server is reached; times in seconds. `timeout` is for a whole call with its retries, `read_timeout` for
+    each wait for the server's next bytes."""
+
+    base_url: str
+    api_key: ApiKey
+    timeout: float | None = 600.0
+    read_timeout: float | None = None
+    max_retries: int = 2
+    max_concurrent_requests: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, object] = field(default_factory=dict)
+    transport: Literal["aiohttp", "httpx2"] | None = None
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What one event loop uses."""
+
+    client: AsyncOpenAI
+    limit: asyncio.Semaphore | contextlib.AbstractAsyncContextManager[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A whole reply."""
+
+    status: int
+    body: bytes
+    request_id: str | None
+
+
+class Transport:
+    """The way to one server."""
+
+    def __init__(self, settings: TransportSettings) -> None:
+        # The import takes half a second: better now, when the program is put together, than in its first call.
+        import openai
+
+        self._openai: Any = openai
+        self.settings = settings
+        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
+
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Received:
+        """The reply to a request. Raises `ModelError`."""
+        connection = self._connection()
+        try:
+            async with asyncio.timeout(self.settings.timeout), connection.limit:
+                response = await self.send(connection.client, path, body, headers, self.settings.max_retries, False)
+                return Received(response.status_code, response.content, response.headers.get("x-request-id"))
+        except TimeoutError as error:
+            self.fail(error)
+
+    @contextlib.asynccontextmanager
+    async def open(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> AsyncIterator[Stream]:
+        """The reply as a stream, closed at the end of the block. Raises `ModelError`."""
+        connection = self._connection()
+        timeout = self.settings.timeout
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await stack.enter_async_context(connection.limit)
+            except TimeoutError as error:
+                self.fail(error)
+            stream = Stream(self, connection.client, path, body, headers, deadline)
+            stack.push_async_callback(stream.aclose)
+            await stream.begin()
+            yield stream
+
+    async def aclose(self) -> None:
+        """Closes the connections of every loop that still runs."""
+        here = asyncio.get_running_loop()
+        connections, self._connections = dict(self._connections), WeakKeyDictionary()
+        for loop, connection in connections.items():
+            if loop is here:
+                await connection.client.close()
+            elif loop.is_running():
+                future = asyncio.run_coroutine_threadsafe(connection.client.close(), loop)
+                with contextlib.suppress(Exception):  # that loop may end meanwhile, and its connections with it
+                    await asyncio.wait_for(asyncio.wrap_future(future), 1.0)
+
+    def _connection(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        connection = self._connections.get(loop)
+        if connection is None:
+            limit = self.settings.max_concurrent_requests
+            connection = _Connection(
+                self._client(), asyncio.Semaphore(limit) if limit is not None else contextlib.nullcontext()
+            )
+            self._connections[loop] = connection
+        return connection
+
+    def _client(self) -> AsyncOpenAI:
+        settings, openai = self.settings, self._openai
+        read = settings.read_timeout or settings.timeout
+        client: AsyncOpenAI = openai.AsyncOpenAI(
+            api_key=settings.api_key,
+            base_url=settings.base_url,
+            timeout=openai.Timeout(read, connect=min(CONNECT_TIMEOUT, read or CONNECT_TIMEOUT)),
+            max_retries=settings.max_retries,
+            default_headers={"content-type": "application/json", **settings.headers},
+            default_query=dict(settings.query),
+            http_client=self._http_client(),
+        )
+        return client
+
+    def _http_client(self) -> Any:
+        if self.settings.transport == "httpx2":
+            return self._openai.DefaultAsyncHttpxClient()
+        try:
+            return self._openai.DefaultAioHttpClient()
+        except RuntimeError:  # aiohttp is not installed
+            if self.settings.transport == "aiohttp":
+                raise
+            return self._openai.DefaultAsyncHttpxClient()
+
+    async def send(
+        self,
+        client: Any,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str] | None,
+        max_retries: int,
+        stream: bool,
+    ) -> Any:
+        """The transport's response, of a stream unread. The package retries; 4xx and 5xx become `ModelHttpError`."""
+        options: dict[str, Any] = {"security": {"bearer_auth": True}, "max_retries": max_retries}
+        options["headers"] = {_RAW: "true", **headers} if headers else _RAW_HEADERS
+        try:
+            raw = await client.post(
+                path,
+                cast_to=object,
+                content=body,
+                options=options,
+                stream=stream,
+                stream_cls=self._openai.AsyncStream[object] if stream else None,
+            )
+        except self._openai.APIStatusError as error:
+            response = error.response
+            raise http_error(error.status_code, response.content, error.request_id) from error
+        except Exception as error:
+            self.fail(error)
+        return raw.http_response
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raises what a failure to send or receive is called here."""
+        if isinstance(error, ModelError):
+            raise error
+        if type(error) is TimeoutError:
+            limit = self.settings.timeout or 0
+            raise ModelTimeoutError(f"the model did not answer within {limit:g} s; raise timeout=") from error
+        raise transport_error(error) or error from error
+
+
+# The package hands back the transport's response, whatever it is, to who asks for it raw.
+_RAW = "X-Stainless-Raw-Response"
+_RAW_HEADERS = {_RAW: "true"}
+
+
+class Stream:
+    """A reply that is being received. `deadline` is in the loop's time."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        client: AsyncOpenAI,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str] | None,
+        deadline: float | None,
+    ) -> None:
+        self._transport = transport
+        self._client = client
+        self._request = (path, body, headers)
+        self._deadline = deadline
+        self._retries = transport.settings.max_retries
+        self._response: Any = None
+        self._blocks: AsyncIterator[bytes] | None = None
+
+    @property
+    def request_id(self) -> str | None:
+        """The server's id of this request."""
+        return None if self._response is None else self._response.headers.get("x-request-id")
+
+    async def begin(self) -> None:
+        """Sends the request; when this returns, the server has said that it will answer."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                response = await self._transport.send(self._client, *self._request, self._retries, True)
+        except TimeoutError as error:
+            self._transport.fail(error)
+        self._retries -= int(response.request.headers.get("x-stainless-retry-count") or 0)
+        self._response = response
+        self._blocks = response.aiter_bytes()
+
+    async def again(self) -> bool:
+        """Sends the request once more, for a connection that broke before anything came; False: no retry is left."""
+        if self._retries <= 0:
+            return False
+        self._retries -= 1
+        await self.aclose()
+        await asyncio.sleep(random.uniform(0.4, 0.6))  # what the package waits before its first retry
+        await self.begin()
+        return True
+
+    async def next_block(self) -> bytes | None:
+        """The next bytes; None at the end."""
+        assert self._blocks is not None
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await anext(self._blocks, None)
+        except Exception as error:
+            self._transport.fail(error)
+
+    async def rest(self, wait: float) -> AsyncIterator[bytes]:
+        """What still comes after the end of the reply: no longer than `wait` seconds for each block, and no errors."""
+        assert self._blocks is not None
+        with contextlib.suppress(Exception):
+            while True:
+                async with asyncio.timeout(wait):
+                    block = await anext(self._blocks, None)
+                if block is None:
+                    return
+                yield block
+
+    async def aclose(self) -> None:
+        """Lets go of the connection."""
+        response, self._response, self._blocks = self._response, None, None
+        if response is not None:
+            with contextlib.suppress(Exception):  # a connection that cannot be closed is closed
+                await response.aclose()
