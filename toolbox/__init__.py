@@ -98,16 +98,8 @@ if TYPE_CHECKING:
     from .services.standalone import create_ai_service
     from .settings import ToolboxSettings
     from .tools.failures import ToolErrors, hide_details, return_to_model
-    from .tools.sources import (
-        AiServiceTool,
-        ToolProvider,
-        ToolProviderRequest,
-        ToolProviderResult,
-        tool_executor_from,
-        tool_specification_from,
-        tool_specifications_from,
-        tools_from,
-    )
+    from .tools.sources import AiServiceTool, ToolProvider, ToolProviderRequest, ToolProviderResult
+    from .tools.standalone import tool_executor_from, tool_specification_from, tool_specifications_from, tools_from
 
 _LOADED_WHEN_ASKED_FOR = {
     "Container": "container",
@@ -138,10 +130,10 @@ _LOADED_WHEN_ASKED_FOR = {
     "ToolProvider": "tools.sources",
     "ToolProviderRequest": "tools.sources",
     "ToolProviderResult": "tools.sources",
-    "tool_executor_from": "tools.sources",
-    "tool_specification_from": "tools.sources",
-    "tool_specifications_from": "tools.sources",
-    "tools_from": "tools.sources",
+    "tool_executor_from": "tools.standalone",
+    "tool_specification_from": "tools.standalone",
+    "tool_specifications_from": "tools.standalone",
+    "tools_from": "tools.standalone",
 }
 
 

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from pydantic_core import from_json
 
-_TRAILING_COMMA = re.compile(r",(?=\s*[}\]])")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# The closing quote may be missing: then there is one long string, and not a new attempt at each quote inside it.
+_STRING_OR_COMMA = re.compile(r'"(?:[^"\\]++|\\.)*+"?|,(?=[ \t\r\n]*[}\]])', re.DOTALL)
 _SPACE = " \t\r\n"
 
 
@@ -44,37 +44,35 @@ def strict_arguments(text: str) -> dict[str, Any] | None:
     Empty, blank and `null` text are no arguments, `{}`; an object encoded once more as a string is that object.
     """
     try:
-        value = parse_json(text)
+        value = parse_json(_unwrapped(text))
     except ValueError:
-        return None if text.strip() else {}
-    if isinstance(value, str):
-        if value.strip() in ("", "null"):
-            return {}
-        try:
-            value = parse_json(value)
-        except ValueError:
-            return None
-    if value is None:
-        return {}
+        return None
     return value if isinstance(value, dict) else None
 
 
-def read_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a tool call. Raises `ValueError` with what is wrong.
+def arguments_text(text: str) -> str:
+    """The text of the JSON object that a call's argument text means. Raises `ValueError` with what is wrong.
 
     Repaired, and nothing else: what `strict_arguments` reads, trailing commas, a leading `{}` before the object, the
-    same object twice.
+    same object twice. What is not repaired stays as it was written, numbers to the last digit.
     """
-    found = strict_arguments(text)
-    if found is None:
-        found = _repaired(text)
-    if found is not None:
-        return found
+    text = _unwrapped(text)
     try:
         value = parse_json(text)
     except ValueError as error:
-        raise ValueError(f"not a JSON object: {error}") from None
-    raise ValueError(f"a JSON object is needed, this is {_kind(value)}")
+        repaired = _one_object(text) or _one_object(_without_trailing_commas(text))
+        if repaired is None:
+            raise ValueError(f"not a JSON object: {error}") from None
+        return repaired
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON object is needed, this is {_kind(value)}")
+    return text
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a tool call, read from `arguments_text`. Raises `ValueError` with what is wrong."""
+    value: dict[str, Any] = parse_json(arguments_text(text))
+    return value
 
 
 def object_text(text: str) -> str:
@@ -83,12 +81,7 @@ def object_text(text: str) -> str:
     A server that finds broken arguments in the history refuses every later request.
     """
     try:
-        if isinstance(parse_json(text), dict):
-            return text
-    except ValueError:
-        pass
-    try:
-        return compact_json(read_arguments(text))
+        return arguments_text(text)
     except ValueError:
         return "{}"
 
@@ -107,44 +100,45 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def _repaired(text: str) -> dict[str, Any] | None:
-    objects = _objects(text)
-    if objects is None:
-        objects = _objects(_without_trailing_commas(text))
-    if not objects:
-        return None
-    rest = objects[1:] if len(objects) > 1 and not objects[0] else objects
-    first = rest[0]
-    return first if all(other == first for other in rest[1:2]) and len(rest) <= 2 else None
+def _unwrapped(text: str) -> str:
+    """`{}` for text that means no arguments; what a string holds, where the text is a JSON string; else the text."""
+    bare = text.strip()
+    if bare.startswith('"'):
+        try:
+            value = parse_json(text)
+        except ValueError:
+            return text
+        text = value if isinstance(value, str) else text
+        bare = text.strip()
+    return "{}" if bare in ("", "null") else text
 
 
-def _objects(text: str) -> list[dict[str, Any]] | None:
-    """The JSON objects that stand one after the other in `text`; None when there is anything else."""
-    objects: list[dict[str, Any]] = []
+def _one_object(text: str) -> str | None:
+    """The text of the one object that `text` consists of, once or twice, after a leading `{}` or without."""
+    objects: list[tuple[str, str]] = []  # as written, and in a form that can be compared
     position = 0
     while rest := text[position:].lstrip(_SPACE):
         if len(objects) == 3:
             return None
         try:
             value, length = _decoder.raw_decode(rest)
+            compared = json.dumps(value, sort_keys=True)
         except (ValueError, RecursionError):
             return None
         if not isinstance(value, dict):
             return None
-        objects.append(value)
+        objects.append((rest[:length], compared))
         position = len(text) - len(rest) + length
-    return objects
+    if len(objects) > 1 and objects[0][1] == "{}":
+        del objects[0]
+    if len(objects) > 2 or len({compared for _, compared in objects}) != 1:
+        return None
+    return objects[0][0]
 
 
 def _without_trailing_commas(text: str) -> str:
     """`text` without the commas that stand before a closing bracket, outside of strings."""
-    pieces: list[str] = []
-    position = 0
-    for string in _STRING.finditer(text):
-        pieces += (_TRAILING_COMMA.sub("", text[position : string.start()]), string.group())
-        position = string.end()
-    pieces.append(_TRAILING_COMMA.sub("", text[position:]))
-    return "".join(pieces)
+    return _STRING_OR_COMMA.sub(lambda found: "" if found.group().startswith(",") else found.group(), text)
 
 
 def _kind(value: object) -> str:

@@ -19,11 +19,10 @@ Schema: TypeAlias = dict[str, Any]
 DEFINITION = "#/$defs/"
 
 # Where a schema holds further ones.
-_BY_NAME = ("properties", "$defs", "patternProperties", "dependentSchemas")
-_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = (
-    "items additionalProperties not if then else contains propertyNames unevaluatedItems unevaluatedProperties"
-).split()
+_BY_NAME = frozenset({"properties", "$defs", "patternProperties", "dependentSchemas"})
+_LISTED = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_SINGLE = frozenset({"items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "propertyNames"})
+_SINGLE |= {"not", "if", "then", "else", "contains"}
 
 # What says nothing to a model: names derived from names, defaults (which the program fills in), a set's uniqueness
 # (repeated members are dropped anyway), and a mapping to definitions that are inlined.
@@ -39,7 +38,7 @@ def schema_of(adapter: TypeAdapter[Any]) -> Schema:
     raw = adapter.json_schema(schema_generator=_generator())
     definitions: Schema = raw.pop("$defs", {})
     recursive = {name for name in definitions if name in _reachable(definitions, name)}
-    inlined = _inlined(raw, definitions, recursive, open_recursion=True)
+    inlined: Schema = _inlined(raw, definitions, recursive, open_recursion=True)
     used = {name for name in recursive if f"{DEFINITION}{name}" in set(_references(inlined))}
     used |= {each for name in used for each in _reachable(definitions, name) if each in recursive}
     if used:
@@ -72,7 +71,7 @@ def admits_null(schema: Mapping[str, Any]) -> bool:
 
 
 def is_strict_compatible(schema: Mapping[str, Any]) -> bool:
-    """Whether servers that hold a model to the schema of a tool (`strict: true`) can be given this one's strict form."""
+    """Whether a tool's schema has a strict form, for servers that hold a model to it (`strict: true`)."""
     return strict_parameters(schema) is not None
 
 
@@ -90,13 +89,12 @@ class _NotStrict(Exception):  # noqa: N818 - never leaves this module
     """A schema says what strict ones cannot."""
 
 
-_STRICT_KEYWORDS = frozenset(
-    "type properties required additionalProperties items anyOf enum const description $ref $defs format pattern "
-    "multipleOf minimum maximum exclusiveMinimum exclusiveMaximum minItems maxItems".split()
-)
+_STRICT_KEYWORDS = frozenset({"type", "enum", "const", "description", "properties", "required", "additionalProperties"})
+_STRICT_KEYWORDS |= {"items", "minItems", "maxItems", "anyOf", "$ref", "$defs", "format", "pattern"}
+_STRICT_KEYWORDS |= {"multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Left out: the server would refuse them, and the program checks them when the arguments arrive.
 _STRICT_LEFT_OUT = frozenset({"minLength", "maxLength", "examples", "deprecated", "readOnly", "writeOnly", *_NOISE})
-_STRICT_FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid".split())
+_STRICT_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
 _STRICT_DEPTH = 10
 _STRICT_PROPERTIES = 5000
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from ..chat import ToolSpecification, no_parameters
 from ..errors import FrameworkError, Problem
@@ -111,9 +111,11 @@ def _field(parameter: ToolParameter) -> Any:
 def _adapter_of(visible: Sequence[ToolParameter]) -> TypeAdapter[dict[str, Any]]:
     from pydantic import ConfigDict, TypeAdapter
 
-    arguments: Any = TypedDict("Arguments", {each.name: _field(each) for each in visible})  # type: ignore[misc]  # fields are data here
+    make: Any = TypedDict  # a type checker wants to read the fields
+    arguments = make("Arguments", {each.name: _field(each) for each in visible})
     arguments.__pydantic_config__ = ConfigDict(allow_inf_nan=False)
-    return TypeAdapter(arguments)
+    adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(arguments)
+    return adapter
 
 
 def _adapter(

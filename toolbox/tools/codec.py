@@ -1,0 +1,323 @@
+"""Turns the JSON text of a call into a tool's arguments, and what a tool returns into text for the model.
+
+Everything is decided when a tool is described; a call costs one validation. Not here: the repairs of broken JSON
+(`toolbox.json_text`), the parameters that the model does not fill (`invocation`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResult, joined_text
+from ..errors import FrameworkError, ToolAbort, ToolArgumentsError, ToolResultError, ToolRetry
+from ..execution import returns_awaitable
+from ..json_text import arguments_text
+from ..signatures import EMPTY, Unresolved
+from .parameters import ToolParameter, is_field, unwrapped
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+# What user code may raise to be heard beyond the tool.
+_PASSED_ON = (FrameworkError, ToolAbort, ToolRetry)
+
+SUCCESS = "Success"
+# What returns most often, and is nothing but its value.
+_PLAIN = frozenset({dict, list, int, float, bool})
+
+
+# --- arguments
+
+
+class ArgumentDecoder:
+    """Decodes the arguments of one tool: what the model fills in, by the names of the function's parameters."""
+
+    __slots__ = ("_decimals", "_defaults", "_validator")
+
+    def __init__(self, adapter: TypeAdapter[dict[str, Any]] | None, visible: Sequence[ToolParameter]) -> None:
+        self._validator = None if adapter is None else adapter.validator
+        self._decimals = adapter is not None and _mentions(adapter.core_schema, "decimal")
+        self._defaults = tuple((each.name, _fresh(each)) for each in visible if each.has_default)
+
+    def __call__(self, request: ToolExecutionRequest) -> dict[str, Any]:
+        """The arguments of `request`; those that take the function's own default are absent.
+
+        Raises `ToolArgumentsError`.
+        """
+        text = request.arguments
+        try:
+            if self._validator is None:
+                if text != "{}":
+                    arguments_text(text or "")
+                return {}
+            if "NaN" in text or "Infinity" in text or (self._decimals and _has_inexact(text)):
+                values = self._carefully(text)
+            else:
+                values = self._validator.validate_json(text)
+        except _PASSED_ON:
+            raise
+        except Exception:  # broken text, wrong values, and whatever a type's own validators raise
+            try:
+                values = self._carefully(text or "")
+            except _PASSED_ON:
+                raise
+            except Exception as error:  # as above
+                raise ToolArgumentsError(request, _faults(error)) from error
+        for name, fresh in self._defaults:
+            if values.get(name) is None:
+                if fresh is not None:
+                    values[name] = fresh()
+                elif name in values:
+                    del values[name]
+        return values
+
+    def _carefully(self, text: str) -> dict[str, Any]:
+        """Validates after repairs, and again with numbers as text where text is wanted."""
+        from pydantic import ValidationError
+
+        text = arguments_text(text)
+        try:
+            return self._validated(text)
+        except ValidationError as error:
+            return self._validated(_numbers_as_text(text, error))
+
+    def _validated(self, text: str) -> dict[str, Any]:
+        """Validates a JSON object; numbers that no float can hold reach decimals as they are written."""
+        validator: Any = self._validator
+        if validator is None:
+            return {}
+        values: dict[str, Any]
+        if self._decimals and _has_inexact(text):
+            from pydantic import ValidationError
+
+            try:
+                values = validator.validate_python(json.loads(text, parse_float=_exact))
+                return values
+            except ValidationError:
+                pass
+            try:  # strict models take no dates and the like but from JSON; decimals may be text there
+                values = validator.validate_json(_STRING_OR_NUMBER.sub(_quoted_if_inexact, text))
+                return values
+            except ValidationError:
+                pass
+        values = validator.validate_json(text)
+        return values
+
+
+def _fresh(parameter: ToolParameter) -> Callable[[], Any] | None:
+    """Makes a parameter's default anew for each call; None where the function's own serves all calls."""
+    default = parameter.default
+    if is_field(default):
+        return lambda: copy.deepcopy(default.get_default(call_default_factory=True))
+    try:
+        if copy.deepcopy(default) is default:
+            return None
+    except Exception:  # a lock, a client: what cannot be copied is meant to be shared
+        return None
+    return lambda: copy.deepcopy(default)
+
+
+def _mentions(schema: Any, kind: str) -> bool:
+    """Whether a core schema has a part of this kind."""
+    if isinstance(schema, dict):
+        return schema.get("type") == kind or any(_mentions(each, kind) for each in schema.values())
+    return isinstance(schema, (list, tuple)) and any(_mentions(each, kind) for each in schema)
+
+
+# --- numbers
+
+_STRING_OR_NUMBER = re.compile(r'"(?:[^"\\]++|\\.)*+"?|-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?', re.DOTALL)
+
+
+def _has_inexact(text: str) -> bool:
+    return any(not each.startswith('"') and _is_inexact(each) for each in _STRING_OR_NUMBER.findall(text))
+
+
+def _is_inexact(number: str) -> bool:
+    """Whether a number with a fraction or an exponent is not what a float would be written as."""
+    return not number.lstrip("-").isdecimal() and repr(float(number)) != number
+
+
+def _exact(number: str) -> float | Decimal:
+    return Decimal(number) if _is_inexact(number) else float(number)
+
+
+def _quoted_if_inexact(found: re.Match[str]) -> str:
+    piece = found.group()
+    return f'"{piece}"' if not piece.startswith('"') and _is_inexact(piece) else piece
+
+
+class _Number(str):
+    """A number of a JSON text, as it is written there."""
+
+
+def _numbers_as_text(text: str, error: ValidationError) -> str:
+    """The JSON `text` with its numbers as strings where `error` says a string is wanted. Raises `error` if none is."""
+    wanted = [
+        fault["loc"]
+        for fault in error.errors(include_url=False, include_context=False)
+        if fault["type"] == "string_type" and type(fault["input"]) in (int, float)
+    ]
+    if not wanted:
+        raise error
+    arguments = json.loads(text, parse_int=_Number, parse_float=_Number)
+    for path in wanted:
+        _quote(arguments, path)
+    return _written(arguments)
+
+
+def _quote(value: Any, path: tuple[int | str, ...]) -> None:
+    """Makes the number at `path` a string; parts of a path that lead nowhere name the branch of a union."""
+    for step in path:
+        inner = value.get(step) if isinstance(value, dict) else None
+        if isinstance(value, list) and isinstance(step, int) and step < len(value):
+            inner = value[step]
+        if isinstance(inner, _Number):
+            value[step] = str(inner)
+            return
+        value = value if inner is None else inner
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{_written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_written, value)) + "]"
+    return str(value) if isinstance(value, _Number) else json.dumps(value)
+
+
+def _faults(error: Exception) -> list[tuple[str, str]]:
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        return [(".".join(map(str, fault["loc"])), printable(fault["msg"])) for fault in faults]
+    if type(error) in (ValueError, TypeError):
+        return [("", printable(str(error)))]
+    return [("", printable(f"{type(error).__name__}: {error}"))]
+
+
+def printable(text: str) -> str:
+    """`text` with lone surrogates, which no wire can carry, written out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+# --- results
+
+
+class ResultEncoder:
+    """Encodes what one tool returns."""
+
+    __slots__ = ("_none", "_serializer", "_tool")
+
+    def __init__(self, tool: str, returns: Any = EMPTY) -> None:
+        """`returns`: the resolved annotation, `EMPTY` or `Unresolved`; executors have none."""
+        self._tool = tool
+        bare, _, _ = unwrapped(_awaited(returns))
+        self._none = SUCCESS if bare in (None, type(None), EMPTY) else "null"
+        self._serializer = _serializer_for(_awaited(returns))
+
+    def __call__(self, value: Any) -> ToolExecutionResult:
+        """The result for the model; one that the tool made itself stays as it is. Raises `ToolResultError`."""
+        if value is None:
+            return ToolExecutionResult(self._none)
+        if type(value) is str:
+            return ToolExecutionResult(self._sendable(value, value), value)
+        kind = type(value)
+        if kind not in _PLAIN:
+            if isinstance(value, ToolExecutionResult):
+                return value
+            if hasattr(kind, "__tool_value__"):  # it says itself what it stands for
+                return self(value.__tool_value__())
+            if isinstance(value, str):
+                return ToolExecutionResult(self._sendable(str.__str__(value), value), value)
+        if contents := _contents_of(value):
+            return ToolExecutionResult(joined_text(contents), value, contents=contents)
+        return ToolExecutionResult(self._json(value), value)
+
+    def _sendable(self, text: str, value: Any) -> str:
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ToolResultError(self._tool, type(value).__name__, str(error)) from error
+        return text
+
+    def _json(self, value: Any) -> str:
+        if self._serializer is not None:
+            try:
+                encoded: bytes = self._serializer.to_json(
+                    value, warnings=False, by_alias=True, polymorphic_serialization=True
+                )
+                return encoded.decode()
+            except _PASSED_ON:
+                raise
+            except Exception:
+                pass
+        from pydantic_core import to_json
+
+        try:
+            return to_json(value, inf_nan_mode="null").decode()
+        except _PASSED_ON:
+            raise
+        except Exception as error:  # pydantic's, and whatever the value's own serializers raise
+            reason = str(error).split("\n", 1)[0]
+            raise ToolResultError(self._tool, type(value).__name__, printable(reason)) from error
+
+
+def cut(text: str, contents: tuple[Content, ...], limit: int) -> tuple[str, tuple[Content, ...]]:
+    """The text, and the texts among `contents`, cut after `limit` characters, with a note where some are missing."""
+    if len(text) <= limit:
+        return text, contents
+    note = f"\n[cut here: {limit} of {len(text)} characters are shown]"
+    kept: list[Content] = []
+    left = limit
+    for each in contents:
+        if not isinstance(each, TextContent):
+            kept.append(each)
+        elif left > 0:
+            kept.append(TextContent(each.text[:left]))
+            left -= len(each.text) + 1
+    if kept:
+        kept.append(TextContent(note.strip()))
+    return text[:limit] + note, tuple(kept)
+
+
+def _contents_of(value: Any) -> tuple[Content, ...]:
+    if isinstance(value, (TextContent, ImageContent)):
+        return (value,)
+    if isinstance(value, (list, tuple)) and all(isinstance(each, (TextContent, ImageContent)) for each in value):
+        return tuple(value)
+    return ()
+
+
+def _awaited(returns: Any) -> Any:
+    """`T` of `Awaitable[T]`, `Coroutine[…, T]` and the like; any other annotation as it is."""
+    if isinstance(returns, Unresolved) or not returns_awaitable(returns):
+        return returns
+    arguments = get_args(returns) if get_origin(returns) is not None else ()
+    return arguments[-1] if arguments else Any
+
+
+def _serializer_for(returns: Any) -> Any:
+    """The serializer of a declared type that says how it is written; others are encoded by the value itself."""
+    if returns is EMPTY or isinstance(returns, Unresolved) or returns in (None, str, int, float, bool, dict, list, Any):
+        return None
+    from pydantic import TypeAdapter
+
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(returns)
+        return adapter.serializer if _says_how(adapter.core_schema) else None
+    except Exception:  # a type that pydantic does not know; its values may still be encodable
+        return None
+
+
+def _says_how(schema: Any) -> bool:
+    if isinstance(schema, dict):
+        return "serialization" in schema or any(_says_how(each) for each in schema.values())
+    return isinstance(schema, (list, tuple)) and any(_says_how(each) for each in schema)

@@ -1,0 +1,396 @@
+"""One call of a tool: from the model's request, through the call scope, to what the model is told.
+
+What a model can read is decided here, and nothing the library says of itself passes. Not here: finding tools
+(`sources`), what JSON means (`codec`), where code runs (`toolbox.execution`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import perf_counter
+from types import CoroutineType
+from typing import Any
+
+from ..chat import (
+    ToolExecution,
+    ToolExecutionRequest,
+    ToolExecutionResult,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+)
+from ..context import (
+    ActiveScope,
+    CallScope,
+    Cancellation,
+    InvocationContext,
+    current_invocation,
+)
+from ..errors import (
+    FrameworkError,
+    MissingBeanError,
+    ToolAbort,
+    ToolArgumentsError,
+    ToolRetry,
+    ToolTimeoutError,
+    UnknownToolError,
+)
+from ..execution import EXECUTION_MARK, Execution, Runner, execution_of
+from .codec import ArgumentDecoder, ResultEncoder, cut, printable
+from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
+from .marks import ReturnBehavior
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedParameter:
+    """A tool's parameter that is a bean: `wanted` is as annotated; `optional` ones keep their default without one."""
+
+    name: str
+    wanted: Any
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One tool as a call offers it, everything decided beforehand.
+
+    `bean` is looked up for each call in the scope that is active then, and asked for `member`; without one, `function`
+    is called as it is. `decode` is None for an executor made by hand, which is given the request itself. `positional`
+    has the names and defaults of the parameters that cannot be given by name.
+    """
+
+    specification: ToolSpecification
+    execution: Execution
+    where: str
+    function: Callable[..., Any] | None
+    encode: ResultEncoder
+    decode: ArgumentDecoder | None = None
+    return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
+    timeout: float | None = None
+    max_result_chars: int | None = None
+    bean: Any = None
+    member: str = ""
+    positional: tuple[tuple[str, Any], ...] = ()
+    memory_id_names: tuple[str, ...] = ()
+    context_names: tuple[str, ...] = ()
+    needs_memory_id: bool = False
+    injected: tuple[InjectedParameter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSurroundings:
+    """What a tool call finds: its invocation, scope and threads, the handlers, and the limit of its result's text."""
+
+    context: InvocationContext
+    scope: ActiveScope
+    runner: Runner
+    failures: ToolErrors
+    max_result_chars: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What came of a tool call: for the caller, and for the model."""
+
+    execution: ToolExecution
+    message: ToolExecutionResultMessage
+
+
+async def execute_tool(tool: Tool, request: ToolExecutionRequest, surroundings: ToolSurroundings) -> ToolOutcome:
+    """Runs one call; what goes wrong in it is an outcome too.
+
+    Raises `ToolAbort`, `FrameworkError`s, cancellation, and what a handler raises.
+    """
+    started_at, clock = datetime.now(UTC), perf_counter()
+    context = _context_of(tool, request, surroundings.context)
+    token = current_invocation.set(context)
+    try:
+        try:
+            result = await _perform(tool, request, context, surroundings)
+        except Exception as error:
+            result = await _told(error, request, context, surroundings)
+    finally:
+        _reset(token)
+    limit = surroundings.max_result_chars if tool.max_result_chars is None else tool.max_result_chars
+    return _outcome(request, result, limit, started_at, perf_counter() - clock)
+
+
+async def answer_unknown_tool(
+    request: ToolExecutionRequest, tool_names: Sequence[str], surroundings: ToolSurroundings
+) -> ToolOutcome:
+    """What to say of a call of a tool that is not offered. Raises what the handler raises."""
+    started_at, clock = datetime.now(UTC), perf_counter()
+    context = surroundings.context.in_tool(request)
+    token = current_invocation.set(context)
+    try:
+        handler = surroundings.failures.on_unknown_tool or DEFAULTS.on_unknown_tool
+        result = await _handled(handler, UnknownToolError(request, tuple(tool_names)), request, context, surroundings)
+    finally:
+        _reset(token)
+    return _outcome(request, result, surroundings.max_result_chars, started_at, perf_counter() - clock)
+
+
+def _outcome(
+    request: ToolExecutionRequest,
+    result: ToolExecutionResult,
+    limit: int | None,
+    started_at: datetime,
+    duration: float,
+) -> ToolOutcome:
+    text, contents = result.text, result.contents
+    if limit is not None and len(text) > limit:
+        text, contents = cut(text, tuple(contents), limit)
+    failed = result.is_error
+    value = None if failed else result.result_object
+    return ToolOutcome(
+        ToolExecution(request, text, value, failed, started_at, duration, result.attributes),
+        ToolExecutionResultMessage(request.id, request.name, text, failed, result.attributes, contents),
+    )
+
+
+# --- the call
+
+
+async def _perform(
+    tool: Tool, request: ToolExecutionRequest, context: InvocationContext, surroundings: ToolSurroundings
+) -> ToolExecutionResult:
+    arguments = None if tool.decode is None else tool.decode(request)
+    scope, runner = surroundings.scope, surroundings.runner
+    with scope.open_call_scope() as opened:
+        call = ToolCall(tool, request, arguments, context, scope, opened)
+        if tool.bean is not None or tool.injected:
+            await call.prepare()
+        running = runner.run(tool.execution, call, tool.specification.name, finish=call.finish, shipped=call.shipped)
+        if tool.timeout is None:
+            try:
+                returned = await running
+            except asyncio.CancelledError as error:
+                call.given_up = error
+                raise
+        else:
+            returned = await _limited(running, call, tool.timeout)
+    # What another process returned has not been encoded there.
+    result: ToolExecutionResult = returned.result if type(returned) is _Encoded else tool.encode(returned)
+    return result
+
+
+async def _limited(running: Any, call: ToolCall, timeout: float) -> Any:
+    late = ToolTimeoutError(call.name, timeout)
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            try:
+                return await running
+            except asyncio.CancelledError as error:
+                call.given_up = late if limit.expired() else error
+                raise
+    except TimeoutError:
+        if not limit.expired():
+            raise  # the tool's own
+        if isinstance(call.context.cancellation, _CallCancellation):
+            call.context.cancellation.late = True
+        raise late from None
+
+
+class _Encoded:
+    """A result that has been encoded where the tool ran, while its beans were open."""
+
+    __slots__ = ("result",)
+
+    def __init__(self, result: ToolExecutionResult) -> None:
+        self.result = result
+
+
+class ToolCall:
+    """One call, on whatever thread it is made: finds the bean, fills in what the model does not, encodes, closes.
+
+    `given_up` is set when nobody waits for it any more.
+    """
+
+    __slots__ = ("_arguments", "_opened", "_request", "_scope", "context", "given_up", "tool")
+
+    def __init__(
+        self,
+        tool: Tool,
+        request: ToolExecutionRequest,
+        arguments: dict[str, Any] | None,
+        context: InvocationContext,
+        scope: ActiveScope,
+        opened: CallScope,
+    ) -> None:
+        self.tool, self.context = tool, context
+        self._request, self._arguments, self._scope, self._opened = request, arguments, scope, opened
+        self.given_up: BaseException | None = None
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.tool.specification.name
+
+    async def prepare(self) -> None:
+        """Makes, on the loop, what has to be awaited for the beans of this call."""
+        try:
+            if self.tool.bean is not None:
+                await self._scope.prepare(self.tool.bean)
+            for each in self.tool.injected:
+                try:
+                    await self._scope.prepare(each.wanted)
+                except MissingBeanError:
+                    if not each.optional:
+                        raise
+        except BaseException as error:
+            await self.finish(error)
+            raise
+
+    def __call__(self) -> Any:
+        """Calls the tool; an awaitable stands for a result that is not there yet."""
+        try:
+            function, args, kwargs = self._bound()
+            value = function(*args, **kwargs)
+            kind = type(value)
+            if kind is CoroutineType or (kind.__module__ != "builtins" and inspect.isawaitable(value)):
+                return self._awaited(value)
+            encoded = _Encoded(self.tool.encode(value))
+        except BaseException as error:
+            self._close_here(error)
+            if isinstance(error, StopIteration):  # no coroutine and no future can raise it
+                raise RuntimeError("the tool raised StopIteration") from error
+            raise
+        self._close_here(self.given_up)
+        return encoded
+
+    async def _awaited(self, value: Any) -> _Encoded:
+        return _Encoded(self.tool.encode(await value))
+
+    def _bound(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """The function to call, its positional arguments, and its arguments by name."""
+        tool, kwargs = self.tool, self._arguments
+        function = self._function()
+        if kwargs is None:
+            return function, (self._request, self.context.memory_id), {}
+        for name in tool.memory_id_names:
+            kwargs[name] = self.context.memory_id
+        for name in tool.context_names:
+            kwargs[name] = self.context
+        for each in tool.injected:
+            try:
+                kwargs[each.name] = self._scope.get(each.wanted)
+            except MissingBeanError:
+                if not each.optional:
+                    raise
+        if not tool.positional:
+            return function, (), kwargs
+        return function, tuple(kwargs.pop(name, default) for name, default in tool.positional), kwargs
+
+    def _function(self) -> Callable[..., Any]:
+        tool = self.tool
+        if tool.function is not None:
+            return tool.function
+        return member_of(self._scope.get(tool.bean), tool.member)
+
+    def shipped(self) -> Callable[[], Any]:
+        """The call as it can be sent to another process, which has no beans and no scope."""
+        function, args, kwargs = self._bound()
+        return functools.partial(function, *args, **kwargs)
+
+    # --- the end of its scope
+
+    def _close_here(self, error: BaseException | None) -> None:
+        """Closes, on this thread, what can be closed here; a failure to do so is the call's unless it has failed."""
+        try:
+            self._opened.close_here(error)
+        except Exception as failure:
+            self._judge(failure, error)
+
+    async def finish(self, error: BaseException | None) -> None:
+        """Closes the rest, on the loop."""
+        error = error or self.given_up
+        try:
+            await self._opened.aclose(error)
+        except Exception as failure:
+            self._judge(failure, error)
+
+    def _judge(self, failure: Exception, error: BaseException | None) -> None:
+        if isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
+            failure = failure.exceptions[0]
+        if error is None or isinstance(failure, FrameworkError):
+            raise failure
+        if failure is not error:
+            logger.error("closing the call scope of tool %r failed: %s", self.name, failure, exc_info=failure)
+
+
+def member_of(bean: Any, name: str) -> Callable[..., Any]:
+    """What to call of a bean; one whose calls as a tool differ from others says so by `__toolbox_tool_call__`."""
+    chosen = getattr(type(bean), "__toolbox_tool_call__", None)
+    function: Callable[..., Any] = getattr(bean, name) if chosen is None else chosen(bean, name)
+    return function
+
+
+class _CallCancellation(Cancellation):
+    """Of a tool with a time-out: given up when the tool is late, or with the invocation."""
+
+    __slots__ = ("_invocation", "late")
+
+    def __init__(self, invocation: Cancellation) -> None:
+        self._invocation, self.late = invocation, False
+
+    @property
+    def cancelled(self) -> bool:  # type: ignore[override]  # read only: nobody but the invocation sets it
+        return self.late or self._invocation.cancelled
+
+
+def _context_of(tool: Tool, request: ToolExecutionRequest, outer: InvocationContext) -> InvocationContext:
+    context = outer.in_tool(request)
+    if tool.timeout is not None:
+        object.__setattr__(context, "cancellation", _CallCancellation(outer.cancellation))
+    return context
+
+
+def _reset(token: Any) -> None:
+    try:
+        current_invocation.reset(token)
+    except ValueError:  # left in another context than entered, as when a coroutine is closed from outside
+        return
+
+
+# --- what the model is told when a call went wrong
+
+
+async def _told(
+    error: Exception, request: ToolExecutionRequest, context: InvocationContext, surroundings: ToolSurroundings
+) -> ToolExecutionResult:
+    if isinstance(error, ToolRetry):
+        return ToolExecutionResult(printable(message_of(error)), is_error=True)
+    if isinstance(error, (FrameworkError, ToolAbort)):
+        raise error
+    if isinstance(error, ExceptionGroup) and error.subgroup((FrameworkError, ToolAbort)) is not None:
+        raise error
+    failures = surroundings.failures
+    handler = failures.on_tool_execution_error or DEFAULTS.on_tool_execution_error
+    # An inner service's arguments error is this tool's failure like any other.
+    if isinstance(error, ToolArgumentsError) and error.request == request:
+        handler = failures.on_tool_arguments_error or DEFAULTS.on_tool_arguments_error
+    return await _handled(handler, error, request, context, surroundings)
+
+
+async def _handled(
+    handler: Handler | None,
+    error: Exception,
+    request: ToolExecutionRequest,
+    context: InvocationContext,
+    surroundings: ToolSurroundings,
+) -> ToolExecutionResult:
+    assert handler is not None
+    if handler in READY:
+        answer = handler(error, context)
+    else:
+        execution = execution_of(handler, getattr(handler, EXECUTION_MARK, None))
+        label = f"{request.name} (handler)"
+        answer = await surroundings.runner.run(execution, functools.partial(handler, error, context), label)
+    checked = check_answer(answer, handler)
+    return (
+        checked if isinstance(checked, ToolExecutionResult) else ToolExecutionResult(printable(checked), is_error=True)
+    )

@@ -1,0 +1,189 @@
+"""Reads whatever may hold tools - class, object, function, mapping, ready tool - into one list of tools.
+
+Not here: the tools of one class (`members`), calling one (`invocation`), tools without a service (`standalone`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Protocol, TypeGuard
+
+from ..chat import ToolExecutor, ToolSpecification, UserMessage
+from ..context import InvocationContext
+from ..errors import Problem
+from ..execution import EXECUTION_MARK, execution_of, execution_problems
+from .codec import ResultEncoder
+from .invocation import Tool
+from .marks import ReturnBehavior
+from .members import members_of, read_function, read_member
+from .specification import limit_problems, name_problems
+
+
+@dataclass(frozen=True, slots=True)
+class AiServiceTool:
+    """A tool put together by hand. `timeout` is in seconds."""
+
+    specification: ToolSpecification
+    executor: ToolExecutor
+    return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolProviderRequest:
+    """What a tool provider may go by: what the user said, to whom, and the invocation."""
+
+    user_message: UserMessage
+    memory_id: Any
+    context: InvocationContext
+
+
+@dataclass(frozen=True, slots=True)
+class ToolProviderResult:
+    """The tools of one invocation: a mapping `{ToolSpecification: ToolExecutor}`, or `AiServiceTool`s, objects,
+    functions."""
+
+    tools: Mapping[ToolSpecification, ToolExecutor] | Sequence[Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tools, (Mapping, tuple)):
+            object.__setattr__(self, "tools", tuple(self.tools))
+
+
+class ToolProvider(Protocol):
+    """Decides for each invocation which further tools it is offered. May be `async def`."""
+
+    def provide_tools(
+        self, request: ToolProviderRequest
+    ) -> ToolProviderResult | Awaitable[ToolProviderResult | None] | None:
+        """The tools, or None; asked once for each invocation."""
+        ...
+
+
+class HoldsTool(Protocol):
+    """An executor that was made of a tool, and gives it back to a service, which runs it as any other."""
+
+    tool: Tool
+
+
+def read_tools(sources: Iterable[object], where: str) -> tuple[tuple[Tool, ...], tuple[Problem, ...]]:
+    """The tools of `sources`, in order, and all that is wrong with them.
+
+    Sources are classes (beans, also `Annotated` with a name), functions, instances, `AiServiceTool`s and mappings
+    `{ToolSpecification: ToolExecutor}`. `where` names who offers them.
+    """
+    problems: list[Problem] = []
+    tools: list[Tool] = []
+    for source in sources:
+        tools += _read(source, where, problems)
+    problems += clashes(tools, where)
+    return tuple(tools), tuple(problems)
+
+
+def clashes(tools: Iterable[Tool], where: str) -> Iterator[Problem]:
+    """A problem for each name that is more than one tool's."""
+    by_name: dict[str, list[str]] = {}
+    for each in tools:
+        by_name.setdefault(each.specification.name, []).append(each.where)
+    for name, places in by_name.items():
+        if len(places) > 1:
+            yield Problem(
+                where,
+                f"{len(places)} tools are called {name!r}: {', '.join(places)}",
+                'give one another name: @tool(name="…"), or offer only one of them',
+            )
+
+
+def bean_types(sources: Iterable[object]) -> tuple[type, ...]:
+    """The classes among `sources` whose tools need an instance."""
+    return tuple(
+        each
+        for each in sources
+        if isinstance(each, type) and any(member.bound_to == "instance" for member in members_of(each))
+    )
+
+
+# --- one source
+
+
+def _read(source: Any, where: str, problems: list[Problem]) -> Iterator[Tool]:
+    if isinstance(source, AiServiceTool):
+        made = _by_hand(source.specification, source.executor, where, problems)
+        problems += limit_problems(made.where, source.timeout)
+        timeout = made.timeout if source.timeout is None else source.timeout
+        yield replace(made, return_behavior=source.return_behavior, timeout=timeout)
+    elif isinstance(source, Mapping):
+        for specification, executor in source.items():
+            if isinstance(specification, ToolSpecification) and callable(executor):
+                yield _by_hand(specification, executor, where, problems)
+            else:
+                fact = f"a mapping of tools holds {specification!r}: {executor!r}"
+                problems.append(Problem(where, fact, "map ToolSpecifications to functions of a request and memory id"))
+    elif is_function(source):
+        yield from _some(read_function(source, problems))
+    elif _is_collection(source):
+        fact = f"{source!r} is among its tools"
+        problems.append(Problem(where, fact, "give the tools themselves, not a collection or a name of them"))
+    else:
+        yield from _read_members(source, where, problems)
+
+
+def _read_members(source: Any, where: str, problems: list[Problem]) -> Iterator[Tool]:
+    named = typing.get_origin(source) is Annotated
+    cls = typing.get_args(source)[0] if named else source
+    cls = typing.get_origin(cls) or cls
+    owner = cls if isinstance(cls, type) else type(cls)
+    members = members_of(owner)
+    if not members:
+        fact = f"{owner.__name__} has no tools"
+        problems.append(Problem(where, fact, "mark the methods a model may call with @tool"))
+    for member in members:
+        if isinstance(cls, type):
+            yield from _some(read_member(member, source, None, problems))
+        else:
+            yield from _some(read_member(member, None, source, problems))
+
+
+def _some(tool: Tool | None) -> tuple[Tool, ...]:
+    return () if tool is None else (tool,)
+
+
+def is_function(source: object) -> bool:
+    """Whether this is one function, method or partial call, and not an object with tools."""
+    return inspect.isroutine(source) or isinstance(source, (functools.partial, staticmethod, classmethod))
+
+
+def _is_collection(source: object) -> bool:
+    if isinstance(source, type) or typing.get_origin(source) is not None:
+        return False
+    return isinstance(source, Iterable) and not members_of(type(source))
+
+
+def holds_tool(executor: object) -> TypeGuard[HoldsTool]:
+    """Whether this executor was made of a tool."""
+    return isinstance(getattr(executor, "tool", None), Tool)
+
+
+def _by_hand(specification: ToolSpecification, executor: Any, where: str, problems: list[Problem]) -> Tool:
+    name = specification.name
+    place = f"{where} (tool {name})"
+    problems += name_problems(name, place)
+    if holds_tool(executor):
+        made: Tool = executor.tool
+        return made if made.specification is specification else replace(made, specification=specification)
+    execution = execution_of(
+        getattr(executor, "__call__", executor) if not is_function(executor) else executor,  # noqa: B004
+        getattr(executor, EXECUTION_MARK, None),
+    )
+    problems += execution_problems(place, executor, execution)
+    return Tool(
+        specification=specification,
+        execution=execution,
+        where=place,
+        function=executor,
+        encode=ResultEncoder(name),
+    )
