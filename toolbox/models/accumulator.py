@@ -26,7 +26,7 @@ from ..chat import (
     ToolExecutionRequest,
 )
 from ..errors import ModelProtocolError, ModelRefusedError, ModelTruncatedError
-from ..json_text import compact_json, parse_json, read_arguments, strict_arguments
+from ..json_text import arguments_text, compact_json, parse_json, strict_arguments
 
 LONGEST_ID = 64
 
@@ -295,16 +295,12 @@ class ReplyAccumulator:
 def settled(fragments: list[str]) -> str:
     """The argument text to be used: a JSON object where the fragments mean one, else as it came."""
     text = whole_characters("".join(fragments))
-    found = strict_arguments(text)
-    if found is not None:
-        return text if text.lstrip().startswith("{") else compact_json(found)
-    pieces = [piece for piece in fragments if piece.strip()]
-    if len(pieces) > 1 and all(later.startswith(piece) for piece, later in pairwise(pieces)):
-        found = strict_arguments(pieces[-1])
     try:
-        return compact_json(read_arguments(text) if found is None else found)
+        return arguments_text(text)
     except ValueError:
-        return text
+        pieces = [piece for piece in fragments if piece.strip()]
+        cumulative = len(pieces) > 1 and all(later.startswith(piece) for piece, later in pairwise(pieces))
+        return pieces[-1] if cumulative and strict_arguments(pieces[-1]) is not None else text
 
 
 def whole_characters(text: str) -> str:
