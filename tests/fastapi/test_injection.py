@@ -1,0 +1,391 @@
+"""`Inject[T]` wherever FastAPI calls something, with no trace in the OpenAPI document; missing beans are seen at start."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Protocol
+
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, WebSocket
+from pydantic import BaseModel
+
+import toolbox
+from toolbox import (
+    Container,
+    IllegalConfigurationError,
+    Instance,
+    Named,
+    application_scoped,
+    produces,
+    request_scoped,
+)
+from toolbox_fastapi import Inject, InjectRoute, install
+
+pytestmark = pytest.mark.anyio
+
+
+class Greeter(Protocol):
+    def greet(self, name: str) -> str: ...
+
+
+@application_scoped
+class English:
+    def greet(self, name: str) -> str:
+        return f"Hello {name}"
+
+
+@request_scoped
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def next(self) -> int:
+        self.count += 1
+        return self.count
+
+
+@produces(scope="application", name="motto")
+def motto() -> str:
+    return "onwards"
+
+
+class Missing: ...
+
+
+def container() -> Container:
+    return Container().register(English, Counter, motto).bind(Greeter, English)
+
+
+def application() -> FastAPI:
+    app = FastAPI()
+    install(app, container())
+    return app
+
+
+class Ask(BaseModel):
+    name: str
+
+
+def declare(routes: Any) -> None:
+    """The same endpoints on whatever takes routes."""
+
+    def counted(counter: Inject[Counter]) -> int:
+        return counter.next()
+
+    async def twice(once: Annotated[int, Depends(counted)], counter: Inject[Counter]) -> int:
+        return once + counter.next()
+
+    @routes.post("/async/{times}")
+    async def asynchronous(ask: Ask, times: int, greeter: Inject[Greeter], loud: bool = False) -> str:
+        """Greets."""
+        return " ".join([greeter.greet(ask.name)] * times) + ("!" if loud else "")
+
+    @routes.post("/sync/{times}")
+    def synchronous(greeter: Inject[Greeter], ask: Ask, times: int, loud: bool = False) -> str:
+        return " ".join([greeter.greet(ask.name)] * times) + ("!" if loud else "")
+
+    @routes.get("/depending")
+    async def depending(number: Annotated[int, Depends(twice)], counter: Inject[Counter]) -> list[int]:
+        return [number, counter.next()]
+
+    @routes.get("/forms")
+    async def forms(
+        named: Inject[Annotated[str, Named("motto")]],
+        optional: Inject[Missing | None],
+        every: Inject[list[English]],
+        instance: Inject[Instance[Counter]],
+    ) -> list[Any]:
+        return [named, optional, len(every), instance.get().next()]
+
+    @routes.get("/generator")
+    async def generator(greeter: Inject[Greeter]) -> AsyncIterator[str]:
+        yield greeter.greet("you")
+
+
+async def ask_all(client: Any, prefix: str = "") -> None:
+    body = {"name": "you"}
+    assert (await client.post(f"{prefix}/async/2?loud=true", json=body)).json() == "Hello you Hello you!"
+    assert (await client.post(f"{prefix}/sync/1", json=body)).json() == "Hello you"
+    assert (await client.get(f"{prefix}/depending")).json() == [3, 3]
+    assert (await client.get(f"{prefix}/forms")).json() == ["onwards", None, 1, 1]
+    assert (await client.get(f"{prefix}/generator")).text.strip() == '"Hello you"'
+
+
+async def test_an_applications_own_routes_are_injected(running) -> None:
+    app = application()
+    declare(app)
+
+    async with running(app) as client:
+        await ask_all(client)
+
+
+@pytest.mark.parametrize("router", [APIRouter, lambda: APIRouter(route_class=InjectRoute)], ids=["plain", "ours"])
+async def test_routers_are_injected_however_early_they_are_included(running, router: Any) -> None:
+    app, early, inner, outer, late = application(), router(), router(), router(), router()
+    app.include_router(early, prefix="/early")
+    declare(early)
+    declare(inner)
+    outer.include_router(inner, prefix="/inner")
+    app.include_router(outer, prefix="/outer")
+    declare(late)
+
+    async with running(app) as client:
+        app.include_router(late, prefix="/late")
+        await ask_all(client, "/early")
+        await ask_all(client, "/outer/inner")
+        await ask_all(client, "/late")
+
+
+async def test_routes_made_before_install_are_injected(running) -> None:
+    app = FastAPI()
+    declare(app)
+    install(app, container())
+
+    async with running(app) as client:
+        await ask_all(client)
+
+
+async def test_mounted_applications_are_injected(running) -> None:
+    app, mounted = application(), FastAPI()
+    declare(mounted)
+    app.mount("/mounted", mounted)
+
+    async with running(app) as client:
+        await ask_all(client, "/mounted")
+        late = FastAPI()
+        declare(late)
+        app.mount("/late", late)
+        await ask_all(client, "/late")
+
+
+async def test_a_mounted_application_may_have_a_container_of_its_own(running) -> None:
+    app, mounted = application(), FastAPI()
+    own = container()
+    install(mounted, own)
+    declare(mounted)
+    app.mount("/mounted", mounted)
+    declare(app)
+
+    async with mounted.router.lifespan_context(mounted), running(app) as client:
+        await ask_all(client, "/mounted")
+        await ask_all(client)
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["router", "application"])
+async def test_websockets_are_injected(connect, plain: bool) -> None:
+    app = application()
+    routes: Any = APIRouter() if plain else app
+
+    def counted(counter: Inject[Counter]) -> int:
+        return counter.next()
+
+    @routes.websocket("/ws")
+    async def conversation(
+        websocket: WebSocket, greeter: Inject[Greeter], counter: Inject[Counter], first: int = Depends(counted)
+    ) -> None:
+        await websocket.accept()
+        async for name in websocket.iter_text():
+            await websocket.send_text(f"{greeter.greet(name)} {counter.next()}")
+
+    if plain:
+        app.include_router(routes)
+
+    async with app.router.lifespan_context(app):
+        client = connect(app, "/ws", "websocket")
+        task = client.start()
+        client.say({"type": "websocket.receive", "text": "you"})
+        assert (await client.sent("websocket.send"))["text"] == "Hello you 2"
+        client.leave()
+        await task
+
+
+def test_the_openapi_document_shows_nothing_of_it() -> None:
+    class Anything: ...
+
+    def declare_plainly(routes: Any) -> None:
+        async def twice() -> int:
+            return 0
+
+        @routes.post("/async/{times}")
+        async def asynchronous(ask: Ask, times: int, loud: bool = False) -> str:
+            """Greets."""
+            return ""
+
+        @routes.post("/sync/{times}")
+        def synchronous(ask: Ask, times: int, loud: bool = False) -> str:
+            return ""
+
+        @routes.get("/depending")
+        async def depending(number: Annotated[int, Depends(twice)]) -> list[int]:
+            return []
+
+        @routes.get("/forms")
+        async def forms() -> list[Any]:
+            return []
+
+        @routes.get("/generator")
+        async def generator() -> AsyncIterator[str]:
+            yield ""
+
+    ours, plain = application(), FastAPI()
+    for app, declares in ((ours, declare), (plain, declare_plainly)):
+        router = APIRouter()
+        declares(app)
+        declares(router)
+        app.include_router(router, prefix="/router")
+
+    assert ours.openapi() == plain.openapi()
+
+
+async def test_a_missing_bean_of_an_endpoint_is_a_problem_at_start() -> None:
+    app, mounted, router, ours = application(), FastAPI(), APIRouter(), APIRouter(route_class=InjectRoute)
+
+    def depends(inner: Inject[Missing]) -> None: ...
+
+    @app.get("/own")
+    async def own(wanted: Inject[Missing]) -> None: ...
+
+    @router.get("/routed")
+    def routed(wanted: Inject[Missing], other: Inject[Counter], _: None = Depends(depends)) -> None: ...
+
+    @ours.get("/ours")
+    def ours_too(wanted: Inject[Missing | None], other: Inject[Instance[Missing]]) -> None: ...
+
+    @mounted.websocket("/ws")
+    async def conversation(websocket: WebSocket, wanted: Inject[Missing]) -> None: ...
+
+    app.include_router(router, prefix="/in")
+    app.include_router(ours)
+    app.mount("/mounted", mounted)
+
+    with pytest.raises(IllegalConfigurationError) as caught:
+        async with app.router.lifespan_context(app):
+            pass
+
+    assert [(each.where, each.what) for each in caught.value.problems] == [
+        (where, "no bean provides Missing")
+        for where in (
+            "GET /own (own), parameter 'wanted'",
+            "GET /in/routed (routed), parameter 'wanted'",
+            "GET /in/routed (routed), dependency depends, parameter 'inner'",
+            "GET /ours (ours_too), parameter 'other'",
+            "WebSocket /mounted/ws (conversation), parameter 'wanted'",
+        )
+    ]
+
+
+async def test_problems_of_beans_and_of_endpoints_are_told_together() -> None:
+    class Needy:
+        def __init__(self, missing: Missing) -> None: ...
+
+    app = FastAPI()
+    install(app, Container().register(Needy))
+
+    @app.get("/own")
+    async def own(wanted: Inject[Missing]) -> None: ...
+
+    with pytest.raises(IllegalConfigurationError) as caught:
+        async with app.router.lifespan_context(app):
+            pass
+
+    assert [each.where for each in caught.value.problems] == ["Needy.missing", "GET /own (own), parameter 'wanted'"]
+
+
+async def test_a_parameter_with_a_default_keeps_it_when_there_is_no_bean(running) -> None:
+    app = application()
+
+    @app.get("/")
+    async def endpoint(missing: Inject[Missing] = "none", greeter: Inject[Greeter] = None) -> str:  # type: ignore[assignment]
+        return f"{missing}, {greeter.greet('you')}"
+
+    async with running(app) as client:
+        assert (await client.get("/")).json() == "none, Hello you"
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["the application", "a plain router"])
+@pytest.mark.parametrize("wanted", [Counter, Greeter, Greeter | None, list[Greeter]], ids=str)
+def test_the_other_inject_is_refused_at_the_decorator(ours: bool, wanted: Any) -> None:
+    routes: Any = application() if ours else APIRouter()
+
+    async def chat(assistant: Any) -> None: ...
+
+    chat.__annotations__["assistant"] = toolbox.Inject[wanted]
+
+    with pytest.raises(IllegalConfigurationError, match="from toolbox_fastapi import Inject"):
+        routes.get("/")(chat)
+
+
+async def test_an_application_without_a_container_says_so(running) -> None:
+    app = FastAPI()
+
+    @app.get("/")
+    async def endpoint(greeter: Inject[Greeter]) -> None: ...
+
+    seen: list[Exception] = []
+
+    @app.exception_handler(IllegalConfigurationError)
+    async def see(request: Any, error: IllegalConfigurationError) -> Any:
+        seen.append(error)
+        raise error
+
+    async with running(app) as client:
+        await client.get("/")
+
+    assert "toolbox_fastapi.install(app, container)" in str(seen[0])
+
+
+async def test_an_endpoint_stays_the_function_it_was() -> None:
+    app = application()
+
+    @app.get("/")
+    async def endpoint(greeter: Inject[Greeter]) -> str:
+        return greeter.greet("you")
+
+    assert await endpoint(English()) == "Hello you"
+
+
+async def test_fakes_of_the_container_reach_endpoints(running) -> None:
+    class French:
+        def greet(self, name: str) -> str:
+            return f"Bonjour {name}"
+
+    app = FastAPI()
+    beans = container()
+    install(app, beans)
+    router = APIRouter()
+    declare(router)
+    declare(app)
+    app.include_router(router, prefix="/router")
+
+    async with running(app) as client:
+        with beans.override(Greeter, French()):
+            assert (await client.post("/async/1", json={"name": "you"})).json() == "Bonjour you"
+            assert (await client.post("/router/sync/1", json={"name": "you"})).json() == "Bonjour you"
+        await ask_all(client)
+
+
+async def test_the_applications_lifespan_is_inside_that_of_the_container() -> None:
+    beans = container()
+    happened: list[str] = []
+
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, str]]:
+        happened.append((await beans.aget(Greeter)).greet("start"))
+        yield {"state": "kept"}
+        happened.append((await beans.aget(Greeter)).greet("end"))
+
+    from contextlib import asynccontextmanager
+
+    app = FastAPI(lifespan=asynccontextmanager(lifespan))
+    install(app, beans)
+
+    async with app.router.lifespan_context(app) as state:
+        assert state == {"state": "kept"}
+
+    assert happened == ["Hello start", "Hello end"]
+
+
+async def test_an_application_may_be_started_again(running) -> None:
+    app = application()
+    declare(app)
+
+    for _ in range(2):
+        async with running(app) as client:
+            await ask_all(client)

@@ -1,0 +1,125 @@
+"""`ToolboxError`s become problem details that tell nothing of the inside; the application's own handlers win."""
+
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, HTTPException, Request, WebSocket
+from fastapi.responses import JSONResponse
+
+from toolbox import (
+    Container,
+    InvocationTimeoutError,
+    MissingBeanError,
+    ModelHttpError,
+    ModelTimeoutError,
+    RestClientError,
+    RestTimeoutError,
+    ToolboxError,
+)
+from toolbox_fastapi import install
+
+pytestmark = pytest.mark.anyio
+
+
+def application(error: Exception, **options: Any) -> FastAPI:
+    app = FastAPI(**options)
+    install(app, Container())
+
+    @app.get("/")
+    async def endpoint() -> None:
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "title"),
+    [
+        (InvocationTimeoutError("Secret", "chat", 5), 504, "Gateway Timeout"),
+        (ModelTimeoutError("secret"), 504, "Gateway Timeout"),
+        (RestTimeoutError("secret", "http://secret"), 504, "Gateway Timeout"),
+        (ModelHttpError(401, "secret key"), 502, "Bad Gateway"),
+        (RestClientError("secret", "http://secret"), 500, "Internal Server Error"),
+        (MissingBeanError("Secret"), 500, "Internal Server Error"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_an_error_is_answered_with_its_problem(running, error: Exception, status: int, title: str) -> None:
+    async with running(application(error)) as client:
+        reply = await client.get("/")
+
+    assert reply.status_code == status
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert {"type": "about:blank", "title": title, "status": status}.items() <= reply.json().items()
+    assert "secret" not in reply.text.lower()
+
+
+async def test_what_the_client_is_not_told_is_logged(running, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(application(MissingBeanError("Secret"))) as client:
+        await client.get("/")
+
+    assert "no bean provides Secret" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [ModelHttpError, ToolboxError, TimeoutError], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["async def", "def"])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+async def test_a_handler_of_the_application_wins(running, kind: Any, asynchronous: bool, before: bool) -> None:
+    def handle(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"own": type(error).__name__}, 418)
+
+    async def handle_on_loop(request: Request, error: Exception) -> JSONResponse:
+        return handle(request, error)
+
+    error = ModelTimeoutError("late") if kind is TimeoutError else ModelHttpError(500, "broken")
+    own = handle_on_loop if asynchronous else handle
+    app = application(error, exception_handlers={kind: own} if before else {})
+    if not before:
+        app.add_exception_handler(kind, own)
+
+    async with running(app) as client:
+        reply = await client.get("/")
+
+    assert (reply.status_code, reply.json()) == (418, {"own": type(error).__name__})
+
+
+async def test_other_errors_stay_the_applications_own(running) -> None:
+    async with running(application(HTTPException(404, "gone"))) as client:
+        reply = await client.get("/")
+        assert (reply.status_code, reply.json()) == (404, {"detail": "gone"})
+
+    async with running(application(KeyError("x"))) as client:
+        reply = await client.get("/")
+        assert (reply.status_code, reply.text) == (500, "Internal Server Error")
+
+
+async def test_a_mounted_application_answers_with_problems_too(running) -> None:
+    app, mounted = application(KeyError()), FastAPI()
+    app.mount("/mounted", mounted)
+
+    @mounted.get("/")
+    async def endpoint() -> None:
+        raise ModelHttpError(500, "broken")
+
+    async with running(app) as client:
+        reply = await client.get("/mounted/")
+
+    assert (reply.status_code, reply.headers["content-type"]) == (502, "application/problem+json")
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_an_error_closes_a_websocket(connect, accepted: bool) -> None:
+    app = FastAPI()
+    install(app, Container())
+
+    @app.websocket("/")
+    async def conversation(websocket: WebSocket) -> None:
+        if accepted:
+            await websocket.accept()
+        raise ModelHttpError(500, "secret")
+
+    async with app.router.lifespan_context(app):
+        client = connect(app, "/", "websocket")
+        await client.start()
+
+    assert client.response[-1] == {"type": "websocket.close", "code": 1011, "reason": "Bad Gateway"}

@@ -1,0 +1,192 @@
+"""`install`: joins an application and a container, in start and stop, in each request and WebSocket, in errors.
+
+Not here: how an endpoint gets its beans (`endpoints`), what a client is told of an error (`problems`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute, iter_route_contexts
+from starlette.exceptions import WebSocketException
+from starlette.middleware import Middleware
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from toolbox.context import current_caller
+from toolbox.errors import ToolboxError
+
+from .endpoints import InjectRoute, beans_asked_for, tools_of_endpoints
+from .exchanges import EXCHANGE_KEY, Exchange, current_exchange
+from .problems import answer_with_problem, is_async_handler
+from .stopping import Stopping
+
+if TYPE_CHECKING:
+    from toolbox.container import Container
+
+
+def install(app: FastAPI, container: Container) -> None:
+    """Makes `container` the one of `app`; to be called first, before routes are added.
+
+    The application's lifespan starts and stops it, around the lifespan that the application has; each request and
+    WebSocket gets a request scope; `ToolboxError`s are answered with problem details, unless the application has
+    handlers of its own for them.
+    """
+    installation = Installation(app, container)
+    if app.router.route_class is APIRoute:
+        app.router.route_class = InjectRoute
+    app.router.lifespan_context = installation.around(app.router.lifespan_context)
+    see_failures(app)
+    build = app.build_middleware_stack
+    # The outermost layer: what other middlewares do belongs to the request as well.
+    app.build_middleware_stack = lambda: RequestScopes(build(), installation)  # type: ignore[method-assign]
+
+
+class Installation:
+    """One application with its container; `stopping` is there while its lifespan runs."""
+
+    def __init__(self, app: FastAPI, container: Container) -> None:
+        self.app, self.container = app, container
+        self.stopping: Stopping | None = None
+
+    def around(self, lifespan: Lifespan[Any]) -> Lifespan[Any]:
+        """The application's `lifespan`, inside that of the container."""
+
+        @asynccontextmanager
+        async def started(app: FastAPI) -> AsyncIterator[Any]:
+            for each in mounted_in(app):
+                see_failures(each)
+            self.container.register(*tools_of_endpoints(app.routes))
+            async with self.container, lifespan(app) as state:
+                self.stopping = stopping = Stopping(self.container.settings.stop_timeout)
+                with stopping.listening():
+                    yield state
+                await stopping.wait()
+
+        return started
+
+
+def mounted_in(app: FastAPI) -> Iterator[FastAPI]:
+    """The applications mounted in `app`, at any depth, that have not been installed themselves."""
+    for context in iter_route_contexts(app.routes):
+        inner = getattr(context.original_route, "app", None)
+        if isinstance(context.original_route, Mount) and isinstance(inner, FastAPI):
+            yield inner
+            yield from mounted_in(inner)
+
+
+# --- each request and WebSocket
+
+
+class RequestScopes:
+    """ASGI middleware: a request scope around each HTTP request and WebSocket, until its response has been sent.
+
+    Background tasks belong to it. The scope is told how the exchange ended, also when that was made into a response.
+    """
+
+    def __init__(self, app: ASGIApp, installation: Installation) -> None:
+        self.app, self._installation = app, installation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        container = self._installation.container
+        outer = scope.get(EXCHANGE_KEY)
+        if scope["type"] not in ("http", "websocket") or (outer is not None and outer.container is container):
+            await self.app(scope, receive, send)
+            return
+        exchange = Exchange(container, self._installation.stopping, scope, receive, send)
+        scope[EXCHANGE_KEY] = exchange
+        exchange_token, caller_token = current_exchange.set(exchange), current_caller.set(exchange)
+        raised: BaseException | None = None
+        beans = container.request_scope(exchange.seeds())
+        await beans.__aenter__()
+        try:
+            await self.app(scope, exchange.receive, exchange.send)
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            current_caller.reset(caller_token)
+            current_exchange.reset(exchange_token)
+            await exchange.end()
+            ending = exchange.outcome(raised)
+            try:
+                await beans.__aexit__(type(ending) if ending else None, ending, ending and ending.__traceback__)
+            finally:
+                exchange.closed()
+
+
+# --- errors
+
+_seen: WeakSet[FastAPI] = WeakSet()
+
+
+def see_failures(app: FastAPI) -> None:
+    """Lets exchanges of `app` know what leaves an endpoint, though a handler makes a response of it.
+
+    Handled exceptions never reach a middleware: after an `HTTPException` a session would be committed.
+    """
+    if app in _seen:
+        return
+    _seen.add(app)
+    app.exception_handlers.setdefault(ToolboxError, answer_with_problem)
+    app.exception_handlers.setdefault(WebSocketException, close_websocket)
+    build = app.build_middleware_stack
+
+    def build_seeing() -> ASGIApp:
+        handlers, middlewares = app.exception_handlers, app.user_middleware
+        app.exception_handlers = {kind: seeing(handler) for kind, handler in handlers.items()}
+        app.user_middleware = [*middlewares, Middleware(SeeFailures)]
+        try:
+            return build()
+        finally:
+            app.exception_handlers, app.user_middleware = handlers, middlewares
+
+    app.build_middleware_stack = build_seeing  # type: ignore[method-assign]
+
+
+def see(error: BaseException) -> None:
+    """Tells the exchange that this code runs in."""
+    exchange = current_exchange.get()
+    if exchange is not None:
+        exchange.fail(error)
+
+
+def seeing(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """An exception handler that tells the exchange before it does its work; as synchronous as it was."""
+    if is_async_handler(handler):
+
+        async def handle(connection: Any, error: Exception) -> Any:
+            see(error)
+            return await handler(connection, error)
+
+        return handle
+
+    def handle_on_thread(connection: Any, error: Exception) -> Any:
+        see(error)
+        return handler(connection, error)
+
+    return handle_on_thread
+
+
+class SeeFailures:
+    """ASGI middleware, the innermost: sees what no handler has handled, before another middleware answers it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except BaseException as error:
+            see(error)
+            raise
+
+
+async def close_websocket(websocket: WebSocket, error: WebSocketException) -> None:
+    """Starlette's own answer to a `WebSocketException`, put where it can be seen."""
+    await websocket.close(code=error.code, reason=error.reason)

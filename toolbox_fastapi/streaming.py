@@ -1,0 +1,220 @@
+"""A stream of text, items or events on its way to a client: as server-sent events, or over a WebSocket.
+
+Both use the same words: `data` is JSON, an event is named after its type, `failure` and `done` end the stream. Not
+here: how the stream comes about (`toolbox.services`), which problem a failure is (`problems`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias, get_args
+
+import anyio
+from fastapi.sse import EventSourceResponse, ServerSentEvent, format_sse_event
+from pydantic_core import to_json
+from starlette.background import BackgroundTask
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from toolbox.chat import ServiceEvent
+from toolbox.context import WhileCallerWaits
+
+from .exchanges import EXCHANGE_KEY, ClientDisconnectedError, Exchange, current_exchange
+from .problems import STOPPING, log, problem_details
+
+Stream: TypeAlias = AsyncIterable[Any] | Iterable[Any]
+"""What a streaming service method returns, or any other iterable of texts, items and events."""
+
+EVENTS: tuple[type[Any], ...] = get_args(ServiceEvent)
+
+# A blank line behind it would make some clients see an event without data.
+PING = b": ping\n"
+
+
+def as_json(value: object) -> str:
+    """`value` as compact JSON; what JSON has no form for, as its text."""
+    return to_json(value, fallback=_fallback, bytes_mode="base64", inf_nan_mode="null").decode()
+
+
+def _fallback(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def name_of(item: object) -> str | None:
+    """What `item` is called on the wire; None for texts and items, which are just data."""
+    return type(item).__name__ if isinstance(item, EVENTS) else None
+
+
+def _steps(stream: Stream) -> AsyncIterable[Any]:
+    return stream if isinstance(stream, AsyncIterable) else iterate_in_threadpool(stream)
+
+
+async def _close(stream: object) -> None:
+    """Ends a stream, so that what it holds is given back."""
+    if hasattr(stream, "aclose"):
+        await stream.aclose()
+    elif hasattr(stream, "close"):
+        with suppress(ValueError):  # a generator whose thread is still inside it; it ends when it is dropped
+            await run_in_threadpool(stream.close)
+
+
+# --- server-sent events
+
+
+def sse(
+    stream: Stream,
+    *,
+    ping: float = 15.0,
+    headers: Mapping[str, str] | None = None,
+    background: BackgroundTask | None = None,
+) -> EventSourceResponse:
+    """Sends `stream` to the client as server-sent events, and closes it when the client leaves.
+
+    Every `data:` is JSON, a text being a JSON string; a service's events carry their type's name as `event:`; a stream
+    that fails ends with `event: failure` and the problem details, any other with `event: done`. After `ping` seconds of
+    silence a comment is sent. A client that connects again (`Last-Event-ID`) is answered 204, and nothing is started.
+    """
+    return EventStreamResponse(stream, ping, headers, background)
+
+
+class EventStreamResponse(EventSourceResponse):
+    """The response that `sse` makes."""
+
+    def __init__(
+        self, stream: Stream, ping: float, headers: Mapping[str, str] | None, background: BackgroundTask | None
+    ) -> None:
+        own = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(_encoded(stream), headers={**own, **(headers or {})}, background=background)
+        self._stream, self._ping = stream, ping
+        self._sent = time.monotonic()
+        self._sending = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if any(name == b"last-event-id" for name, _ in scope["headers"]):
+            # A browser connects again by itself when a connection has ended; 204 is how it is told not to.
+            await _close(self._stream)
+            await Response(status_code=204)(scope, receive, send)
+        else:
+            exchange: Exchange | None = scope.get(EXCHANGE_KEY)
+            stopping = exchange.stopping if exchange is not None else None
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self._send_all(receive, send, stopping.begun if stopping is not None else asyncio.Event())
+        if self.background is not None:
+            await self.background()
+
+    async def _send_all(self, receive: Receive, send: Send, stopping: asyncio.Event) -> None:
+        """Sends the body until it ends, the client leaves or the application stops; pings in silence."""
+        body = asyncio.create_task(self._send_body(send))
+        left = asyncio.create_task(_until_disconnected(receive))
+        stopped = asyncio.create_task(stopping.wait())
+        tasks: tuple[asyncio.Task[Any], ...] = (body, left, stopped)
+        try:
+            while not await self._any_ends(tasks):
+                await self._send_ping(send)
+        finally:
+            for task in tasks:
+                task.cancel()
+            # The stream is closed before the request's scope is, whoever cancels us, and how often.
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(tasks)
+        if not body.cancelled():
+            body.result()
+        elif left.cancelled():
+            failure = format_sse_event(event="failure", data_str=json.dumps(STOPPING))
+            await self._send(send, failure, more=False)
+
+    async def _any_ends(self, tasks: Iterable[asyncio.Task[Any]]) -> bool:
+        """Waits until one of the tasks has ended (True), or it has been silent for too long."""
+        patience = self._sent + self._ping - time.monotonic()
+        ended, _ = await asyncio.wait(tasks, timeout=max(patience, 0.0), return_when=asyncio.FIRST_COMPLETED)
+        return bool(ended)
+
+    async def _send_ping(self, send: Send) -> None:
+        if self._sending.locked():  # what is being sent is not silence, however slow the client is
+            self._sent = time.monotonic()
+        else:
+            await self._send(send, PING)
+
+    async def _send_body(self, send: Send) -> None:
+        async for event in self.body_iterator:
+            await self._send(send, event)
+        await self._send(send, b"", more=False)
+
+    async def _send(self, send: Send, chunk: Any, more: bool = True) -> None:
+        async with self._sending:
+            with suppress(OSError):  # the client has left: `_until_disconnected` says so
+                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            self._sent = time.monotonic()
+
+
+async def _until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _encoded(stream: Stream) -> AsyncIterator[bytes]:
+    """The stream's events as they stand on the wire; the first has an id, so that a second connection can be told."""
+    number: str | None = "0"
+    try:
+        async for item in _steps(stream):
+            yield _encode(item, number)
+            number = None
+    except ClientDisconnectedError as error:
+        _note(error)
+    except Exception as error:
+        _note(error)
+        log(error, "a stream of server-sent events")
+        yield format_sse_event(event="failure", data_str=json.dumps(problem_details(error)), id=number)
+    else:
+        yield format_sse_event(event="done", data_str="null", id=number)
+    finally:
+        await _close(stream)
+
+
+def _encode(item: object, number: str | None) -> bytes:
+    if isinstance(item, ServerSentEvent):
+        data = item.raw_data if item.raw_data is not None or item.data is None else as_json(item.data)
+        return format_sse_event(
+            data_str=data, event=item.event, id=item.id or number, retry=item.retry, comment=item.comment
+        )
+    return format_sse_event(data_str=as_json(item), event=name_of(item), id=number)
+
+
+def _note(error: Exception) -> None:
+    exchange = current_exchange.get()
+    if exchange is not None:
+        exchange.fail(error)
+
+
+# --- WebSockets
+
+
+async def send_stream(websocket: WebSocket, stream: Stream) -> None:
+    """Sends `stream` over a WebSocket, which has been accepted and stays open; closes it when the client leaves.
+
+    Each item is a text frame `{"event": …, "data": …}`: a service's events by their type's name, texts and items as
+    `message`; at the end `done`, or `failure` with the problem details. Raises `ClientDisconnectedError`.
+    """
+    try:
+        with WhileCallerWaits():
+            async for item in _steps(stream):
+                await _send_frame(websocket, name_of(item) or "message", as_json(item))
+    except (ClientDisconnectedError, WebSocketDisconnect) as error:
+        raise ClientDisconnectedError from error
+    except Exception as error:
+        log(error, "a stream over a WebSocket")
+        await _send_frame(websocket, "failure", json.dumps(problem_details(error)))
+    else:
+        await _send_frame(websocket, "done", "null")
+    finally:
+        await _close(stream)
+
+
+async def _send_frame(websocket: WebSocket, event: str, data: str) -> None:
+    await websocket.send_text(f'{{"event":{json.dumps(event)},"data":{data}}}')
