@@ -35,8 +35,13 @@ def schema_of(adapter: TypeAdapter[Any]) -> Schema:
     No titles or defaults; every type where it is used; only recursive ones are in `$defs`. Descriptions stay, the one
     nearer to the use first. Raises pydantic's errors for types that JSON cannot say.
     """
-    raw = adapter.json_schema(schema_generator=_generator())
-    definitions: Schema = raw.pop("$defs", {})
+    return readable(adapter.json_schema(schema_generator=_generator()))
+
+
+def readable(schema: Schema) -> Schema:
+    """A schema with its definitions in `$defs`, as `schema_of` gives one."""
+    raw = {key: value for key, value in schema.items() if key != "$defs"}
+    definitions: Schema = schema.get("$defs", {})
     recursive = {name for name in definitions if name in _reachable(definitions, name)}
     inlined: Schema = _inlined(raw, definitions, recursive, open_recursion=True)
     used = {name for name in recursive if f"{DEFINITION}{name}" in set(_references(inlined))}

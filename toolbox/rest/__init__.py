@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .endpoint import KeySettings, rest_settings
-from .implementation import create_rest_client
 from .marks import (
     Body,
     Cookie,
@@ -28,6 +27,7 @@ from .marks import (
 )
 from .propagation import propagate_headers
 from .replies import Response, ServerSentEvent
+from .standalone import create_rest_client
 
 __all__ = [
     "Body",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..context import ActiveScope
@@ -20,7 +20,7 @@ from ..di.marks import Scope, application_scoped
 from ..errors import IllegalConfigurationError, Problem
 from ..execution import refuse_on_event_loop
 from .collaborators import is_context
-from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint, rest_settings
+from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint
 from .marks import ClientMark, client_mark_of
 from .plans import ClientPlan, MethodPlan, read_auth, read_client
 from .replies import Stream
@@ -77,8 +77,8 @@ def read_rest_client(registered: object, scope: ActiveScope, settings: Callable[
     def make(connections: RestConnections, given: list[KeySettings]) -> Any:
         from .exchange import Exchange
 
-        found = _in_force(mark, settings(), given)
-        _raise(endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url))
+        found = settings_in_force(mark, settings(), given)
+        raise_problems(endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url))
         connection = connections.connection(found, mark.base_url)
         return implement(cls, plan, Exchange(connection, plan, scope, read_auth(found.auth, cls.__name__)))
 
@@ -111,7 +111,8 @@ def _implied(plan: ClientPlan) -> tuple[type[Any], ...]:
     )
 
 
-def _in_force(mark: ClientMark, settings: ToolboxSettings, given: list[KeySettings]) -> KeySettings:
+def settings_in_force(mark: ClientMark, settings: ToolboxSettings, given: list[KeySettings]) -> KeySettings:
+    """The settings of a client: those of its key, from the environment and from code."""
     from ..settings import settings_key
 
     return merged(settings_key(mark.config_key), settings.rest, given)
@@ -124,11 +125,12 @@ def _problems_of_settings(
     given = [getattr(factory, "__self__", None) for factory in factories]
     known = [each for each in given if isinstance(each, KeySettings)]
     if len(known) == len(given):  # else a producer makes settings, which are not known before it has run
-        found = _in_force(mark, settings, known)
+        found = settings_in_force(mark, settings, known)
         yield from endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)
 
 
-def _raise(problems: Iterator[Problem]) -> None:
+def raise_problems(problems: Iterable[Problem]) -> None:
+    """Raises all of them in one error, if there are any."""
     if found := tuple(problems):
         raise IllegalConfigurationError(found)
 
@@ -180,41 +182,3 @@ def _method(method: MethodPlan, exchange: Exchange, drivers: Any) -> Callable[..
         return chosen(exchange, plan, values(self, arguments, named))
 
     return send
-
-
-# --- without a container
-
-
-class _Made:
-    """Stands in for a container: a collaborator's class is called once, and its object kept."""
-
-    def __init__(self) -> None:
-        self._made: dict[Any, Any] = {}
-
-    def get(self, wanted: Any, name: str | None = None) -> Any:
-        if wanted not in self._made:
-            self._made[wanted] = wanted()
-        return self._made[wanted]
-
-    async def aget(self, wanted: Any, name: str | None = None) -> Any:
-        return self.get(wanted, name)
-
-
-def create_rest_client(cls: type[T], *, transport: Any = None, auth: Any = None, **settings: Any) -> T:
-    """A REST client without a container: `settings` as in `rest_settings`, over those of the environment.
-
-    Its collaborators are made by calling their classes. Its connections end with the event loop, or with itself. Raises
-    `IllegalConfigurationError`.
-    """
-    from ..settings import ToolboxSettings, settings_key
-    from .connections import Connection
-    from .exchange import Exchange
-
-    mark = client_mark_of(cls) or ClientMark(cls.__name__)
-    plan, problems = read_client(cls, mark)
-    given = rest_settings(settings_key(mark.config_key), transport=transport, auth=auth, **settings)
-    found = _in_force(mark, ToolboxSettings(), [given])
-    _raise(iter((*problems, *endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url))))
-    connection = Connection(read_endpoint(found, mark.base_url))
-    scope = cast("ActiveScope", _Made())
-    return implement(cls, plan, Exchange(connection, plan, scope, read_auth(found.auth, cls.__name__)))

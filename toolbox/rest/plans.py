@@ -131,7 +131,7 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
         request = request_mark_of(member)
         if request is None:
             problems.extend(_problems_without_verb(cls, place, member))
-        elif not isinstance(member, FunctionType):
+        elif type(member) is not FunctionType:
             problems.append(Problem(place, "only a method of an instance can send a request", "make it a plain method"))
         else:
             reading = _MethodReading(cls, name, place, member, request, mark, mapping, shared)
@@ -255,7 +255,7 @@ class _MethodReading:
 
     def _path(self) -> tuple[str, ...]:
         path = join_paths(self.client.path, self.mark.path)
-        parts = tuple(_TEMPLATE.split(path))
+        parts = path_parts(path)
         literals = "".join(parts[::2])
         if "{" in literals or "}" in literals:
             self._problem(f"the path {path!r} has a brace that belongs to no {{name}}", "write {name} for a parameter")
@@ -361,6 +361,11 @@ class _MethodReading:
             except UnreadableReplyError as error:
                 self._problem(error.what, error.fix)
         return None
+
+
+def path_parts(template: str) -> tuple[str, ...]:
+    """A path template taken apart, as `RequestPlan.path` has it."""
+    return tuple(_TEMPLATE.split(template))
 
 
 def join_paths(*paths: str) -> str:

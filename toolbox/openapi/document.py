@@ -1,0 +1,228 @@
+"""Reads an OpenAPI 3.x document into the operations it describes, references followed.
+
+The home of openapi_pydantic, loaded when a document is read. Not here: schemas as models read them (`openapi.shapes`),
+tools (`openapi.operations`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+
+from pydantic import ValidationError
+
+from ..errors import IllegalConfigurationError, Problem
+from ..rest import Query, create_rest_client, get
+
+VERBS = ("get", "put", "post", "delete", "head", "patch")
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentParameter:
+    """A parameter as the document has it; `place` is `path`, `query`, `header` or `cookie`."""
+
+    name: str
+    place: str
+    required: bool
+    schema: Mapping[str, Any] = field(hash=False)
+    description: str | None = None
+    style: str = "form"
+    explode: bool = True
+    media_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentBody:
+    """A request's body: the schema of each media type it may have."""
+
+    required: bool
+    schemas: Mapping[str, Mapping[str, Any]] = field(hash=False)
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a document."""
+
+    verb: str
+    path: str
+    operation_id: str | None
+    description: str | None
+    tags: tuple[str, ...] = ()
+    parameters: tuple[DocumentParameter, ...] = ()
+    body: DocumentBody | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document: its operations, the schemas they refer to, the URL of its first server."""
+
+    version: str
+    operations: tuple[Operation, ...]
+    schemas: Mapping[str, Any] = field(hash=False)
+    server: str | None = None
+
+
+def read_document(source: Mapping[str, Any] | str | Path) -> Document:
+    """The document that `source` is, or that its URL, file or JSON text leads to.
+
+    Raises `IllegalConfigurationError` for what is no OpenAPI 3.x document, `RestClientError` when it cannot be fetched.
+    """
+    where, raw = _load(source)
+    library = _library()
+    try:
+        parsed = library.parse_obj(raw)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}"
+            for each in error.errors(include_url=False, include_input=False)[:3]
+        )
+        raise _illegal(where, f"it is no OpenAPI 3.0 or 3.1 document ({faults})", "mend the document") from error
+    reader = _Reader(parsed, where)
+    schemas = {name: _plain(each) for name, each in ((parsed.components and parsed.components.schemas) or {}).items()}
+    server = parsed.servers[0].url if raw.get("servers") else None
+    return Document(str(parsed.openapi), tuple(reader.operations()), schemas, _absolute(server, source))
+
+
+def _library() -> Any:
+    try:
+        import openapi_pydantic
+    except ModuleNotFoundError as error:
+        text = "tools_from_openapi needs the library openapi-pydantic; install it: pip install 'toolbox-di[openapi]'"
+        raise ModuleNotFoundError(text, name="openapi_pydantic") from error
+    return openapi_pydantic
+
+
+def _illegal(where: str, what: str, fix: str) -> IllegalConfigurationError:
+    return IllegalConfigurationError([Problem(where, what, fix)])
+
+
+# --- getting it
+
+
+class _Published(Protocol):
+    @get()
+    def document(self, query: Annotated[dict[str, list[str]], Query()]) -> bytes: ...
+
+
+def _load(source: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any]]:
+    """Where the document is from, and the document."""
+    if isinstance(source, Mapping):
+        return "the OpenAPI document", dict(source)
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        where, text = "the OpenAPI document", source.encode()
+    elif isinstance(source, str) and source.startswith(("http://", "https://")):
+        where, text = source.partition("?")[0].rpartition("@")[2], _fetch(source)
+    else:
+        where, text = str(source), Path(source).read_bytes()
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        fix = "convert it to JSON, or read it yourself and pass the dictionary"
+        raise _illegal(where, f"it is no JSON ({error})", fix) from error
+    if not isinstance(raw, dict):
+        raise _illegal(where, "it is no JSON object", "pass an OpenAPI 3.x document")
+    return where, raw
+
+
+def _fetch(url: str) -> bytes:
+    parts = urlsplit(url)
+    query: dict[str, list[str]] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        query.setdefault(name, []).append(value)
+    published = create_rest_client(_Published, url=urlunsplit((*parts[:3], "", "")), follow_redirects=True)
+    # On a thread of its own: a program may well read a document while it starts, on the thread of a loop.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(published.document, query).result()
+
+
+def _absolute(server: str | None, source: object) -> str | None:
+    """The URL of a server, which may be relative to that of the document."""
+    if server is None or server.startswith(("http://", "https://")):
+        return server
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        parts = urlsplit(source)
+        return f"{parts.scheme}://{parts.netloc}/{server.lstrip('/')}"
+    return None
+
+
+# --- reading it
+
+
+def _plain(model: Any) -> dict[str, Any]:
+    """A part of the document as it was written."""
+    written: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return written
+
+
+class _Reader:
+    """Walks the library's model of a document."""
+
+    def __init__(self, parsed: Any, where: str) -> None:
+        self._parsed, self._where = parsed, where
+
+    def operations(self) -> Iterator[Operation]:
+        for path, item in (self._parsed.paths or {}).items():
+            for verb in VERBS:
+                operation = getattr(item, verb, None)
+                if operation is not None:
+                    yield self._operation(verb, path, item, operation)
+
+    def _operation(self, verb: str, path: str, item: Any, operation: Any) -> Operation:
+        # An operation's parameter replaces that of its path with the same name and place.
+        parameters: dict[tuple[str, str], DocumentParameter] = {}
+        for each in (*(item.parameters or ()), *(operation.parameters or ())):
+            parameter = self._parameter(self._resolved(each))
+            parameters[parameter.name, parameter.place] = parameter
+        texts = [text.strip() for text in (operation.summary, operation.description) if text and text.strip()]
+        return Operation(
+            verb.upper(),
+            path,
+            operation.operationId,
+            "\n".join(dict.fromkeys(texts)) or None,
+            tuple(operation.tags or ()),
+            tuple(parameters.values()),
+            self._body(self._resolved(operation.requestBody)) if operation.requestBody is not None else None,
+        )
+
+    def _parameter(self, parameter: Any) -> DocumentParameter:
+        place = str(parameter.param_in.value)
+        style = parameter.style or ("form" if place in ("query", "cookie") else "simple")
+        media_type, content = next(iter((parameter.content or {}).items()), (None, None))
+        schema = content.media_type_schema if content is not None else parameter.param_schema
+        return DocumentParameter(
+            parameter.name,
+            place,
+            parameter.required or place == "path",
+            _plain(schema) if schema is not None else {},
+            parameter.description,
+            style,
+            style == "form" if parameter.explode is None else parameter.explode,
+            media_type,
+        )
+
+    def _body(self, body: Any) -> DocumentBody:
+        schemas = {
+            media_type.lower(): _plain(each.media_type_schema) if each.media_type_schema is not None else {}
+            for media_type, each in body.content.items()
+        }
+        return DocumentBody(body.required, schemas, body.description)
+
+    def _resolved(self, part: Any) -> Any:
+        """What a reference to one of the document's components means."""
+        seen: set[str] = set()
+        while (reference := getattr(part, "ref", None)) is not None:
+            kind, _, name = reference.removeprefix("#/components/").partition("/")
+            name = unquote(name).replace("~1", "/").replace("~0", "~")
+            components = getattr(self._parsed.components, kind, None) or {}
+            if reference in seen or not reference.startswith("#/components/") or name not in components:
+                what = f"the reference {reference!r} leads nowhere"
+                raise _illegal(self._where, what, "put what it means into the document's components")
+            seen.add(reference)
+            part = components[name]
+        return part

@@ -1,0 +1,259 @@
+"""Makes tools of a document's operations: a specification for the model, an executor that sends the request.
+
+Not here: reading the document (`openapi.document`), building and sending requests (`rest`).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..chat import ImageContent, ToolExecutionRequest, ToolExecutor, ToolSpecification
+from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError
+from ..json_text import compact_json, parse_json, read_arguments
+from ..rest import Body, Response, rest_settings
+from ..rest.marks import Fixed, Place
+from ..rest.plans import BODILESS, ParameterPlan, RequestPlan, path_parts
+from ..rest.replies import ReplyPlan, Shape
+from ..rest.standalone import send_request, standalone_exchange
+from .document import Document, DocumentBody, DocumentParameter, Operation, read_document
+from .shapes import request_schema
+
+logger = logging.getLogger("toolbox.openapi")
+
+Include: TypeAlias = Iterable[str] | Callable[[Operation], bool]
+
+_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+_SEPARATORS = {"spaceDelimited": " ", "pipeDelimited": "|"}
+_PLACES = {"path": Place.PATH, "query": Place.QUERY, "header": Place.HEADER, "cookie": Place.COOKIE}
+# OpenAPI says that such header parameters are ignored: they follow from the body and the credentials.
+_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
+_ACCEPT = Fixed(Place.HEADER, "Accept", "application/json, */*;q=0.8")
+
+
+def tools_from_openapi(
+    document: Mapping[str, Any] | str | Path,
+    base_url: str | None = None,
+    include: Include | None = None,
+    **settings: Any,
+) -> dict[ToolSpecification, ToolExecutor]:
+    """A tool for each operation of an OpenAPI 3.0 or 3.1 document: a dictionary, JSON text, a file, or a URL.
+
+    A URL is fetched here and now. `base_url` is where requests go, by default the document's first server. `include`
+    chooses operations: patterns for the operation's id, tool name, tag or `"GET /path"`, or a predicate. `settings` are
+    those of `rest.rest_settings` (`bearer_token`, `headers`, `timeout`, `retries`, …). Operations whose body is neither
+    JSON, a form nor text are left out. Raises `IllegalConfigurationError`.
+    """
+    read = read_document(document)
+    url = base_url or read.server
+    if not url:
+        raise IllegalConfigurationError(
+            [Problem("tools_from_openapi", "the document names no server", "pass base_url=")]
+        )
+    exchange = standalone_exchange("tools_from_openapi", rest_settings("openapi", url=url, **settings))
+    tools: dict[ToolSpecification, ToolExecutor] = {}
+    names: set[str] = set()
+    for operation in read.operations:
+        name = _unique(_tool_name(operation), names)
+        if not _is_included(operation, name, include):
+            continue
+        plan = _plan(read, operation, name)
+        if plan is None:
+            logger.info("%s %s is left out: its body has no form a model could write", operation.verb, operation.path)
+            continue
+        names.add(name)
+        tools[plan.specification] = _executor(plan, exchange)
+    return tools
+
+
+def _is_included(operation: Operation, name: str, include: Include | None) -> bool:
+    if include is None:
+        return True
+    if callable(include):
+        return include(operation)
+    patterns = (include,) if isinstance(include, str) else tuple(include)
+    words = (operation.operation_id or name, name, f"{operation.verb} {operation.path}", *operation.tags)
+    return any(fnmatch.fnmatchcase(word, pattern) for pattern in patterns for word in words)
+
+
+def _tool_name(operation: Operation) -> str:
+    text = operation.operation_id or f"{operation.verb.lower()}{operation.path}"
+    return _NAME.sub("_", text).strip("_")[:64] or "operation"
+
+
+def _unique(name: str, taken: set[str] | Mapping[str, Any]) -> str:
+    if name not in taken:
+        return name
+    return next(each for n in range(2, 10_000) if (each := f"{name[:60]}_{n}") not in taken)
+
+
+# --- planning
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of the tool: the name the model uses, and how its value is put into the request."""
+
+    name: str
+    required: bool
+    put: Callable[[Any], Any]
+    parameter: ParameterPlan
+
+
+@dataclass(frozen=True, slots=True)
+class OperationPlan:
+    """Everything a call of an operation needs."""
+
+    specification: ToolSpecification
+    request: RequestPlan
+    arguments: tuple[Argument, ...] = field(hash=False)
+
+
+def _plan(document: Document, operation: Operation, name: str) -> OperationPlan | None:
+    """The plan of an operation; None when its body cannot be written by a model."""
+    arguments: dict[str, Argument] = {}
+    schemas: dict[str, Any] = {}
+    for parameter in operation.parameters:
+        if parameter.place == "header" and parameter.name.lower() in _IGNORED_HEADERS:
+            continue
+        visible = _unique(_NAME.sub("_", parameter.name).strip("_")[:64] or "value", arguments)
+        arguments[visible] = _argument(visible, parameter)
+        schemas[visible] = _described(request_schema(parameter.schema, document.schemas), parameter.description)
+    if operation.body is not None and operation.verb not in BODILESS:
+        chosen = _media_type(operation.body)
+        if chosen is not None:
+            visible = _unique("body", arguments)
+            arguments[visible] = _body_argument(visible, operation.body, chosen)
+            schema = request_schema(operation.body.schemas[chosen], document.schemas)
+            schemas[visible] = _described(schema, operation.body.description)
+        elif operation.body.required:
+            return None
+    specification = ToolSpecification(name, operation.description, _object(schemas, arguments))
+    request = RequestPlan(
+        where=name,
+        verb=operation.verb,
+        path=path_parts(operation.path),
+        parameters=tuple(each.parameter for each in arguments.values()),
+        reply=ReplyPlan(Shape.BYTES, whole=True),
+        fixed=(_ACCEPT,),
+        idempotent=operation.verb not in ("POST", "PATCH"),
+    )
+    return OperationPlan(specification, request, tuple(arguments.values()))
+
+
+def _object(schemas: dict[str, Any], arguments: Mapping[str, Argument]) -> dict[str, Any]:
+    definitions: dict[str, Any] = {}
+    for schema in schemas.values():
+        definitions |= schema.pop("$defs", {})
+    parameters: dict[str, Any] = {"type": "object", "properties": schemas}
+    if required := [name for name, each in arguments.items() if each.required]:
+        parameters["required"] = required
+    return parameters | ({"$defs": definitions} if definitions else {})
+
+
+def _described(schema: dict[str, Any], description: str | None) -> dict[str, Any]:
+    return {**schema, "description": description} if description else schema
+
+
+def _argument(visible: str, parameter: DocumentParameter) -> Argument:
+    place = _PLACES[parameter.place]
+    # A query parameter may become several, or get another name: it is sent as the fields of what `put` makes of it.
+    plan = ParameterPlan(visible, place, parameter.name, spread=place is Place.QUERY)
+    return Argument(visible, parameter.required, lambda value: _styled(parameter, value), plan)
+
+
+def _styled(parameter: DocumentParameter, value: Any) -> Any:
+    """The value as the parameter's style writes it; of a query parameter, the fields it gives."""
+    text = _text(parameter, value)
+    if parameter.place != "query":
+        return text
+    if parameter.media_type is None and isinstance(value, Mapping):
+        if parameter.style == "deepObject":
+            return {f"{parameter.name}[{key}]": each for key, each in value.items()}
+        if parameter.explode:
+            return value
+    return {parameter.name: text}
+
+
+def _text(parameter: DocumentParameter, value: Any) -> Any:
+    """A value as one text; a list that is sent by repeating the parameter stays one."""
+    if parameter.media_type is not None:
+        return compact_json(value)
+    if isinstance(value, list):
+        if parameter.place == "query" and parameter.explode:
+            return value
+        return _SEPARATORS.get(parameter.style, ",").join(_word(each) for each in value)
+    if isinstance(value, Mapping):
+        between = "=" if parameter.explode else ","
+        return ",".join(f"{key}{between}{_word(each)}" for key, each in value.items())
+    return value
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else compact_json(value)
+
+
+def _media_type(body: DocumentBody) -> str | None:
+    """The media type in which a model's value is sent: JSON before a form before text."""
+    wanted = (r"application/json\b.*", r".*\+json\b.*", r"application/x-www-form-urlencoded\b.*", r"text/.*", r"\*/\*")
+    for pattern in wanted:
+        for media_type in body.schemas:
+            if re.fullmatch(pattern, media_type):
+                return media_type
+    return None
+
+
+def _body_argument(visible: str, body: DocumentBody, media_type: str) -> Argument:
+    if media_type.startswith("application/x-www-form-urlencoded"):
+        return Argument(visible, body.required, lambda value: value, ParameterPlan(visible, Place.FORM, visible, True))
+    sent_as = "application/json" if media_type == "*/*" else media_type
+    plan = ParameterPlan(visible, Place.BODY, visible, mark=Body(sent_as))
+    if media_type.startswith("text/"):
+        return Argument(visible, body.required, _word, plan)
+    return Argument(visible, body.required, lambda value: compact_json(value).encode(), plan)
+
+
+# --- calling
+
+
+def _executor(plan: OperationPlan, exchange: Any) -> Callable[[ToolExecutionRequest, Any], Awaitable[object]]:
+    async def execute(request: ToolExecutionRequest, memory_id: Any) -> object:
+        values = dict(_values(plan, request))
+        return _value(await send_request(exchange, plan.request, values))
+
+    execute.__name__ = plan.specification.name
+    return execute
+
+
+def _values(plan: OperationPlan, request: ToolExecutionRequest) -> Iterator[tuple[str, Any]]:
+    """The values of the request's parameters. Raises `ToolArgumentsError`."""
+    try:
+        given = read_arguments(request.arguments)
+    except ValueError as error:
+        raise ToolArgumentsError(request, [("", str(error))]) from error
+    missing = [each.name for each in plan.arguments if each.required and each.name not in given]
+    if missing:
+        raise ToolArgumentsError(request, [(name, "this argument is required") for name in missing])
+    for each in plan.arguments:
+        value = given.get(each.name)
+        yield each.name, None if value is None and not each.required else each.put(value)
+
+
+def _value(response: Response[bytes]) -> object:
+    """What the model is told of a reply: JSON as a value, text as text, an image as one."""
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not response.body:
+        return None
+    if media_type.startswith("image/") and media_type != "image/svg+xml":
+        return ImageContent(data=response.body, mime_type=media_type)
+    try:
+        if media_type == "application/json" or media_type.endswith("+json"):
+            return parse_json(response.body)
+        return response.body.decode()
+    except ValueError:
+        return f"{len(response.body)} bytes of {media_type or 'unknown type'}"

@@ -1,0 +1,61 @@
+"""Schemas of OpenAPI documents as JSON schemas that a model reads: one dialect, references in place.
+
+Not here: schemas made of Python types (`schemas`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..schemas import DEFINITION, Schema, readable
+
+_COMPONENT = "#/components/schemas/"
+_BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
+_VERBATIM = frozenset({"enum", "const", "required", "type", "examples"})
+_UNKNOWN_TO_JSON_SCHEMA = frozenset({"nullable", "xml", "externalDocs", "example", "discriminator", "deprecated"})
+
+
+def request_schema(schema: Mapping[str, Any], components: Mapping[str, Any]) -> Schema:
+    """The schema of something that is sent, with what it refers to; parts that only replies have are left out."""
+    own = _converted(schema)
+    definitions = {name: _converted(each) for name, each in components.items()}
+    return readable({**own, "$defs": {**definitions, **own.get("$defs", {})}})
+
+
+def _converted(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_converted(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    converted: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str):
+            converted[key] = value.replace(_COMPONENT, DEFINITION, 1)
+        elif key in _BY_NAME and isinstance(value, Mapping):
+            converted[key] = {name: _converted(each) for name, each in value.items() if not _is_read_only(each)}
+        elif key not in _UNKNOWN_TO_JSON_SCHEMA:
+            converted[key] = value if key in _VERBATIM else _converted(value)
+    if "required" in converted and "properties" in converted:
+        converted["required"] = [name for name in converted["required"] if name in converted["properties"]]
+    _bounds(converted)
+    return _with_null(converted) if schema.get("nullable") is True else converted
+
+
+def _is_read_only(schema: object) -> bool:
+    return isinstance(schema, Mapping) and schema.get("readOnly") is True
+
+
+def _bounds(schema: dict[str, Any]) -> None:
+    """In OpenAPI 3.0 an exclusive bound is said by a flag beside the bound."""
+    for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(schema.get(flag), bool) and schema.pop(flag) and bound in schema:
+            schema[flag] = schema.pop(bound)
+
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(schema.get("type"), str) and "enum" not in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    description = {"description": schema["description"]} if "description" in schema else {}
+    rest = {key: value for key, value in schema.items() if key != "description"}
+    return {"anyOf": [rest, {"type": "null"}], **description}

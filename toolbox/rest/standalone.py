@@ -1,0 +1,75 @@
+"""REST clients and single requests without a container.
+
+Their connections end with the event loop, or when nobody holds them any more. Not here: what a container does with a
+client (`implementation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from typing_extensions import TypeForm
+
+from ..context import ActiveScope
+from .endpoint import KeySettings, endpoint_problems, read_endpoint, rest_settings
+from .implementation import implement, raise_problems, settings_in_force
+from .marks import ClientMark, client_mark_of
+from .plans import ClientPlan, RequestPlan, read_auth, read_client
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+T = TypeVar("T")
+
+
+class _Made:
+    """Stands in for a container: a collaborator's class is called once, and its object kept."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+
+    def get(self, wanted: Any, name: str | None = None) -> Any:
+        if wanted not in self._made:
+            self._made[wanted] = wanted()
+        return self._made[wanted]
+
+    async def aget(self, wanted: Any, name: str | None = None) -> Any:
+        return self.get(wanted, name)
+
+
+def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any = None, **settings: Any) -> T:
+    """An object of a REST client's class, without a container.
+
+    `settings` are those of `rest_settings`, over those of the environment. Collaborators are made by calling their classes. Raises `IllegalConfigurationError`.
+    """
+    from ..settings import ToolboxSettings
+
+    cls = cast("type[T]", client)
+    mark = client_mark_of(cls) or ClientMark(cls.__name__)
+    plan, problems = read_client(cls, mark)
+    given = rest_settings(mark.config_key, transport=transport, auth=auth, **settings)
+    found = settings_in_force(mark, ToolboxSettings(), [given])
+    raise_problems((*problems, *endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)))
+    return implement(cls, plan, _exchange(found, mark.base_url, plan, cls.__name__))
+
+
+def standalone_exchange(where: str, settings: KeySettings) -> Exchange:
+    """An exchange for plans that come from no class. Raises `IllegalConfigurationError`."""
+    raise_problems(endpoint_problems(where, settings.key, settings.settings, None))
+    return _exchange(settings, None, ClientPlan(()), where)
+
+
+def _exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, where: str) -> Exchange:
+    from .connections import Connection
+    from .exchange import Exchange
+
+    connection = Connection(read_endpoint(settings, base_url))
+    return Exchange(connection, plan, cast("ActiveScope", _Made()), read_auth(settings.auth, where))
+
+
+async def send_request(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
+    """The value of one request."""
+    from .drivers import call_async
+
+    return await call_async(exchange, plan, values)
