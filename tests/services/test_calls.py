@@ -286,17 +286,13 @@ async def test_after_all_retries_the_error_has_the_reply_and_its_faults() -> Non
     assert caught.value.problems[0][0] == "name"
 
 
-class FormatModel(ScriptedChatModel):
-    supports_response_format = True
-
-
 async def test_the_three_output_modes() -> None:
     plain = ScriptedChatModel(['{"name": "Bern"}'])
     await create_ai_service(Cities, chat_model=plain).city("s", "q")
     assert plain.requests[0].response_format is None
     assert '"name"' in plain.requests[0].messages[-1].text
 
-    able = FormatModel(['{"name": "Bern"}'])
+    able = ScriptedChatModel(['{"name": "Bern"}'], supports_response_format=True)
     await create_ai_service(Cities, chat_model=able).city("s", "q")
     assert able.requests[0].response_format is not None
     assert able.requests[0].response_format.name == "City"
@@ -877,7 +873,7 @@ def problems_of(service: Any, **options: Any) -> str:
         ({"max_tool_calls_per_response": -1}, "max_tool_calls_per_response"),
         ({"timeout": 0}, "timeout"),
         ({"output_mode": "yaml"}, "output_mode"),
-        ({"tools": [Calculator(), Calculator()]}, "two tools are named 'add'"),
+        ({"tools": [Calculator(), Calculator()]}, "2 tools are called 'add'"),
         ({"tools": [object()]}, "tool"),
         ({"tools": [Calculator]}, "instance"),
         ({"tools": [Immediate()]}, "immediately"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..chat import ChatModel
 from ..context import ActiveScope
-from ..di.beans import BeanDefinition, definition_of, point_of
+from ..di.beans import MISSING, BeanDefinition, definition_of, point_of
 from ..di.graph import BeanGraph, Reading
 from ..di.marks import Scope
 from ..errors import ContainerNotStartedError, MissingBeanError, Problem
@@ -172,4 +172,5 @@ class _Service:
         if tool.bean is not None:
             yield from graph.problems_of(point_of(tool.bean, where))
         for each in tool.injected:
-            yield from graph.problems_of(point_of(each.annotation, f"{where}, parameter {each.name}"))
+            default = None if each.optional else MISSING
+            yield from graph.problems_of(point_of(each.wanted, f"{where}, parameter {each.name}", default=default))

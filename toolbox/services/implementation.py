@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ..context import WhileCallerWaits
 from ..execution import CallerRunner, refuse_on_event_loop
+from .declaration import SERVICE_MARK
 from .driver import Invocation, ServiceHost, items, run_to_end, texts
 from .outputs import Shape
 from .plans import MethodPlan
@@ -22,7 +23,9 @@ def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: Ser
     """A class that implements the service `cls`: its methods call models through `host`."""
 
     def tool_call(self: object, name: str) -> Callable[..., Any]:
-        return functools.partial(_call, plans[name], host, True)
+        function = functools.partial(_call, plans[name], host, True)
+        setattr(function, SERVICE_MARK, True)
+        return function
 
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,

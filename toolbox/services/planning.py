@@ -397,7 +397,7 @@ class _MethodReader:
             self.problems += problems
         toolset = Toolset.of(tools)
         for tool in toolset.tools:
-            if tool.needs_memory_id and memory is None and not _is_service(tool.bean):
+            if tool.needs_memory_id and memory is None and not _is_service(tool):
                 self.problem(
                     f"offers tool {tool.specification.name!r}, which needs a memory id, and has none",
                     "add a MemoryId parameter here, or say `MemoryId[… | None]` in the tool",
@@ -429,8 +429,10 @@ def _callable_signature(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _is_service(bean: object) -> bool:
-    return isinstance(bean, type) and SERVICE_MARK in vars(bean)
+def _is_service(tool: Tool) -> bool:
+    """Whether a tool is a call of a service, which has no memory then."""
+    marked = tool.function is not None and hasattr(tool.function, SERVICE_MARK)
+    return marked or (isinstance(tool.bean, type) and SERVICE_MARK in vars(tool.bean))
 
 
 def _plain(annotation: Any) -> Any:

@@ -6,7 +6,7 @@ Not here: making a plan (`planning`), following it (`driver`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ from typing import Any
 
 from ..chat import ToolSpecification
 from ..context import current_invocation
-from ..errors import IllegalConfigurationError, Problem
+from ..errors import IllegalConfigurationError
 from ..tools.failures import ToolErrors
 from ..tools.invocation import Tool
 from ..tools.marks import ReturnBehavior
-from ..tools.sources import read_tools
+from ..tools.sources import clashes, read_tools
 from .declaration import MessageFunction, ServiceOptions
 from .loop import Rules
 from .memory import Window
@@ -155,17 +155,3 @@ def added_tools() -> Sequence[Tool]:
     if added is None or added[1] is not current_invocation.get():
         return ()
     return added[0]
-
-
-def clashes(tools: Iterable[Tool], where: str) -> Iterator[Problem]:
-    """A problem for each name that comes more than once."""
-    seen: set[str] = set()
-    for tool in tools:
-        name = tool.specification.name
-        if name in seen:
-            yield Problem(
-                where,
-                f"two tools are named {name!r}",
-                "give one of them another name: @tool(name=…), or offer only one",
-            )
-        seen.add(name)

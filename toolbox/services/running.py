@@ -6,9 +6,19 @@ Not here: the threads they have left behind (`execution`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
+from typing import Protocol
+
+
+class Closable(Protocol):
+    """A stream."""
+
+    async def aclose(self) -> None:
+        """Ends it where it stands."""
+        ...
 
 
 class Running:
@@ -16,7 +26,7 @@ class Running:
 
     def __init__(self) -> None:
         self._tasks: dict[int, tuple[str, asyncio.Task[object] | None]] = {}
-        self._streams: dict[int, Callable[[], Awaitable[None]]] = {}
+        self._streams: dict[int, weakref.ref[Closable]] = {}
         self._numbers = count()
         self._ended = asyncio.Event()
 
@@ -31,10 +41,10 @@ class Running:
             del self._tasks[number]
             self._ended.set()
 
-    def open_stream(self, close: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-        """Keeps a stream that has begun; what this returns is called when it has ended."""
+    def open_stream(self, stream: Closable) -> Callable[[], None]:
+        """Notes, weakly, a stream that has begun; what this returns is called when it has ended."""
         number = next(self._numbers)
-        self._streams[number] = close
+        self._streams[number] = weakref.ref(stream)
 
         def ended() -> None:
             self._streams.pop(number, None)
@@ -53,8 +63,9 @@ class Running:
                 task.cancel()
         if late:
             await self._wait_for_the_end(1.0)
-        for close in list(self._streams.values()):
-            await close()
+        for reference in list(self._streams.values()):
+            if (stream := reference()) is not None:
+                await stream.aclose()
         return sorted(label for label, _ in late)
 
     def _under_way(self) -> list[tuple[str, asyncio.Task[object] | None]]:

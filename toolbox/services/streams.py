@@ -84,7 +84,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         assert self._steps is not None
         if self._ended is None:
             self._loop = asyncio.get_running_loop()
-            self._ended = invocation.host.running.open_stream(self.aclose)
+            self._ended = invocation.host.running.open_stream(self)
         try:
             with invocation.host.running.task(invocation.label):
                 async with within(invocation):
