@@ -1,0 +1,341 @@
+"""The container: what is registered, checked, started, looked up, overridden, stopped.
+
+Joins the rooms; each rule lives in its own. Not here: beans and scopes (`di`), tools (`tools`), services (`services`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from typing_extensions import TypeForm
+
+from .chat import ChatModel
+from .di.beans import MISSING, BeanDefinition, InjectionPoint, points_of, read_class
+from .di.forms import type_name
+from .di.graph import DEFAULT, BeanDescription, BeanGraph, Binding, describe
+from .di.marks import Scope, producer_mark_of, scope_mark_of
+from .di.registry import Reader, Registered, Registry, bean_reader, read_given, read_included, settings_in
+from .di.scanning import marked_in
+from .di.scopes import CallScope, MustAwait, RequestScope, active
+from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
+from .execution import LoopThread
+
+if TYPE_CHECKING:
+    from dependency_injector.containers import DynamicContainer
+
+    from .di.overriding import Override
+    from .di.wiring import Wiring
+    from .settings import ToolboxSettings
+    from .tools.failures import ToolErrors
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Container:
+    """Beans, tools and services of one program.
+
+    Started by `async with` or `with`; then beans are looked up with `get` and `aget`. Itself a bean, and what the rest
+    of the library sees of it is an `ActiveScope`.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, ChatModel] | None = None,
+        executors: Mapping[str, Executor] | None = None,
+        tool_errors: ToolErrors | None = None,
+        settings: ToolboxSettings | None = None,
+        seeds: Iterable[TypeForm[Any]] = (),
+    ) -> None:
+        self._models, self._executors = dict(models or {}), dict(executors or {})
+        self._tool_errors, self._settings = tool_errors, settings
+        self._registry = Registry(seeds)
+        self._checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
+        self._overrides: list[Override] = []
+        self._wiring: Wiring | None = None
+        self._thread: LoopThread | None = None
+
+    # --- registering
+
+    def register(self, *objects: object) -> Self:
+        """Registers classes, producers, services, REST clients."""
+        self._refuse_started("register")
+        for each in objects:
+            self._registry.add(each)
+        return self
+
+    def register_instance(self, instance: T, as_type: TypeForm[T] | None = None, name: str | None = None) -> Self:
+        """Registers an object as a bean of its class, or of `as_type`. It is never closed here."""
+        self._refuse_started("register_instance")
+        self._registry.give(instance, type(instance) if as_type is None else as_type, name)
+        return self
+
+    def bind(self, interface: TypeForm[T], implementation: type[T] | Callable[..., T], name: str | None = None) -> Self:
+        """Makes `interface` (under `name`) mean the bean of this class or producer."""
+        self._refuse_started("bind")
+        self._registry.bind(Binding(interface, implementation, name))
+        return self
+
+    def scan(self, module: ModuleType | str) -> Self:
+        """Registers everything marked in a module and in all below it."""
+        return self.register(*marked_in(module, self._is_marked))
+
+    def include(self, container: Any) -> Self:
+        """Makes each provider of a `dependency_injector` container, class or instance, a bean."""
+        self._refuse_started("include")
+        self._registry.include(container)
+        return self
+
+    def declare_seeds(self, *types: TypeForm[Any]) -> Self:
+        """Tells the check of further types that request scopes will be given."""
+        self._refuse_started("declare_seeds")
+        self._registry.seeds.update(dict.fromkeys(types))
+        return self
+
+    def add_check(self, check: Callable[[BeanGraph], Iterable[Problem]]) -> Self:
+        """Lets `check()` and start ask for further problems, of what uses the container from outside."""
+        self._checks.append(check)
+        return self
+
+    def _refuse_started(self, what: str) -> None:
+        if self._wiring is not None:
+            problem = Problem(f"Container.{what}", "the container is started", "register everything before it starts")
+            raise IllegalConfigurationError([problem])
+
+    # --- reading and checking
+
+    @staticmethod
+    def _is_marked(member: object) -> bool:
+        """Whether `scan` registers it."""
+        if isinstance(member, type):
+            return scope_mark_of(member) is not None
+        return producer_mark_of(member) is not None
+
+    def _readers(self, names: Mapping[str, Any]) -> tuple[Reader, ...]:
+        """What registered objects may be, in this order."""
+        return read_given, read_included, bean_reader(names)
+
+    def _read(self) -> Registered:
+        names = self._registry.names()
+        own = BeanDefinition(
+            provides=type(self), factory=lambda: self, scope=Scope.APPLICATION, implicit=True, source=self
+        )
+        return self._registry.read(self._readers(names), names, (own,))
+
+    def check(self) -> list[Problem]:
+        """What start would refuse, without starting."""
+        return self._checked()[2]
+
+    def _checked(self) -> tuple[BeanGraph, dict[int, Any], list[Problem]]:
+        """The graph, the settings beans, and everything that is wrong."""
+        registered = self._read()
+        problems = list(registered.problems())
+        for check in self._checks:
+            problems += check(registered.graph)
+        for override in self._overrides:
+            problems += override.problems(registered.graph)
+        overridden = [key for each in self._overrides if (key := each.key_in(registered.graph)) is not None]
+        settings, failed = settings_in(registered.graph, overridden)
+        return registered.graph, settings, list(dict.fromkeys(problems + failed))
+
+    def describe(self) -> tuple[BeanDescription, ...]:
+        """All beans, in registration order: for tools that show the graph."""
+        return describe(self._read().graph)
+
+    # --- start and stop
+
+    async def __aenter__(self) -> Self:
+        self._refuse_started("start")
+        await self._start(asyncio.get_running_loop())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop(error)
+
+    def __enter__(self) -> Self:
+        self._refuse_started("start")
+        self._thread = LoopThread()
+        self._thread.start()
+        try:
+            self._thread.run(self._start(self._thread.loop))
+        except BaseException:
+            self._end_thread()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        thread, wiring = self._thread, self._wiring
+        if thread is None or wiring is None:
+            raise ContainerNotStartedError("stop")
+        try:
+            thread.run(self._before_beans_stop())
+            # Beans made by synchronous code are closed on the thread that made most of them.
+            wiring.stop_waiting(error)
+        finally:
+            self._wiring = None
+            try:
+                thread.run(self._after_beans_stop())
+            finally:
+                self._end_thread()
+
+    def _end_thread(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+
+    async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        graph, settings, problems = self._checked()
+        if problems:
+            raise IllegalConfigurationError(problems)
+        # Not before it is needed: dependency_injector takes long to load.
+        from .di.wiring import Wiring
+
+        wiring = Wiring(graph, self, loop)
+        wiring.application.store.update(settings)
+        self._wiring = wiring
+        try:
+            for override in self._overrides:
+                override.apply(wiring)
+            await self._before_beans_start()
+            await wiring.start()
+        except BaseException as error:
+            await self._stop(error)
+            raise
+
+    async def _stop(self, error: BaseException | None) -> None:
+        wiring = self._wiring
+        if wiring is None:
+            raise ContainerNotStartedError("stop")
+        try:
+            await self._before_beans_stop()
+            await wiring.stop(error)
+        finally:
+            self._wiring = None
+            await self._after_beans_stop()
+
+    async def _before_beans_start(self) -> None:
+        """What has to be there before the first bean is made."""
+
+    async def _before_beans_stop(self) -> None:
+        """What has to end before the first bean is closed."""
+
+    async def _after_beans_stop(self) -> None:
+        """What is closed when all beans are."""
+
+    # --- looking up
+
+    def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        """The bean, made now if need be.
+
+        Raises `MissingBeanError`, `AmbiguousBeanError`, `AsyncBeanError` when a part of it has to be awaited, and
+        `ScopeNotActiveError` outside its scope.
+        """
+        scope, wiring = active.get(), self._wiring
+        if name is None and wiring is not None and scope is not None and scope.direct is wiring:
+            try:
+                resolver = wiring.unnamed.get(wanted)
+            except TypeError:  # the metadata of an Annotated cannot be hashed
+                resolver = None
+            if resolver is not None:
+                try:
+                    return resolver(scope)  # type: ignore[no-any-return]  # of the type that was asked for
+                except MustAwait:
+                    pass
+        return self._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # likewise
+
+    async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        """The bean, awaiting what has to be. Raises as `get` does."""
+        return await self._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
+
+    async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
+        """See `ActiveScope.prepare`."""
+        await self._started(wanted).prepare(wanted, name)
+
+    def _started(self, what: Any) -> Wiring:
+        if self._wiring is None:
+            raise ContainerNotStartedError(what if isinstance(what, str) else type_name(what))
+        return self._wiring
+
+    def call(self, function: Callable[..., R], /, **values: Any) -> R:
+        """Calls `function` with `values`; its other parameters are injected."""
+        wiring = self._started(type_name(function))
+        args: list[Any] = []
+        for point in self._points(function, wiring.graph):
+            if point.parameter not in values and (value := wiring.graph.found(point)) != DEFAULT:
+                wiring.follow_graph()
+                values[point.parameter] = wiring.get_value(value, wiring.scope())
+            _move_positional(point, values, args)
+        return function(*args, **values)
+
+    async def acall(self, function: Callable[..., Any], /, **values: Any) -> Any:
+        """The same, awaiting what has to be, also what `function` returns."""
+        wiring = self._started(type_name(function))
+        args: list[Any] = []
+        for point in self._points(function, wiring.graph):
+            if point.parameter not in values and (value := wiring.graph.found(point)) != DEFAULT:
+                wiring.follow_graph()
+                values[point.parameter] = await wiring.aget_value(value, wiring.scope())
+            _move_positional(point, values, args)
+        result = function(*args, **values)
+        return await result if inspect.isawaitable(result) else result
+
+    @staticmethod
+    def _points(function: Callable[..., Any], graph: BeanGraph) -> tuple[InjectionPoint, ...]:
+        if isinstance(function, type):
+            return read_class(function, graph.names).needs
+        return points_of(function, type_name(function), graph.names)
+
+    @property
+    def providers(self) -> DynamicContainer:
+        """The beans as a `dependency_injector` container, after start: a provider each, under its name."""
+        return self._started("providers").providers.container
+
+    # --- scopes
+
+    def request_scope(self, seeds: Mapping[Any, Any] | None = None) -> RequestScope:
+        """A new request scope, to be entered with `async with` or `with`; `seeds` are instances by type."""
+        return self._started("request_scope").open_request(seeds or {})
+
+    def open_call_scope(self) -> CallScope:
+        """See `ActiveScope.open_call_scope`."""
+        return self._started("open_call_scope").open_call()
+
+    # --- overriding
+
+    @contextmanager
+    def override(self, wanted: TypeForm[T], fake: T, name: str | None = None) -> Iterator[T]:
+        """Makes `fake` stand for a bean in the whole container; application beans that hold it are made anew inside.
+
+        For a fake that only one task sees, seed a request scope.
+        """
+        from .di.overriding import Override
+
+        override = Override(wanted, fake, name)
+        if self._wiring is not None:
+            override.apply(self._wiring)
+        self._overrides.append(override)
+        try:
+            yield fake
+        finally:
+            self._overrides.remove(override)
+            if self._wiring is not None:
+                override.take_back(self._wiring)
+
+
+def _move_positional(point: InjectionPoint, values: dict[str, Any], args: list[Any]) -> None:
+    """A positional-only parameter's value goes where it can be given."""
+    if point.positional:
+        value = values.pop(point.parameter, point.default)
+        if value is not MISSING:
+            args.append(value)

@@ -1,0 +1,442 @@
+"""Reads what a program registers (a marked or plain class, a producer) into `BeanDefinition`s.
+
+`inspect` and `typing` end here. Not here: which bean an injection point gets (`graph`), making one (`scopes`).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any, Final, TypeVar, get_args, get_origin
+
+from ..errors import Problem
+from ..signatures import EMPTY, Parameter, Unresolved, metadata_of, read_signature, resolve
+from .forms import arguments_for, class_of, forms_of, is_union, plain, substitute, type_name
+from .marks import Instance, Named, Scope, producer_mark_of, scope_mark_of
+
+Names = Mapping[str, Any]
+"""Classes by name that annotations may mean besides those of their module: the registered ones local to functions."""
+
+
+class Missing(Enum):
+    """The one value that says there is none."""
+
+    MISSING = "missing"
+
+
+MISSING: Final = Missing.MISSING
+
+
+class Shape(StrEnum):
+    """How an injection point wants its bean."""
+
+    ONE = "one"
+    LIST = "list"
+    DICT = "dict"
+    INSTANCE = "instance"
+
+
+@dataclass(frozen=True, slots=True)
+class InjectionPoint:
+    """A place that wants a bean: where it is, what it wants, and what it takes when there is none.
+
+    `wants` is the type without `Annotated`, `None` and shape: `Payments` of `list[Payments] | None`; `whole` keeps the
+    shape. `default` is `MISSING` where the parameter has none. `problem` is set where the annotation cannot be read.
+    """
+
+    where: str
+    wants: Any
+    whole: Any = None
+    name: str | None = None
+    shape: Shape = Shape.ONE
+    optional: bool = False
+    parameter: str = ""
+    default: Any = MISSING
+    positional: bool = False
+    keyword: bool = False
+    problem: Problem | None = None
+
+
+class Making(StrEnum):
+    """How a bean comes out of its factory."""
+
+    CALL = "call"
+    COROUTINE = "coroutine"
+    GENERATOR = "generator"
+    ASYNC_GENERATOR = "async generator"
+    SEED = "seed"
+
+
+class Stop(StrEnum):
+    """What a class declares to be called when its scope ends."""
+
+    NONE = "none"
+    SYNC = "def stop"
+    ASYNC = "async def stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeanDefinition:
+    """One bean as declared: what it provides, how it is made, how long it lives.
+
+    `caches=False`: the factory itself keeps its instances for as long as `scope` says, and is asked each time.
+    An `implicit` bean gives way where its provider's name is taken. `source` is what was registered; `problems` is what
+    is wrong with the declaration by itself.
+    """
+
+    provides: Any
+    factory: Callable[..., Any]
+    scope: Scope = Scope.DEPENDENT
+    name: str | None = None
+    needs: tuple[InjectionPoint, ...] = ()
+    made: Making = Making.CALL
+    stop: Stop = Stop.NONE
+    own_task: bool = False
+    caches: bool = True
+    implicit: bool = False
+    source: object = None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The bean as a reader knows it: `Payments`, or `Payments 'card'`."""
+        text = type_name(self.provides)
+        return f"{text} {self.name!r}" if self.name is not None else text
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the factory's own result has to be awaited."""
+        return self.made in (Making.COROUTINE, Making.ASYNC_GENERATOR)
+
+
+def definition_of(factory: Callable[..., Any], provides: Any, **facts: Any) -> BeanDefinition:
+    """A bean that needs nothing: an instance, a service, a client."""
+    return BeanDefinition(provides=provides, factory=factory, **facts)
+
+
+# --- injection points
+
+
+def point_of(
+    annotation: Any,
+    where: str,
+    *,
+    parameter: str = "",
+    default: Any = MISSING,
+    positional: bool = False,
+    keyword: bool = False,
+) -> InjectionPoint:
+    """What a place with this annotation wants: a constructor's, a producer's, an injected function's parameter."""
+    if isinstance(annotation, Unresolved):
+        problem: Problem | None = _unresolved(annotation, where)
+        annotation = Any
+    elif annotation is EMPTY and default is MISSING:
+        problem = Problem(
+            where, "the parameter has no annotation", f"annotate {parameter or 'it'} with the type to inject"
+        )
+        annotation = Any
+    else:
+        problem = None
+        annotation = Any if annotation is EMPTY else annotation
+    name, optional, inner = _unwrapped(annotation)
+    shape, wants, whole = Shape.ONE, inner, inner
+    origin, arguments = get_origin(inner), get_args(inner)
+    if origin is list and len(arguments) == 1:
+        shape, wants = Shape.LIST, plain(arguments[0])
+    elif origin is dict and len(arguments) == 2 and arguments[0] is str:
+        shape, wants = Shape.DICT, plain(arguments[1])
+    elif origin is Instance:
+        shape, wants = Shape.INSTANCE, arguments[0]
+    elif inner is Instance and problem is None:
+        problem = Problem(where, "Instance says not of what", "write Instance[T]")
+    return InjectionPoint(
+        where=where,
+        wants=wants,
+        whole=whole,
+        name=name,
+        shape=shape,
+        optional=optional,
+        parameter=parameter,
+        default=default,
+        positional=positional,
+        keyword=keyword,
+        problem=problem,
+    )
+
+
+def _unwrapped(annotation: Any) -> tuple[str | None, bool, Any]:
+    """The name it asks for, whether it admits None, and the type itself."""
+    name, optional = None, False
+    for each in metadata_of(annotation):
+        if isinstance(each, Named):
+            name = each.name
+            break
+    while True:
+        annotation = plain(annotation)
+        arguments = get_args(annotation)
+        if not is_union(annotation) or type(None) not in arguments:
+            return name, optional, annotation
+        optional = True
+        rest = tuple(each for each in arguments if each is not type(None))
+        annotation = rest[0] if len(rest) == 1 else typing.Union[rest]  # noqa: UP007 - of a tuple made here
+
+
+def points_of(function: Callable[..., Any], where: str, names: Names | None = None) -> tuple[InjectionPoint, ...]:
+    """The injection points of a function, one for each of its parameters but `*args` and `**kwargs`."""
+    return tuple(
+        _point_of_parameter(each, where) for each in read_signature(function, names).parameters if not each.is_variadic
+    )
+
+
+def _point_of_parameter(parameter: Parameter, where: str) -> InjectionPoint:
+    return point_of(
+        parameter.annotation,
+        f"{where}.{parameter.name}",
+        parameter=parameter.name,
+        default=MISSING if parameter.default is EMPTY else parameter.default,
+        positional=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
+        keyword=parameter.kind is inspect.Parameter.KEYWORD_ONLY,
+    )
+
+
+def _unresolved(annotation: Unresolved, where: str) -> Problem:
+    what = f"the annotation {annotation.text!r} cannot be resolved ({annotation.reason})"
+    return Problem(where, what, "import what it names where the program runs, or correct it")
+
+
+def _with_type_checking_hint(point: InjectionPoint, annotation: Any, module: str) -> InjectionPoint:
+    """The same point; its problem says so when what cannot be found is imported for type checkers only."""
+    if point.problem is None or not isinstance(annotation, Unresolved):
+        return point
+    for name in _names_for_checkers(module):
+        if f"'{name}'" in annotation.reason:
+            problem = Problem(
+                point.where,
+                f"the annotation {annotation.text!r} cannot be resolved: "
+                f"{module} imports {name} only under TYPE_CHECKING",
+                f"import {name} outside of `if TYPE_CHECKING:`",
+            )
+            return dataclasses.replace(point, problem=problem)
+    return point
+
+
+def _names_for_checkers(module: str) -> Iterator[str]:
+    """The names that a module imports under `if TYPE_CHECKING:`."""
+    with suppress(OSError, TypeError, SyntaxError):
+        for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
+            if isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING":
+                for each in ast.walk(node):
+                    if isinstance(each, (ast.Import, ast.ImportFrom)):
+                        yield from (alias.asname or alias.name for alias in each.names)
+
+
+# --- classes
+
+
+def is_settings(form: Any) -> bool:
+    """Whether it is a `pydantic_settings.BaseSettings` subclass; loads nothing to find out."""
+    module = sys.modules.get("pydantic_settings")
+    base = getattr(module, "BaseSettings", None) if module is not None else None
+    return base is not None and isinstance(form, type) and issubclass(form, base) and form is not base
+
+
+def read_class(form: Any, names: Names | None = None, scope: Scope | None = None) -> BeanDefinition:
+    """The bean that a class, or a generic class with arguments, declares. Without a mark it is dependent."""
+    cls = class_of(form)
+    where = type_name(form)
+    needs: tuple[InjectionPoint, ...] = () if is_settings(cls) else tuple(_constructor_points(form, cls, where, names))
+    return BeanDefinition(
+        provides=form,
+        factory=cls,
+        scope=scope or scope_mark_of(cls) or (Scope.APPLICATION if is_settings(cls) else Scope.DEPENDENT),
+        needs=needs,
+        stop=_stop_of(cls),
+        source=form,
+        problems=tuple(_class_problems(cls, where)),
+    )
+
+
+def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:
+    if getattr(cls, "_is_protocol", False):
+        yield Problem(
+            where, "a Protocol cannot be made", f"register a class that implements it, and bind({where}, …) it"
+        )
+    elif inspect.isabstract(cls):
+        abstract = ", ".join(sorted(cls.__abstractmethods__))
+        yield Problem(where, f"the class is abstract ({abstract})", "register a subclass that implements these")
+
+
+def _stop_of(cls: type[Any]) -> Stop:
+    declared = inspect.getattr_static(cls, "stop", None)
+    if not inspect.isfunction(declared):
+        return Stop.NONE
+    first, *others = inspect.signature(declared).parameters.values()
+    if first.kind is inspect.Parameter.KEYWORD_ONLY or any(
+        each.default is EMPTY and each.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        for each in others
+    ):
+        return Stop.NONE
+    return Stop.ASYNC if inspect.iscoroutinefunction(declared) else Stop.SYNC
+
+
+def _constructor_points(form: Any, cls: type[Any], where: str, names: Names | None) -> Iterator[InjectionPoint]:
+    base, constructor = _constructor(cls)
+    if constructor is None:
+        return
+    arguments = arguments_for(form, base) if base is not cls or get_origin(form) is not None else {}
+    with suppress(ValueError, TypeError):  # written in C, without a signature: it is called without arguments
+        parameters = list(inspect.signature(constructor).parameters.values())
+        for each in parameters if base is None else parameters[1:]:
+            if each.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                continue
+            owner = _declaring_class(base, constructor, each.name)
+            annotation = _resolved(each.annotation, owner, names)
+            if not isinstance(annotation, Unresolved):
+                annotation = substitute(annotation, arguments)
+            parameter = Parameter(each.name, annotation, each.default, each.kind)
+            yield _with_type_checking_hint(_point_of_parameter(parameter, where), annotation, owner.__module__)
+
+
+def _constructor(cls: type[Any]) -> tuple[type[Any], Callable[..., Any] | None]:
+    """The function that takes the constructor's arguments, and the class it is written in."""
+    for name in ("__init__", "__new__"):
+        for base in cls.__mro__:
+            found = vars(base).get(name)
+            # A Protocol puts an `__init__` of its own into each of its classes that has none.
+            if found is None or getattr(found, "__name__", "") == "_no_init_or_replace_init":
+                continue
+            if base not in (object, typing.Generic) and base.__module__ != "typing":
+                return base, getattr(found, "__func__", found)
+            break
+    return cls, None
+
+
+def _declaring_class(base: type[Any], constructor: Callable[..., Any], parameter: str) -> type[Any]:
+    """The class whose module an annotation was written in; a generated `__init__` has those of several."""
+    if getattr(getattr(constructor, "__code__", None), "co_filename", "<").startswith("<"):
+        for each in base.__mro__:
+            if parameter in vars(each).get("__annotations__", {}):
+                return each
+    return base
+
+
+def _resolved(annotation: Any, owner: type[Any], names: Names | None) -> Any:
+    module = vars(sys.modules.get(owner.__module__, typing))
+    # Inside a class or a function its own names hide those of the module.
+    nearer = {name: value for name, value in vars(owner).items() if isinstance(value, type)}
+    here, inside, _ = owner.__qualname__.rpartition("<locals>.")
+    if inside:
+        known = (names or {}).items()
+        nearer |= {n: v for n, v in known if getattr(v, "__qualname__", "").rpartition("<locals>.")[0] == here}
+    found = resolve(annotation, {**module, **nearer} if nearer else module, names)
+    return found.type if isinstance(found, dataclasses.InitVar) else found
+
+
+# --- producers
+
+_YIELDING = (Iterator, Iterable, Generator)
+_YIELDING_ASYNC = (AsyncIterator, AsyncIterable, AsyncGenerator)
+
+
+def read_producer(function: Callable[..., Any], names: Names | None = None) -> BeanDefinition:
+    """The bean that a function marked with `@produces` makes; an unmarked function has a problem."""
+    mark = producer_mark_of(function)
+    where = type_name(function)
+    made = _making_of(function)
+    signature = read_signature(function, names)
+    provides, problem = _produced(signature.returns, made, where)
+    problems = [problem] if problem else []
+    if mark is None:
+        problems = [Problem(where, "a function without a mark is no bean", "mark it with @produces(scope=…)")]
+    elif mark.own_task and made is not Making.ASYNC_GENERATOR:
+        problems.append(Problem(where, "own_task= is for asynchronous generators", "remove it"))
+    named = next((each.name for each in metadata_of(signature.returns) if isinstance(each, Named)), None)
+    module = getattr(function, "__module__", "")
+    return BeanDefinition(
+        provides=provides,
+        factory=function,
+        scope=mark.scope if mark else Scope.DEPENDENT,
+        name=(mark.name if mark else None) or named,
+        needs=tuple(
+            _with_type_checking_hint(_point_of_parameter(each, where), each.annotation, module)
+            for each in signature.parameters
+            if not each.is_variadic
+        ),
+        made=made,
+        own_task=bool(mark and mark.own_task),
+        source=function,
+        problems=tuple(problems),
+    )
+
+
+def _making_of(function: Callable[..., Any]) -> Making:
+    if inspect.isasyncgenfunction(function):
+        return Making.ASYNC_GENERATOR
+    if inspect.isgeneratorfunction(function):
+        return Making.GENERATOR
+    return Making.COROUTINE if inspect.iscoroutinefunction(function) else Making.CALL
+
+
+def _produced(returns: Any, made: Making, where: str) -> tuple[Any, Problem | None]:
+    """What a producer's return annotation says it makes."""
+    if isinstance(returns, Unresolved):
+        return Any, _unresolved(returns, f"{where}.return")
+    if returns is EMPTY or returns is None or returns is type(None):
+        return Any, Problem(where, "the producer does not say what it makes", "annotate what it returns or yields")
+    if made not in (Making.GENERATOR, Making.ASYNC_GENERATOR):
+        return plain(returns), None
+    kinds = _YIELDING if made is Making.GENERATOR else _YIELDING_ASYNC
+    form = plain(returns)
+    if get_origin(form) in kinds:
+        return plain(get_args(form)[0]), None
+    kind = "Iterator" if made is Making.GENERATOR else "AsyncIterator"
+    name = type_name(returns)
+    return form, Problem(where, f"it yields, and says that it returns {name}", f"annotate it `-> {kind}[{name}]`")
+
+
+# --- names local to functions
+
+
+def local_names(objects: Iterable[object]) -> dict[str, Any]:
+    """The classes among these, and their bases, that were defined inside a function: annotations may name them."""
+    found: dict[str, Any] = {}
+    for each in objects:
+        for form in forms_of(each):
+            if isinstance(form, type) and "<locals>" in form.__qualname__:
+                found.setdefault(form.__name__, form)
+    return found
+
+
+def seed_of(form: Any) -> BeanDefinition:
+    """A bean of this type that a request scope is given when it is opened."""
+    annotation = form
+    name = next((each.name for each in metadata_of(annotation) if isinstance(each, Named)), None)
+    return BeanDefinition(
+        provides=plain(form), factory=_not_made, scope=Scope.REQUEST, name=name, made=Making.SEED, source=form
+    )
+
+
+def _not_made() -> typing.NoReturn:
+    raise AssertionError("a seed is given, not made")
+
+
+def open_variables(definition: BeanDefinition) -> tuple[TypeVar, ...]:
+    """The type variables that a registered generic class leaves open."""
+    form = definition.provides
+    return tuple(getattr(form, "__parameters__", ())) if isinstance(form, type) else ()

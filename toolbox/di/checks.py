@@ -1,0 +1,189 @@
+"""What is wrong with a graph of beans: each rule a pure generator of `Problem`s, and all of them together.
+
+Not here: the problems of one injection point (`graph`), of tools and services (their readers bring their own).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from ..errors import Problem
+from .beans import InjectionPoint, Making
+from .graph import Bean, BeanGraph, provider_name
+from .marks import Scope
+
+Check = Callable[[BeanGraph], Iterator[Problem]]
+
+
+def problems_in(graph: BeanGraph) -> Iterator[Problem]:
+    """Everything that is wrong, rule by rule."""
+    for check in CHECKS:
+        yield from check(graph)
+
+
+def declarations(graph: BeanGraph) -> Iterator[Problem]:
+    """What is wrong with single definitions and bindings."""
+    for definition in graph.definitions:
+        yield from definition.problems
+    yield from graph.binding_problems
+
+
+def injection_points(graph: BeanGraph) -> Iterator[Problem]:
+    """Missing and ambiguous beans, annotations that are missing or cannot be resolved."""
+    for bean in graph.beans:
+        for point, value in bean.needs:
+            yield from graph.problems_with(point, value)
+
+
+def provider_names(graph: BeanGraph) -> Iterator[Problem]:
+    """Beans that would be the same provider."""
+    first: dict[str, Bean] = {}
+    for bean in graph.beans:
+        if bean.key in graph.templates or bean.definition.implicit:
+            continue
+        name = provider_name(bean.definition)
+        other = first.setdefault(name, bean)
+        if other is not bean:
+            here, there = _origin(bean), _origin(other)
+            yield Problem(
+                here, f"its provider would be {name!r}, as that of {there}", "give one of them a name of its own"
+            )
+
+
+def _origin(bean: Bean) -> str:
+    source = bean.definition.source
+    module = getattr(source, "__module__", None)
+    return f"{module}.{bean.definition.label}" if module else bean.definition.label
+
+
+# --- cycles
+
+
+def cycles(graph: BeanGraph) -> Iterator[Problem]:
+    """Beans that need themselves to be made: a shortest cycle through each edge that lies on one."""
+    told: set[tuple[int, ...]] = set()
+    for component in _components(graph):
+        inside = set(component)
+        for start in component:
+            for _, following in graph[start].holds:
+                if following not in inside:
+                    continue
+                cycle = [start, *_shortest_path(graph, following, start, inside)][:-1]
+                turn = cycle.index(min(cycle))
+                cycle = cycle[turn:] + cycle[:turn]
+                if tuple(cycle) not in told:
+                    told.add(tuple(cycle))
+                    yield _cycle_problem(graph, cycle)
+
+
+def _cycle_problem(graph: BeanGraph, cycle: list[int]) -> Problem:
+    labels = [graph[key].definition.label for key in [*cycle, cycle[0]]]
+    point = next(point for point, held in graph[cycle[0]].holds if held == cycle[1 % len(cycle)])
+    path = " -> ".join(labels)
+    return Problem(
+        point.where, f"a cycle, {path}: each needs the next to be made", f"ask for Instance[{labels[1]}] here"
+    )
+
+
+def _shortest_path(graph: BeanGraph, start: int, goal: int, inside: set[int]) -> list[int]:
+    before: dict[int, int | None] = {start: None}
+    queue = deque([start])
+    while queue:
+        here = queue.popleft()
+        if here == goal:
+            break
+        for _, following in graph[here].holds:
+            if following in inside and following not in before:
+                before[following] = here
+                queue.append(following)
+    path: list[int] = []
+    step: int | None = goal
+    while step is not None:
+        path.append(step)
+        step = before[step]
+    return path[::-1]
+
+
+def _components(graph: BeanGraph) -> Iterator[list[int]]:
+    """The strongly connected components in which there is a cycle (Tarjan's, without recursion)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    for root in range(len(graph.beans)):
+        if root in index:
+            continue
+        work = [(root, iter([held for _, held in graph[root].holds]))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            here, rest = work[-1]
+            following = next(rest, None)
+            if following is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[here])
+                if low[here] == index[here]:
+                    component = stack[stack.index(here) :]
+                    del stack[stack.index(here) :]
+                    on_stack.difference_update(component)
+                    if len(component) > 1 or here in (held for _, held in graph[here].holds):
+                        yield sorted(component)
+            elif following not in index:
+                index[following] = low[following] = len(index)
+                stack.append(following)
+                on_stack.add(following)
+                work.append((following, iter([held for _, held in graph[following].holds])))
+            elif following in on_stack:
+                low[here] = min(low[here], index[following])
+
+
+# --- captivity
+
+
+def captive_scopes(graph: BeanGraph) -> Iterator[Problem]:
+    """Longer-lived beans that hold shorter-lived ones, also through dependent beans."""
+    for bean in graph.beans:
+        scope = bean.definition.scope
+        if scope is Scope.DEPENDENT:
+            continue
+        told: set[int] = set()
+        for path in _held_through_dependents(graph, bean):
+            held = graph[path[-1][1]].definition
+            if held.scope.span < scope.span and path[-1][1] not in told:
+                told.add(path[-1][1])
+                yield _captive_problem(graph, bean, path)
+
+
+def _captive_problem(graph: BeanGraph, bean: Bean, path: tuple[tuple[InjectionPoint, int], ...]) -> Problem:
+    here, held = bean.definition, graph[path[-1][1]].definition
+    through = "".join(f", through {graph[key].definition.label}" for _, key in path[:-1])
+    return Problem(
+        path[0][0].where,
+        f"{here.label} is {_living(here.scope)} and would hold {held.label}, which is {_living(held.scope)}{through}"
+        + (" (a seed)" if held.made is Making.SEED else ""),
+        f"ask for Instance[{held.label}] instead, or make {here.label} {_living(held.scope)}",
+    )
+
+
+def _living(scope: Scope) -> str:
+    return f"{scope}_scoped"
+
+
+def _held_through_dependents(graph: BeanGraph, bean: Bean) -> Iterator[tuple[tuple[InjectionPoint, int], ...]]:
+    """The paths from a bean to the scoped beans it holds, each with dependent beans only in between."""
+    queue: deque[tuple[tuple[InjectionPoint, int], ...]] = deque((step,) for step in bean.holds)
+    seen: set[int] = set()
+    while queue:
+        path = queue.popleft()
+        key = path[-1][1]
+        if graph[key].definition.scope is not Scope.DEPENDENT:
+            yield path
+        elif key not in seen:
+            seen.add(key)
+            queue.extend((*path, step) for step in graph[key].holds)
+
+
+CHECKS: tuple[Check, ...] = (declarations, injection_points, provider_names, cycles, captive_scopes)

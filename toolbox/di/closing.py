@@ -1,0 +1,297 @@
+"""Closes beans: one at a time, newest first, all of them, whatever fails and whoever cancels meanwhile.
+
+Not here: which beans a scope has and when it ends (`scopes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, cast
+
+CANCELLATION_GRACE = 2.0
+"""Seconds for which a bean that is being closed is kept from being cancelled."""
+
+
+class Closer(NamedTuple):
+    """How one bean is closed: `close(target, error)`, to be awaited on `loop` when there is one.
+
+    `key` is the bean's in its scope's `store`, from which it goes first; None for a dependent bean.
+    """
+
+    close: Callable[[Any, BaseException | None], Any]
+    target: Any
+    store: dict[int, Any]
+    key: int | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def begin(self, error: BaseException | None) -> Any:
+        """Closes the bean, or begins to: then what is returned has to be awaited."""
+        if self.key is not None:
+            self.store.pop(self.key, None)
+        return self.close(self.target, error)
+
+
+def stop(bean: Any, error: BaseException | None) -> None:
+    """Calls the bean's `stop()`."""
+    bean.stop()
+
+
+async def stop_async(bean: Any, error: BaseException | None) -> None:
+    """Awaits the bean's `stop()`."""
+    await bean.stop()
+
+
+def finish(generator: Generator[Any, None, None], error: BaseException | None) -> None:
+    """Runs what follows a producer's `yield`, with `error` raised there."""
+    try:
+        if error is None:
+            next(generator)
+        else:
+            generator.throw(error)
+    except StopIteration:
+        return
+    except BaseException as raised:
+        if not _is_the_same(raised, error):
+            raise
+        return
+    generator.close()
+    raise _yielded_twice(generator)
+
+
+async def finish_async(generator: AsyncGenerator[Any, None], error: BaseException | None) -> None:
+    """Runs what follows an asynchronous producer's `yield`, with `error` raised there."""
+    try:
+        if error is None:
+            await anext(generator)
+        else:
+            await generator.athrow(error)
+    except StopAsyncIteration:
+        return
+    except BaseException as raised:
+        if not _is_the_same(raised, error):
+            raise
+        return
+    await generator.aclose()
+    raise _yielded_twice(generator)
+
+
+def _is_the_same(raised: BaseException, error: BaseException | None) -> bool:
+    """Whether a generator let the error through that was thrown into it; Python wraps a `StopIteration`."""
+    return raised is error or (isinstance(raised, RuntimeError) and error is not None and raised.__cause__ is error)
+
+
+def yielded_nothing(generator: Any) -> RuntimeError:
+    """The error of a producer that ended before it made anything."""
+    return RuntimeError(f"{generator.__qualname__} ended without a yield; a producer yields once")
+
+
+def _yielded_twice(generator: Any) -> RuntimeError:
+    return RuntimeError(f"{generator.__qualname__} yielded a second time; a producer yields once")
+
+
+# --- several, newest first
+
+
+def close_on_this_thread(closers: list[Closer], error: BaseException | None, failures: list[BaseException]) -> None:
+    """Closes the newest ones until one has to be awaited or none is left; what they raise is added to `failures`."""
+    while closers and closers[-1].loop is None:
+        closer = closers.pop()
+        try:
+            closer.begin(error)
+        except BaseException as failure:
+            failures.append(failure)
+
+
+async def close_awaiting(closers: list[Closer], error: BaseException | None, failures: list[BaseException]) -> None:
+    """Closes them all. Cancelled meanwhile, it goes on to the end and then raises the cancellation."""
+    task = asyncio.current_task()
+    cancelling = task.cancelling() if task is not None else 0
+    held: asyncio.CancelledError | None = None
+    with _shielded_from_anyio():
+        while closers:
+            close_on_this_thread(closers, error, failures)
+            if closers:
+                held = await _close_one(closers.pop(), error, failures) or held
+    # A time-out inside a producer cancels the task as well, and takes that back.
+    if held is not None and task is not None and task.cancelling() > cancelling:
+        raise held
+
+
+async def _close_one(
+    closer: Closer, error: BaseException | None, failures: list[BaseException]
+) -> asyncio.CancelledError | None:
+    work = closer.begin(error)
+    if closer.loop is not asyncio.get_running_loop() and closer.loop is not None:
+        if not closer.loop.is_running():
+            work.close()
+            failures.append(
+                RuntimeError(f"{closer.target!r} cannot be closed: the event loop it was made on has ended")
+            )
+            return None
+        work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, closer.loop))
+    steps = uninterrupted(work)
+    try:
+        await steps
+    except asyncio.CancelledError as cancellation:
+        if steps.held is None:
+            failures.append(cancellation)
+    except BaseException as failure:
+        failures.append(failure)
+    return steps.held
+
+
+def close_waiting(closers: list[Closer], error: BaseException | None, failures: list[BaseException]) -> None:
+    """Closes them all from a thread that runs no loop: what has to be awaited, on the loop it was made on."""
+    while closers:
+        close_on_this_thread(closers, error, failures)
+        if not closers:
+            return
+        closer = closers.pop()
+        work = closer.begin(error)
+        try:
+            if closer.loop is not None and closer.loop.is_running():
+                asyncio.run_coroutine_threadsafe(work, closer.loop).result()
+            else:
+                asyncio.run(work)
+        except BaseException as failure:
+            failures.append(failure)
+
+
+def raise_failures(what: str, failures: list[BaseException]) -> None:
+    """One `ExceptionGroup` of what was raised while closing; nothing when it all went well."""
+    if failures:
+        raise BaseExceptionGroup(f"closing {what} failed", failures)
+
+
+# --- cancellation
+
+
+class uninterrupted:  # noqa: N801 - reads as a verb: `await uninterrupted(work)`
+    """Awaits `work` in this task to its end, although the task is cancelled; `held` is the cancellation held back.
+
+    `asyncio.shield` would run it in a task of its own, where a cancel scope that a producer entered cannot be left.
+    It is held back for `CANCELLATION_GRACE` only, since a time-out inside `work` cancels in the same way.
+    """
+
+    def __init__(self, work: Awaitable[None]) -> None:
+        self._work = work
+        self._until = 0.0
+        self.held: asyncio.CancelledError | None = None
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        steps: Any = self._work.__await__()
+        passed_on: asyncio.CancelledError | None = None
+        while True:
+            try:
+                waiting = next(steps) if passed_on is None else steps.throw(passed_on)
+            except StopIteration:
+                return
+            passed_on = None
+            if waiting is None or not hasattr(waiting, "_asyncio_future_blocking"):
+                try:
+                    yield waiting
+                except asyncio.CancelledError as cancellation:
+                    passed_on = cancellation if self._lets_through(cancellation) else None
+                continue
+            waiting._asyncio_future_blocking = False
+            while not waiting.done():
+                try:
+                    yield from self._pause(waiting)
+                except asyncio.CancelledError as cancellation:
+                    if self._lets_through(cancellation):
+                        waiting.cancel()
+                else:
+                    if not waiting.done():  # the grace is over
+                        waiting.cancel()
+
+    def _lets_through(self, cancellation: asyncio.CancelledError) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self.held is None:
+            self._until = now + CANCELLATION_GRACE
+        self.held = cancellation
+        return now >= self._until or _inner_scope_is_cancelled()
+
+    def _pause(self, waiting: asyncio.Future[Any]) -> Generator[Any, Any, None]:
+        """Waits for a future by way of another one, so that only that one can be cancelled; at most for the grace."""
+        loop = asyncio.get_running_loop()
+        stand_in: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: object = None) -> None:
+            if not stand_in.done():
+                stand_in.set_result(None)
+
+        waiting.add_done_callback(wake)
+        timer = loop.call_at(self._until, wake) if self.held is not None and loop.time() < self._until else None
+        try:
+            yield from stand_in
+        finally:
+            waiting.remove_done_callback(wake)
+            if timer is not None:
+                timer.cancel()
+
+
+def _anyio() -> Any:
+    """anyio, when the program uses it: its cancel scopes cancel again and again until they are left."""
+    return sys.modules.get("anyio")
+
+
+def _shielded_from_anyio() -> AbstractContextManager[Any]:
+    anyio = _anyio()
+    return nullcontext() if anyio is None else cast("AbstractContextManager[Any]", anyio.CancelScope(shield=True))
+
+
+def _inner_scope_is_cancelled() -> bool:
+    """Whether what is being closed has cancelled itself, by an anyio scope of its own."""
+    anyio = _anyio()
+    return anyio is not None and bool(anyio.current_effective_deadline() == -math.inf)
+
+
+# --- producers with a task of their own
+
+
+class OwnTask:
+    """Runs an asynchronous generator in one task from beginning to end, so that it may hold a cancel scope."""
+
+    def __init__(self, generator: AsyncGenerator[Any, None]) -> None:
+        self._generator = generator
+        loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[Any] = loop.create_future()
+        self._ending: asyncio.Future[BaseException | None] = loop.create_future()
+        self._task = loop.create_task(self._live())
+
+    async def open(self) -> Any:
+        """What the generator yields."""
+        try:
+            await asyncio.wait((self._opened, self._task), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+            raise
+        if not self._opened.done():
+            self._task.result()
+            raise yielded_nothing(self._generator)
+        return self._opened.result()
+
+    async def close(self, error: BaseException | None) -> None:
+        """Lets the generator end, with `error` raised at its `yield`."""
+        if not self._ending.done():
+            self._ending.set_result(error)
+        await self._task
+
+    async def _live(self) -> None:
+        try:
+            value = await anext(self._generator)
+        except StopAsyncIteration:
+            return
+        self._opened.set_result(value)
+        error = await self._ending
+        await finish_async(self._generator, error)
+
+
+async def close_own_task(task: OwnTask, error: BaseException | None) -> None:
+    """Ends a producer that has a task of its own."""
+    await task.close(error)

@@ -1,0 +1,1 @@
+"""Providers of other `dependency_injector` containers as beans of ours."""

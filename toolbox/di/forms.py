@@ -1,0 +1,155 @@
+"""Types as keys of beans: what a type also is, how generic ones fit each other, what they are called.
+
+Pure functions over types and annotations. Not here: reading annotations (`signatures`), beans (`beans`).
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+from typing_extensions import TypeAliasType as BackportedAlias
+
+_ALIASES: tuple[Any, ...] = tuple({BackportedAlias, getattr(typing, "TypeAliasType", BackportedAlias)})
+_NOT_A_KEY = frozenset({object, typing.Generic, typing.Protocol})
+
+
+def plain(annotation: Any) -> Any:
+    """The type itself: without `Annotated`, with aliases followed, `typing.List[T]` as `list[T]`."""
+    while True:
+        if isinstance(annotation, _ALIASES):
+            annotation = annotation.__value__
+        elif get_origin(annotation) is Annotated:
+            annotation = annotation.__origin__
+        elif isinstance(get_origin(annotation), _ALIASES):
+            alias = get_origin(annotation)
+            annotation = substitute(
+                alias.__value__, dict(zip(alias.__type_params__, get_args(annotation), strict=True))
+            )
+        else:
+            break
+    origin = get_origin(annotation)
+    if isinstance(origin, type) and origin.__module__ == "builtins" and not isinstance(annotation, types.GenericAlias):
+        return types.GenericAlias(origin, get_args(annotation))
+    return annotation
+
+
+def is_union(annotation: Any) -> bool:
+    """Whether it is `A | B`, in either spelling."""
+    return get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def class_of(form: Any) -> Any:
+    """The class of a type: `Repository` of `Repository[User]`."""
+    return get_origin(form) or form
+
+
+def parameters_of(form: Any) -> tuple[Any, ...]:
+    """The type variables that are still open in it."""
+    return tuple(getattr(form, "__parameters__", ())) if not isinstance(form, TypeVar) else (form,)
+
+
+def substitute(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
+    """The annotation with type variables replaced; those without an argument stay."""
+    if isinstance(annotation, TypeVar):
+        return arguments.get(annotation, annotation)
+    open_ones = parameters_of(annotation)
+    if not arguments or not open_ones or isinstance(annotation, type):
+        return annotation
+    return annotation[tuple(arguments.get(each, each) for each in open_ones)]
+
+
+def opened(cls: Any) -> Any:
+    """A generic class with its own type variables: `Repository[T]` of `Repository`; others as they are."""
+    own = parameters_of(cls) if isinstance(cls, type) else ()
+    generic: Any = cls
+    return generic[own] if own else cls
+
+
+def forms_of(form: Any) -> tuple[Any, ...]:
+    """Everything that something of this type also is, itself first: its classes, and generic bases with arguments."""
+    found: dict[Any, None] = {}
+    for each in _walk(plain(form)):
+        if each not in _NOT_A_KEY:
+            found.setdefault(each)
+    return tuple(found)
+
+
+def _walk(form: Any) -> Iterator[Any]:
+    yield form
+    cls = class_of(form)
+    if not isinstance(cls, type):
+        return
+    # In the MRO's order, so that the nearer type comes first; the generic bases of each class beside it.
+    arguments = {cls: dict(zip(parameters_of(cls), get_args(form), strict=False))}
+    for base in cls.__mro__:
+        yield base
+        known = arguments.get(base, {})
+        for generic in vars(base).get("__orig_bases__", ()):
+            origin = get_origin(generic)
+            if not isinstance(origin, type) or origin in _NOT_A_KEY:
+                continue
+            filled = substitute(generic, known)
+            arguments.setdefault(origin, dict(zip(parameters_of(origin), get_args(filled), strict=False)))
+            yield filled
+
+
+def arguments_for(form: Any, base: type[Any]) -> dict[Any, Any]:
+    """What the type variables of `base` are in `form`, which is a subclass of it."""
+    for each in _walk(plain(form)):
+        if get_origin(each) is base:
+            return dict(zip(parameters_of(base), get_args(each), strict=False))
+    return {}
+
+
+def fitted(opened_form: Any, wanted: Any) -> dict[Any, Any] | None:
+    """What the open variables of a generic type must be to make it the wanted one; None when it cannot be."""
+    if get_origin(opened_form) is not get_origin(wanted) or get_origin(wanted) is None:
+        return None
+    found: dict[Any, Any] = {}
+    for here, there in zip(get_args(opened_form), get_args(wanted), strict=False):
+        if isinstance(here, TypeVar):
+            if found.setdefault(here, there) != there or not _allows(here, there):
+                return None
+        elif here != there:
+            return None
+    return found
+
+
+def _allows(variable: TypeVar, argument: Any) -> bool:
+    bound, cls = variable.__bound__, class_of(argument)
+    if isinstance(bound, type) and isinstance(cls, type):
+        return bound in cls.__mro__
+    return not variable.__constraints__ or argument in variable.__constraints__
+
+
+# --- names
+
+
+def type_name(form: Any) -> str:
+    """A type as a reader knows it: `Payments`, `Repository[User]`, `str | None`."""
+    if form is type(None) or form is None:
+        return "None"
+    if is_union(form):
+        return " | ".join(type_name(each) for each in get_args(form))
+    origin = get_origin(form)
+    if origin is Annotated:
+        return type_name(form.__origin__)
+    arguments = get_args(form)
+    if origin is not None and arguments:
+        inner = ", ".join(type_name(each) if each is not Ellipsis else "..." for each in arguments)
+        return f"{type_name(origin)}[{inner}]"
+    name = getattr(form, "__qualname__", None) or getattr(form, "__name__", None)
+    # What stands before `<locals>.` is the function that a class was defined in.
+    return str(name).rpartition("<locals>.")[2] if name else str(form).removeprefix("typing.")
+
+
+def snake_case(form: Any) -> str:
+    """The name of a type's provider: `http_client` of `HTTPClient`, `repository_user` of `Repository[User]`."""
+    text = type_name(form) if get_origin(form) else type_name(form).rpartition(".")[2]
+    text = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", text)
+    text = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", text)
+    return re.sub(r"\W+", "_", text).strip("_").lower() or "bean"

@@ -1,0 +1,466 @@
+"""Which bean each injection point gets: definitions become a graph, which can also be read as data.
+
+Not here: what is wrong with a graph as a whole (`checks`), making beans (`scopes`, `providers`, `resolvers`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, get_args, get_origin
+
+from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
+from .beans import (
+    MISSING,
+    BeanDefinition,
+    InjectionPoint,
+    Making,
+    Names,
+    Shape,
+    is_settings,
+    open_variables,
+    point_of,
+    read_class,
+)
+from .forms import class_of, fitted, forms_of, is_union, opened, parameters_of, plain, snake_case, type_name
+from .marks import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What registering an object means.
+
+    `implies` are further objects to register, as if the user had; `check` yields the object's own problems, once all
+    beans are known.
+    """
+
+    definitions: tuple[BeanDefinition, ...]
+    implies: tuple[object, ...] = ()
+    check: Callable[[BeanGraph], Iterable[Problem]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """`bind(interface, implementation, name)`."""
+
+    interface: Any
+    implementation: Any
+    name: str | None = None
+
+
+# --- what an injection point gets
+
+
+@dataclass(frozen=True, slots=True)
+class One:
+    """The bean with this key; `absent` stands in for a seed that a request scope was not given."""
+
+    bean: int
+    absent: Any = MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """All beans with these keys, as a list."""
+
+    beans: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ByName:
+    """Beans by their names, as a dict."""
+
+    beans: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """This object itself."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """An `Instance` that looks this up when it is asked; `found` are the beans it would get now."""
+
+    wanted: Any
+    name: str | None
+    found: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound:
+    """No bean is what is wanted, or more than one is: `candidates`."""
+
+    candidates: tuple[int, ...] = ()
+
+
+Value: TypeAlias = One | Every | ByName | Fixed | Later | NotFound
+
+DEFAULT = Fixed(MISSING)
+"""The parameter is left out, so that it takes its default."""
+
+
+def beans_in(value: Value) -> tuple[int, ...]:
+    """The beans that have to exist for this value; an `Instance` needs none yet."""
+    match value:
+        case One(bean):
+            return (bean,)
+        case Every(beans):
+            return beans
+        case ByName(beans):
+            return tuple(bean for _, bean in beans)
+        case _:
+            return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bean:
+    """A definition in its graph: its key, and what each of its injection points gets."""
+
+    key: int
+    definition: BeanDefinition
+    needs: tuple[tuple[InjectionPoint, Value], ...]
+
+    @property
+    def holds(self) -> Iterator[tuple[InjectionPoint, int]]:
+        """The beans that it needs to be made, with the places that want them."""
+        return ((point, bean) for point, value in self.needs for bean in beans_in(value))
+
+
+class BeanGraph:
+    """All beans of a container and what they hold.
+
+    It grows only by beans that follow from those registered: settings, and generic classes given their arguments.
+    """
+
+    def __init__(
+        self, definitions: Iterable[BeanDefinition], bindings: Iterable[Binding] = (), names: Names | None = None
+    ) -> None:
+        self.names = names or {}
+        self._lock = threading.RLock()
+        self.definitions: list[BeanDefinition] = []
+        self._index: dict[Any, list[tuple[int, str | None]]] = {}
+        self._open: list[int] = []
+        self.templates: set[int] = set()
+        self._derived: dict[Any, int] = {}
+        self._bound: dict[tuple[Any, str | None], int] = {}
+        self.binding_problems: list[Problem] = []
+        for definition in definitions:
+            self._add(definition)
+        self.registered = len(self.definitions)
+        for binding in bindings:
+            self._bind(binding)
+        self._beans: list[Bean] = []
+        self._resolve_all()
+
+    def _add(self, definition: BeanDefinition, *, derived: bool = False) -> int:
+        key = len(self.definitions)
+        self.definitions.append(definition)
+        if open_variables(definition):
+            self._open.append(key)
+            if any(parameters_of(point.whole) for point in definition.needs):
+                # It cannot be made as it is, only once its type variables are given.
+                self.templates.add(key)
+                return key
+        # A derived bean is found by what it was derived for; it does not join the lists of others.
+        for form in (plain(definition.provides),) if derived else forms_of(definition.provides):
+            if _is_key(form):
+                self._index.setdefault(form, []).append((key, definition.name))
+        return key
+
+    def _bind(self, binding: Binding) -> None:
+        interface, implementation = plain(binding.interface), plain(binding.implementation)
+        where = f"bind({type_name(binding.interface)}, {type_name(binding.implementation)})"
+        found = self.choose(implementation, None)
+        if not isinstance(found, One):
+            found = self.choose(implementation, binding.name)
+        if not isinstance(found, One):
+            of_function = [k for k, each in enumerate(self.definitions) if each.source is binding.implementation]
+            found = One(of_function[0]) if len(of_function) == 1 else NotFound()
+        if isinstance(found, NotFound):
+            what = f"no single bean is {type_name(binding.implementation)}"
+            self.binding_problems.append(Problem(where, what, "register it"))
+            return
+        earlier = self._bound.setdefault((interface, binding.name), found.bean)
+        if earlier != found.bean:
+            what = f"{type_name(interface)} is also bound to {self.definitions[earlier].label}"
+            self.binding_problems.append(Problem(where, what, "bind one of them, or give them names"))
+            return
+        entry = (found.bean, binding.name)
+        pairs = self._index.setdefault(interface, [])
+        # Within the order of registration, for lists; the implementation may be listed already, by its own name.
+        if binding.name is not None or found.bean not in (key for key, _ in pairs):
+            pairs.append(entry)
+            pairs.sort(key=lambda pair: pair[0])
+
+    # --- resolving
+
+    @property
+    def beans(self) -> list[Bean]:
+        """All beans, each at the index that is its key."""
+        return self._beans
+
+    def __getitem__(self, key: int) -> Bean:
+        return self._beans[key]
+
+    def _resolve_all(self) -> None:
+        """Makes a `Bean` of each definition, also of those that are derived meanwhile."""
+        while len(self._beans) < len(self.definitions):
+            key = len(self._beans)
+            definition = self.definitions[key]
+            needs = () if key in self.templates else definition.needs
+            self._beans.append(Bean(key, definition, tuple((point, self._value_of(point)) for point in needs)))
+
+    def value_of(self, point: InjectionPoint) -> Value:
+        """What an injection point gets."""
+        with self._lock:
+            value = self._value_of(point)
+            self._resolve_all()
+            return value
+
+    def _value_of(self, point: InjectionPoint) -> Value:
+        if point.problem is not None:
+            return NotFound() if point.default is MISSING else DEFAULT
+        if point.shape is Shape.INSTANCE:
+            inner = point_of(point.wants, point.where)
+            value = self._value_of(inner)
+            if isinstance(value, NotFound) and not inner.optional:
+                return value
+            return Later(point.wants, point.name or inner.name, beans_in(value))
+        value = self._collection(point) if point.shape is not Shape.ONE else self.choose(point.wants, point.name)
+        if isinstance(value, One) and self.definitions[value.bean].made is Making.SEED:
+            return One(value.bean, None if point.optional and point.default is MISSING else point.default)
+        if value == NotFound() or value in (Every(()), ByName(())):
+            if point.default is not MISSING:
+                return DEFAULT
+            if point.optional and isinstance(value, NotFound):
+                return Fixed(None)
+        return value
+
+    def _collection(self, point: InjectionPoint) -> Value:
+        # A bean that is a list itself, made by a producer, comes before a list of beans.
+        whole = self.choose(point.whole, point.name, derive=False)
+        if isinstance(whole, One) or point.name is not None:
+            return whole
+        pairs = self._matching(point.wants, derive=False)
+        if point.shape is Shape.LIST:
+            return Every(tuple(dict.fromkeys(key for key, _ in pairs)))
+        return ByName(tuple({name: (name, key) for key, name in pairs if name is not None}.values()))
+
+    def choose(self, wanted: Any, name: str | None, *, derive: bool = True) -> One | NotFound:
+        """The one bean for a type and a name, or the candidates among which there is none."""
+        wanted = plain(wanted)
+        if not _is_key(wanted):
+            return NotFound()
+        bound = self._bound.get((wanted, name))
+        if bound is not None:
+            return One(bound)
+        pairs = self._matching(wanted, derive)
+        if name is not None:
+            pairs = [pair for pair in pairs if pair[1] == name]
+        else:
+            pairs = [pair for pair in pairs if pair[1] is None] or pairs
+        keys = tuple(dict.fromkeys(key for key, _ in pairs))
+        if len(keys) > 1:
+            exact = [key for key in keys if self.definitions[key].provides == wanted]
+            keys = tuple(exact) if len(exact) == 1 else keys
+        return One(keys[0]) if len(keys) == 1 else NotFound(keys)
+
+    def _matching(self, wanted: Any, derive: bool = True) -> list[tuple[int, str | None]]:
+        """The beans that are of a type, each with the name it has for it, in registration order."""
+        if is_union(wanted):
+            arms = [pair for arm in get_args(wanted) for pair in self._matching(plain(arm), derive)]
+            return sorted(set(arms), key=lambda pair: pair[0])
+        if not _is_key(wanted):
+            return []
+        found = list(self._index.get(wanted, ()))
+        if not found and derive:
+            key = self._derive(wanted)
+            found = [] if key is None else [(key, None)]
+        return found
+
+    def _derive(self, wanted: Any) -> int | None:
+        """The bean of a settings class, or of a registered generic class given its arguments."""
+        if is_settings(wanted):
+            return self._add(read_class(wanted, self.names), derived=True)
+        for key in self._open:
+            definition = self.definitions[key]
+            for form in forms_of(opened(definition.provides)):
+                arguments = fitted(form, wanted)
+                if not arguments:
+                    continue
+                filled = definition.provides[tuple(arguments.get(each, Any) for each in open_variables(definition))]
+                if filled not in self._derived:
+                    derived = read_class(filled, self.names, definition.scope)
+                    self._derived[filled] = self._add(derived, derived=True)
+                if filled != wanted:
+                    self._index.setdefault(wanted, []).append((self._derived[filled], None))
+                return self._derived[filled]
+        return None
+
+    # --- finding, with an error
+
+    def find(self, wanted: Any, name: str | None = None) -> Value:
+        """What a program asks for by type and name. Raises `MissingBeanError` or `AmbiguousBeanError`."""
+        point = point_of(wanted, type_name(wanted))
+        return self.found(point if name is None else replace(point, name=name))
+
+    def found(self, point: InjectionPoint) -> Value:
+        """What an injection point outside of the graph gets. Raises `MissingBeanError` or `AmbiguousBeanError`."""
+        with self._lock:
+            before = len(self._beans)
+            value = self.value_of(point)
+            problems = [problem for bean in self._beans[before:] for problem in self._problems_of_new(bean)]
+        if isinstance(value, NotFound):
+            if point.problem is not None:
+                raise IllegalConfigurationError([point.problem])
+            text = wanted_text(point)
+            if value.candidates:
+                raise AmbiguousBeanError(text, tuple(self.definitions[key].label for key in value.candidates))
+            raise MissingBeanError(text, self.near_misses(point))
+        if problems:
+            raise IllegalConfigurationError(problems)
+        return value
+
+    def _problems_of_new(self, bean: Bean) -> Iterator[Problem]:
+        yield from bean.definition.problems
+        for point, value in bean.needs:
+            yield from self.problems_with(point, value)
+
+    # --- problems of one injection point
+
+    def problems_of(self, point: InjectionPoint) -> Iterator[Problem]:
+        """What is wrong with an injection point, wherever it is: a bean's, a tool's, an endpoint's."""
+        yield from self.problems_with(point, self.value_of(point))
+
+    def problems_with(self, point: InjectionPoint, value: Value) -> Iterator[Problem]:
+        """What is wrong with an injection point that gets `value`."""
+        if point.problem is not None:
+            yield point.problem
+        elif isinstance(value, NotFound) and value.candidates:
+            candidates = [self.definitions[key] for key in value.candidates]
+            names = ", ".join(each.label for each in candidates)
+            wanted = wanted_text(point)
+            named = [each.name for each in candidates if each.name]
+            way = f'Annotated[{wanted}, Named("{named[0]}")]' if named else "one of them by its class"
+            yield Problem(
+                point.where,
+                f"{wanted} is provided by {names}",
+                f"ask for {way}, or bind({wanted}, {type_name(candidates[0].provides)})",
+            )
+        elif isinstance(value, NotFound):
+            yield Problem(point.where, f"no bean provides {wanted_text(point)}", self._way_out(point))
+
+    def _way_out(self, point: InjectionPoint) -> str:
+        wanted = wanted_text(point)
+        near = self.near_misses(point)
+        look_alikes = [each for each in self._look_alikes(point.wants) if each in near]
+        if look_alikes:
+            return f"{look_alikes[0]} looks like one: bind({wanted}, {look_alikes[0]}) if it is meant"
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        return f"register one{hint}, or ask for `{wanted} | None`"
+
+    def near_misses(self, point: InjectionPoint) -> tuple[str, ...]:
+        """Beans that come close to what is wanted: by type under another name, by shape, by the sound of the name."""
+        inner = point_of(point.wants, point.where) if point.shape is Shape.INSTANCE else point
+        found = [self.definitions[key].label for key, _ in self._matching(inner.wants, derive=False)]
+        found += self._look_alikes(inner.wants)
+        labels = {type_name(class_of(each.provides)): each.label for each in self.definitions}
+        wanted = type_name(class_of(inner.wants))
+        found += [labels[each] for each in difflib.get_close_matches(wanted, labels, n=3, cutoff=0.7)]
+        return tuple(dict.fromkeys(found))
+
+    def _look_alikes(self, wanted: Any) -> list[str]:
+        """The beans that have all members of a Protocol or abstract class without being one."""
+        cls = class_of(wanted)
+        members = _members_of(cls)
+        if not members:
+            return []
+        return [
+            each.label
+            for each in self.definitions
+            if isinstance(class_of(each.provides), type)
+            and cls not in class_of(each.provides).__mro__
+            and all(hasattr(class_of(each.provides), member) for member in members)
+        ]
+
+
+def _is_key(form: Any) -> bool:
+    try:
+        hash(form)
+    except TypeError:
+        return False
+    return form is not object and form is not Any
+
+
+def wanted_text(point: InjectionPoint) -> str:
+    """What a point wants, as a reader knows it."""
+    text = type_name(point.wants if point.shape is Shape.INSTANCE else point.whole)
+    return f"{text} named {point.name!r}" if point.name is not None else text
+
+
+def _members_of(cls: Any) -> set[str]:
+    if getattr(cls, "_is_protocol", False):
+        members = {name for base in cls.__mro__ if getattr(base, "_is_protocol", False) for name in vars(base)}
+        members |= {name for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}
+        return {name for name in members if not name.startswith("_")}
+    return set(getattr(cls, "__abstractmethods__", ())) if inspect.isclass(cls) and inspect.isabstract(cls) else set()
+
+
+# --- names of providers
+
+
+def provider_name(definition: BeanDefinition) -> str:
+    """The name of a bean's provider: its own, else its type's in snake_case."""
+    return definition.name if definition.name is not None else snake_case(definition.provides)
+
+
+# --- the graph as data
+
+
+@dataclass(frozen=True, slots=True)
+class BeanDescription:
+    """A bean as `toolbox graph` prints it; `dependencies` maps parameters to the names of the beans they get."""
+
+    name: str
+    type: str
+    scope: Scope
+    made_by: str
+    source: object
+    dependencies: Mapping[str, tuple[str, ...]]
+    lazy: Mapping[str, tuple[str, ...]]
+
+
+def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
+    """All beans of a graph, in registration order; `lazy` are those reached through an `Instance`."""
+    names = [provider_name(each) for each in graph.definitions]
+
+    def named(keys: Iterable[int]) -> tuple[str, ...]:
+        return tuple(names[key] for key in keys)
+
+    return tuple(
+        BeanDescription(
+            name=names[bean.key],
+            type=type_name(bean.definition.provides),
+            scope=bean.definition.scope,
+            made_by=_made_by(bean.definition),
+            source=bean.definition.source,
+            dependencies={point.parameter: named(beans_in(value)) for point, value in bean.needs if beans_in(value)},
+            lazy={point.parameter: named(value.found) for point, value in bean.needs if isinstance(value, Later)},
+        )
+        for bean in graph.beans
+    )
+
+
+def _made_by(definition: BeanDefinition) -> str:
+    if definition.made is Making.SEED:
+        return "seed"
+    source = definition.source
+    if isinstance(source, type) or get_origin(source) is not None:
+        return "class"
+    return f"{definition.made} {type_name(source)}" if inspect.isroutine(source) else "instance"

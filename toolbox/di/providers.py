@@ -1,0 +1,268 @@
+"""Beans as `dependency_injector` providers: the definition layer, overriding, and the slow path over the graph.
+
+Each bean is a Factory whose arguments are the providers of what it needs; where its instances live is our scopes'
+business. Not here: other containers' providers as our beans (`foreign`), the fast path (`resolvers`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from dependency_injector import containers, providers
+
+from .beans import MISSING, BeanDefinition, Making, Stop
+from .graph import DEFAULT, BeanGraph, ByName, Every, Fixed, Later, NotFound, One, Value, provider_name
+from .marks import Scope
+from .scopes import MustAwait, OpenScope
+
+
+class Started(Protocol):
+    """The started container that the providers belong to."""
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """The beans that are made by awaiting."""
+        ...
+
+    def place_of(self, key: int, owner: OpenScope) -> OpenScope:
+        """The scope that a bean needed inside `owner` lives in; raises `ScopeNotActiveError`."""
+        ...
+
+    def asked_outside(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The bean for code that calls its provider: itself, or an awaitable of it."""
+        ...
+
+    def no_seed(self, key: int) -> Any:
+        """Raises for a seed that the request scope was not given."""
+        ...
+
+    def overriding_changed(self, key: int, began: bool) -> None:
+        """The provider was overridden, or is not any more."""
+        ...
+
+
+class _Current(threading.local):
+    owner: OpenScope | None = None
+
+
+_current = _Current()
+
+
+@contextmanager
+def owned_by(scope: OpenScope) -> Iterator[None]:
+    """Providers called on this thread inside make what `scope` asks for; dependent beans are kept by it."""
+    outer, _current.owner = _current.owner, scope
+    try:
+        yield
+    finally:
+        _current.owner = outer
+
+
+class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in its stubs only
+    """The provider of one bean. Called from outside, it looks the bean up in the active scope."""
+
+    def __init__(self, provides: Any = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(provides, *args, **kwargs)
+        self.disable_async_mode()
+        self._key = -1
+        self._started: Started | None = None
+        self._definition: BeanDefinition | None = None
+
+    def belong_to(self, started: Started, key: int, definition: BeanDefinition) -> BeanProvider:
+        """Says whose provider it is."""
+        self._started, self._key, self._definition = started, key, definition
+        return self
+
+    def __deepcopy__(self, memo: dict[Any, Any] | None) -> BeanProvider:
+        # A container that is copied goes on using the same bean.
+        return self
+
+    def _provide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owner, key, started = _current.owner, self._key, self._started
+        assert started is not None
+        if owner is None:
+            return started.asked_outside(key, args, kwargs)
+        seeds = (owner.request or owner).seeds
+        if seeds is not None and key in seeds:
+            return seeds[key]
+        if not has_place(self.definition):
+            if key in started.awaited:
+                raise MustAwait(key)
+            return self.make(owner, args, kwargs)
+        place = started.place_of(key, owner)
+        value = place.store.get(key, MISSING)
+        if value is not MISSING:
+            return value
+        if self.definition.made is Making.SEED:
+            return started.no_seed(key)
+        if key in started.awaited:
+            raise MustAwait(key)
+        return place.create(key, self.make)
+
+    @property
+    def definition(self) -> BeanDefinition:
+        """The bean's definition."""
+        assert self._definition is not None
+        return self._definition
+
+    def make(self, scope: OpenScope, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """The bean made anew, without awaiting, kept by `scope`."""
+        with owned_by(scope):
+            made = super()._provide(args, kwargs or {})  # type: ignore[misc]  # missing in its stubs
+        definition = self.definition
+        key = self._key if has_place(definition) else None
+        if definition.made is Making.GENERATOR:
+            return scope.enter(made, key)
+        return kept(made, definition, key, scope)
+
+    # --- overriding
+
+    def override(self, provider: Any) -> Any:
+        """Overrides it for the whole container."""
+        context: Any = super().override(provider)
+        self._tell(True)
+        return context
+
+    def reset_last_overriding(self) -> None:
+        """Takes the last overriding back."""
+        super().reset_last_overriding()
+        self._tell(False)
+
+    def reset_override(self) -> None:
+        """Takes all overriding back."""
+        count = len(self.overridden)
+        super().reset_override()
+        for _ in range(count):
+            self._tell(False)
+
+    def _tell(self, began: bool) -> None:
+        if self._started is not None:
+            self._started.overriding_changed(self._key, began)
+
+
+class SeedOr(providers.Provider):  # type: ignore[type-arg]  # generic in its stubs only
+    """A seed, or what stands in for it where the request scope was not given one."""
+
+    def __init__(self, key: int = -1, absent: Any = None, seed: Any = None) -> None:
+        super().__init__()
+        self._facts = key, absent, seed
+
+    def __deepcopy__(self, memo: dict[Any, Any] | None) -> SeedOr:
+        return self
+
+    @property
+    def related(self) -> Iterator[Any]:
+        """The seed's own provider."""
+        yield self._facts[2]
+        yield from super().related
+
+    def _provide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key, absent, seed = self._facts
+        if seed.last_overriding is not None:
+            return seed()
+        request = _current.owner.request if _current.owner is not None else None
+        return absent if request is None else request.store.get(key, absent)
+
+
+def has_place(definition: BeanDefinition) -> bool:
+    """Whether its instances are kept in a scope's store: those of dependent beans are their holders' alone."""
+    return definition.caches and definition.scope is not Scope.DEPENDENT
+
+
+def kept(made: Any, definition: BeanDefinition, key: int | None, scope: OpenScope) -> Any:
+    """What was made, with its `stop()` remembered."""
+    if definition.stop is Stop.SYNC:
+        return scope.keep_stopping(made, key)
+    if definition.stop is Stop.ASYNC:
+        return scope.keep_stopping_async(made, key)
+    return made
+
+
+# --- wiring
+
+
+class Providers:
+    """The providers of one started container, by key and by name."""
+
+    def __init__(self, graph: BeanGraph, started: Started, later: Callable[[Later], Any]) -> None:
+        self._graph, self._started, self._later = graph, started, later
+        self.container = containers.DynamicContainer()
+        self._reserved = frozenset(dir(self.container))
+        self._of_bean: list[BeanProvider] = []
+        self.grow()
+
+    def __getitem__(self, key: int) -> BeanProvider:
+        return self._of_bean[key]
+
+    def override(self, key: int, fake: Any) -> Any:
+        """Makes `fake` stand for a bean; returns what `take_back` wants to know."""
+        provider = providers.Object(fake)
+        self._of_bean[key].override(provider)
+        return provider
+
+    def take_back(self, key: int, fake: Any) -> None:
+        """Ends an override, which need not be the last one of its bean."""
+        of_bean = self._of_bean[key]
+        others = list(of_bean.overridden)
+        later: list[Any] = []
+        while others and others[-1] is not fake:
+            later.append(others.pop())
+            of_bean.reset_last_overriding()
+        if others:
+            of_bean.reset_last_overriding()
+        for each in reversed(later):
+            of_bean.override(each)
+
+    def grow(self) -> bool:
+        """Makes providers of the beans that the graph has gained; whether it has."""
+        first = len(self._of_bean)
+        if first == len(self._graph.beans):
+            return False
+        for bean in self._graph.beans[first:]:
+            provider = BeanProvider(bean.definition.factory).belong_to(self._started, bean.key, bean.definition)
+            self._of_bean.append(provider)
+        for bean in sorted(self._graph.beans[first:], key=lambda bean: bean.definition.implicit):
+            self._put(provider_name(bean.definition), bean.key)
+        for bean in self._graph.beans[first:]:
+            self._inject(self._of_bean[bean.key], bean.needs)
+        return True
+
+    def _put(self, name: str, key: int) -> None:
+        if key in self._graph.templates or name in self.container.providers:
+            return
+        if name in self._reserved:  # a bean must not hide a method of the container
+            self.container.providers[name] = self._of_bean[key]
+        else:
+            self.container.set_provider(name, self._of_bean[key])
+
+    def _inject(self, provider: BeanProvider, needs: Any) -> None:
+        args, kwargs = [], {}
+        for point, value in needs:
+            if value == DEFAULT and not point.positional:
+                continue
+            of_value = self.of_value(Fixed(point.default) if value == DEFAULT else value)
+            if point.positional:
+                args.append(of_value)
+            else:
+                kwargs[point.parameter] = of_value
+        provider.set_args(*args)
+        provider.set_kwargs(**kwargs)
+
+    def of_value(self, value: Value) -> Any:
+        """The provider of what an injection point gets."""
+        match value:
+            case One(key, absent):
+                return self._of_bean[key] if absent is MISSING else SeedOr(key, absent, self._of_bean[key])
+            case Every(keys):
+                return providers.List(*(self._of_bean[key] for key in keys))
+            case ByName(named):
+                return providers.Dict({name: self._of_bean[key] for name, key in named})
+            case Fixed(fixed):
+                return providers.Object(fixed)
+            case Later():
+                return providers.Object(self._later(value))
+            case NotFound():
+                raise AssertionError("a graph with a missing bean is refused before")

@@ -1,0 +1,205 @@
+"""What a program registers, in order, and the graph that comes of reading it.
+
+Not here: what single objects mean (the container's readers), what is wrong with the graph (`checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, get_origin
+
+from ..errors import Problem
+from .beans import BeanDefinition, Names, is_settings, local_names, read_class, read_producer, seed_of
+from .checks import problems_in
+from .forms import type_name
+from .graph import BeanGraph, Binding, Reading
+from .marks import Scope
+
+Reader: TypeAlias = Callable[[object], Reading | None]
+"""What registering an object means; None when it is not of the reader's kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An instance that is a bean as it is."""
+
+    value: Any
+    provides: Any
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Included:
+    """A `dependency_injector` container whose providers are beans."""
+
+    container: Any
+
+
+class Registry:
+    """Everything registered with one container."""
+
+    def __init__(self, seeds: Iterable[Any] = ()) -> None:
+        self._entries: dict[object, object] = {}
+        self._bindings: dict[Binding, None] = {}
+        self.seeds: dict[Any, None] = dict.fromkeys(seeds)
+
+    def add(self, entry: object) -> None:
+        """Registers an object; the same one again changes nothing."""
+        self._entries.setdefault(_identity(entry), entry)
+
+    def give(self, value: Any, provides: Any, name: str | None) -> None:
+        """Registers an instance."""
+        self._entries.setdefault((id(value), provides, name), Given(value, provides, name))
+
+    def include(self, container: Any) -> None:
+        """Registers the providers of a `dependency_injector` container."""
+        self._entries.setdefault((Included, id(container)), Included(container))
+
+    def bind(self, binding: Binding) -> None:
+        """Registers which bean an interface means."""
+        self._bindings.setdefault(binding)
+
+    @property
+    def included(self) -> list[Any]:
+        """The `dependency_injector` containers among the entries."""
+        return [each.container for each in self._entries.values() if isinstance(each, Included)]
+
+    def names(self) -> dict[str, Any]:
+        """The registered classes that are local to functions, by name."""
+        types: list[Any] = list(self.seeds)
+        for each in self._entries.values():
+            if isinstance(each, Given):
+                types.append(each.provides)
+            elif isinstance(each, type) or get_origin(each) is not None:
+                types.append(each)
+            elif not isinstance(returned := getattr(each, "__annotations__", {}).get("return", ""), str):
+                types.append(returned)
+        for binding in self._bindings:
+            types += [binding.interface, binding.implementation]
+        return local_names(types)
+
+    def read(self, readers: Sequence[Reader], names: Names, own: Iterable[BeanDefinition]) -> Registered:
+        """Reads everything with the first reader that knows it, and what that implies."""
+        readings = list(self._readings(readers))
+        definitions = [definition for reading, _ in readings for definition in reading.definitions]
+        definitions += (seed_of(each) for each in self.seeds)
+        definitions += own
+        graph = BeanGraph(definitions, self._bindings, names)
+        return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))
+
+    def _readings(self, readers: Sequence[Reader]) -> Iterator[tuple[Reading, Problem | None]]:
+        seen = set(self._entries)
+        queue = list(self._entries.values())
+        # A class that an interface is bound to need not be registered by itself.
+        implied: list[object] = [each.implementation for each in self._bindings if isinstance(each.implementation, type)]
+        while queue or implied:
+            if not queue:
+                new = {_identity(each): each for each in implied}
+                queue = [each for identity, each in new.items() if identity not in seen]
+                seen.update(new)
+                implied = []
+                continue
+            entry = queue.pop(0)
+            reading = next((found for read in readers if (found := read(entry)) is not None), None)
+            if reading is None:
+                yield Reading(()), _not_registrable(entry)
+                continue
+            implied += reading.implies
+            yield reading, None
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What was registered, read: the graph, the readings with their own checks, and what could not be read."""
+
+    graph: BeanGraph
+    readings: tuple[Reading, ...]
+    unreadable: tuple[Problem, ...]
+
+    def problems(self) -> Iterator[Problem]:
+        """Everything that is wrong."""
+        yield from self.unreadable
+        yield from problems_in(self.graph)
+        for reading in self.readings:
+            if reading.check is not None:
+                yield from reading.check(self.graph)
+
+
+def _identity(entry: object) -> object:
+    return entry if isinstance(entry, type) or get_origin(entry) is not None else id(entry)
+
+
+def _not_registrable(entry: object) -> Problem:
+    where = f"register({entry!r})"
+    return Problem(where, "it is neither a class nor a producer", "for an instance, use register_instance(…)")
+
+
+# --- readers
+
+
+def read_given(entry: object) -> Reading | None:
+    """What `register_instance` means."""
+    if not isinstance(entry, Given):
+        return None
+    value = entry.value
+    definition = BeanDefinition(
+        provides=entry.provides, factory=lambda: value, scope=Scope.APPLICATION, name=entry.name, source=value
+    )
+    return Reading((definition,))
+
+
+def read_included(entry: object) -> Reading | None:
+    """What `include` means."""
+    if not isinstance(entry, Included):
+        return None
+    from .foreign import read_container
+
+    return read_container(entry.container)
+
+
+def bean_reader(names: Names) -> Reader:
+    """The reader of classes and producers; `names` are classes their annotations may mean."""
+
+    def read(entry: object) -> Reading | None:
+        if isinstance(entry, type) or isinstance(get_origin(entry), type):
+            return Reading((read_class(entry, names),))
+        return Reading((read_producer(entry, names),)) if callable(entry) and hasattr(entry, "__code__") else None
+
+    return read
+
+
+# --- settings
+
+
+def settings_in(graph: BeanGraph, overridden: Iterable[int] = ()) -> tuple[dict[int, Any], list[Problem]]:
+    """The settings beans of a graph, built from the environment, and the problems of those that cannot be."""
+    built: dict[int, Any] = {}
+    problems: list[Problem] = []
+    left_out = set(overridden)
+    for bean in graph.beans:
+        definition = bean.definition
+        if definition.factory is definition.provides and is_settings(definition.provides) and bean.key not in left_out:
+            try:
+                built[bean.key] = definition.factory()
+            except Exception as error:  # a settings class may raise anything
+                problems.append(_settings_problem(definition, error))
+    return built, problems
+
+
+def _settings_problem(definition: BeanDefinition, error: Exception) -> Problem:
+    where = type_name(definition.provides)
+    report = getattr(error, "errors", None)
+    if report is None:
+        return Problem(where, f"the settings cannot be read ({type(error).__name__})", "correct the environment")
+    faults = report(include_url=False, include_context=False, include_input=False)
+    what = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_told(each)}" for each in faults)
+    prefix = definition.provides.model_config.get("env_prefix", "")
+    variables = dict.fromkeys(f"{prefix}{each['loc'][0]}".upper() for each in faults if each["loc"])
+    return Problem(where, f"the settings cannot be read: {what}", f"set {', '.join(variables) or 'them'} rightly")
+
+
+def _told(fault: Any) -> str:
+    # The text of a program's own validator may hold the value, which may be a secret.
+    own = fault["type"] in ("value_error", "assertion_error")
+    return "refused by its validator" if own else str(fault["msg"])

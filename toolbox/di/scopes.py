@@ -1,0 +1,460 @@
+"""Live scopes: what has been made in them, who is making something, and their end.
+
+A bean is made once per scope, whoever asks first: threads wait for each other on events, tasks on futures, and a wait
+that could never end is an error. Not here: how a bean is made (`providers`, `resolvers`), the graph.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar, Token
+from threading import get_ident
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError
+from .closing import (
+    Closer,
+    OwnTask,
+    close_awaiting,
+    close_on_this_thread,
+    close_own_task,
+    close_waiting,
+    finish,
+    finish_async,
+    raise_failures,
+    stop,
+    stop_async,
+    yielded_nothing,
+)
+
+_log = logging.getLogger("toolbox")
+
+active: ContextVar[OpenScope | None] = ContextVar("toolbox.scope", default=None)
+"""The innermost scope that was entered in this context, of whichever container."""
+
+
+class AsyncMaking:
+    """A bean being made by a task: within which other making, and which beans it waits for meanwhile."""
+
+    __slots__ = ("key", "outer", "scope", "waits")
+
+    def __init__(self, scope: OpenScope, key: int, outer: AsyncMaking | None) -> None:
+        self.scope, self.key, self.outer = scope, key, outer
+        self.waits: list[tuple[OpenScope, int]] = []
+
+    @property
+    def chain(self) -> Iterator[AsyncMaking]:
+        """This making and those it is part of, innermost first."""
+        making: AsyncMaking | None = self
+        while making is not None:
+            yield making
+            making = making.outer
+
+
+_current_making: ContextVar[AsyncMaking | None] = ContextVar("toolbox.making", default=None)
+
+# Only those who find a bean being made by someone else come here.
+_waiting_lock = threading.Lock()
+_waiting_threads: dict[int, tuple[OpenScope, int]] = {}
+
+
+class OpenScope:
+    """What lives in one scope. Entered, it is the active scope of the context; left, it closes what it holds.
+
+    `store` has the beans made in it, by key; `making` who is making one: a thread's ident, or an `AsyncMaking`.
+    `request` is the request scope it is or lies in. `seeds` are beans it was given that do not live as long as a
+    request, `extras` objects that are no beans, by type; `direct` is its home as long as there are none of these.
+    """
+
+    what = "scope"
+    seeds: dict[int, Any] | None = None
+    extras: dict[Any, Any] | None = None
+    prepared: dict[int, list[Any]] | None = None
+    closed = False
+    closing = False
+    entered_on_loop = False
+    _token: Token[OpenScope | None] | None = None
+
+    def __init__(self, home: Home, request: OpenScope | None = None) -> None:
+        self.home = home
+        self.direct: Home | None = home
+        self.request = request
+        self.store: dict[int, Any] = {}
+        self.making: dict[int, int | AsyncMaking] = {}
+        self.closers: list[Closer] = []
+        self.outer: OpenScope | None = None
+        self.wakers: dict[int, list[Callable[[], None]]] | None = None
+
+    # --- making, without awaiting
+
+    def create(self, key: int, make: Callable[[OpenScope], Any]) -> Any:
+        """The bean, made now by `make(self)` unless somebody else makes it meanwhile."""
+        making, me = self.making, get_ident()
+        # Only this thread itself can have put its own ident there, so the first look needs no lock.
+        if (key in making or making.setdefault(key, me) != me) and self._wait_on_thread(key, me):
+            return self.store[key]
+        try:
+            store = self.store
+            if key in store:
+                return store[key]
+            if self.closing:
+                raise self.ended(key)
+            value = store[key] = make(self)
+            return value
+        finally:
+            del making[key]
+            if self.wakers is not None:
+                self._wake(key)
+
+    def _wait_on_thread(self, key: int, me: int) -> bool:
+        """Whether the bean was made while this thread waited; else it is this thread's turn."""
+        while True:
+            made = threading.Event()
+            with _waiting_lock:
+                self._refuse_endless_wait(key, me)
+                self._notify(key, made.set)
+                if key not in self.making:
+                    made.set()
+                else:
+                    _waiting_threads[me] = (self, key)
+            made.wait()
+            with _waiting_lock:
+                _waiting_threads.pop(me, None)
+                if key in self.store:
+                    return True
+                if self.making.setdefault(key, me) == me:
+                    return False
+
+    # --- making, with awaiting
+
+    async def create_awaiting(self, key: int, make: Callable[[OpenScope], Awaitable[Any]]) -> Any:
+        """The bean, made now by awaiting `make(self)` unless somebody else makes it meanwhile."""
+        me = AsyncMaking(self, key, _current_making.get())
+        making = self.making
+        while key in making or making.setdefault(key, me) is not me:
+            await self.settled(key)
+            if key in self.store:
+                return self.store[key]
+        try:
+            if key in self.store:
+                return self.store[key]
+            if self.closing:
+                raise self.ended(key)
+            token = _current_making.set(me)
+            try:
+                value = await make(self)
+            finally:
+                _reset(_current_making, token)
+            self.store[key] = value
+            return value
+        finally:
+            del making[key]
+            if self.wakers is not None:
+                self._wake(key)
+
+    async def settled(self, key: int) -> None:
+        """Waits until nobody is making the bean any more."""
+        loop = asyncio.get_running_loop()
+        made = loop.create_future()
+
+        def wake() -> None:
+            if not made.done():
+                made.set_result(None)
+
+        def notify() -> None:
+            try:
+                loop.call_soon_threadsafe(wake)
+            except RuntimeError:  # its loop is closed: nobody waits any more
+                return
+
+        within = _current_making.get()
+        entry = (self, key)
+        with _waiting_lock:
+            self._refuse_endless_wait(key, within)
+            self._notify(key, notify)
+            if key not in self.making:
+                wake()
+            elif within is not None:
+                for each in within.chain:
+                    each.waits.append(entry)
+        try:
+            await made
+        finally:
+            if within is not None:
+                with _waiting_lock:
+                    for each in within.chain:
+                        if entry in each.waits:
+                            each.waits.remove(entry)
+
+    # --- waiting for each other
+
+    def _notify(self, key: int, waker: Callable[[], None]) -> None:
+        if self.wakers is None:
+            self.wakers = {}
+        self.wakers.setdefault(key, []).append(waker)
+
+    def _wake(self, key: int) -> None:
+        with _waiting_lock:
+            wakers = self.wakers.pop(key, ()) if self.wakers else ()
+        for wake in wakers:
+            wake()
+
+    def _refuse_endless_wait(self, key: int, me: int | AsyncMaking | None) -> None:
+        """Raises when whoever makes the bean waits, directly or through others, for the one who asks."""
+        asking = list(me.chain) if isinstance(me, AsyncMaking) else [me if me is not None else get_ident()]
+        todo, seen = [(self, key)], set[tuple[int, int]]()
+        while todo:
+            scope, wanted = todo.pop()
+            maker = scope.making.get(wanted)
+            if maker is None or (id(scope), wanted) in seen:
+                continue
+            seen.add((id(scope), wanted))
+            if maker in asking:
+                raise self._endless(key, me)
+            if isinstance(maker, AsyncMaking):
+                todo += maker.waits
+            elif maker in _waiting_threads:
+                todo.append(_waiting_threads[maker])
+
+    def _endless(self, key: int, me: int | AsyncMaking | None) -> IllegalConfigurationError:
+        label = self.home.label
+        if isinstance(me, AsyncMaking):
+            path = [label(each.key) for each in me.chain][::-1]
+        else:
+            thread = me if me is not None else get_ident()
+            scopes = dict.fromkeys((self.home.application, self.request, self))
+            path = [label(k) for scope in scopes if scope for k, maker in list(scope.making.items()) if maker == thread]
+        if label(key) in path:
+            path = path[path.index(label(key)) :]
+        text = " -> ".join([*path, label(key)])
+        problem = Problem(label(key), f"it needs itself while it is being made: {text}", "look it up after it was made")
+        return IllegalConfigurationError([problem])
+
+    # --- what has to be closed
+
+    def keep(self, value: Any, closer: Closer) -> Any:
+        """Remembers how to close what was made; in a scope that has ended meanwhile it is closed at once."""
+        self.closers.append(closer)
+        if self.closing:
+            if self._take_back(closer):
+                close_on_this_thread([closer], None, [])
+            raise self.ended(closer.key)
+        return value
+
+    async def keep_awaiting(self, value: Any, closer: Closer) -> Any:
+        """The same for what has to be awaited to be closed."""
+        self.closers.append(closer)
+        if self.closing:
+            if self._take_back(closer):
+                await close_awaiting([closer], None, [])
+            raise self.ended(closer.key)
+        return value
+
+    def _take_back(self, closer: Closer) -> bool:
+        """Whether the closer is still there and the scope's end will not see to it any more."""
+        if not self.closed:
+            return False
+        try:
+            self.closers.remove(closer)
+        except ValueError:
+            return False
+        return True
+
+    def keep_stopping(self, bean: Any, key: int | None) -> Any:
+        """A bean whose `stop()` is called when this scope ends."""
+        return self.keep(bean, Closer(stop, bean, self.store, key))
+
+    def keep_stopping_async(self, bean: Any, key: int | None) -> Any:
+        """A bean whose `stop()` is awaited when this scope ends."""
+        self._refuse_awaited_end(bean)
+        loop = asyncio._get_running_loop() or self.home.loop
+        return self.keep(bean, Closer(stop_async, bean, self.store, key, loop))
+
+    def enter(self, generator: Any, key: int | None) -> Any:
+        """What a producer yields, which ends with this scope."""
+        try:
+            value = next(generator)
+        except StopIteration:
+            raise yielded_nothing(generator) from None
+        return self.keep(value, Closer(finish, generator, self.store, key))
+
+    async def enter_async(self, generator: Any, key: int | None, own_task: bool) -> Any:
+        """What an asynchronous producer yields, which ends with this scope."""
+        self._refuse_awaited_end(generator)
+        loop = asyncio.get_running_loop()
+        if own_task:
+            task = OwnTask(generator)
+            value = await task.open()
+            return await self.keep_awaiting(value, Closer(close_own_task, task, self.store, key, loop))
+        try:
+            value = await anext(generator)
+        except StopAsyncIteration:
+            raise yielded_nothing(generator) from None
+        return await self.keep_awaiting(value, Closer(finish_async, generator, self.store, key, loop))
+
+    def _refuse_awaited_end(self, made: Any) -> None:
+        if self.entered_on_loop:
+            reason = "its scope was entered with `with` on the event loop's thread, where its end cannot be awaited"
+            raise ScopeNotActiveError(getattr(made, "__name__", type(made).__name__), reason)
+
+    # --- the end
+
+    def ended(self, key: int | None) -> ScopeNotActiveError:
+        """The error of who asks for something new when it is too late."""
+        wanted = self.home.label(key) if key is not None else "a dependent bean"
+        return ScopeNotActiveError(wanted, f"its {self.what} has ended, and this code outlived it")
+
+    def close_here(self, error: BaseException | None) -> None:
+        """Closes beans on this thread, newest first, until one has to be awaited; raises what they raise."""
+        self.closing = True
+        if not self.closers:
+            return
+        failures: list[BaseException] = []
+        close_on_this_thread(self.closers, error, failures)
+        raise_failures(self.what, failures)
+
+    async def aclose(self, error: BaseException | None) -> None:
+        """Closes what is left, all of it, with `error` thrown into generators; raises what they raise."""
+        self.closing = True
+        if not self.closers:
+            self._end()
+        if not self.closers:
+            return
+        failures: list[BaseException] = []
+        try:
+            while self.closers:
+                await close_awaiting(self.closers, error, failures)
+                self._end()
+        finally:
+            if failures and sys.exc_info()[1] is not None:
+                _log.error("closing a %s failed", self.what, exc_info=BaseExceptionGroup("closing", failures))
+        if isinstance(error, asyncio.CancelledError) and failures:
+            # Who is cancelled must end as cancelled; what failed meanwhile can only be told.
+            _log.error("closing a %s failed", self.what, exc_info=BaseExceptionGroup("closing", failures))
+            return
+        raise_failures(self.what, failures)
+
+    def close_waiting(self, error: BaseException | None) -> None:
+        """Closes everything from a thread that runs no loop."""
+        self.closing = True
+        failures: list[BaseException] = []
+        while not self.closed or self.closers:
+            close_waiting(self.closers, error, failures)
+            self._end()
+        raise_failures(self.what, failures)
+
+    def _end(self) -> None:
+        # Who adds a closer after this takes it back; who added one before finds it closed by the loop around this.
+        self.closed = True
+        self.store = {}
+
+    # --- being the active scope
+
+    def _activate(self) -> None:
+        if self._token is not None or self.closing:
+            problem = Problem(f"a {self.what}", "it is entered a second time", "open a new one")
+            raise IllegalConfigurationError([problem])
+        self.outer = active.get()
+        self._token = active.set(self)
+
+    def _deactivate(self) -> None:
+        if self._token is not None:
+            _reset(active, self._token)
+
+
+def _reset(variable: ContextVar[Any], token: Token[Any]) -> None:
+    try:
+        variable.reset(token)
+    except ValueError:  # left in another context than entered, as when a generator is finalised
+        return
+
+
+class MustAwait(Exception):  # noqa: N818 - never leaves the container
+    """The bean with this key has to be awaited and is not there yet."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+class Home:
+    """What the scopes of one container have in common.
+
+    `application` is its application scope, `loop` its event loop, `awaited` the beans that are made by awaiting.
+    """
+
+    application: ApplicationScope
+    loop: asyncio.AbstractEventLoop | None = None
+    awaited: frozenset[int] = frozenset()
+
+    def label(self, key: int) -> str:
+        """The bean with this key, as a reader knows it."""
+        raise NotImplementedError
+
+    def refuse(self, key: int, scope: OpenScope) -> NoReturn:
+        """Raises for a bean that does not live in `scope`: no request scope is active."""
+        raise ScopeNotActiveError(self.label(key), "no request scope is active here")
+
+    def no_seed(self, key: int) -> NoReturn:
+        """Raises for a seed that the request scope was not given."""
+        raise MissingBeanError(f"{self.label(key)}, which this request scope was not given")
+
+
+class ApplicationScope(OpenScope):
+    """The beans of a container from its start to its stop."""
+
+    what = "container"
+
+
+class RequestScope(OpenScope):
+    """The beans of one request. A request scope inside another is independent of it."""
+
+    what = "request scope"
+
+    def __init__(self, home: Home) -> None:
+        super().__init__(home, self)
+
+    def __enter__(self) -> RequestScope:
+        self._activate()
+        self.entered_on_loop = asyncio._get_running_loop() is not None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close_waiting(error)
+        finally:
+            self._deactivate()
+
+    async def __aenter__(self) -> RequestScope:
+        self._activate()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.aclose(error)
+        finally:
+            self._deactivate()
+
+
+class CallScope(OpenScope):
+    """The beans of one tool call, below whatever scope is active where it is opened."""
+
+    what = "call scope"
+
+    def __enter__(self) -> CallScope:
+        self._activate()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._deactivate()

@@ -1,0 +1,446 @@
+"""A started container's beans: found by type and name, made in their scopes, overridden.
+
+Joins the graph with the two ways of going over it. Not here: reading what was registered, start and stop (`container`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..context import ActiveScope
+from ..errors import AsyncBeanError, ContainerNotStartedError, MissingBeanError, ScopeNotActiveError
+from .beans import Making, seed_of
+from .forms import forms_of, plain
+from .graph import DEFAULT, BeanGraph, ByName, Every, Fixed, Later, One, Value, beans_in
+from .marks import Instance, Scope
+from .providers import Providers, has_place, kept, owned_by
+from .resolvers import Resolver, Resolvers
+from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
+
+GENERATE = True
+"""Whether beans are looked up by generated functions where nothing is overridden; False: by the providers alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What has to happen before a value can be made without awaiting: `awaited` in order; `others` are made then."""
+
+    awaited: tuple[int, ...]
+    others: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """An override under way: application beans that hold the overridden one live in `scope` meanwhile."""
+
+    key: int
+    holders: frozenset[int]
+    scope: ApplicationScope
+
+
+class Wiring(Home):
+    """The beans of one container between a start and the next stop."""
+
+    def __init__(self, graph: BeanGraph, lookup: ActiveScope, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.graph, self.loop = graph, loop
+        self._lookup = lookup
+        self.application = ApplicationScope(self)
+        self._layers: list[_Layer] = []
+        self.providers = Providers(graph, self, self._instance)
+        self._resolvers = Resolvers(graph, self, self._instance)
+        self.unnamed: dict[Any, Resolver] = {}
+        self._found: dict[tuple[Any, str | None], Value] = {}
+        self._by_value: dict[Value, Resolver] = {}
+        self._plans: dict[Value, _Plan] = {}
+        self._seeded: dict[Any, int | None] = {}
+        self.awaited = self._awaited()
+
+    def _instance(self, later: Later) -> Instance[Any]:
+        return Instance(self._lookup, later.wanted, later.name)
+
+    def label(self, key: int) -> str:
+        """The bean with this key, as a reader knows it."""
+        return self.graph.definitions[key].label
+
+    # --- scopes
+
+    def scope(self) -> OpenScope:
+        """The active scope of this container; its application scope outside of others."""
+        scope = active.get()
+        while scope is not None and scope.home is not self:
+            scope = scope.outer
+        return self.application if scope is None else scope
+
+    def open_request(self, seeds: Mapping[Any, Any]) -> RequestScope:
+        """A new request scope in which `seeds` stand for beans of their types."""
+        scope = RequestScope(self)
+        for form, value in seeds.items():
+            self._seed(scope, form, value)
+        return scope
+
+    def _seed(self, scope: RequestScope, form: Any, value: Any) -> None:
+        if form not in self._seeded:
+            wanted = seed_of(form)
+            found = self.graph.choose(wanted.provides, wanted.name)
+            self._seeded[form] = found.bean if isinstance(found, One) else None
+        key = self._seeded[form]
+        if key is None:
+            scope.extras = {**(scope.extras or {}), plain(form): value}
+            scope.direct = None
+        elif has_place(self.graph.definitions[key]) and self.graph.definitions[key].scope is Scope.REQUEST:
+            scope.store[key] = value
+        else:
+            # A bean that is not looked up in a request's store: the generated functions would not see the seed.
+            scope.seeds = {**(scope.seeds or {}), key: value}
+            scope.direct = None
+
+    def open_call(self) -> CallScope:
+        """A new call scope below the active scope."""
+        outer = self.scope()
+        scope = CallScope(self, outer.request)
+        scope.direct = outer.direct
+        return scope
+
+    def place_of(self, key: int, owner: OpenScope) -> OpenScope:
+        """The scope that a bean needed inside `owner` lives in."""
+        scope = self.graph.definitions[key].scope
+        if scope is Scope.APPLICATION:
+            for layer in reversed(self._layers):
+                if key in layer.holders:
+                    return layer.scope
+            return self.application
+        if scope is Scope.REQUEST:
+            return owner.request if owner.request is not None else self.refuse(key, owner)
+        return owner if not isinstance(owner, ApplicationScope) else self.refuse(key, owner)
+
+    # --- looking up
+
+    def value_of(self, wanted: Any, name: str | None) -> Value:
+        """What `get` is asked for; raises `MissingBeanError` or `AmbiguousBeanError`."""
+        try:
+            value = self._found.get((wanted, name))
+        except TypeError:  # the metadata of an Annotated cannot be hashed
+            return self.graph.find(wanted, name)
+        if value is None:
+            value = self._found[wanted, name] = self.graph.find(wanted, name)
+            self.follow_graph()
+        return value
+
+    def follow_graph(self) -> None:
+        """Follows the graph, which gains a bean when settings or a generic class are first asked for."""
+        if self.providers.grow():
+            self.awaited = self._awaited()
+
+    def get(self, wanted: Any, name: str | None) -> Any:
+        """The bean, made without awaiting."""
+        scope = self.scope()
+        try:
+            value = self.value_of(wanted, name)
+        except MissingBeanError:
+            return _of_extras(scope, wanted)
+        if name is None and scope.direct is self:
+            resolver = self._resolver(value)
+            self._remember(wanted, resolver)
+        return self.get_value(value, scope)
+
+    def _remember(self, wanted: Any, resolver: Resolver) -> None:
+        try:
+            self.unnamed[wanted] = resolver
+        except TypeError:  # the metadata of an Annotated cannot be hashed
+            return
+
+    def get_value(self, value: Value, scope: OpenScope) -> Any:
+        """A value made without awaiting; what `prepare` made for it is taken first."""
+        try:
+            return self._now(value, scope)
+        except MustAwait as error:
+            prepared = scope.prepared.get(error.key) if scope.prepared is not None else None
+            if prepared and value == One(error.key):
+                return prepared.pop()
+            raise self.must_await(value, error) from None
+
+    def must_await(self, value: Value, error: MustAwait) -> AsyncBeanError:
+        """The error of who asks without awaiting, with the way from what was asked for to what has to be awaited."""
+        path = [self.label(key) for key in self._path(value, error.key)]
+        return AsyncBeanError(path[0], " -> ".join(path))
+
+    def _path(self, value: Value, goal: int) -> list[int]:
+        queue = deque([key] for key in beans_in(value))
+        seen: set[int] = set()
+        while queue:
+            path = queue.popleft()
+            if path[-1] == goal:
+                return path
+            if path[-1] not in seen:
+                seen.add(path[-1])
+                queue.extend([*path, key] for _, key in self.graph[path[-1]].holds)
+        return [goal]
+
+    def _now(self, value: Value, owner: OpenScope) -> Any:
+        """A value for `owner`, without awaiting; raises `MustAwait`."""
+        if isinstance(value, Fixed):
+            return value.value
+        if owner.direct is self:
+            return self._resolver(value)(owner)
+        return self._by_providers(value, owner)
+
+    def _resolver(self, value: Value) -> Resolver:
+        """A function from a scope to this value."""
+        try:
+            resolver = self._by_value.get(value)
+            if resolver is None:
+                resolver = self._by_value[value] = self._new_resolver(value)
+        except TypeError:  # a default that cannot be hashed
+            return self._new_resolver(value)
+        return resolver
+
+    def _new_resolver(self, value: Value) -> Resolver:
+        if GENERATE and not self._layers:
+            return self._resolvers.resolver(value)
+        return partial(self._by_providers, value)
+
+    def _by_providers(self, value: Value, owner: OpenScope) -> Any:
+        with owned_by(owner):
+            made = self.providers.of_value(value)()
+        if isinstance(value, One) and self.providers[value.bean].last_overriding is not None and _is_awaitable(made):
+            raise MustAwait(value.bean)
+        return made
+
+    # --- looking up, with awaiting
+
+    async def aget(self, wanted: Any, name: str | None) -> Any:
+        """The bean, awaiting what has to be."""
+        scope = self.scope()
+        try:
+            value = self.value_of(wanted, name)
+        except MissingBeanError:
+            return _of_extras(scope, wanted)
+        return await self.aget_value(value, scope)
+
+    async def aget_value(self, value: Value, scope: OpenScope) -> Any:
+        """A value, awaiting what has to be."""
+        await self._ready(value, scope)
+        return await self._awaiting(value, scope)
+
+    async def prepare(self, wanted: Any, name: str | None) -> None:
+        """Makes what has to be awaited for a bean; `get` then makes the rest, on any thread."""
+        scope = self.scope()
+        try:
+            value = self.value_of(wanted, name)
+        except MissingBeanError:
+            return
+        await self._ready(value, scope)
+        if isinstance(value, One) and self._is_made_for_one(value.bean, scope):
+            # Of the kind of which there is a new one each time: it waits here for the `get` that follows.
+            made = await self._build(value.bean, scope)
+            if scope.prepared is None:
+                scope.prepared = {}
+            scope.prepared.setdefault(value.bean, []).append(made)
+
+    async def _ready(self, value: Value, scope: OpenScope) -> None:
+        """Makes the beans with a place of their own that have to be awaited."""
+        plan = self._plan(value)
+        seeds = (scope.request or scope).seeds
+        for key in plan.awaited:
+            if seeds is None or key not in seeds:
+                place = self.place_of(key, scope)
+                if key not in place.store:
+                    await place.create_awaiting(key, partial(self._build, key))
+        # What a thread is making is awaited, so that the loop does not stand still meanwhile.
+        for place in {self.application, scope, scope.request or scope}:
+            for key in plan.others.intersection(place.making) if place.making else ():
+                await place.settled(key)
+
+    def _plan(self, value: Value) -> _Plan:
+        try:
+            plan = self._plans.get(value)
+            if plan is None:
+                plan = self._plans[value] = self._new_plan(value)
+        except TypeError:  # a default that cannot be hashed
+            return self._new_plan(value)
+        return plan
+
+    def _new_plan(self, value: Value) -> _Plan:
+        order: dict[int, None] = {}
+        seen: set[int] = set()
+
+        def visit(key: int) -> None:
+            if key in seen or self.providers[key].last_overriding is not None:
+                return
+            seen.add(key)
+            for _, held in self.graph[key].holds:
+                visit(held)
+            if has_place(self.graph.definitions[key]):
+                order[key] = None
+
+        for key in beans_in(value):
+            visit(key)
+        awaited = tuple(key for key in order if key in self.awaited)
+        return _Plan(awaited, frozenset(order).difference(awaited))
+
+    async def _awaiting(self, value: Value, owner: OpenScope) -> Any:
+        """A value for `owner`, once the beans with a place are ready."""
+        match value:
+            case One(key) if self._is_made_for_one(key, owner):
+                return await self._build(key, owner)
+            case Every(keys):
+                return [await self._awaiting(One(key), owner) for key in keys]
+            case ByName(named):
+                return {name: await self._awaiting(One(key), owner) for name, key in named}
+            case One(key) if self.providers[key].last_overriding is not None:
+                with owned_by(owner):
+                    made = self.providers[key]()
+                return await made if _is_awaitable(made) else made
+            case _:
+                return self._now(value, owner)
+
+    def _is_made_for_one(self, key: int, owner: OpenScope) -> bool:
+        """Whether it is a dependent bean that is made by awaiting."""
+        seeds = (owner.request or owner).seeds
+        return (
+            key in self.awaited
+            and not has_place(self.graph.definitions[key])
+            and not (seeds is not None and key in seeds)
+        )
+
+    async def _build(self, key: int, owner: OpenScope) -> Any:
+        """A bean made anew by awaiting, kept by `owner`."""
+        bean = self.graph[key]
+        definition = bean.definition
+        args, kwargs = [], {}
+        for point, value in bean.needs:
+            if value == DEFAULT:
+                if point.positional:
+                    args.append(point.default)
+            elif point.positional:
+                args.append(await self._awaiting(value, owner))
+            else:
+                kwargs[point.parameter] = await self._awaiting(value, owner)
+        made = definition.factory(*args, **kwargs)
+        place = key if has_place(definition) else None
+        if definition.made is Making.ASYNC_GENERATOR:
+            return await owner.enter_async(made, place, definition.own_task)
+        if definition.made is Making.GENERATOR:
+            return owner.enter(made, place)
+        return kept(await made if definition.made is Making.COROUTINE else made, definition, place, owner)
+
+    def _awaited(self) -> frozenset[int]:
+        """The beans that are made by awaiting: by their own factory, or for a dependent bean that they hold."""
+        overridden = {key for key, _ in enumerate(self.graph.beans) if self.providers[key].last_overriding is not None}
+        found = {bean.key for bean in self.graph.beans if bean.definition.is_awaited} - overridden
+        while True:
+            more = {
+                bean.key
+                for bean in self.graph.beans
+                if bean.key not in found
+                and bean.key not in overridden
+                and any(key in found and not has_place(self.graph.definitions[key]) for _, key in bean.holds)
+            }
+            if not more:
+                return frozenset(found)
+            found |= more
+
+    # --- from outside, through a provider
+
+    def asked_outside(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The bean for code that calls its provider: itself, or an awaitable of it."""
+        if self.application.closed:
+            raise ContainerNotStartedError(f"the provider of {self.label(key)}")
+        scope = self.scope()
+        if (args or kwargs) and not has_place(self.graph.definitions[key]) and key not in self.awaited:
+            return self.providers[key].make(scope, args, kwargs)
+        try:
+            return self._now(One(key), scope)
+        except MustAwait:
+            return self.aget_value(One(key), scope)
+
+    # --- start and stop
+
+    async def start(self) -> None:
+        """Makes the application beans that have to be awaited; the others are made when they are first used."""
+        for key in range(len(self.graph.beans)):
+            definition = self.graph.definitions[key]
+            if key in self.awaited and definition.scope is Scope.APPLICATION and has_place(definition):
+                await self._ready(One(key), self.application)
+
+    async def stop(self, error: BaseException | None) -> None:
+        """Closes the application beans."""
+        self._merge_layers()
+        await self.application.aclose(error)
+
+    def stop_waiting(self, error: BaseException | None) -> None:
+        """Closes the application beans, from a thread that runs no loop."""
+        self._merge_layers()
+        self.application.close_waiting(error)
+
+    def _merge_layers(self) -> None:
+        for layer in self._layers:
+            layer.scope.closing = True
+            self.application.closers.extend(layer.scope.closers)
+            layer.scope.closers.clear()
+
+    # --- overriding
+
+    def overriding_changed(self, key: int, began: bool) -> None:
+        """Gives application beans that hold an overridden bean another place, for as long as it is overridden."""
+        if began:
+            layer = _Layer(key, self._application_holders(key), ApplicationScope(self))
+            self._layers.append(layer)
+            self._forget()
+            return
+        layer = next(layer for layer in reversed(self._layers) if layer.key == key)
+        self._layers.remove(layer)
+        self._forget()
+        self._end_layer(layer.scope)
+
+    def _forget(self) -> None:
+        self.unnamed.clear()
+        self._by_value.clear()
+        self._plans.clear()
+        self.awaited = self._awaited()
+
+    def _end_layer(self, scope: ApplicationScope) -> None:
+        scope.close_here(None)
+        if not scope.closers:
+            return
+        if asyncio._get_running_loop() is None:
+            scope.close_waiting(None)
+        else:  # what has to be awaited to be closed can wait for the container's stop
+            self.application.closers.extend(scope.closers)
+
+    def _application_holders(self, key: int) -> frozenset[int]:
+        """The application beans that hold a bean, directly or through others."""
+        holders: dict[int, list[int]] = {}
+        for bean in self.graph.beans:
+            for _, held in bean.holds:
+                holders.setdefault(held, []).append(bean.key)
+        found: set[int] = set()
+        todo = [key]
+        while todo:
+            for holder in holders.get(todo.pop(), ()):
+                if holder not in found:
+                    found.add(holder)
+                    todo.append(holder)
+        return frozenset(each for each in found if self.graph.definitions[each].scope is Scope.APPLICATION)
+
+
+def _is_awaitable(made: Any) -> bool:
+    return inspect.isawaitable(made)
+
+
+def _of_extras(scope: OpenScope, wanted: Any) -> Any:
+    """What the request scope was given for a type that no bean has; raises the error under way when there is none."""
+    request = scope.request
+    form = plain(wanted)
+    for given, value in (request.extras or {}).items() if request is not None else ():
+        if form == given or form in forms_of(given):
+            if request is not None and request.closing:
+                raise ScopeNotActiveError(str(form), "its request scope has ended, and this code outlived it")
+            return value
+    raise
