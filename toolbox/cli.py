@@ -26,7 +26,8 @@ from .services.declaration import service_options_of
 from .services.memory import estimate_tokens
 from .services.planning import plan_service, sources_of
 from .signatures import read_signature
-from .tools.sources import bean_types, tool_specification_from, tool_specifications_from
+from .tools.sources import bean_types
+from .tools.standalone import tool_specification_from, tool_specifications_from
 
 app = typer.Typer(
     help="Looks into a program written with toolbox.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -195,7 +196,11 @@ def nodes_of(container: Container) -> list[Node]:
             toolbox=tuple(names[each] for each in used if each in names),
         )
 
-    return sorted(map(node, beans), key=lambda each: SCOPES.index(each.scope))
+    nodes = sorted(map(node, beans), key=lambda each: SCOPES.index(each.scope))
+    linked = {name for each in nodes for name, _ in each.links}
+    # The container is a bean of its own, which says nothing unless something asks for it.
+    itself = {bean.name for bean in beans if bean.source is container}
+    return [each for each in nodes if each.name not in itself - linked]
 
 
 def tool_names(source: object) -> tuple[str, ...]:
