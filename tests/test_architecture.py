@@ -62,6 +62,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "openapi_pydantic": ("toolbox.openapi",),
     "typer": ("toolbox.cli", "sample_app"),
     "rich": ("toolbox.cli", "sample_app"),
+    "anyio": ("toolbox_fastapi",),
     "fastapi": ("toolbox_fastapi", "sample_app"),
     "starlette": ("toolbox_fastapi", "sample_app"),
     "uvicorn": ("sample_app",),
