@@ -68,10 +68,10 @@ def weather_on(day: date, latitude: float, longitude: float, elevation: float) -
 def _mean_temperature(day: date, latitude: float, elevation: float) -> float:
     """Warm at the equator, cold at the poles, seasons in between; 6.5 degrees less for each kilometre up."""
     distance = abs(latitude)
-    yearly = 27.5 - 0.0068 * distance**2 - 0.03 * distance
+    yearly = 27.5 - 0.0056 * distance**2
     warmest = 200 if latitude >= 0 else 17
     season = math.cos(2 * math.pi * (day.timetuple().tm_yday - warmest) / 365.25)
-    return yearly + season * min(14.0, distance * 0.24) - elevation * 0.0065
+    return yearly + season * min(11.0, distance * 0.2) - elevation * 0.0065
 
 
 def _weather_code(rain: float, high: float, low: float, dice: Random) -> int:
