@@ -150,7 +150,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "DEFAULT",
     "AiMessage",
     "AiServiceTool",
     "AmbiguousBeanError",
@@ -168,6 +167,7 @@ __all__ = [
     "Container",
     "ContainerNotStartedError",
     "Content",
+    "DEFAULT",
     "DemoChatModel",
     "FinishReason",
     "FrameworkError",
