@@ -18,9 +18,18 @@ from typing_extensions import TypeForm
 from .chat import ChatModel
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, points_of, read_class
 from .di.forms import type_name
-from .di.graph import DEFAULT, BeanDescription, BeanGraph, Binding, describe
+from .di.graph import DEFAULT, BeanDescription, BeanGraph, Binding, Reading, describe
 from .di.marks import Scope, producer_mark_of, scope_mark_of
-from .di.registry import Reader, Registered, Registry, bean_reader, read_given, read_included, settings_in
+from .di.registry import (
+    Reader,
+    Registered,
+    Registry,
+    bean_reader,
+    read_given,
+    read_included,
+    settings_in,
+    settings_problem,
+)
 from .di.scanning import marked_in
 from .di.scopes import CallScope, MustAwait, RequestScope, active
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
@@ -31,6 +40,8 @@ if TYPE_CHECKING:
 
     from .di.overriding import Override
     from .di.wiring import Wiring
+    from .services.hosting import ContainerHost
+    from .services.memory import ChatMemory
     from .settings import ToolboxSettings
     from .tools.failures import ToolErrors
 
@@ -56,6 +67,7 @@ class Container:
     ) -> None:
         self._models, self._executors = dict(models or {}), dict(executors or {})
         self._tool_errors, self._settings = tool_errors, settings
+        self._host: ContainerHost | None = None
         self._registry = Registry(seeds)
         self._checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
         self._overrides: list[Override] = []
@@ -114,29 +126,63 @@ class Container:
     @staticmethod
     def _is_marked(member: object) -> bool:
         """Whether `scan` registers it."""
+        from .rest.marks import client_mark_of
+        from .services.declaration import service_options_of
+        from .tools.sources import bean_types
+
         if isinstance(member, type):
-            return scope_mark_of(member) is not None
+            marks = (scope_mark_of(member), service_options_of(member), client_mark_of(member))
+            return any(mark is not None for mark in marks) or bool(bean_types([member]))
         return producer_mark_of(member) is not None
 
-    def _readers(self, names: Mapping[str, Any]) -> tuple[Reader, ...]:
+    def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
         """What registered objects may be, in this order."""
-        return read_given, read_included, bean_reader(names)
+        from .rest.implementation import read_rest_client
 
-    def _read(self) -> Registered:
+        def read_client(registered: object) -> Reading | None:
+            return read_rest_client(registered, self, lambda: host.settings)
+
+        return read_given, read_included, host.read, read_client, bean_reader(names)
+
+    def _read(self, host: ContainerHost) -> Registered:
         names = self._registry.names()
-        own = BeanDefinition(
-            provides=type(self), factory=lambda: self, scope=Scope.APPLICATION, implicit=True, source=self
+        own = [
+            BeanDefinition(
+                provides=type(value),
+                factory=lambda value=value: value,
+                scope=Scope.APPLICATION,
+                implicit=True,
+                source=value,
+            )
+            for value in (self, host.settings)
+        ]
+        return self._registry.read(self._readers(names, host), names, own)
+
+    def _new_host(self) -> tuple[ContainerHost, list[Problem]]:
+        """What services will find around their calls, and what is wrong with the library's own settings."""
+        from .services.hosting import ContainerHost
+        from .settings import ToolboxSettings
+
+        problems: list[Problem] = []
+        try:
+            settings = self._settings or ToolboxSettings()
+        except ValueError as error:
+            problems.append(settings_problem(ToolboxSettings, error))
+            settings = ToolboxSettings.model_construct()
+        host = ContainerHost(
+            self, models=self._models, executors=self._executors, tool_errors=self._tool_errors, settings=settings
         )
-        return self._registry.read(self._readers(names), names, (own,))
+        return host, problems
 
     def check(self) -> list[Problem]:
         """What start would refuse, without starting."""
-        return self._checked()[2]
+        host, problems = self._new_host()
+        return self._checked(host, problems)[2]
 
-    def _checked(self) -> tuple[BeanGraph, dict[int, Any], list[Problem]]:
-        """The graph, the settings beans, and everything that is wrong."""
-        registered = self._read()
-        problems = list(registered.problems())
+    def _checked(self, host: ContainerHost, problems: list[Problem]) -> tuple[BeanGraph, dict[int, Any], list[Problem]]:
+        """The graph, the settings beans, and everything that is wrong besides `problems`."""
+        registered = self._read(host)
+        problems = [*problems, *registered.problems()]
         for check in self._checks:
             problems += check(registered.graph)
         for override in self._overrides:
@@ -147,7 +193,7 @@ class Container:
 
     def describe(self) -> tuple[BeanDescription, ...]:
         """All beans, in registration order: for tools that show the graph."""
-        return describe(self._read().graph)
+        return describe(self._read(self._new_host()[0]).graph)
 
     # --- start and stop
 
@@ -195,7 +241,8 @@ class Container:
             thread.stop()
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        graph, settings, problems = self._checked()
+        host, problems = self._new_host()
+        graph, settings, problems = self._checked(host, problems)
         if problems:
             raise IllegalConfigurationError(problems)
         # Not before it is needed: dependency_injector takes long to load.
@@ -204,10 +251,11 @@ class Container:
         wiring = Wiring(graph, self, loop)
         wiring.application.store.update(settings)
         self._wiring = wiring
+        host.start(loop)
+        self._host = host
         try:
             for override in self._overrides:
                 override.apply(wiring)
-            await self._before_beans_start()
             await wiring.start()
         except BaseException as error:
             await self._stop(error)
@@ -224,14 +272,16 @@ class Container:
             self._wiring = None
             await self._after_beans_stop()
 
-    async def _before_beans_start(self) -> None:
-        """What has to be there before the first bean is made."""
-
     async def _before_beans_stop(self) -> None:
-        """What has to end before the first bean is closed."""
+        """Ends the invocations that are under way, before the first bean is closed."""
+        if self._host is not None:
+            await self._host.stop()
 
     async def _after_beans_stop(self) -> None:
-        """What is closed when all beans are."""
+        """Closes the models that settings made, when all beans are closed."""
+        host, self._host = self._host, None
+        if host is not None:
+            await host.close_models()
 
     # --- looking up
 
@@ -310,6 +360,14 @@ class Container:
     def open_call_scope(self) -> CallScope:
         """See `ActiveScope.open_call_scope`."""
         return self._started("open_call_scope").open_call()
+
+    # --- conversations
+
+    def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
+        """A conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`."""
+        if self._host is None:
+            raise ContainerNotStartedError("chat_memory")
+        return self._host.chat_memory(service, memory_id)
 
     # --- overriding
 

@@ -92,7 +92,9 @@ class Registry:
         seen = set(self._entries)
         queue = list(self._entries.values())
         # A class that an interface is bound to need not be registered by itself.
-        implied: list[object] = [each.implementation for each in self._bindings if isinstance(each.implementation, type)]
+        implied: list[object] = [
+            each.implementation for each in self._bindings if isinstance(each.implementation, type)
+        ]
         while queue or implied:
             if not queue:
                 new = {_identity(each): each for each in implied}
@@ -183,18 +185,19 @@ def settings_in(graph: BeanGraph, overridden: Iterable[int] = ()) -> tuple[dict[
             try:
                 built[bean.key] = definition.factory()
             except Exception as error:  # a settings class may raise anything
-                problems.append(_settings_problem(definition, error))
+                problems.append(settings_problem(definition.provides, error))
     return built, problems
 
 
-def _settings_problem(definition: BeanDefinition, error: Exception) -> Problem:
-    where = type_name(definition.provides)
+def settings_problem(settings: Any, error: Exception) -> Problem:
+    """What to say of a settings class that cannot be built; no value is shown."""
+    where = type_name(settings)
     report = getattr(error, "errors", None)
     if report is None:
         return Problem(where, f"the settings cannot be read ({type(error).__name__})", "correct the environment")
     faults = report(include_url=False, include_context=False, include_input=False)
     what = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_told(each)}" for each in faults)
-    prefix = definition.provides.model_config.get("env_prefix", "")
+    prefix = settings.model_config.get("env_prefix", "")
     variables = dict.fromkeys(f"{prefix}{each['loc'][0]}".upper() for each in faults if each["loc"])
     return Problem(where, f"the settings cannot be read: {what}", f"set {', '.join(variables) or 'them'} rightly")
 

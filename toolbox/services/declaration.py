@@ -131,7 +131,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
 
 def service_options_of(cls: type[Any]) -> ServiceOptions | None:
     """The options left on this very class; None when it is not marked."""
-    return vars(cls).get(SERVICE_MARK)
+    options: ServiceOptions | None = vars(cls).get(SERVICE_MARK)
+    return options
 
 
 def system_message(

@@ -143,10 +143,16 @@ class Invocation:
         if around is not None and around.within is current_invocation.get():
             limit = Deadline(around.deadline, around.seconds)
             enforced = limit if enforced is None or limit.at < enforced.at else enforced
-        known = [each for each in (enforced and enforced.at, around and around.deadline) if each is not None]
         outer = current_invocation.get()
-        if outer is not None and outer.deadline is not None:
-            known.append(outer.deadline)
+        known = [
+            at
+            for at in (
+                enforced.at if enforced is not None else None,
+                around.deadline if around is not None else None,
+                outer.deadline if outer is not None else None,
+            )
+            if at is not None
+        ]
         return enforced, min(known, default=None)
 
     def _values(self) -> dict[str, Any]:

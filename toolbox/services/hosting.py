@@ -6,6 +6,7 @@ Not here: the container itself (`container`), what a call does (`driver`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, In
 from .planning import is_interface, plan_service, service_cycles, sources_of
 from .plans import MethodPlan
 from .running import Running
+
+logger = logging.getLogger("toolbox.services")
 
 if TYPE_CHECKING:
     from ..models.selection import NamedModels
@@ -48,7 +51,7 @@ class ContainerHost:
     ) -> None:
         from ..models.selection import NamedModels
 
-        self.scope, self._settings = scope, settings
+        self.scope, self.settings = scope, settings
         self.failures = tool_errors or ToolErrors()
         self.max_result_chars = settings.max_result_chars
         self.max_concurrent_tools = settings.max_concurrent_tools
@@ -61,10 +64,10 @@ class ContainerHost:
 
     def _renew_workers(self) -> None:
         self.workers = Workers(
-            pool_size=self._settings.pool_size,
-            thread_limit=self._settings.thread_limit,
+            pool_size=self.settings.pool_size,
+            thread_limit=self.settings.thread_limit,
             executors=self._executors,
-            slow_call_warning=self._settings.slow_call_warning,
+            slow_call_warning=self.settings.slow_call_warning,
         )
 
     # --- its life
@@ -74,16 +77,21 @@ class ContainerHost:
         self._loop = loop
 
     async def stop(self) -> list[str]:
-        """Waits for what is under way, up to the settings' `stop_timeout`, then ends it.
+        """Waits for what is under way, up to the settings' `stop_timeout`, then ends it; logs what would not end.
 
         Returns the labels of the invocations that were cancelled and of the tools whose threads go on.
         """
-        late = await self.running.stop(self._settings.stop_timeout)
-        late += await self.workers.stop(self._settings.stop_timeout if not late else 0.1)
+        timeout = self.settings.stop_timeout
+        late = await self.running.stop(timeout)
+        stuck = await self.workers.stop(timeout if not late else 0.1)
+        if late:
+            logger.warning("cancelled after %g s, for the container stops: %s", timeout, ", ".join(late))
+        if stuck:
+            logger.warning("still on a thread although the container stops: tool %s", ", ".join(stuck))
         self._renew_workers()
         self._memories = None
         self._loop = None
-        return late
+        return late + stuck
 
     async def close_models(self) -> None:
         """Closes the models made from settings."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: Ser
     }
     for name, plan in plans.items():
         namespace[name] = _method(cls, plan, host)
-    return type(cls)(f"{cls.__name__}Implementation", (cls,), namespace)
+    return types.new_class(f"{cls.__name__}Implementation", (cls,), {}, lambda body: body.update(namespace))
 
 
 def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from typing_extensions import TypeForm
 
 from ..chat import ChatModel
-from ..context import CallScope
+from ..context import ActiveScope, CallScope
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..execution import LoopThread, Workers
 from ..tools.failures import ToolErrors
@@ -47,6 +47,7 @@ class _NoBeans:
     """The scope of a program without a container."""
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        """See `ActiveScope`."""
         raise MissingBeanError(f"{getattr(wanted, '__name__', wanted)} (this service was made without a container)")
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
@@ -81,8 +82,8 @@ _process = _Process()
 class _Host:
     """Hosts one service: its model, its memory, the process's threads."""
 
-    loop = None
-    max_result_chars = None
+    loop: asyncio.AbstractEventLoop | None = None
+    max_result_chars: int | None = None
     max_concurrent_tools = 16
 
     def __init__(self, model: ChatModel) -> None:
@@ -90,7 +91,7 @@ class _Host:
         self._memories = ChatMemories(InMemoryChatMemoryStore())
         self.workers = _process.workers
         self.running = Running()
-        self.scope = _NoBeans()
+        self.scope: ActiveScope = _NoBeans()
         self.failures = ToolErrors()
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:

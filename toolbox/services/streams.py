@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextvars import Context, copy_context
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from ..chat import ServiceEvent
 from ..context import WhileCallerWaits, current_invocation
@@ -35,10 +35,7 @@ class _InContext(Awaitable[T]):
         error: BaseException | None = None
         while True:
             try:
-                if error is None:
-                    asked = run(steps.send, answer)
-                else:
-                    asked = run(cast("Generator[Any, Any, T]", steps).throw, error)
+                asked = run(steps.send, answer) if error is None else run(steps.throw, error)
             except StopIteration as stop:
                 return cast("T", stop.value)
             answer, error = None, None
@@ -115,7 +112,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         finally:
             self._end()
 
-    async def __aenter__(self) -> ServiceStream[T]:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
