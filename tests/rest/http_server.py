@@ -18,6 +18,7 @@ class Received:
     target: str
     headers: list[tuple[str, str]]
     body: bytes
+    port: int = 0
 
     @property
     def path(self) -> str:
@@ -56,6 +57,8 @@ class Server:
         self.received: list[Received] = []
         self.answers: list[Answer] = [Answer({})]
         self.handler: Handler | None = None
+        self.open_connections = 0
+        self.all_closed = threading.Event()
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler_class())
         self._http.daemon_threads = True
@@ -75,6 +78,14 @@ class Server:
         self._http.server_close()
         self._thread.join()
 
+    def count(self, change: int) -> None:
+        with self._lock:
+            self.open_connections += change
+            if self.open_connections:
+                self.all_closed.clear()
+            else:
+                self.all_closed.set()
+
     def _next(self, received: Received) -> Answer:
         with self._lock:
             self.received.append(received)
@@ -89,9 +100,18 @@ class Server:
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
+            def handle(self) -> None:
+                server.count(1)
+                try:
+                    super().handle()
+                finally:
+                    server.count(-1)
+
             def reply(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                answer = server._next(Received(self.command, self.path, list(self.headers.items()), body))
+                answer = server._next(
+                    Received(self.command, self.path, list(self.headers.items()), body, self.client_address[1])
+                )
                 if answer.hang_up:
                     self.close_connection = True
                     return

@@ -6,7 +6,6 @@ Not here: the settings' fields (`settings`), a single request (`building`), conn
 from __future__ import annotations
 
 import base64
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,8 +26,6 @@ class KeySettings:
     settings: RestSettings
     transport: Any = None
     auth: Any = None
-    # Several of one key may be registered: each is a bean of its own name.
-    serial: int = field(default_factory=itertools.count(1).__next__)
 
     def bean(self) -> KeySettings:
         """Itself: the factory of its bean, by which the check knows the settings before any bean is made."""

@@ -22,7 +22,8 @@ from ..execution import refuse_on_event_loop
 from .collaborators import is_context
 from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint
 from .marks import ClientMark, client_mark_of
-from .plans import ClientPlan, MethodPlan, read_auth, read_client
+from .plans import ClientPlan, MethodPlan
+from .reading import read_auth, read_client
 from .replies import Stream
 
 if TYPE_CHECKING:
@@ -99,8 +100,15 @@ def read_rest_client(registered: object, scope: ActiveScope, settings: Callable[
 
 
 def _definition_of_settings(given: KeySettings) -> BeanDefinition:
-    name = f"rest_settings_{given.key}_{given.serial}"
-    return BeanDefinition(provides=KeySettings, factory=given.bean, scope=Scope.APPLICATION, name=name, source=given)
+    # Several may be registered for one key, so that it cannot insist on its name.
+    return BeanDefinition(
+        provides=KeySettings,
+        factory=given.bean,
+        scope=Scope.APPLICATION,
+        name=given.key,
+        implicit=True,
+        source=given,
+    )
 
 
 def _implied(plan: ClientPlan) -> tuple[type[Any], ...]:

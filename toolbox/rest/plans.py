@@ -1,46 +1,24 @@
-"""Reads a marked class into a plan for each of its methods: what is sent, and what is made of the reply.
+"""What a REST client's call reads: the plan of its class, of each method, of each request and parameter.
 
-`inspect` and `typing` end here; a call only reads its plan. Not here: building a request (`building`), decoding a reply
-(`replies`), sending anything.
+Plain data. Not here: reading marks and signatures into plans (`reading`), building requests from them (`building`).
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from types import FunctionType
-from typing import Any, get_args
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from pydantic import PydanticUserError, TypeAdapter
+from pydantic import TypeAdapter
 
-from ..context import INJECT, InvocationContext
-from ..di.forms import plain
-from ..errors import Problem
-from ..signatures import EMPTY, Parameter, Unresolved, read_signature, without_none
-from .annotations import is_many, is_structured
-from .collaborators import CollaboratorPlan, collaborator_problems, read_collaborator
-from .encoding import PROTECTED_HEADERS, is_header_name
-from .environment import variables_missing
-from .marks import (
-    MAPPER_MARK,
-    ClientMark,
-    Collaborator,
-    Fixed,
-    MapperMark,
-    Place,
-    PlaceMark,
-    RequestMark,
-    fixed_values_of,
-    request_mark_of,
-)
-from .replies import ReplyPlan, Stream, UnreadableReplyError, read_reply
+from .collaborators import CollaboratorPlan
+from .marks import Fixed, Place, PlaceMark
+from .replies import ReplyPlan
 
 BODILESS = frozenset({"GET", "HEAD", "DELETE"})
 _TEMPLATE = re.compile(r"\{([^{}]*)\}")
-_PLACE_MARKS: tuple[type[PlaceMark], ...] = get_args(PlaceMark)
-_OF_THE_BODY = frozenset({Place.BODY, Place.FORM, Place.FILE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +65,7 @@ class MethodPlan:
     """One method: its function, how it is called, and the plan of its request."""
 
     name: str
-    function: FunctionType
+    function: Callable[..., Any]
     signature: inspect.Signature
     is_async: bool
     request: RequestPlan
@@ -112,257 +90,6 @@ class ClientPlan:
             yield from (mapper for _, mapper in method.request.mappers)
 
 
-def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[Problem, ...]]:
-    """The plan of a class, and all that is wrong with it."""
-    where, names = cls.__name__, mark.names
-    shared = ClientPlan(
-        (),
-        None if mark.headers is None else read_collaborator(mark.headers, where, 0, names),
-        read_auth(mark.auth, where),
-        tuple(read_collaborator(each, where, 1, names) for each in mark.request_filters),
-        tuple(read_collaborator(each, where, 1, names) for each in mark.response_filters),
-    )
-    mappers = (*_mappers(cls), *((None, mapper) for mapper in mark.exception_mappers))
-    mapping = tuple((status, read_collaborator(each, where, 1, names)) for status, each in mappers)
-    plans: list[MethodPlan] = []
-    problems: list[Problem] = []
-    for name, member in _members(cls):
-        place = f"{where}.{name}"
-        request = request_mark_of(member)
-        if request is None:
-            problems.extend(_problems_without_verb(cls, place, member))
-        elif type(member) is not FunctionType:
-            problems.append(Problem(place, "only a method of an instance can send a request", "make it a plain method"))
-        else:
-            reading = _MethodReading(cls, name, place, member, request, mark, mapping, shared)
-            plan = reading.read()
-            problems.extend(reading.problems)
-            plans.extend([plan] if plan is not None else [])
-    return replace(shared, methods=tuple(plans)), tuple(problems)
-
-
-def read_auth(auth: Any, where: str) -> Any:
-    """An `httpx2.Auth` as it is; the plan of what gives one."""
-    if auth is None or (hasattr(auth, "auth_flow") and not isinstance(auth, type)):
-        return auth
-    return read_collaborator(auth, where, 0)
-
-
-def _members(cls: type[object]) -> Iterator[tuple[str, object]]:
-    """The members of a class and of what it extends, each by the definition that counts."""
-    seen: set[str] = set()
-    for owner in cls.__mro__:
-        if owner is object or owner.__module__ in ("typing", "typing_extensions", "abc"):
-            continue
-        for name, member in vars(owner).items():
-            if name not in seen:
-                seen.add(name)
-                yield name, member
-
-
-def _mappers(cls: type[object]) -> Iterator[tuple[int | None, Collaborator]]:
-    for _, member in _members(cls):
-        function: Any = getattr(member, "__func__", member)
-        mark: MapperMark | None = getattr(member, MAPPER_MARK, None) or getattr(function, MAPPER_MARK, None)
-        if mark is not None:
-            yield mark.status, function
-
-
-def _empty() -> None: ...
-def _documented() -> None:
-    """Only this."""
-
-
-async def _empty_async() -> None: ...
-async def _documented_async() -> None:
-    """Only this."""
-
-
-_EMPTY = frozenset(each.__code__.co_code for each in (_empty, _documented, _empty_async, _documented_async))
-
-
-def _problems_without_verb(cls: type[object], where: str, member: object) -> Iterator[Problem]:
-    if not isinstance(member, FunctionType):
-        return
-    if getattr(member, "__isabstractmethod__", False) or (
-        getattr(cls, "_is_protocol", False) and member.__code__.co_code in _EMPTY
-    ):
-        yield Problem(
-            where, "the method says not what it sends", "put @rest.get(…) or another verb on it, or give it a body"
-        )
-    elif fixed_values_of(member):
-        yield Problem(where, "it has fixed values but no verb", "put @rest.get(…) or another verb on it")
-
-
-@dataclass
-class _MethodReading:
-    """Reads one method; what it finds wrong goes into `problems`."""
-
-    cls: type[object]
-    name: str
-    where: str
-    function: FunctionType
-    mark: RequestMark
-    client: ClientMark
-    mappers: tuple[tuple[int | None, CollaboratorPlan], ...]
-    shared: ClientPlan
-    problems: list[Problem] = field(default_factory=list)
-
-    def read(self) -> MethodPlan | None:
-        if self.mark.again:
-            self._problem("it has more than one verb", "keep one")
-        path = self._path()
-        signature = read_signature(self.function, self.client.names)
-        parameters = tuple(self._parameters(signature.parameters[1:], path[1::2]))
-        self._check_names(parameters, path[1::2])
-        fixed = tuple(self._fixed())
-        self._check_bodies(parameters, fixed)
-        self._check_headers(parameters, fixed)
-        is_async = inspect.iscoroutinefunction(self.function)
-        reply = self._reply(signature.returns, is_async)
-        self._check_collaborators(fixed, is_async or (reply is not None and reply.stream is Stream.ASYNC))
-        if self.problems or reply is None:
-            return None
-        request = RequestPlan(
-            self.where,
-            self.mark.verb,
-            path,
-            parameters,
-            reply,
-            fixed,
-            self.mappers,
-            self.mark.timeout,
-            self.mark.idempotent,
-        )
-        return MethodPlan(self.name, self.function, inspect.signature(self.function), is_async, request)
-
-    def _problem(self, what: str, fix: str) -> None:
-        self.problems.append(Problem(self.where, what, fix))
-
-    def _fixed(self) -> Iterator[Fixed]:
-        of_classes = (fixed for owner in reversed(self.cls.__mro__) for fixed in fixed_values_of(owner))
-        for fixed in (*of_classes, *fixed_values_of(self.function)):
-            value = fixed.value
-            yield replace(fixed, value=self._collaborator(value)) if callable(value) else fixed
-            for name in variables_missing(value) if fixed.required else ():
-                self._problem(
-                    f"{fixed.place} {fixed.name} is made of ${{{name}}}, which the environment does not have",
-                    f"set {name}, write ${{{name}:default}}, or say required=False",
-                )
-
-    def _collaborator(self, function: Collaborator) -> CollaboratorPlan:
-        return read_collaborator(function, self.where, 0, self.client.names)
-
-    def _path(self) -> tuple[str, ...]:
-        path = join_paths(self.client.path, self.mark.path)
-        parts = path_parts(path)
-        literals = "".join(parts[::2])
-        if "{" in literals or "}" in literals:
-            self._problem(f"the path {path!r} has a brace that belongs to no {{name}}", "write {name} for a parameter")
-        if "?" in literals or "#" in literals:
-            self._problem(f"the path {path!r} has a query", "declare it with @rest.client_query_param(name, value)")
-        if any(segment in (".", "..") for segment in path.split("/")):
-            self._problem(f"the path {path!r} has the segment '.' or '..'", "write the path it means")
-        return parts
-
-    def _parameters(self, parameters: tuple[Parameter, ...], in_path: tuple[str, ...]) -> Iterator[ParameterPlan]:
-        for parameter in parameters:
-            if parameter.is_variadic:
-                self._problem(f"*{parameter.name} cannot be sent", "name each parameter")
-            elif parameter.annotation is EMPTY:
-                self._problem(f"the parameter {parameter.name} has no annotation", "annotate it")
-            elif isinstance(parameter.annotation, Unresolved):
-                self._unresolved(f"the annotation of {parameter.name}", parameter.annotation)
-            elif not _is_ours(parameter):
-                yield self._parameter(parameter, in_path)
-
-    def _unresolved(self, what: str, annotation: Unresolved) -> None:
-        self._problem(
-            f"{what}, {annotation.text!r}, cannot be resolved ({annotation.reason})",
-            "import the name in the module of the class, or define it there",
-        )
-
-    def _parameter(self, parameter: Parameter, in_path: tuple[str, ...]) -> ParameterPlan:
-        name, annotation = parameter.name, parameter.annotation
-        marks = tuple(_place_marks(parameter))
-        if len(marks) > 1:
-            self._problem(f"the parameter {name} says in several ways where it goes", "keep one")
-        structured = is_structured(annotation)
-        if marks:
-            mark: PlaceMark | None = marks[0]
-            place = marks[0].place
-        else:
-            mark = None
-            place = Place.PATH if name in in_path else Place.BODY if structured else Place.QUERY
-        spread = structured and place in (Place.QUERY, Place.FORM)
-        one_value = place in (Place.PATH, Place.COOKIE)
-        if (structured and (one_value or place is Place.HEADER)) or (one_value and is_many(annotation)):
-            self._problem(f"the parameter {name} is more than one value, which a {place} cannot hold", "use a scalar")
-        adapter = self._adapter(name, annotation) if place is Place.BODY else None
-        return ParameterPlan(name, place, _wire_name(name, place, mark), spread, mark, adapter)
-
-    def _adapter(self, name: str, annotation: Any) -> TypeAdapter[Any] | None:
-        try:
-            return TypeAdapter(annotation)
-        except PydanticUserError as error:
-            reason = str(error).partition("\n")[0]
-            self._problem(f"pydantic cannot write the body {name} ({reason})", "use a pydantic model")
-            return None
-
-    def _check_names(self, parameters: tuple[ParameterPlan, ...], in_path: tuple[str, ...]) -> None:
-        names = [parameter.wire_name for parameter in parameters if parameter.place is Place.PATH]
-        for name in in_path:
-            if name not in names:
-                self._problem(f"the path names {{{name}}}, which is no parameter", "add the parameter or mend the path")
-        for name in names:
-            if name not in in_path:
-                self._problem(f"the path has no {{{name}}} for its path parameter", "put it into the path")
-            if names.count(name) > 1:
-                self._problem(f"several parameters stand for {{{name}}}", "keep one")
-
-    def _check_bodies(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[Fixed, ...]) -> None:
-        places = [each.place for each in parameters] + [each.place for each in fixed]
-        of_the_body = [place for place in places if place in _OF_THE_BODY]
-        bodies = [parameter.name for parameter in parameters if parameter.place is Place.BODY]
-        if of_the_body and self.mark.verb in BODILESS:
-            names = [parameter.name for parameter in parameters if parameter.place in _OF_THE_BODY] or ["a fixed value"]
-            self._problem(
-                f"{', '.join(names)} would be the body of a {self.mark.verb}, which has none",
-                "use @rest.post, or say where it goes: Annotated[…, rest.Query()]",
-            )
-        elif len(bodies) > 1:
-            self._problem(f"{', '.join(bodies)} would each be the body", "put them into one model")
-        elif bodies and len(of_the_body) > 1:
-            self._problem(f"{bodies[0]} is the body, and there are form fields too", "keep one of both")
-
-    def _check_headers(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[Fixed, ...]) -> None:
-        named = [(each.place, each.wire_name) for each in parameters] + [(each.place, each.name) for each in fixed]
-        for place, name in named:
-            if place not in (Place.HEADER, Place.COOKIE):
-                continue
-            if not is_header_name(name):
-                self._problem(f"{name!r} cannot be the name of a {place}", "use letters, digits and hyphens")
-            elif place is Place.HEADER and name.lower() in PROTECTED_HEADERS:
-                self._problem(f"the header {name} is set by the HTTP library alone", "remove it")
-
-    def _check_collaborators(self, fixed: tuple[Fixed, ...], may_await: bool) -> None:
-        computing = [each.value for each in fixed if isinstance(each.value, CollaboratorPlan)]
-        for each in (*self.shared.collaborators(), *computing, *(mapper for _, mapper in self.mappers)):
-            self.problems.extend(collaborator_problems(each, self.where, may_await))
-
-    def _reply(self, annotation: Any, is_async: bool) -> ReplyPlan | None:
-        if annotation is EMPTY:
-            self._problem("the method has no return annotation", "say what it returns; None if nothing")
-        elif isinstance(annotation, Unresolved):
-            self._unresolved("the return annotation", annotation)
-        else:
-            try:
-                return read_reply(annotation, self.mark.verb, is_async)
-            except UnreadableReplyError as error:
-                self._problem(error.what, error.fix)
-        return None
-
-
 def path_parts(template: str) -> tuple[str, ...]:
     """A path template taken apart, as `RequestPlan.path` has it."""
     return tuple(_TEMPLATE.split(template))
@@ -375,24 +102,3 @@ def join_paths(*paths: str) -> str:
         if path:
             joined = f"{joined.rstrip('/')}/{path.lstrip('/')}"
     return joined
-
-
-def _place_marks(parameter: Parameter) -> Iterator[PlaceMark]:
-    for mark in parameter.metadata:
-        if isinstance(mark, _PLACE_MARKS):
-            yield mark
-        elif isinstance(mark, type) and issubclass(mark, _PLACE_MARKS):
-            yield mark()
-
-
-def _is_ours(parameter: Parameter) -> bool:
-    """Whether the library fills the parameter: it is for code around the client, and never sent."""
-    if any(_place_marks(parameter)):
-        return False
-    return INJECT in parameter.metadata or plain(without_none(parameter.annotation)) is InvocationContext
-
-
-def _wire_name(name: str, place: Place, mark: PlaceMark | None) -> str:
-    if mark is not None and mark.name is not None:
-        return mark.name
-    return name.replace("_", "-") if place is Place.HEADER else name

@@ -33,6 +33,10 @@ class Response(Generic[T]):
     body: T
     url: str = ""
 
+    def __tool_value__(self) -> T:
+        """As the result of a tool: the body."""
+        return self.body
+
 
 class Shape(Enum):
     """What a body is read as."""

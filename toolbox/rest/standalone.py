@@ -15,7 +15,8 @@ from ..context import ActiveScope
 from .endpoint import KeySettings, endpoint_problems, read_endpoint, rest_settings
 from .implementation import implement, raise_problems, settings_in_force
 from .marks import ClientMark, client_mark_of
-from .plans import ClientPlan, RequestPlan, read_auth, read_client
+from .plans import ClientPlan, RequestPlan
+from .reading import read_auth, read_client
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -41,7 +42,8 @@ class _Made:
 def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any = None, **settings: Any) -> T:
     """An object of a REST client's class, without a container.
 
-    `settings` are those of `rest_settings`, over those of the environment. Collaborators are made by calling their classes. Raises `IllegalConfigurationError`.
+    `settings` are those of `rest_settings`, over those of the environment. Collaborators are made by calling their
+    classes. Raises `IllegalConfigurationError`.
     """
     from ..settings import ToolboxSettings
 
