@@ -227,7 +227,7 @@ class Container:
         try:
             thread.run(self._before_beans_stop())
             # Beans made by synchronous code are closed on the thread that made most of them.
-            wiring.stop_waiting(error)
+            wiring.stop_waiting(error, thread.run)
         finally:
             self._wiring = None
             try:
@@ -256,7 +256,7 @@ class Container:
         try:
             for override in self._overrides:
                 override.apply(wiring)
-            await wiring.start()
+            await wiring.start(self._registry.undefined())
         except BaseException as error:
             await self._stop(error)
             raise

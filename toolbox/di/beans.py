@@ -96,6 +96,7 @@ class BeanDefinition:
     """One bean as declared: what it provides, how it is made, how long it lives.
 
     `caches=False`: the factory itself keeps its instances for as long as `scope` says, and is asked each time.
+    `behind` are beans it needs and gets by a way of its own; `shutdown` is called when the container has stopped.
     An `implicit` bean gives way where its provider's name is taken. `source` is what was registered; `problems` is what
     is wrong with the declaration by itself.
     """
@@ -109,6 +110,8 @@ class BeanDefinition:
     stop: Stop = Stop.NONE
     own_task: bool = False
     caches: bool = True
+    behind: tuple[InjectionPoint, ...] = ()
+    shutdown: Callable[[], Any] | None = None
     implicit: bool = False
     source: object = None
     problems: tuple[Problem, ...] = ()
@@ -350,8 +353,12 @@ def _resolved(annotation: Any, owner: type[Any], names: Names | None) -> Any:
 
 # --- producers
 
-_YIELDING = (Iterator, Iterable, Generator)
-_YIELDING_ASYNC = (AsyncIterator, AsyncIterable, AsyncGenerator)
+_YIELDING = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
+
+
+def yielded(form: Any) -> Any:
+    """What a generator with this return annotation yields; the annotation itself when it says nothing of that."""
+    return plain(get_args(form)[0]) if get_origin(form) in _YIELDING and get_args(form) else form
 
 
 def read_producer(function: Callable[..., Any], names: Names | None = None) -> BeanDefinition:
@@ -401,10 +408,9 @@ def _produced(returns: Any, made: Making, where: str) -> tuple[Any, Problem | No
         return Any, Problem(where, "the producer does not say what it makes", "annotate what it returns or yields")
     if made not in (Making.GENERATOR, Making.ASYNC_GENERATOR):
         return plain(returns), None
-    kinds = _YIELDING if made is Making.GENERATOR else _YIELDING_ASYNC
     form = plain(returns)
-    if get_origin(form) in kinds:
-        return plain(get_args(form)[0]), None
+    if yielded(form) is not form:
+        return yielded(form), None
     kind = "Iterator" if made is Making.GENERATOR else "AsyncIterator"
     name = type_name(returns)
     return form, Problem(where, f"it yields, and says that it returns {name}", f"annotate it `-> {kind}[{name}]`")

@@ -32,7 +32,7 @@ def declarations(graph: BeanGraph) -> Iterator[Problem]:
 def injection_points(graph: BeanGraph) -> Iterator[Problem]:
     """Missing and ambiguous beans, annotations that are missing or cannot be resolved."""
     for bean in graph.beans:
-        for point, value in bean.needs:
+        for point, value in bean.needs + bean.behind:
             yield from graph.problems_with(point, value)
 
 

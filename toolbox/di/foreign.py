@@ -1,1 +1,234 @@
-"""Providers of other `dependency_injector` containers as beans of ours."""
+"""Providers of other `dependency_injector` containers as beans of ours, and our beans for what those leave undefined.
+
+Such a provider goes on deciding itself how long its instances live, and is asked each time, so that its own overrides
+count. Not here: our own providers (`providers`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any, cast
+
+from dependency_injector import providers, resources
+
+from ..errors import AsyncBeanError, Problem
+from ..signatures import read_signature
+from .beans import BeanDefinition, InjectionPoint, Making, point_of, yielded
+from .forms import plain, type_name
+from .graph import BeanGraph, Reading
+from .marks import Scope
+from .providers import BeanProvider
+
+_UNSAFE: dict[type[Any], str] = {
+    providers.ThreadLocalSingleton: "makes one instance per thread, and a request moves between threads",
+    providers.ContextLocalSingleton: "shares an instance with later tasks, but not between the tasks of a request",
+    providers.ContextLocalResource: "opens once per context, and does not close what a child task opened",
+}
+_LASTING: tuple[type[Any], ...] = (
+    providers.BaseSingleton,
+    providers.Resource,
+    providers.Object,
+    providers.Configuration,
+)
+_ASYNC_RESOURCES = (resources.AsyncResource,)
+_LEFT_OUT: tuple[type[Any], ...] = (providers.Self, providers.DependenciesContainer, BeanProvider)
+
+
+def read_container(container: Any) -> Reading:
+    """The beans that the providers of a container, class or instance, are."""
+    where = _name_of(container)
+    found = list(_named_providers(container, ""))
+    unsafe = list(_unsafe(found, where))
+
+    def check(_: BeanGraph) -> Iterator[Problem]:
+        yield from unsafe
+
+    definitions = tuple(
+        _definition(name, provider, where) for name, provider in found if not isinstance(provider, tuple(_UNSAFE))
+    )
+    return Reading(definitions, check=check)
+
+
+def _name_of(container: Any) -> str:
+    """A declarative container's class; its instances are dynamic containers that remember it."""
+    cls = container if isinstance(container, type) else getattr(container, "declarative_parent", None)
+    return str(getattr(cls, "__name__", type(container).__name__))
+
+
+def _named_providers(container: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, provider in container.providers.items():
+        if isinstance(provider, providers.Container):
+            yield from _named_providers(provider.container, f"{prefix}{name}.")
+        elif not isinstance(provider, _LEFT_OUT):
+            yield f"{prefix}{name}", provider
+
+
+def _unsafe(found: list[tuple[str, Any]], where: str) -> Iterator[Problem]:
+    names = {id(provider): name for name, provider in found}
+    for provider in providers.traverse(*(provider for _, provider in found)):
+        for kind, reason in _UNSAFE.items():
+            if isinstance(provider, kind):
+                name = names.get(id(provider))
+                place = f"{where}.{name}" if name else f"{where}, {type_name(_type_of(provider))}"
+                what = f"a {type(provider).__name__} {reason}"
+                yield Problem(place, what, "make it a Singleton or a Factory, or register its class as request-scoped")
+
+
+def _definition(name: str, provider: Any, where: str) -> BeanDefinition:
+    scope = Scope.APPLICATION if _lasts(provider) else Scope.DEPENDENT
+    needs = tuple(
+        point_of(dependency.instance_of, f"{where}.{name}", parameter=type_name(dependency.instance_of))
+        for dependency in undefined_in(provider)
+    )
+    is_awaited = _is_async(provider)
+    resource = _Resource(provider) if isinstance(provider, providers.Resource) else None
+    plain_call = _awaiting(provider, resource) if is_awaited else _Calling(provider, f"{where}.{name}", scope, resource)
+    return BeanDefinition(
+        provides=_type_of(provider),
+        factory=plain_call,
+        scope=scope,
+        name=name,
+        behind=needs,
+        made=Making.COROUTINE if is_awaited else Making.CALL,
+        # What had to be awaited is kept, since `get` could not await it a second time.
+        caches=is_awaited,
+        shutdown=resource.shutdown if resource is not None else None,
+        source=provider,
+    )
+
+
+class _Calling:
+    """Calls a provider; one that keeps its instance, in one thread at a time until it has it."""
+
+    def __init__(self, provider: Any, where: str, scope: Scope, resource: _Resource | None) -> None:
+        self._provider, self._where, self._resource = provider, where, resource
+        # The library's own Singleton and Resource make one instance for each thread that comes at the same time.
+        self._lock = threading.RLock() if scope is Scope.APPLICATION else None
+
+    def __call__(self) -> Any:
+        if self._lock is None:
+            made = self._provider()
+        else:
+            with self._lock:
+                made = self._resource.open() if self._resource is not None else self._provider()
+        if inspect.isawaitable(made):
+            if inspect.iscoroutine(made):
+                made.close()
+            raise AsyncBeanError(self._where, "overridden by a provider that has to be awaited")
+        return made
+
+
+def _awaiting(provider: Any, resource: _Resource | None) -> Callable[[], Awaitable[Any]]:
+    async def call() -> Any:
+        made = resource.open() if resource is not None else provider()
+        return await made if inspect.isawaitable(made) else made
+
+    return call
+
+
+class _Resource:
+    """A resource that is shut down with our container if it was opened by it."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self._opened = False
+
+    def open(self) -> Any:
+        """Its value, an awaitable when it is asynchronous."""
+        if self._provider.last_overriding is None and not self._provider.initialized:
+            self._opened = True
+        return self._provider()
+
+    def shutdown(self) -> Any:
+        """Shuts it down; what this returns may have to be awaited."""
+        if not self._opened:
+            return None
+        self._opened = False
+        return self._provider.shutdown()
+
+
+# --- what a provider is
+
+
+def _lasts(provider: Any) -> bool:
+    """Whether it gives the same instance for as long as the program runs."""
+    if isinstance(provider, providers.Dependency):
+        behind = provider.last_overriding or provider.default
+        return behind is None or _lasts(behind)
+    return isinstance(provider, _LASTING)
+
+
+def _is_async(provider: Any, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether what it gives has to be awaited."""
+    if id(provider) in seen or isinstance(provider, (BeanProvider, providers.Delegate)):
+        return False
+    provides = _provides(provider)
+    if (
+        inspect.iscoroutinefunction(provides)
+        or inspect.isasyncgenfunction(provides)
+        or provider.is_async_mode_enabled()
+    ):
+        return True
+    if isinstance(provides, type) and issubclass(provides, _ASYNC_RESOURCES):
+        return True
+    return any(_is_async(each, seen | {id(provider)}) for each in provider.related)
+
+
+def _provides(provider: Any) -> Any:
+    """The class or function behind it: of a resource's context manager, the generator."""
+    provides = None if isinstance(provider, providers.Object) else getattr(provider, "provides", None)
+    return inspect.unwrap(provides) if callable(provides) and not isinstance(provides, type) else provides
+
+
+def _type_of(provider: Any) -> Any:
+    """The type that it gives, as far as it says; `object` when it does not."""
+    if isinstance(provider, providers.Configuration):
+        return dict
+    if isinstance(provider, providers.Object):
+        value = provider.provides
+        return type[value] if isinstance(value, type) else type(value)
+    if isinstance(provider, providers.Dependency):
+        return provider.instance_of
+    if isinstance(provider, providers.List):
+        return list
+    if isinstance(provider, providers.Dict):
+        return dict
+    provides = _provides(provider)
+    if isinstance(provides, type):
+        is_resource = issubclass(provides, (resources.Resource, resources.AsyncResource))
+        return _returned(cast("Any", provides).init) if is_resource else provides
+    return _returned(provides) if inspect.isroutine(provides) else object
+
+
+def _returned(function: Callable[..., Any]) -> Any:
+    """What a function's annotation says that it gives, or yields."""
+    with suppress(ValueError, TypeError):  # written in C, without a signature
+        returns = read_signature(function).returns
+        if isinstance(returns, type) or getattr(returns, "__origin__", None) is not None:
+            form = plain(returns)
+            yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+            return yielded(form) if yields else form
+    return object
+
+
+# --- what it leaves undefined
+
+
+def undefined_in(provider: Any) -> Iterator[Any]:
+    """The `Dependency` providers behind it, itself included, that nobody has defined."""
+    for each in providers.traverse(provider):
+        if isinstance(each, providers.Dependency) and not each.is_defined and each.instance_of is not object:
+            yield each
+
+
+def undefined_dependencies(container: Any) -> dict[Any, InjectionPoint]:
+    """All undefined `Dependency` providers of a container, with what they want."""
+    where = _name_of(container)
+    return {
+        dependency: point_of(dependency.instance_of, f"{where}.{name}")
+        for name, provider in _named_providers(container, "")
+        for dependency in undefined_in(provider)
+    }

@@ -125,11 +125,12 @@ class Bean:
     key: int
     definition: BeanDefinition
     needs: tuple[tuple[InjectionPoint, Value], ...]
+    behind: tuple[tuple[InjectionPoint, Value], ...] = ()
 
     @property
     def holds(self) -> Iterator[tuple[InjectionPoint, int]]:
         """The beans that it needs to be made, with the places that want them."""
-        return ((point, bean) for point, value in self.needs for bean in beans_in(value))
+        return ((point, bean) for point, value in self.needs + self.behind for bean in beans_in(value))
 
 
 class BeanGraph:
@@ -214,7 +215,10 @@ class BeanGraph:
             key = len(self._beans)
             definition = self.definitions[key]
             needs = () if key in self.templates else definition.needs
-            self._beans.append(Bean(key, definition, tuple((point, self._value_of(point)) for point in needs)))
+            self._beans.append(Bean(key, definition, self._values_of(needs), self._values_of(definition.behind)))
+
+    def _values_of(self, points: Iterable[InjectionPoint]) -> tuple[tuple[InjectionPoint, Value], ...]:
+        return tuple((point, self._value_of(point)) for point in points)
 
     def value_of(self, point: InjectionPoint) -> Value:
         """What an injection point gets."""
@@ -278,7 +282,7 @@ class BeanGraph:
             return sorted(set(arms), key=lambda pair: pair[0])
         if not _is_key(wanted):
             return []
-        found = list(self._index.get(wanted, ()))
+        found: list[tuple[int, str | None]] = list(self._index.get(wanted, ()))
         if not found and derive:
             key = self._derive(wanted)
             found = [] if key is None else [(key, None)]
@@ -329,7 +333,7 @@ class BeanGraph:
 
     def _problems_of_new(self, bean: Bean) -> Iterator[Problem]:
         yield from bean.definition.problems
-        for point, value in bean.needs:
+        for point, value in bean.needs + bean.behind:
             yield from self.problems_with(point, value)
 
     # --- problems of one injection point
@@ -450,7 +454,9 @@ def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
             scope=bean.definition.scope,
             made_by=_made_by(bean.definition),
             source=bean.definition.source,
-            dependencies={point.parameter: named(beans_in(value)) for point, value in bean.needs if beans_in(value)},
+            dependencies={
+                point.parameter: named(beans_in(value)) for point, value in bean.needs + bean.behind if beans_in(value)
+            },
             lazy={point.parameter: named(value.found) for point, value in bean.needs if isinstance(value, Later)},
         )
         for bean in graph.beans

@@ -7,13 +7,13 @@ business. Not here: other containers' providers as our beans (`foreign`), the fa
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from dependency_injector import containers, providers
 
-from .beans import MISSING, BeanDefinition, Making, Stop
+from .beans import MISSING, BeanDefinition, InjectionPoint, Making, Stop
 from .graph import DEFAULT, BeanGraph, ByName, Every, Fixed, Later, NotFound, One, Value, provider_name
 from .marks import Scope
 from .scopes import MustAwait, OpenScope
@@ -215,6 +215,20 @@ class Providers:
             of_bean.reset_last_overriding()
         for each in reversed(later):
             of_bean.override(each)
+
+    def fill(self, undefined: Mapping[Any, InjectionPoint]) -> list[tuple[Any, Any]]:
+        """Gives our beans to `Dependency` providers that are left undefined; what it returns is for `empty`."""
+        filled = []
+        for dependency, point in undefined.items():
+            provider = self.of_value(self._graph.value_of(point))
+            dependency.override(provider)
+            filled.append((dependency, provider))
+        return filled
+
+    def empty(self, dependency: Any, provider: Any) -> None:
+        """Leaves a `Dependency` undefined again."""
+        if dependency.last_overriding is provider:
+            dependency.reset_last_overriding()
 
     def grow(self) -> bool:
         """Makes providers of the beans that the graph has gained; whether it has."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, get_origin
 
 from ..errors import Problem
-from .beans import BeanDefinition, Names, is_settings, local_names, read_class, read_producer, seed_of
+from .beans import BeanDefinition, InjectionPoint, Names, is_settings, local_names, read_class, read_producer, seed_of
 from .checks import problems_in
 from .forms import type_name
 from .graph import BeanGraph, Binding, Reading
@@ -60,10 +60,14 @@ class Registry:
         """Registers which bean an interface means."""
         self._bindings.setdefault(binding)
 
-    @property
-    def included(self) -> list[Any]:
-        """The `dependency_injector` containers among the entries."""
-        return [each.container for each in self._entries.values() if isinstance(each, Included)]
+    def undefined(self) -> dict[Any, InjectionPoint]:
+        """What the included containers leave for our beans to fill."""
+        included = [each.container for each in self._entries.values() if isinstance(each, Included)]
+        if not included:
+            return {}
+        from .foreign import undefined_dependencies
+
+        return {provider: point for each in included for provider, point in undefined_dependencies(each).items()}
 
     def names(self) -> dict[str, Any]:
         """The registered classes that are local to functions, by name."""

@@ -207,7 +207,8 @@ class OpenScope:
     def _refuse_endless_wait(self, key: int, me: int | AsyncMaking | None) -> None:
         """Raises when whoever makes the bean waits, directly or through others, for the one who asks."""
         asking = list(me.chain) if isinstance(me, AsyncMaking) else [me if me is not None else get_ident()]
-        todo, seen = [(self, key)], set[tuple[int, int]]()
+        todo: list[tuple[OpenScope, int]] = [(self, key)]
+        seen: set[tuple[int, int]] = set()
         while todo:
             scope, wanted = todo.pop()
             maker = scope.making.get(wanted)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..context import ActiveScope
-from ..errors import AsyncBeanError, ContainerNotStartedError, MissingBeanError, ScopeNotActiveError
-from .beans import Making, seed_of
+from ..errors import AsyncBeanError, MissingBeanError, ScopeNotActiveError
+from .beans import InjectionPoint, Making, seed_of
 from .forms import forms_of, plain
 from .graph import DEFAULT, BeanGraph, ByName, Every, Fixed, Later, One, Value, beans_in
 from .marks import Instance, Scope
@@ -59,6 +59,7 @@ class Wiring(Home):
         self._by_value: dict[Value, Resolver] = {}
         self._plans: dict[Value, _Plan] = {}
         self._seeded: dict[Any, int | None] = {}
+        self._filled: list[tuple[Any, Any]] = []
         self.awaited = self._awaited()
 
     def _instance(self, later: Later) -> Instance[Any]:
@@ -351,7 +352,9 @@ class Wiring(Home):
     def asked_outside(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The bean for code that calls its provider: itself, or an awaitable of it."""
         if self.application.closed:
-            raise ContainerNotStartedError(f"the provider of {self.label(key)}")
+            # The container may have been started again, and those who call this provider need not know.
+            definition = self.graph.definitions[key]
+            return self._lookup.get(definition.provides, definition.name)
         scope = self.scope()
         if (args or kwargs) and not has_place(self.graph.definitions[key]) and key not in self.awaited:
             return self.providers[key].make(scope, args, kwargs)
@@ -362,8 +365,12 @@ class Wiring(Home):
 
     # --- start and stop
 
-    async def start(self) -> None:
-        """Makes the application beans that have to be awaited; the others are made when they are first used."""
+    async def start(self, undefined: Mapping[Any, InjectionPoint]) -> None:
+        """Makes the application beans that have to be awaited; the others are made when they are first used.
+
+        `undefined` are providers of `dependency_injector` containers that wait for our beans.
+        """
+        self._filled = self.providers.fill(undefined)
         for key in range(len(self.graph.beans)):
             definition = self.graph.definitions[key]
             if key in self.awaited and definition.scope is Scope.APPLICATION and has_place(definition):
@@ -372,18 +379,35 @@ class Wiring(Home):
     async def stop(self, error: BaseException | None) -> None:
         """Closes the application beans."""
         self._merge_layers()
-        await self.application.aclose(error)
+        try:
+            await self.application.aclose(error)
+        finally:
+            for shut_down in self._shutdowns():
+                made = shut_down()
+                if inspect.isawaitable(made):
+                    await made
 
-    def stop_waiting(self, error: BaseException | None) -> None:
-        """Closes the application beans, from a thread that runs no loop."""
+    def stop_waiting(self, error: BaseException | None, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        """Closes the application beans, from a thread that runs no loop; `run` runs coroutines on the container's."""
         self._merge_layers()
-        self.application.close_waiting(error)
+        try:
+            self.application.close_waiting(error)
+        finally:
+            run(self.stop(error))
 
     def _merge_layers(self) -> None:
         for layer in self._layers:
             layer.scope.closing = True
             self.application.closers.extend(layer.scope.closers)
             layer.scope.closers.clear()
+
+    def _shutdowns(self) -> Iterator[Callable[[], Any]]:
+        for definition in reversed(self.graph.definitions):
+            if definition.shutdown is not None:
+                yield definition.shutdown
+        for dependency, provider in self._filled:
+            self.providers.empty(dependency, provider)
+        self._filled = []
 
     # --- overriding
 
