@@ -433,8 +433,15 @@ def seed_of(form: Any) -> BeanDefinition:
     """A bean of this type that a request scope is given when it is opened."""
     annotation = form
     name = next((each.name for each in metadata_of(annotation) if isinstance(each, Named)), None)
+    # Its provider gives way: nobody is kept from a bean called `Request` by what a web framework seeds.
     return BeanDefinition(
-        provides=plain(form), factory=_not_made, scope=Scope.REQUEST, name=name, made=Making.SEED, source=form
+        provides=plain(form),
+        factory=_not_made,
+        scope=Scope.REQUEST,
+        name=name,
+        made=Making.SEED,
+        implicit=True,
+        source=form,
     )
 
 

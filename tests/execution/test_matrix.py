@@ -1,0 +1,269 @@
+"""Every kind of service, from every kind of caller, with every kind of tool: thread, scope, context and result."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pytest
+from fastapi import APIRouter, FastAPI, WebSocket
+from fastapi.testclient import TestClient
+
+from toolbox import (
+    AiMessage,
+    ChatRequest,
+    Container,
+    Instance,
+    InvocationContext,
+    TokenStream,
+    ToolExecuted,
+    blocking,
+    invocation_attributes,
+    non_blocking,
+    register_ai_service,
+    request_scoped,
+    run_on,
+    run_on_thread,
+    tool,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import Inject, install
+
+variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+
+SERVICES = ("chat", "wait", "text", "events")
+TOOLS = ("block", "quick", "later", "fresh", "named")
+CALLERS = ("loop", "worker thread", "async endpoint", "def endpoint", "websocket")
+
+
+@request_scoped
+class Request:
+    """One per request."""
+
+
+@dataclass
+class Seen:
+    """What a tool saw."""
+
+    thread: threading.Thread
+    name: str
+    request: Request
+    variable: str
+    context: InvocationContext | None
+
+
+@dataclass
+class Log:
+    seen: list[Seen] = field(default_factory=list)
+
+
+class Tools:
+    def __init__(self, request: Instance[Request], log: Log) -> None:
+        self.request, self.log = request, log
+
+    def note(self) -> str:
+        thread = threading.current_thread()
+        seen = Seen(thread, thread.name, self.request.get(), variable.get(), InvocationContext.current())
+        self.log.seen.append(seen)
+        return "noted"
+
+    @tool
+    @blocking
+    def block(self) -> str:
+        return self.note()
+
+    @tool
+    @non_blocking
+    def quick(self) -> str:
+        return self.note()
+
+    @tool
+    async def later(self) -> str:
+        await asyncio.sleep(0)
+        return self.note()
+
+    @tool
+    @run_on_thread
+    def fresh(self) -> str:
+        return self.note()
+
+    @tool
+    @run_on("named")
+    def named(self) -> str:
+        return self.note()
+
+
+@register_ai_service(tools=Tools)
+class Service(Protocol):
+    async def chat(self, question: str) -> str: ...
+    def wait(self, question: str) -> str: ...
+    def text(self, question: str) -> AsyncIterator[str]: ...
+    def events(self, question: str) -> TokenStream: ...
+
+
+def reply(request: ChatRequest) -> AiMessage:
+    asked = request.messages[0].text or ""
+    return AiMessage("done") if len(request.messages) > 1 else AiMessage(None, [tool_call(asked)])
+
+
+@dataclass
+class Call:
+    """What the caller knows of itself."""
+
+    thread: threading.Thread
+    request: Request
+    answer: str
+
+
+def call_def(container: Container, way: str, name: str) -> Call:
+    """A call from code that cannot await: of the asynchronous services by the loop it may run."""
+    variable.set("callers")
+    request = container.get(Request)
+    with invocation_attributes(tenant="acme"):
+        answer = container.get(Service).wait(name) if way == "wait" else asyncio.run(ask(container, way, name))
+    return Call(threading.current_thread(), request, answer)
+
+
+async def call_async(container: Container, way: str, name: str) -> Call:
+    variable.set("callers")
+    request = container.get(Request)
+    with invocation_attributes(tenant="acme"):
+        if way == "wait":
+            thread: list[threading.Thread] = []
+
+            def wait() -> str:
+                thread.append(threading.current_thread())
+                return container.get(Service).wait(name)
+
+            answer = await asyncio.to_thread(wait)
+            return Call(thread[0], request, answer)
+        answer = await ask(container, way, name)
+    return Call(threading.current_thread(), request, answer)
+
+
+async def ask(container: Container, way: str, name: str) -> str:
+    service = container.get(Service)
+    match way:
+        case "chat":
+            return await service.chat(name)
+        case "text":
+            return "".join([piece async for piece in service.text(name)])
+        case _:
+            events = [event async for event in service.events(name)]
+            [executed] = [event for event in events if isinstance(event, ToolExecuted)]
+            assert executed.execution.result == "noted"
+            return events[-1].response.ai_message.text  # type: ignore[union-attr]  # the last is complete
+
+
+def application(container: Container, calls: list[Call]) -> FastAPI:
+    app, router = FastAPI(), APIRouter()
+    install(app, container)
+
+    @app.get("/async/{way}/{name}")
+    async def asynchronous(way: str, name: str, request: Inject[Request]) -> str:
+        call = await call_async(container, way, name)
+        assert call.request is request
+        calls.append(call)
+        return call.answer
+
+    @router.get("/def/{way}/{name}")
+    def synchronous(way: str, name: str, request: Inject[Request]) -> str:
+        call = call_def(container, way, name)
+        assert call.request is request
+        calls.append(call)
+        return call.answer
+
+    @app.websocket("/ws/{way}/{name}")
+    async def socket(websocket: WebSocket, way: str, name: str, request: Inject[Request]) -> None:
+        await websocket.accept()
+        call = await call_async(container, way, name)
+        assert call.request is request
+        calls.append(call)
+        await websocket.send_text(call.answer)
+        await websocket.close()
+
+    app.include_router(router)
+    return app
+
+
+def from_loop(container: Container, way: str, name: str) -> tuple[Call, threading.Thread]:
+    async def main() -> Call:
+        async with container, container.request_scope():
+            return await call_async(container, way, name)
+
+    return asyncio.run(main()), threading.current_thread()
+
+
+def from_worker(container: Container, way: str, name: str) -> tuple[Call, threading.Thread]:
+    async def main() -> Call:
+        async with container, container.request_scope():
+            return await asyncio.to_thread(call_def, container, way, name)
+
+    return asyncio.run(main()), threading.current_thread()
+
+
+def from_endpoint(path: str) -> Callable[[Container, str, str], tuple[Call, threading.Thread]]:
+    def call(container: Container, way: str, name: str) -> tuple[Call, threading.Thread]:
+        calls: list[Call] = []
+        loop: list[threading.Thread] = []
+        app = application(container, calls)
+
+        @app.get("/thread")
+        async def thread() -> None:
+            loop.append(threading.current_thread())
+
+        with TestClient(app) as client:
+            client.get("/thread")
+            if path == "ws":
+                with client.websocket_connect(f"/ws/{way}/{name}") as socket:
+                    assert socket.receive_text() == "done"
+            else:
+                response = client.get(f"/{path}/{way}/{name}")
+                assert (response.status_code, response.json()) == (200, "done")
+        return calls[0], loop[0]
+
+    return call
+
+
+FROM: dict[str, Callable[[Container, str, str], tuple[Call, threading.Thread]]] = {
+    "loop": from_loop,
+    "worker thread": from_worker,
+    "async endpoint": from_endpoint("async"),
+    "def endpoint": from_endpoint("def"),
+    "websocket": from_endpoint("ws"),
+}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("way", SERVICES)
+def test_a_tool_runs_where_it_belongs_and_sees_its_caller(way: str, caller: str, name: str) -> None:
+    log = Log()
+    with ThreadPoolExecutor(1, thread_name_prefix="mine") as mine:
+        container = Container(models={"default": ScriptedChatModel([reply, reply])}, executors={"named": mine})
+        container.register(Service, Request).register_instance(log)
+        call, loop_thread = FROM[caller](container, way, name)
+        mine_thread = next(iter(mine._threads), None)
+
+    assert call.answer == "done"
+    [seen] = log.seen
+    assert seen.request is call.request
+    assert seen.variable == "callers"
+    assert seen.context is not None
+    assert (seen.context.method, dict(seen.context.attributes)) == (way, {"tenant": "acme"})
+    assert seen.context.request is not None
+    assert seen.context.request.name == name
+    match way, name:
+        case "wait", ("block" | "quick"):
+            assert seen.thread is call.thread
+        case _, ("later" | "quick"):
+            assert seen.thread is loop_thread
+        case _, "named":
+            assert seen.thread is mine_thread
+        case _:
+            assert seen.thread not in (loop_thread, call.thread)
+    if name in ("block", "fresh", "named"):
+        assert seen.name == name
