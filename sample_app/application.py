@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
-from toolbox import Container, Result, ToolboxSettings, ToolExecution, rest
+from toolbox import Container, DemoChatModel, Result, ToolExecution, rest
 from toolbox_fastapi import Inject, install
 
 from .stand_in import StandIn
@@ -47,7 +47,7 @@ def weather_container(stand_in: StandIn | None = None) -> Container:
     """The agent and its tools; the weather comes from `stand_in`, or without one from Open-Meteo."""
     if uses_real_model():
         os.environ.setdefault("OPENAI_MODEL", DEFAULT_MODEL)
-    container = Container(settings=ToolboxSettings(demo=not uses_real_model()))
+    container = Container(models={} if uses_real_model() else {"default": DemoChatModel()})
     container.register(WeatherForecastAgent, CityExtractorAgent, GeoCodingService, WeatherForecastService)
     for key, url in OPEN_METEO.items():
         # What the environment says about an address goes first, as everywhere in toolbox.

@@ -49,6 +49,7 @@ def test_a_question_shows_the_answer_and_the_tools(page: Any) -> None:
 
 
 def test_the_keyboard_is_enough(page: Any) -> None:
+    page.wait_for_function("document.activeElement.id === 'question'")
     page.keyboard.type("Will it rain in Reykjavík?")
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Answer").wait_for()
@@ -69,7 +70,7 @@ def test_an_example_asks_itself(page: Any) -> None:
 
 def test_while_it_waits_the_page_says_so(page: Any) -> None:
     held: list[Any] = []
-    page.route("**/weather", held.append)
+    page.route("**/weather", lambda route: held.append(route))
 
     page.get_by_label("Your question").fill("What is the weather in Oslo?")
     page.keyboard.press("Enter")

@@ -5,8 +5,9 @@ Not here: what it answers when it has no tools (`prompts`), a model that follows
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..chat import (
@@ -207,7 +208,7 @@ _MISSING = object()
 def _answer(request: ChatRequest, turn: Turn) -> str:
     prompt = Prompt(turn.system, turn.question)
     if turn.findings:
-        text = _sentence(turn.findings)
+        text = _sentence(turn.findings, turn.question)
     elif request.tool_specifications and request.tool_choice != "none":
         names = ", ".join(each.name for each in request.tool_specifications)
         text = f"I cannot answer that: nothing said so far fills the arguments of my tools ({names})."
@@ -234,9 +235,9 @@ def _guessed(schema: Schema, turn: Turn, text: str | None = None) -> Any:
     return example(schema, schema, fill)
 
 
-def _sentence(findings: Sequence[Finding]) -> str:
+def _sentence(findings: Sequence[Finding], question: str) -> str:
     """What the last tools gave, for a person to read."""
-    last = findings[-3:]
+    last = [replace(each, value=_asked_for(each.value, question.casefold())) for each in findings[-3:]]
     if last[-1].is_error or _is_nothing(last[-1].value):
         return f"I am sorry, I could not find an answer. {_phrases(last)}"
     return f"Here is what I found. {_phrases(last)}"
@@ -255,6 +256,21 @@ def _phrase(finding: Finding) -> str:
     if _is_nothing(finding.value):
         return f"{title} found nothing"
     return f"{title}: {_said(finding.value).rstrip('.')}"
+
+
+def _asked_for(value: object, question: str) -> object:
+    """A result without what nobody asked for: of a list of objects those that the question names, or else all."""
+    if isinstance(value, dict):
+        return {key: _asked_for(each, question) for key, each in value.items()}
+    if not isinstance(value, list):
+        return value
+    items = [_asked_for(each, question) for each in value]
+    return [each for each in items if isinstance(each, dict) and _is_named(each, question)] or items
+
+
+def _is_named(item: Mapping[str, object], question: str) -> bool:
+    texts = (each.casefold() for each in item.values() if isinstance(each, str) and each)
+    return any(re.search(rf"\b{re.escape(text)}\b", question) for text in texts)
 
 
 def _is_nothing(value: object) -> bool:
