@@ -101,7 +101,7 @@ class ReplyAccumulator:
 
     def call_piece(self, index: object, call_id: object, name: object, arguments: object) -> Call:
         """A fragment of a call, which belongs to the call that the rules say, or opens a new one."""
-        key, identity, fragment = _key(index), _text_of(call_id), _text_of(name)
+        key, identity, fragment = key_of(index), _text_of(call_id), _text_of(name)
         call = self._continued(key, identity, fragment) or self._open(key)
         self._add(call, identity, fragment, arguments)
         return call
@@ -111,6 +111,19 @@ class ReplyAccumulator:
         call = self._open(None)
         self._add(call, _text_of(call_id), _text_of(name), arguments)
         return call
+
+    def end_call(self, call: Call, arguments: object) -> None:
+        """Says that a call is complete, and what its arguments are, where the wire says it all again."""
+        text = _argument_text(arguments)
+        if text and call.complete is None:
+            if not call.fragments:
+                self._add(call, None, None, text)
+            call.fragments = [text]
+        self._report(call)
+
+    def id_of(self, call: Call) -> str:
+        """The id that a call has in the reply."""
+        return self._completed(call).id
 
     # --- the end
 
@@ -338,7 +351,8 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _key(index: object) -> Hashable | None:
+def key_of(index: object) -> Hashable | None:
+    """An index as a key; None where it is absent or none at all."""
     if index is None or index == "" or isinstance(index, (dict, list, bool)):
         return None
     text = str(index).strip()

@@ -18,7 +18,6 @@ from ..chat import (
     StreamEvent,
     SystemMessage,
     TextContent,
-    TokenUsage,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
     ToolSpecification,
@@ -30,6 +29,7 @@ from .accumulator import Call, ReplyAccumulator, merged_details
 from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_or_plain
 from .server_errors import error_in
 from .sse import EventReader
+from .usage import usage_of
 
 REASONING_FIELD = "reasoning_field"
 REASONING_DETAILS = "reasoning_details"
@@ -62,6 +62,10 @@ class ChatWire:
     def stream_fields(self, usage: bool) -> Fields:
         """What asks for a stream, and for its token counts."""
         return {"stream": b"true", "stream_options": b'{"include_usage":true}'} if usage else {"stream": b"true"}
+
+    def parameter(self, name: str, value: Any) -> tuple[str, Any]:
+        """A parameter by this wire's name."""
+        return name, value
 
     def reader(self, request: ChatRequest) -> ChatReader:
         """Reads the reply to `request`."""
@@ -199,6 +203,7 @@ class ChatReader:
         self._events = EventReader()
         self._choice: object = None
         self._answered = False
+        self._by_deltas = False
         self._is_whole = False
 
     @property
@@ -215,18 +220,24 @@ class ChatReader:
         """The events of this block. Raises `ModelHttpError` and `ModelProtocolError`."""
         for value in self._events.feed(block):
             self._value(value)
+        self._check_broken()
         return self._reply.take_events()
 
     def finish(self) -> list[StreamEvent]:
         """The last events, a `CompleteResponse` in the end; nothing more will come. Raises any `ModelError`."""
         for value in self._events.finish():
             self._value(value)
+        self._check_broken()
         if not self._answered:
             raise ModelProtocolError("what came is no chat completion: it has no choices", self._events.excerpt())
         if not self.is_ended:
             raise ModelProtocolError("the stream stopped before the reply ended")
         self._reply.finish()
         return self._reply.take_events()
+
+    def _check_broken(self) -> None:
+        if self._events.broken is not None and not self.is_ended:
+            raise ModelProtocolError("an event of the model's stream is not JSON", self._events.broken)
 
     def _value(self, value: dict[str, Any]) -> None:
         self.begun = True
@@ -264,9 +275,10 @@ class ChatReader:
         delta, message = choice.get("delta"), choice.get("message")
         if isinstance(delta, dict) and (delta or not isinstance(message, dict)):
             if delta:
-                self._answered = True
+                self._answered = self._by_deltas = True
                 self._delta(delta, whole=False)
-        elif isinstance(message, dict) and not (self._answered and isinstance(delta, dict)):
+        elif isinstance(message, dict) and not self._by_deltas:
+            # After deltas, a message only says all of it again.
             self._answered = True
             self._is_whole = self._is_whole or whole
             self._delta(message, whole or bool(reason))
@@ -337,26 +349,3 @@ class ChatReader:
     def _usage(self, usage: object) -> None:
         if isinstance(usage, Mapping) and (found := usage_of(usage)) is not None:
             self._reply.usage = found
-
-
-def usage_of(usage: Mapping[str, Any]) -> TokenUsage | None:
-    """Token counts under the names that servers give them; None when there are none."""
-    given = _count(usage, "prompt_tokens", "input_tokens")
-    made = _count(usage, "completion_tokens", "output_tokens")
-    if given is None and made is None:
-        return None
-    into = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    out_of = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-    cached = _count(into, "cached_tokens") if isinstance(into, Mapping) else None
-    if cached is None:
-        cached = _count(usage, "prompt_cache_hit_tokens", "cached_tokens")
-    thought = _count(out_of, "reasoning_tokens") if isinstance(out_of, Mapping) else None
-    return TokenUsage(given or 0, made or 0, cached or 0, thought or 0)
-
-
-def _count(counts: Mapping[str, Any], *names: str) -> int | None:
-    for name in names:
-        count = counts.get(name)
-        if isinstance(count, (int, float)) and not isinstance(count, bool) and 0 <= count < 1e15:
-            return int(count)
-    return None

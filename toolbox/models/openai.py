@@ -48,6 +48,7 @@ class Wire(Protocol):
 
     def fields(self, request: ChatRequest) -> Fields: ...
     def stream_fields(self, usage: bool) -> Fields: ...
+    def parameter(self, name: str, value: Any) -> tuple[str, Any]: ...
     def reader(self, request: ChatRequest) -> Reader: ...
 
 
@@ -172,6 +173,7 @@ class OpenAiChatModel:
         for name, value in parameters.items():
             # Servers refuse the question about parallel calls where there are none.
             if value is not None and (name != "parallel_tool_calls" or request.tool_specifications):
+                name, value = self._wire.parameter(name, value)
                 fields[name] = json_bytes(value)
         return joined(fields), headers
 

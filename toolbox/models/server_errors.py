@@ -95,7 +95,7 @@ def transport_error(error: BaseException) -> ModelError | None:
     kind = type(error).__module__.partition(".")[0]
     if kind not in _TRANSPORTS and kind != "openai" and not isinstance(error, (OSError, EOFError)):
         return None
-    if type(error).__name__ == "DecodingError":
+    if any(type(each).__name__ == "DecodingError" for each in chain):
         return ModelProtocolError(f"the reply's compression is broken: {said}")
     if any(isinstance(each, TimeoutError) or _says_timeout(each) for each in chain) and not _is_disconnection(chain):
         return ModelTimeoutError(f"the model server did not answer in time: {said}")

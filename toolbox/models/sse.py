@@ -1,20 +1,23 @@
-"""Reads the blocks of an event stream into the JSON values its events carry.
+"""Reads the blocks of an event stream into the JSON objects its events carry.
 
 Takes what servers send in its place, too: a JSON document, lines of JSON, events without blank lines between them.
-Not here: what the values mean (`chat_wire`, `responses_wire`).
+Not here: what the objects mean (`chat_wire`, `responses_wire`).
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import from_json
 
-from ..errors import ModelProtocolError
-from ..json_text import parse_json
-
-DONE = b"[DONE]"
+DONE = "[DONE]"
 EXCERPT = 500
+
+_MARK = b"\xef\xbb\xbf"
+_SILENT = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat", b"done", b"end", b"close"})
+_decoder = json.JSONDecoder(strict=False)
 
 
 def excerpt(body: bytes) -> str:
@@ -24,28 +27,30 @@ def excerpt(body: bytes) -> str:
 
 
 class EventReader:
-    """Bytes in, values out. `done` is true once `[DONE]` was read; what comes after it is ignored.
+    """Bytes in, objects out.
 
-    `feed` takes blocks as they come from the network, `finish` says that no more will come. A value is a JSON object;
-    other JSON values are skipped, except a list, whose objects count one by one. An event named `error` is given as
-    `{"error": …}`. `is_document`: what came is no event stream. Raises `ModelProtocolError`.
+    `feed` takes blocks as they come from the network, `finish` says that no more will come. JSON values that are no
+    objects are skipped, except a list, whose objects count one by one. An event named `error` is given as
+    `{"error": …}`. `done`: `[DONE]` was read. `broken`: the beginning of an event that is not JSON. After either,
+    nothing more is read. `is_document`: what came is no event stream.
     """
 
     def __init__(self) -> None:
         self.done = False
+        self.broken: str | None = None
         self.is_document = False
         self._event: bytes | None = None
         self._begun = False
         self._tail: list[bytes] = []  # of the unfinished line
-        self._document: list[bytes] | None = None  # what came in place of an event stream
+        self._document: list[bytes] = []
         self._pending: list[bytes] = []  # the data of an event that is not complete yet
         self._strange: list[bytes] = []  # lines that mean nothing, for the error
 
     def feed(self, block: bytes) -> list[dict[str, Any]]:
-        """The values whose events ended in this block."""
+        """The objects whose events ended in this block."""
         if not self._begun:
             block = self._first(block)
-        if self._document is not None:
+        if self.is_document:
             self._document.append(block)
             return []
         # A carriage return at the end may be the first half of a line's end.
@@ -60,140 +65,128 @@ class EventReader:
             lines = block[:end]
         if end < len(block):
             self._tail.append(block[end:])
-        values: list[dict[str, Any]] = []
-        for line in lines.splitlines():
-            self._line(line, values)
-        return values
+        return self._lines(lines)
 
     def finish(self) -> list[dict[str, Any]]:
-        """The values of what was still open."""
-        values: list[dict[str, Any]] = []
-        if not self._begun:
-            self._begun, left = True, b"".join(self._tail)
-            self._tail = [left]
-        if self._document is not None:
-            return self._document_values()
-        for line in b"".join(self._tail).splitlines():
-            self._line(line, values)
-        self._tail.clear()
-        self._flush(values)
-        return values
+        """The objects of what was still open."""
+        if self.is_document:
+            body = b"".join(self._document)
+            values = _values(body)
+            objects = self._lines(body) if values is None else list(self._objects(values))
+            if not objects:
+                self._strange = [body[: EXCERPT + 1]]
+        else:
+            objects = self._lines(b"".join(self._tail))
+        self._flush(objects)
+        return objects
 
     def excerpt(self) -> str:
-        """The beginning of what could not be read."""
+        """The beginning of what meant nothing."""
         return excerpt(b"\n".join(self._strange))
 
     def _first(self, block: bytes) -> bytes:
         """Looks at the beginning: an event stream, or a document in its place."""
         block = b"".join((*self._tail, block))
-        text = block.removeprefix(b"\xef\xbb\xbf").lstrip()
-        if not text or b"\xef\xbb\xbf".startswith(block):
-            self._tail = [block]
-            return b""
         self._tail.clear()
+        text = block.removeprefix(_MARK).lstrip()
+        if not text or _MARK.startswith(block):
+            return block
         self._begun = True
-        if text[:1] in b"{[<":
-            self._document = []
-            self.is_document = True
+        self.is_document = text[:1] in b"{[<"
         return text
 
-    def _line(self, line: bytes, values: list[dict[str, Any]]) -> None:
-        if self.done:
-            return
-        if line.startswith(b"data:"):
-            self._data(line[5:].strip(), values)
-        elif not line:
-            self._flush(values)
-            self._event = None
-        elif line.startswith(b"event:"):
-            self._event = line[6:].strip()
-        elif self._pending:
-            self._pending.append(line)
-        elif line.startswith(b"{") and (value := _value(line)) is not None:
-            self._emit(value, values)
-        elif not line.startswith((b":", b"id:", b"retry:", b"data")) and line.strip():
-            self._strange.append(line)
+    def _lines(self, lines: bytes) -> list[dict[str, Any]]:
+        objects: list[dict[str, Any]] = []
+        for line in lines.splitlines():
+            if self.done or self.broken is not None:
+                break
+            if line.startswith(b"data:"):
+                self._data(line[5:].strip(), objects)
+            elif not line:
+                self._flush(objects)
+                self._event = None
+            elif line.startswith(b"event:"):
+                self._flush(objects)
+                self._event = line[6:].strip()
+            elif self._pending:
+                self._pending.append(line)
+            elif line.startswith(b"{") and (values := _values(line)) is not None:
+                objects += self._objects(values)
+            elif not line.startswith((b":", b"id:", b"retry:", b"data")) and line.strip():
+                self._strange.append(line)
+        return objects
 
-    def _data(self, data: bytes, values: list[dict[str, Any]]) -> None:
+    def _data(self, data: bytes, objects: list[dict[str, Any]]) -> None:
         if not data:
             return
-        if not self._pending:
+        if not self._pending and self._event != b"error":
             # Most servers send an event per line: it is read at once, whether or not a blank line follows.
             try:
-                value = from_json(data, allow_inf_nan=False)
+                value = from_json(data)
             except ValueError:
-                if data.strip(b'"') == DONE:
-                    self.done = True
-                    return
+                pass
             else:
-                if value == "[DONE]":
-                    self.done = True
+                if type(value) is dict:
+                    objects.append(value)
                 else:
-                    self._emit(value, values)
+                    objects += self._objects([value])
                 return
-        elif data == DONE:
-            self._flush(values)
+        if data.strip(b'"') == DONE.encode():
+            self._flush(objects)
             self.done = True
-            return
-        self._pending.append(data)
+        else:
+            self._pending.append(data)
 
-    def _flush(self, values: list[dict[str, Any]]) -> None:
+    def _flush(self, objects: list[dict[str, Any]]) -> None:
+        """Reads an event whose data were held back."""
         if not self._pending:
             return
-        data = b"\n".join(self._pending)
-        self._pending.clear()
-        value = _value(data)
-        if value is not None:
-            self._emit(value, values)
+        pending, self._pending = self._pending, []
+        values = _values(b"\n".join(pending))
+        if values is None:
+            # No blank line between events, perhaps, and one of them broken.
+            each = [_values(line) for line in pending]
+            values = None if None in each or not each else [value for found in each for value in found or ()]
+        if values is not None:
+            objects += self._objects(values)
         elif self._event == b"error":
-            self._emit(data.decode("utf-8", "replace"), values)
+            objects.append({"error": b"\n".join(pending).decode("utf-8", "replace")})
         elif self._event not in _SILENT:
-            self._lines(data, values)
+            self.broken = excerpt(b"\n".join(pending))
 
-    def _lines(self, data: bytes, values: list[dict[str, Any]]) -> None:
-        """Reads the data of events that no blank line separates."""
-        for line in data.splitlines():
-            value = _value(line)
-            if line == DONE:
+    def _objects(self, values: list[Any]) -> Iterator[dict[str, Any]]:
+        for value in values:
+            if value == DONE:
                 self.done = True
                 return
-            if value is None:
-                raise ModelProtocolError("an event of the model's stream is not JSON", excerpt(data))
-            self._emit(value, values)
-
-    def _emit(self, value: object, values: list[dict[str, Any]]) -> None:
-        if self._event == b"error":
-            says_so = isinstance(value, dict) and ("error" in value or "choices" in value)
-            values.append(value if says_so else {"error": value})  # type: ignore[arg-type]  # a dict if it says so
-        elif type(value) is dict:
-            values.append(value)
-        elif isinstance(value, list):
-            values += (each for each in value if isinstance(each, dict))
-
-    def _document_values(self) -> list[dict[str, Any]]:
-        body, self._document = b"".join(self._document or ()), None
-        value = _value(body)
-        values: list[dict[str, Any]] = []
-        if value is not None:
-            self._emit(value, values)
-            return values
-        for line in body.splitlines():
-            self._line(line, values)
-        self._flush(values)
-        if not values:
-            self._strange = [body[: EXCERPT + 1]]
-        return values
+            if self._event == b"error" and not (isinstance(value, dict) and ("error" in value or "choices" in value)):
+                yield {"error": value}
+            elif isinstance(value, dict):
+                yield value
+            elif isinstance(value, list):
+                yield from (each for each in value if isinstance(each, dict))
 
 
-_SILENT = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat"})
+def _values(data: bytes) -> list[Any] | None:
+    """The JSON values that stand in `data` one after the other, or None.
 
-
-def _value(data: bytes) -> Any:
-    """The JSON value, or None. Bytes that are no UTF-8 are replaced rather than losing the whole event."""
+    The envelope of a reply is read as leniently as can be, unlike a call's arguments: NaN, line ends in texts, bytes
+    that are no UTF-8, and events that stand in one line are no reason to lose a reply.
+    """
     try:
-        return parse_json(data)
+        return [from_json(data)]
     except ValueError:
+        text = data.decode("utf-8", "replace").strip()
+    values: list[Any] = []
+    position = 0
+    while position < len(text):
         try:
-            return parse_json(data.decode("utf-8", "replace"))
-        except ValueError:
-            return None
+            value, position = _decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            if not text.startswith(DONE, position):
+                return None
+            value, position = DONE, position + len(DONE)
+        values.append(value)
+        while text[position : position + 1].isspace() or text.startswith("data:", position):
+            position += 5 if text.startswith("data:", position) else 1
+    return values or None

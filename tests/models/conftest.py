@@ -1,0 +1,22 @@
+"""What the tests of models share."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.models.scripted_server import Serve
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    serve = Serve()
+    yield serve
+    for context in serve.contexts:
+        await context.__aexit__(None, None, None)
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own key and models change nothing."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "TOOLBOX_DEMO", "TOOLBOX_MODELS"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,414 @@
+"""What is sent is what strict servers accept."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.models.scripted_server import Scripted, Serve, call, chunk, completion, stream
+from toolbox import (
+    AiMessage,
+    ChatRequest,
+    IllegalConfigurationError,
+    ImageContent,
+    Message,
+    ModelHttpError,
+    OpenAiChatModel,
+    ResponseFormat,
+    SystemMessage,
+    TextContent,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+    UserMessage,
+)
+
+pytestmark = pytest.mark.anyio
+
+HI = ChatRequest([UserMessage("Hi")])
+OK = completion({"content": "ok"})
+LOOK = ToolSpecification("look", "Looks", metadata={"cache_control": {"type": "ephemeral"}, "secret": 1})
+
+
+async def body_of(serve: Serve, request: ChatRequest, **options: Any) -> dict[str, Any]:
+    server = await serve([OK])
+    model = OpenAiChatModel("m", server.url, "test", **options)
+    await model.chat(request)
+    await model.aclose()
+    return server.requests[0]
+
+
+async def messages_of(serve: Serve, *messages: Message) -> list[dict[str, Any]]:
+    body = await body_of(serve, ChatRequest(messages))
+    found: list[dict[str, Any]] = body["messages"]
+    return found
+
+
+async def test_a_plain_request_has_nothing_but_what_was_said(serve: Serve) -> None:
+    body = await body_of(serve, ChatRequest([SystemMessage("Be brief."), UserMessage("Hé 😀")]))
+
+    assert body == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé 😀"}],
+    }
+
+
+async def test_a_stream_asks_for_its_token_counts(serve: Serve) -> None:
+    server = await serve([stream(chunk({"content": "ok"}), chunk({}, "stop"))])
+    model = OpenAiChatModel("m", server.url, "test")
+
+    assert [event async for event in model.stream(HI)]
+    await model.aclose()
+
+    assert server.requests[0]["stream"] is True
+    assert server.requests[0]["stream_options"] == {"include_usage": True}
+
+
+async def test_a_server_that_refuses_stream_options_is_not_asked_twice(serve: Serve) -> None:
+    def reply(body: dict[str, Any]) -> Scripted:
+        if "stream_options" in body:
+            return Scripted(b'{"error": {"message": "Unknown field: stream_options"}}', status=400)
+        return stream(chunk({"content": "ok"}), chunk({}, "stop"))
+
+    server = await serve(reply)
+    model = OpenAiChatModel("m", server.url, "test")
+
+    for _ in range(2):
+        assert [event async for event in model.stream(HI)]
+    await model.aclose()
+
+    assert ["stream_options" in body for body in server.requests] == [True, False, False]
+
+
+async def test_stream_usage_can_be_left_out(serve: Serve) -> None:
+    server = await serve([stream(chunk({"content": "ok"}), chunk({}, "stop"))])
+    model = OpenAiChatModel("m", server.url, "test", stream_usage=False)
+
+    assert [event async for event in model.stream(HI)]
+    await model.aclose()
+
+    assert "stream_options" not in server.requests[0]
+
+
+async def test_parameters_come_from_the_model_and_the_request_which_wins(serve: Serve) -> None:
+    request = ChatRequest(
+        [UserMessage("Hi")], parameters={"temperature": 0.5, "seed": None, "extra_body": {"top_k": 3}}
+    )
+
+    body = await body_of(
+        serve,
+        request,
+        temperature=1.0,
+        seed=7,
+        max_completion_tokens=5,
+        parameters={"stop": ["x"]},
+        extra_body={"n": 1},
+    )
+
+    assert {key: value for key, value in body.items() if key not in ("model", "messages")} == {
+        "temperature": 0.5,
+        "max_completion_tokens": 5,
+        "stop": ["x"],
+        "n": 1,
+        "top_k": 3,
+    }
+
+
+async def test_parallel_tool_calls_are_spoken_of_only_where_there_are_tools(serve: Serve) -> None:
+    assert "parallel_tool_calls" not in await body_of(serve, HI, parallel_tool_calls=False)
+    assert "parallel_tool_calls" not in await body_of(serve, ChatRequest(HI.messages, [LOOK]))
+    body = await body_of(serve, ChatRequest(HI.messages, [LOOK]), parallel_tool_calls=False)
+    assert body["parallel_tool_calls"] is False
+
+
+async def test_headers_and_query_go_with_every_request(serve: Serve) -> None:
+    server = await serve([OK])
+    model = OpenAiChatModel(
+        "m", server.url, "key", extra_headers={"X-Team": "a"}, extra_query={"api-version": "2026-01-01"}
+    )
+
+    await model.chat(ChatRequest(HI.messages, parameters={"extra_headers": {"X-Call": "b"}}))
+    await model.aclose()
+
+    assert server.paths == ["/v1/chat/completions?api-version=2026-01-01"]
+    assert server.headers[0]["x-team"] == "a"
+    assert server.headers[0]["x-call"] == "b"
+    assert server.headers[0]["authorization"] == "Bearer key"
+    assert server.headers[0]["content-type"] == "application/json"
+    assert "extra_headers" not in server.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("choice", "sent"),
+    [
+        ("auto", "auto"),
+        ("none", "none"),
+        ("required", "required"),
+        ("look", {"type": "function", "function": {"name": "look"}}),
+    ],
+)
+async def test_tool_choice_is_written_in_the_wires_form(serve: Serve, choice: str, sent: object) -> None:
+    body = await body_of(serve, ChatRequest(HI.messages, [LOOK], tool_choice=choice))
+
+    assert body["tool_choice"] == sent
+    assert "tool_choice" not in await body_of(serve, ChatRequest(HI.messages, tool_choice=choice))
+
+
+async def test_metadata_is_sent_only_under_the_keys_that_are_named(serve: Serve) -> None:
+    request = ChatRequest(HI.messages, [LOOK])
+    plain = {"name": "look", "description": "Looks", "parameters": {"type": "object", "properties": {}}}
+
+    assert (await body_of(serve, request))["tools"] == [{"type": "function", "function": plain}]
+    named = await body_of(serve, request, send_tool_metadata=("cache_control", "absent"))
+    assert named["tools"][0]["function"] == {**plain, "cache_control": {"type": "ephemeral"}}
+
+
+async def test_a_tool_without_description_has_none(serve: Serve) -> None:
+    body = await body_of(serve, ChatRequest(HI.messages, [ToolSpecification("look")]))
+
+    assert "description" not in body["tools"][0]["function"]
+
+
+STRING = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "qualifies"),
+    [
+        ({"type": "object", "properties": {"a": STRING}, "required": ["a"]}, True),
+        ({"type": "object", "properties": {}}, True),
+        ({"type": "object", "properties": {"a": STRING}}, False),
+        ({"type": "object", "properties": {}, "additionalProperties": True}, False),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "object", "additionalProperties": STRING}},
+                "required": ["a"],
+            },
+            False,
+        ),
+        ({"type": "object", "properties": {"a": {"anyOf": [STRING, {"type": "null"}]}}, "required": ["a"]}, True),
+        ({"type": "object", "properties": {"a": {}}, "required": ["a"]}, False),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"], "$defs": {"A": STRING}},
+            True,
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "array", "items": {"type": "object", "properties": {"b": STRING}}}},
+                "required": ["a"],
+            },
+            False,
+        ),
+    ],
+)
+async def test_strict_is_asked_for_where_the_schema_allows_it(
+    serve: Serve, schema: dict[str, Any], qualifies: bool
+) -> None:
+    request = ChatRequest(HI.messages, [ToolSpecification("t", parameters=schema)])
+
+    strict = (await body_of(serve, request, strict_tools=True))["tools"][0]["function"]
+    loose = (await body_of(serve, request))["tools"][0]["function"]
+
+    assert strict.get("strict", False) is qualifies
+    assert not qualifies or strict["parameters"]["additionalProperties"] is False
+    assert "strict" not in loose
+    assert loose["parameters"] == schema
+
+
+async def test_a_response_format_is_sent_strict_where_it_may_be(serve: Serve) -> None:
+    schema = {"type": "object", "properties": {"a": STRING}, "required": ["a"]}
+    form = (await body_of(serve, ChatRequest(HI.messages, response_format=ResponseFormat("My answer", schema))))[
+        "response_format"
+    ]
+    loose = await body_of(
+        serve, ChatRequest(HI.messages, response_format=ResponseFormat("a", {**schema, "required": []}))
+    )
+
+    assert form["type"] == "json_schema"
+    assert form["json_schema"] == {
+        "name": "My_answer",
+        "schema": {**schema, "additionalProperties": False},
+        "strict": True,
+    }
+    assert "strict" not in loose["response_format"]["json_schema"]
+
+
+async def test_images_are_parts_and_texts_alone_are_a_text(serve: Serve) -> None:
+    [first, second, third] = await messages_of(
+        serve,
+        UserMessage([TextContent("a"), TextContent("b")]),
+        UserMessage(["See", ImageContent("https://example.org/x.png")]),
+        UserMessage([ImageContent(data=b"\xff\xd8\xff\xe0"), ImageContent(data="R0lGODdh", mime_type="image/gif")]),
+    )
+
+    assert first["content"] == "a\nb"
+    assert second["content"] == [
+        {"type": "text", "text": "See"},
+        {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}},
+    ]
+    assert [part["image_url"]["url"] for part in third["content"]] == [
+        "data:image/jpeg;base64,/9j/4A==",
+        "data:image/gif;base64,R0lGODdh",
+    ]
+
+
+async def test_images_of_results_follow_all_results_in_a_user_message(serve: Serve) -> None:
+    calls = [ToolExecutionRequest("c1", "look", "{}"), ToolExecutionRequest("c2", "look", "{}")]
+    image = ImageContent("https://example.org/x.png")
+
+    sent = await messages_of(
+        serve,
+        UserMessage("Go"),
+        AiMessage(None, calls),
+        ToolExecutionResultMessage("c1", "look", "a picture", contents=[TextContent("a picture"), image]),
+        ToolExecutionResultMessage("c2", "look", ""),
+    )
+
+    assert [each["role"] for each in sent] == ["user", "assistant", "tool", "tool", "user"]
+    assert "content" not in sent[1]
+    assert sent[2]["content"] == "a picture"
+    assert sent[3]["content"] == ""
+    assert sent[4]["content"] == [{"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}]
+
+
+async def test_broken_arguments_and_wild_names_never_go_back(serve: Serve) -> None:
+    calls = [ToolExecutionRequest("c", "do it!" + "x" * 99, '{"a": '), ToolExecutionRequest("d", "", "[1]")]
+
+    [sent] = await messages_of(serve, AiMessage("Hm", calls))
+
+    assert [each["function"]["arguments"] for each in sent["tool_calls"]] == ["{}", "{}"]
+    assert [each["function"]["name"] for each in sent["tool_calls"]] == ["do_it_" + "x" * 58, "unknown"]
+
+
+async def test_a_reply_that_said_nothing_is_not_sent_back(serve: Serve) -> None:
+    sent = await messages_of(serve, UserMessage("a"), AiMessage(""), AiMessage(None, reasoning="Hm"), UserMessage("b"))
+
+    assert [each["content"] for each in sent] == ["a", "b"]
+
+
+async def test_half_a_character_does_not_break_a_request(serve: Serve) -> None:
+    assert await messages_of(serve, UserMessage("a\ud83d"), ToolExecutionResultMessage("c", "t", "\udc00"))
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+async def test_reasoning_goes_back_beside_the_calls_it_led_to_under_its_own_name(serve: Serve, field: str) -> None:
+    details = [{"type": "reasoning.text", "text": "Hm.", "signature": "s", "index": 0}]
+    signed = {"google": {"thought_signature": "abc"}}
+    thinking = {"content": None, field: "Hm.", "reasoning_details": details}
+    server = await serve(
+        [completion({**thinking, "tool_calls": [call("look", "{}", id="c", extra_content=signed)]}), OK]
+    )
+    model = OpenAiChatModel("m", server.url, "test")
+
+    reply = (await model.chat(ChatRequest(HI.messages, [LOOK]))).ai_message
+    await model.chat(ChatRequest([*HI.messages, reply, ToolExecutionResultMessage("c", "look", "x")], [LOOK]))
+    await model.aclose()
+
+    sent = server.requests[1]["messages"][1]
+    assert reply.reasoning == "Hm."
+    assert sent[field] == "Hm."
+    assert sent["reasoning_details"] == details
+    assert sent["tool_calls"][0]["extra_content"] == signed
+
+
+async def test_streamed_reasoning_is_joined(serve: Serve) -> None:
+    pieces = [{"type": "reasoning.text", "text": each, "index": 0} for each in ("H", "m.")]
+    chunks = [chunk({"reasoning_content": each["text"], "reasoning_details": [each]}) for each in pieces]
+    server = await serve([stream(*chunks, chunk({"content": "Hello"}), chunk({}, "stop"))])
+    model = OpenAiChatModel("m", server.url, "test")
+
+    *_, last = [event async for event in model.stream(HI)]
+    await model.aclose()
+
+    message = last.response.ai_message  # type: ignore[union-attr]  # a CompleteResponse is the last
+    assert message.reasoning == "Hm."
+    assert message.attributes["reasoning_details"] == [{"type": "reasoning.text", "text": "Hm.", "index": 0}]
+
+
+async def test_reasoning_is_not_sent_without_calls(serve: Serve) -> None:
+    message = AiMessage("Hello", reasoning="Hm.", attributes={"reasoning_field": "reasoning_content"})
+
+    assert await messages_of(serve, message) == [{"role": "assistant", "content": "Hello"}]
+
+
+async def test_a_message_and_the_tools_are_encoded_once(serve: Serve) -> None:
+    server = await serve([OK, OK])
+    model = OpenAiChatModel("m", server.url, "test")
+    schema: dict[str, Any] = {"type": "object", "properties": {}}
+    message, tool = UserMessage("Hi"), ToolSpecification("look", parameters=schema)
+    tools = (tool,)
+
+    await model.chat(ChatRequest([message], tools))
+    schema["changed"] = True  # nobody should; it shows that nothing is read again
+    await model.chat(ChatRequest([message], tools))
+    await model.aclose()
+
+    assert server.requests[0] == server.requests[1]
+
+
+async def test_address_and_key_come_from_the_environment(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await serve([OK])
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "from-outside")
+    model = OpenAiChatModel("m")
+
+    await model.chat(HI)
+    await model.aclose()
+
+    assert server.headers[0]["authorization"] == "Bearer from-outside"
+    assert "from-outside" not in repr(model)
+
+
+async def test_a_server_of_ones_own_needs_no_key(serve: Serve) -> None:
+    server = await serve([OK])
+    model = OpenAiChatModel("m", server.url)
+
+    assert (await model.chat(HI)).ai_message.text == "ok"
+    await model.aclose()
+
+
+async def test_a_key_may_be_asked_for_each_time(serve: Serve) -> None:
+    server = await serve([OK])
+
+    async def key() -> str:
+        return "fresh"
+
+    model = OpenAiChatModel("m", server.url, key)
+    await model.chat(HI)
+    await model.aclose()
+
+    assert server.headers[0]["authorization"] == "Bearer fresh"
+
+
+def test_neither_address_nor_key_is_a_problem_that_says_what_to_do() -> None:
+    with pytest.raises(IllegalConfigurationError, match="OPENAI_API_KEY"):
+        OpenAiChatModel("m")
+
+
+def test_an_unknown_wire_is_refused() -> None:
+    with pytest.raises(ValueError, match="responses"):
+        OpenAiChatModel("m", "http://127.0.0.1:1", wire="smoke")  # type: ignore[arg-type]  # on purpose
+
+
+async def test_what_cannot_be_json_is_a_type_error(serve: Serve) -> None:
+    server = await serve([OK])
+    model = OpenAiChatModel("m", server.url, parameters={"stop": object()})
+
+    with pytest.raises(TypeError):
+        await model.chat(HI)
+    await model.aclose()
+
+
+async def test_a_server_error_is_shown_with_status_request_id_and_excerpt(serve: Serve) -> None:
+    server = await serve([Scripted(json.dumps({"error": {"message": "no such model"}}).encode(), status=404)])
+    model = OpenAiChatModel("m", server.url)
+
+    with pytest.raises(ModelHttpError) as caught:
+        await model.chat(HI)
+    await model.aclose()
+
+    assert (caught.value.status, caught.value.request_id) == (404, "req_1")
+    assert caught.value.message == "no such model"
+    assert "no such model" in caught.value.body

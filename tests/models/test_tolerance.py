@@ -1,0 +1,130 @@
+"""What breaks the wire's rules goes the whole way through a service and back; see `server_replies`.
+
+What is sent back is judged as a strict server would.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pytest
+
+from tests.models.scripted_server import Serve, chunk, completion, stream
+from tests.models.server_replies import ALL, Case, assistant
+from toolbox import (
+    CompleteResponse,
+    CompleteToolCall,
+    OpenAiChatModel,
+    PartialResponse,
+    Result,
+    TokenStream,
+    create_ai_service,
+    return_to_model,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+class Whole(Protocol):
+    async def ask(self, message: str) -> Result[str]: ...
+
+
+class Streamed(Protocol):
+    def ask(self, message: str) -> TokenStream: ...
+
+
+@pytest.mark.parametrize("case", [each for each in ALL if each.error is not None], ids=str)
+async def test_a_failure_is_an_error_of_its_kind_and_nothing_runs(serve: Serve, case: Case) -> None:
+    server = await serve([case.reply])
+    ran: list[tuple[str, dict[str, Any]]] = []
+    model = OpenAiChatModel("m", server.url, "test", max_retries=0)
+    assert case.error is not None
+
+    with pytest.raises(case.error, match=re.escape(case.says) or None) as caught:
+        await (ask_streamed if case.is_stream else ask)(model, tools(ran))
+    await model.aclose()
+
+    assert caught.type is case.error
+    assert (ran, len(server.requests)) == ([], 1)
+
+
+@pytest.mark.parametrize("case", [each for each in ALL if each.error is None], ids=str)
+async def test_a_reply_is_understood_and_goes_back_as_a_strict_server_wants_it(serve: Serve, case: Case) -> None:
+    end = stream(chunk({"content": "done"}), chunk({}, "stop")) if case.is_stream else completion({"content": "done"})
+    server = await serve([case.reply, end])
+    ran: list[tuple[str, dict[str, Any]]] = []
+    model = OpenAiChatModel("m", server.url, "test", max_retries=0)
+
+    answer = await (ask_streamed if case.is_stream else ask)(model, tools(ran))
+    await model.aclose()
+
+    assert ran == case.calls
+    assert answer == (case.text if case.text is not None else "done")
+    judge(server.requests, case)
+
+
+def tools(ran: list[tuple[str, dict[str, Any]]]) -> list[Callable[..., Any]]:
+    async def add(a: int, b: int) -> int:
+        ran.append(("add", {"a": a, "b": b}))
+        return a + b
+
+    async def now() -> str:
+        ran.append(("now", {}))
+        return "noon"
+
+    async def echo(text: str) -> str:
+        ran.append(("echo", {"text": text}))
+        return text[:100]
+
+    return [add, now, echo]
+
+
+HANDLERS: dict[str, Any] = dict.fromkeys(
+    ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error"), return_to_model
+)
+
+
+async def ask(model: OpenAiChatModel, offered: list[Any]) -> str | None:
+    service = create_ai_service(Whole, chat_model=model, tools=offered, **HANDLERS)
+    return (await service.ask("Go.")).content
+
+
+async def ask_streamed(model: OpenAiChatModel, offered: list[Any]) -> str | None:
+    service = create_ai_service(Streamed, chat_model=model, tools=offered, **HANDLERS)
+    text, partial, complete = None, "", []
+    async for event in service.ask("Go."):
+        if isinstance(event, PartialResponse):
+            event.text.encode()
+            partial += event.text
+        elif isinstance(event, CompleteToolCall):
+            complete.append(event)
+        elif isinstance(event, CompleteResponse):
+            text = event.response.ai_message.text
+    assert partial.endswith(text or "")
+    return text
+
+
+def judge(requests: list[dict[str, Any]], case: Case) -> None:
+    """What a strict server would refuse."""
+    if case.text is not None:
+        assert len(requests) == 1
+        return
+    [_, follow_up] = requests
+    assert "null" not in json.dumps(follow_up).replace('"null', "").replace('null"', "")
+    messages = follow_up["messages"]
+    reply = assistant(messages)
+    ids = [each["id"] for each in reply["tool_calls"]]
+    assert len(set(ids)) == len(ids)
+    assert all(0 < len(each.strip()) <= 64 for each in ids)
+    for each in reply["tool_calls"]:
+        assert each["type"] == "function"
+        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", each["function"]["name"])
+        assert isinstance(json.loads(each["function"]["arguments"]), dict)
+        assert "NaN" not in each["function"]["arguments"]
+    results = messages[messages.index(reply) + 1 :]
+    assert [each["tool_call_id"] for each in results] == ids
+    if case.result is not None:
+        assert any(case.result in each["content"] for each in results)
+    if case.history is not None:
+        assert case.history(messages)

@@ -1,0 +1,370 @@
+"""The Responses wire: a request as the bytes servers accept, a response or its stream as pieces of an answer.
+
+Not here: how the pieces are put together (`accumulator`), sending and receiving (`transport`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..chat import (
+    AiMessage,
+    ChatRequest,
+    Content,
+    FinishReason,
+    Message,
+    ResponseFormat,
+    StreamEvent,
+    SystemMessage,
+    TextContent,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+    UserMessage,
+)
+from ..errors import ModelHttpError, ModelProtocolError
+from ..json_text import compact_json, object_text
+from .accumulator import Call, ReplyAccumulator, key_of
+from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_or_plain
+from .server_errors import error_in, message_of
+from .sse import EventReader, excerpt
+from .usage import usage_of
+
+LAYOUT = "responses_output"
+"""The attribute of a reply that keeps the order of its items: thoughts whole, its text and its calls by name and id."""
+
+_RENAMED = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+
+
+class ResponsesWire:
+    """Encodes for one model: `path` is where requests go."""
+
+    path = "/responses"
+
+    def __init__(self, send_tool_metadata: tuple[str, ...] = (), strict_tools: bool = False) -> None:
+        self._send_tool_metadata = send_tool_metadata
+        self._strict_tools = strict_tools
+        # Kept as one object each: encoded forms are found again by the function that made them.
+        self._encode_message = encode_items
+        self._tools = ToolBytes(self._encode_tool)
+
+    def fields(self, request: ChatRequest) -> Fields:
+        """The request's own fields, in the wire's order, each as JSON."""
+        encode = self._encode_message
+        items = [form for each in request.messages if (form := each.encoded_by(encode, each))]
+        fields: Fields = {"input": b"[" + b",".join(items) + b"]"}
+        if request.tool_specifications:
+            fields["tools"] = self._tools.of(request.tool_specifications)
+            if request.tool_choice is not None:
+                fields["tool_choice"] = _tool_choice(request.tool_choice)
+        if request.response_format is not None:
+            fields["text"] = request.response_format.encoded_by(_encode_format, request.response_format)
+        return fields
+
+    def stream_fields(self, usage: bool) -> Fields:
+        """What asks for a stream; its token counts come unasked."""
+        return {"stream": b"true"}
+
+    def parameter(self, name: str, value: Any) -> tuple[str, Any]:
+        """A parameter by this wire's name; those of the chat wire are understood."""
+        if name == "reasoning_effort":
+            return "reasoning", {"effort": value}
+        return _RENAMED.get(name, name), value
+
+    def reader(self, request: ChatRequest) -> ResponsesReader:
+        """Reads the reply to `request`."""
+        names = frozenset(each.name for each in request.tool_specifications)
+        return ResponsesReader(names, request.response_format is not None)
+
+    def _encode_tool(self, tool: ToolSpecification) -> bytes:
+        form: dict[str, Any] = {"type": "function", "name": tool.name}
+        if tool.description:
+            form["description"] = tool.description
+        # This wire takes every schema for a strict one unless it is told otherwise.
+        form["parameters"], form["strict"] = (
+            strict_or_plain(tool.parameters) if self._strict_tools else (dict(tool.parameters), False)
+        )
+        form |= {key: tool.metadata[key] for key in self._send_tool_metadata if key in tool.metadata}
+        return json_bytes(form)
+
+
+# --- requests
+
+
+def encode_items(message: Message) -> bytes:
+    """The items of one message, with commas between them; nothing for a reply that said nothing."""
+    match message:
+        case SystemMessage():
+            return json_bytes({"role": "system", "content": message.text})
+        case UserMessage():
+            only_text = all(isinstance(each, TextContent) for each in message.contents)
+            return json_bytes({"role": "user", "content": message.text if only_text else _parts(message.contents)})
+        case ToolExecutionResultMessage():
+            output = _parts(message.contents) if images_of(message.contents) else message.text
+            return json_bytes({"type": "function_call_output", "call_id": message.id, "output": output})
+        case AiMessage():
+            return b",".join(json_bytes(each) for each in _reply_items(message))
+
+
+def _parts(contents: Sequence[Content]) -> list[dict[str, Any]]:
+    return [
+        {"type": "input_text", "text": each.text}
+        if isinstance(each, TextContent)
+        else {"type": "input_image", "image_url": data_url(each)}
+        for each in contents
+    ]
+
+
+def _reply_items(message: AiMessage) -> Iterator[dict[str, Any]]:
+    calls = {each.id: each for each in message.tool_execution_requests}
+    text = message.text
+    # A thought must stand before what followed it; without an order of the server's own, text comes first.
+    for entry in message.attributes.get(LAYOUT) or ("", *calls):
+        if isinstance(entry, Mapping):
+            if calls:
+                yield dict(entry)
+        elif not entry:
+            if text:
+                yield {"role": "assistant", "content": text}
+                text = None
+        elif (call := calls.pop(entry, None)) is not None:
+            arguments = object_text(call.arguments)
+            name = function_name(call.name)
+            yield {"type": "function_call", "call_id": call.id, "name": name, "arguments": arguments}
+
+
+def _tool_choice(choice: str) -> bytes:
+    if choice in ("auto", "none", "required"):
+        return json_bytes(choice)
+    return json_bytes({"type": "function", "name": choice})
+
+
+def _encode_format(response_format: ResponseFormat) -> bytes:
+    schema, strict = strict_or_plain(response_format.schema)
+    name = function_name(response_format.name)
+    return json_bytes({"format": {"type": "json_schema", "name": name, "schema": schema, "strict": strict}})
+
+
+# --- replies
+
+_INCOMPLETE = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
+
+
+class ResponsesReader:
+    """Reads one reply: the blocks of a stream, or of a document in its place, with `feed`; then `finish`.
+
+    `is_ended`: the reply has said that it is complete; a connection that breaks after that has lost nothing.
+    """
+
+    def __init__(self, tool_names: frozenset[str], wants_json: bool) -> None:
+        self.begun = False
+        self._reply = ReplyAccumulator(tool_names, wants_json)
+        self._events = EventReader()
+        self._items: dict[object, Call] = {}
+        self._layout: list[Any] = []
+        self._said: set[tuple[object, object, object]] = set()  # pieces that came as deltas, not to be taken twice
+        self._answered = False
+        self._ended = False
+        self._stored = True
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing that follows counts."""
+        return self._ended or self._events.done
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the reply is complete."""
+        return self.is_done
+
+    def feed(self, block: bytes) -> list[StreamEvent]:
+        """The events of this block. Raises `ModelHttpError` and `ModelProtocolError`."""
+        for value in self._events.feed(block):
+            self._value(value)
+        self._check_broken()
+        return self._reply.take_events()
+
+    def finish(self) -> list[StreamEvent]:
+        """The last events, a `CompleteResponse` in the end; nothing more will come. Raises any `ModelError`."""
+        for value in self._events.finish():
+            self._value(value)
+        self._check_broken()
+        if not self._answered:
+            raise ModelProtocolError("what came is no response: it has no output", self._events.excerpt())
+        if not self.is_ended:
+            raise ModelProtocolError("the stream stopped before the response ended")
+        self._keep_layout()
+        self._reply.finish()
+        return self._reply.take_events()
+
+    def _check_broken(self) -> None:
+        if self._events.broken is not None and not self.is_ended:
+            raise ModelProtocolError("an event of the model's stream is not JSON", self._events.broken)
+
+    def _value(self, value: dict[str, Any]) -> None:
+        if self._ended:
+            return
+        self.begun = True
+        kind = value.get("type")
+        if isinstance(kind, str) and kind.startswith("response."):
+            self._event(kind, value)
+        elif (error := error_in(value)) is not None and "output" not in value:
+            raise error
+        elif "output" in value or value.get("status") == "failed":
+            self._response(value)
+
+    # --- events
+
+    def _event(self, kind: str, value: dict[str, Any]) -> None:
+        key = _first_key(value, "output_index", "item_id")
+        match kind.removeprefix("response."):
+            case (
+                "output_text.delta" | "refusal.delta" | "reasoning_summary_text.delta" | "reasoning_text.delta" as name
+            ):
+                part = _first_key(value, "content_index", "summary_index")
+                self._said.add((key, name.partition(".")[0], part))
+                self._piece(name, value.get("delta"))
+            case "output_text.done" | "refusal.done" | "reasoning_summary_text.done" | "reasoning_text.done" as name:
+                part = _first_key(value, "content_index", "summary_index")
+                if (key, name.partition(".")[0], part) not in self._said:
+                    self._said.add((key, name.partition(".")[0], part))
+                    self._piece(name, value.get("text", value.get("refusal")))
+            case "function_call_arguments.delta":
+                self._call(key, {"arguments": value.get("delta")})
+            case "function_call_arguments.done":
+                if key in self._items:
+                    self._reply.end_call(self._items[key], value.get("arguments"))
+            case "output_item.added":
+                self._item(key, value.get("item"), done=False)
+            case "output_item.done":
+                self._item(key, value.get("item"), done=True)
+            case "completed" | "incomplete" | "failed" | "cancelled" | "done":
+                response = value.get("response")
+                self._response(response if isinstance(response, dict) else {})
+
+    def _piece(self, name: str, piece: object) -> None:
+        self._answered = True
+        if not isinstance(piece, str) or not piece:
+            return
+        if name.startswith("output_text"):
+            self._reply.text(piece)
+        elif name.startswith("refusal"):
+            self._reply.refusal(piece)
+        else:
+            self._reply.reasoning(piece)
+
+    def _call(self, key: object, part: Mapping[str, Any]) -> Call:
+        self._answered = True
+        call = self._reply.call_piece(key, part.get("call_id"), part.get("name"), part.get("arguments"))
+        self._items[key] = call
+        return call
+
+    def _item(self, key: object, item: object, done: bool) -> None:
+        """An item that begins or that is complete. Those that ran on the server say nothing here."""
+        if not isinstance(item, Mapping):
+            return
+        match item.get("type"):
+            case "function_call":
+                call = self._items.get(key)
+                if call is None:
+                    begun = {**item, "call_id": item.get("call_id") or item.get("id")}
+                    call = self._call(key, begun if done else {**begun, "arguments": None})
+                    self._layout.append(call)
+                if done:
+                    self._reply.end_call(call, item.get("arguments"))
+            case "message":
+                if "" not in self._layout:
+                    self._layout.append("")
+                if done:
+                    self._message(key, item)
+            case "reasoning" if done:
+                self._layout.append(_without_nulls(item))
+                self._thoughts(key, item)
+
+    def _message(self, key: object, item: Mapping[str, Any]) -> None:
+        self._answered = True
+        parts = item.get("content")
+        if isinstance(parts, str):
+            parts = [{"type": "output_text", "text": parts}]
+        for index, part in enumerate(parts if isinstance(parts, list) else ()):
+            if isinstance(part, Mapping):
+                name = "refusal" if part.get("type") == "refusal" else "output_text"
+                if not {(key, name, index), (key, name, None)} & self._said:
+                    self._said.add((key, name, index))
+                    self._piece(name, part.get("refusal") if name == "refusal" else part.get("text"))
+
+    def _thoughts(self, key: object, item: Mapping[str, Any]) -> None:
+        self._answered = True
+        for field, name in (("summary", "reasoning_summary_text"), ("content", "reasoning_text")):
+            parts = item.get(field)
+            for index, part in enumerate(parts if isinstance(parts, list) else ()):
+                if isinstance(part, Mapping) and not {(key, name, index), (key, name, None)} & self._said:
+                    self._said.add((key, name, index))
+                    self._piece(name, part.get("text"))
+
+    # --- the whole
+
+    def _response(self, response: Mapping[str, Any]) -> None:
+        """A whole response, which also ends a stream; what its deltas have said is not taken again."""
+        status = response.get("status")
+        if (error := response.get("error")) or status == "failed":
+            message = message_of(error) or "the response failed without a message"
+            body = excerpt(compact_json(dict(response)).encode())
+            found = error_in({"error": error}) if error else None
+            raise found or ModelHttpError(200, message, body)
+        self._stored = response.get("store") is not False
+        output = response.get("output")
+        for index, item in enumerate(output if isinstance(output, list) else ()):
+            if index not in self._items and not (self._answered and _is_known(item, self._layout)):
+                self._item(index, item, done=True)
+        if isinstance(output, list):
+            self._answered = True
+        reply = self._reply
+        if isinstance(usage := response.get("usage"), Mapping):
+            reply.usage = usage_of(usage)
+        reply.id = response["id"] if isinstance(response.get("id"), str) else None
+        reply.model = response["model"] if isinstance(response.get("model"), str) else None
+        details = response.get("incomplete_details")
+        reason = details.get("reason") if isinstance(details, Mapping) else None
+        if reason is not None or status == "incomplete":
+            reply.finish_reason = _INCOMPLETE.get(str(reason), FinishReason.OTHER)
+        else:
+            reply.finish_reason = FinishReason.STOP
+        self._ended = True
+
+    def _keep_layout(self) -> None:
+        """Keeps the order of the items where thoughts are among them, which the server wants to see again."""
+        thoughts = [each for each in self._layout if isinstance(each, dict) and self._can_return(each)]
+        if not thoughts or not any(isinstance(each, Call) for each in self._layout):
+            return
+        layout: list[Any] = []
+        for each in self._layout:
+            if isinstance(each, Call) and each.name is not None:
+                layout.append(self._reply.id_of(each))
+            elif each == "" or each in thoughts:
+                layout.append(each)
+        self._reply.attributes[LAYOUT] = layout
+
+    def _can_return(self, thought: dict[str, Any]) -> bool:
+        """Whether the server can read a thought again: because it keeps it, or because it is sealed in the item."""
+        return "encrypted_content" in thought or (self._stored and "id" in thought)
+
+
+def _first_key(value: Mapping[str, Any], *names: str) -> Hashable | None:
+    return next((key for name in names if (key := key_of(value.get(name))) is not None), None)
+
+
+def _is_known(item: object, layout: list[Any]) -> bool:
+    """Whether an item of the whole has been streamed, under another key."""
+    if not isinstance(item, Mapping):
+        return True
+    if item.get("type") == "message":
+        return "" in layout
+    if item.get("type") == "function_call":
+        identity = item.get("call_id") or item.get("id")
+        return any(isinstance(each, Call) and each.id == identity for each in layout)
+    return _without_nulls(item) in layout
+
+
+def _without_nulls(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if value is not None}
