@@ -49,7 +49,7 @@ def test_a_question_shows_the_answer_and_the_tools(page: Any) -> None:
 
 
 def test_the_keyboard_is_enough(page: Any) -> None:
-    page.wait_for_function("document.activeElement.id === 'question'")
+    page.locator("#question:focus").wait_for()
     page.keyboard.type("Will it rain in Reykjavík?")
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Answer").wait_for()
@@ -58,7 +58,7 @@ def test_the_keyboard_is_enough(page: Any) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.getElementById('answer').textContent.includes('Valence')")
+    page.locator("#answer").filter(has_text="Valence").wait_for()
 
 
 def test_an_example_asks_itself(page: Any) -> None:
