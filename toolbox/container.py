@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from typing_extensions import TypeForm
 
@@ -327,6 +327,12 @@ class Container:
                 values[point.parameter] = wiring.get_value(value, wiring.scope())
             _move_positional(point, values, args)
         return function(*args, **values)
+
+    @overload
+    async def acall(self, function: Callable[..., Coroutine[Any, Any, R]], /, **values: Any) -> R: ...
+
+    @overload
+    async def acall(self, function: Callable[..., R], /, **values: Any) -> R: ...
 
     async def acall(self, function: Callable[..., Any], /, **values: Any) -> Any:
         """The same, awaiting what has to be, also what `function` returns."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import CodeType, FrameType
 from typing import Any, TypeVar, overload
 
-F = TypeVar("F")
+F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
 TOOL_MARK = "__toolbox_tool__"
 TOOLBOX_MARK = "__toolbox_toolbox__"
