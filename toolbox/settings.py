@@ -6,6 +6,7 @@ service gets (`models.selection`), what a REST client does with its settings (`r
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,7 +19,7 @@ from pydantic import (
     PositiveInt,
     SecretStr,
 )
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
 def settings_key(name: str) -> str:
@@ -31,11 +32,15 @@ def _by_settings_key(value: object) -> object:
 
 
 def _names(value: object) -> object:
-    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return [name.strip() for name in value.split(",") if name.strip()]
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-"""Several names: a list, or one text with commas."""
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+"""Several names: a list, or one text with commas. In the environment also a JSON list."""
 
 
 class _Section(BaseModel):
@@ -94,7 +99,7 @@ class RestSettings(_Section):
     api_key_query: str | None = None
     proxy: SecretStr | None = None
     trust_environment: bool = True
-    verify: bool | str = True
+    verify: Annotated[bool | str, Field(union_mode="left_to_right")] = True
     client_certificate: str | None = None
     max_connections: PositiveInt = 100
     max_keepalive_connections: NonNegativeInt = 20

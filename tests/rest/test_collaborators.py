@@ -206,3 +206,28 @@ async def test_logs_hold_no_secret(server, caplog) -> None:
     assert "GET" in ours[0].getMessage()
     assert "x-tenant: ***" in ours[0].getMessage()
     assert "200" in ours[0].getMessage()
+
+
+async def test_the_span_of_a_traced_program_is_the_parent(server) -> None:
+    trace = pytest.importorskip("opentelemetry.trace")
+    server.answer("ok")
+    context = trace.SpanContext(trace_id=0xABC, span_id=0xDEF, is_remote=False, trace_flags=trace.TraceFlags(1))
+    plain = rest.create_rest_client(Plain, url=server.url)
+
+    with trace.use_span(trace.NonRecordingSpan(context)), rest.propagate_headers({"traceparent": "of the caller"}):
+        await plain.find()
+
+    assert server.last.header("traceparent") == f"00-{0xABC:032x}-{0xDEF:016x}-01"
+    await rest.create_rest_client(Plain, url=server.url, propagate_headers=()).find()
+    assert server.last.header("traceparent") is None
+
+
+async def test_an_incoming_header_cannot_say_where_the_request_goes(server) -> None:
+    with pytest.raises(IllegalConfigurationError, match="Host"):
+        rest.create_rest_client(Plain, url=server.url, propagate_headers="Host")
+    plain = rest.create_rest_client(Plain, url=server.url, propagate_headers="X-Id")
+
+    with rest.propagate_headers({"X-Id": "a\r\nX: 1"}), pytest.raises(RestClientError, match="control character"):
+        await plain.find()
+
+    assert server.received == []

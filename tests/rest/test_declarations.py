@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import pytest
 from pydantic import BaseModel
@@ -48,7 +48,10 @@ def test_without_a_url_the_problem_names_the_ways_to_give_one() -> None:
     assert "rest_settings(" in problem.fix
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "example.com", "http://", "http://host/x?key=1", "http://host#x"])
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x", "example.com", "http://", "http://host/x?key=1", "http://host#x", "http://host:port", "http://["],
+)
 def test_a_url_that_is_no_base_is_a_problem(url) -> None:
     @rest.register_rest_client
     class Weather(Protocol):
@@ -137,10 +140,16 @@ def test_all_problems_of_a_class_are_said_at_once() -> None:
         @staticmethod
         def t() -> str: ...
 
+        @rest.get("/u")
+        async def u(self, things: Annotated[list[Thing], rest.Query()]) -> str: ...
+
+        @rest.get("/v")
+        async def v(self, data: Annotated[bytes, rest.Query()]) -> str: ...
+
     problems = problems_of(Api, url="")
 
     wheres = [problem.where.removeprefix("Api.") for problem in problems]
-    assert sorted(set(wheres)) == sorted([*"abcdefghijklmnopqrst", "Api"])
+    assert sorted(set(wheres)) == sorted([*"abcdefghijklmnopqrstuv", "Api"])
     text = str(IllegalConfigurationError(problems))
     for each in problems:
         assert each.what in text
@@ -248,6 +257,40 @@ def test_the_url_of_the_decorator_serves_where_the_settings_have_none(server) ->
     rest.create_rest_client(Api).find()
 
     assert server.last.path == "/x"
+
+
+def test_settings_that_cannot_work_are_problems() -> None:
+    @rest.register_rest_client
+    class Api(Protocol):
+        @rest.get("/x")
+        def find(self) -> str: ...
+
+    assert "Host" in problems_of(Api, headers={"Host": "evil"})[0].what
+    assert "control character" in problems_of(Api, bearer_token="token\n")[0].what
+    assert "which is not there" in problems_of(Api, verify="/nowhere/ca.pem")[0].what
+    assert "proxy" in problems_of(Api, proxy="ftp://x")[0].what
+
+
+def test_type_arguments_of_a_generic_interface_are_filled_in(server) -> None:
+    T = TypeVar("T")
+
+    class Crud(Protocol[T]):
+        @rest.get("/{key}")
+        def find(self, key: int) -> list[T]: ...
+
+        @rest.post("")
+        def create(self, item: T) -> T: ...
+
+    @rest.register_rest_client(path="/things")
+    class Things(Crud[Thing], Protocol): ...
+
+    things = rest.create_rest_client(Things, url=server.url)
+
+    server.answer([{"name": "tea"}])
+    assert things.find(1) == [Thing(name="tea")]
+    server.answer({"name": "tea"})
+    assert things.create(Thing(name="tea")) == Thing(name="tea")
+    assert (server.last.path, server.last.json) == ("/things", {"name": "tea"})
 
 
 async def test_a_signature_written_as_text_is_understood_inside_a_function(server) -> None:

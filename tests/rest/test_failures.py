@@ -38,6 +38,9 @@ class Things(Protocol):
     async def whole(self, name: str) -> rest.Response[Thing]: ...
 
     @rest.get("/text")
+    async def maybe_text(self) -> str | None: ...
+
+    @rest.get("/text")
     async def text(self, api_key: str = "sesame") -> str: ...
 
     @rest.head("/things/{name}")
@@ -74,6 +77,7 @@ async def test_a_reply_that_is_not_of_the_declared_type_says_what_is_wrong(serve
     with pytest.raises(RestDecodeError, match="name: Field required") as caught:
         await things.find("tea")
 
+    assert "Things.find: the reply is no Thing" in str(caught.value)
     assert caught.value.status == 200
     assert "title" in caught.value.body
     assert isinstance(caught.value, RestClientError)
@@ -93,6 +97,9 @@ async def test_an_empty_reply_is_none_where_the_type_admits_it(server) -> None:
     things = rest.create_rest_client(Things, url=server.url)
 
     assert await things.maybe("tea") is None
+    assert await things.maybe_text() is None
+    server.answer("no JSON")
+    assert await things.maybe_text() == "no JSON"
 
 
 async def test_a_broken_encoding_is_a_decode_error(server) -> None:

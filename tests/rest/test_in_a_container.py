@@ -89,6 +89,28 @@ async def test_settings_may_be_made_by_a_producer(server) -> None:
     assert len(server.received) == 1
 
 
+def test_every_setting_can_be_said_in_the_environment(monkeypatch) -> None:
+    for name, value in {
+        "URL": "http://127.0.0.1:1",
+        "VERIFY": "false",
+        "PROPAGATE_HEADERS": "traceparent, X-Request-Id",
+        "FOLLOW_REDIRECTS": "true",
+        "API_KEY": "k",
+        "MAX_CONNECTIONS": "5",
+    }.items():
+        monkeypatch.setenv(f"TOOLBOX_REST__MY_KEY__{name}", value)
+
+    settings = ToolboxSettings().rest["my_key"]
+
+    monkeypatch.setenv("TOOLBOX_REST__MY_KEY__PROPAGATE_HEADERS", '["a"]')
+    assert ToolboxSettings().rest["my_key"].propagate_headers == ("a",)
+    assert settings.verify is False
+    assert settings.propagate_headers == ("traceparent", "X-Request-Id")
+    assert settings.follow_redirects
+    assert "k" not in repr(settings.api_key)
+    assert settings.max_connections == 5
+
+
 def test_without_a_url_start_is_refused_and_names_the_ways() -> None:
     [problem] = Container(settings=ToolboxSettings(rest={})).register(Weather).check()
 

@@ -90,6 +90,24 @@ async def test_credentials_do_not_come_back_with_a_redirect_from_another_host(se
     assert server.last.header("Authorization") is None
 
 
+def sign(request) -> None:
+    request.headers["X-Signature"] = "signed"
+
+
+async def test_a_filter_does_not_see_what_goes_to_another_host(server, other_server) -> None:
+    @rest.register_rest_client(config_key="moving", request_filters=[sign])
+    class Signed(Protocol):
+        @rest.get("/old")
+        async def fetch(self) -> str: ...
+
+    server.answer(redirect(f"{other_server.url}/there"))
+
+    await rest.create_rest_client(Signed, url=server.url, follow_redirects=True).fetch()
+
+    assert server.last.header("X-Signature") == "signed"
+    assert other_server.last.header("X-Signature") is None
+
+
 async def test_a_body_does_not_follow_to_another_host(server, other_server) -> None:
     server.answer(redirect(f"{other_server.url}/there", 307))
     moving = rest.create_rest_client(Moving, url=server.url, follow_redirects=True)

@@ -243,3 +243,12 @@ def test_files_make_a_multipart_form(server) -> None:
     assert b'name="photo"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n\x89PNG' in body
     assert b'name="more"; filename="n%221%0D%0A.txt"' in body
     assert b'filename="file"' in body
+
+
+def test_a_part_of_a_form_cannot_hold_a_header_of_its_own(server) -> None:
+    orders = rest.create_rest_client(Orders, url=server.url)
+
+    with pytest.raises(RestClientError, match="control character"):
+        orders.upload("x", b"1", [rest.Upload(b"1", "a", "text/plain\r\nX-Injected: 1")])
+
+    assert server.received == []

@@ -28,10 +28,19 @@ def is_structured(annotation: Any) -> bool:
     return issubclass(kind, Collection) and any(is_structured(each) for each in get_args(annotation))
 
 
-def is_many(annotation: Any) -> bool:
-    """Whether values of the type are collections, also `| None`."""
+def is_list(annotation: Any) -> bool:
+    """Whether values of the type are collections of one value after another, also `| None`."""
     annotation = plain(annotation)
     if is_union(annotation):
-        return any(is_many(each) for each in get_args(annotation))
+        return any(is_list(each) for each in get_args(annotation))
     kind = class_of(annotation)
-    return isinstance(kind, type) and issubclass(kind, Collection) and not issubclass(kind, (str, bytes))
+    return isinstance(kind, type) and issubclass(kind, Collection) and not issubclass(kind, (str, bytes, Mapping))
+
+
+def has_fields(annotation: Any) -> bool:
+    """Whether values of the type are models, dataclasses or mappings, also `| None`."""
+    annotation = plain(annotation)
+    if is_union(annotation):
+        return all(each is type(None) or has_fields(each) for each in get_args(annotation))
+    kind = class_of(annotation)
+    return isinstance(kind, type) and (issubclass(kind, (BaseModel, Mapping)) or is_dataclass(kind))

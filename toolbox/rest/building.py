@@ -15,10 +15,12 @@ from pydantic_core import PydanticSerializationError
 from ..errors import RestClientError
 from .encoding import (
     HIDDEN,
+    PROTECTED_HEADERS,
     EncodingError,
     cookie_value,
     fields_of,
     header_value,
+    is_header_name,
     is_secret,
     is_secret_name,
     literal_path,
@@ -50,7 +52,7 @@ def build(
     plan: RequestPlan,
     values: Mapping[str, Any],
     fixed: list[tuple[Fixed, object]],
-    headers: Mapping[str, str],
+    headers: Mapping[str, object],
     endpoint: Endpoint,
 ) -> Outgoing:
     """The request of a call. `fixed` has the fixed values as they are now, `headers` those that were computed for it.
@@ -83,10 +85,10 @@ class _Building:
         self._content: bytes | None = None
         self._fixed_names: set[str] = set()
 
-    def headers_of(self, headers: Mapping[str, str]) -> None:
-        """Headers that are no argument: of the settings, or computed."""
+    def headers_of(self, headers: Mapping[str, object]) -> None:
+        """Headers that are no argument: of the settings, or computed. Those that are None are left out."""
         for name, value in headers.items():
-            self._putting(name, lambda name=name, value=value: self._header(name, value))
+            self._putting(name, lambda name=name, value=value: self._put(Place.HEADER, name, value, True))
 
     def fixed(self, fixed: Fixed, value: object) -> None:
         hidden = is_secret(value) or any(variables_of(fixed.value))
@@ -138,6 +140,8 @@ class _Building:
         self._shown_query.append((percent(name), HIDDEN if hidden or is_secret_name(name) else encoded))
 
     def _header(self, name: str, text: str) -> None:
+        if not is_header_name(name) or name.lower() in PROTECTED_HEADERS:
+            raise EncodingError("no header of this name can be set")
         self._headers[name.lower()] = name, header_value(text)
 
     def _spread(self, parameter: ParameterPlan, value: Any) -> None:
@@ -172,6 +176,7 @@ class _Building:
                 content = item.encode() if isinstance(item, str) else bytes(item)
                 default = "text/plain; charset=utf-8" if isinstance(item, str) else "application/octet-stream"
                 item = Upload(content, mark.filename or parameter.wire_name, mark.media_type or default)
+            header_value(item.media_type)  # it becomes a header of its part
             self._files.append((parameter.wire_name, item))
 
     def finish(self) -> Outgoing:
@@ -181,9 +186,8 @@ class _Building:
             path, shown_path = path + encoded, shown_path + shown
         for name, value in self._endpoint.query:
             self._one_query(name, value, True)
-        for name, value in self._endpoint.credentials:
-            if name.lower() not in self._headers:
-                self._header(name, value)
+        own = {name: value for name, value in self._endpoint.credentials if name.lower() not in self._headers}
+        self.headers_of(own)
         if self._cookies:
             self._header("Cookie", "; ".join(f"{name}={value}" for name, value in self._cookies.items()))
         if self._fields and not self._files:

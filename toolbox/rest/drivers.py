@@ -25,13 +25,13 @@ from .replies import decode
 async def call_async(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """The value of a call, awaited."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values))
-    return decode(plan.reply, response, outgoing.shown_url)
+    return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
 def call(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """The value of a call, on this thread."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values))
-    return decode(plan.reply, response, outgoing.shown_url)
+    return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
 async def stream_async(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> AsyncGenerator[Any]:
@@ -63,7 +63,7 @@ def stream(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> 
 
 
 def _decoder(plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:
-    return PieceDecoder(plan.reply, response.headers.get("content-type", ""), url, response.status_code)
+    return PieceDecoder(plan.reply, response.headers.get("content-type", ""), url, response.status_code, plan.where)
 
 
 async def _drive_async(exchange: Exchange, steps: Steps) -> Any:

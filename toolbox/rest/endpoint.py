@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -85,19 +86,37 @@ def endpoint_problems(where: str, key: str, settings: RestSettings, base_url: st
         fix = f"set {variable}, or container.register(rest.rest_settings({key!r}, url=…))"
         yield Problem(where, f"no URL is configured for the config key {key!r}", fix)
         return
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_base_url(url):
         # The URL is not shown: it may hold a password, and one that cannot be read cannot be masked.
-        yield Problem(where, f"the URL of {key!r} is no http:// or https:// URL with a host", f"mend {variable}")
-    elif parts.query or parts.fragment:
-        yield Problem(where, f"the URL of {key!r} has a query or a fragment", "declare @rest.client_query_param(…)")
-    for name, value in settings.headers.items():
+        what = f"the URL of {key!r} is no http:// or https:// URL of a host and a path"
+        yield Problem(where, what, f"mend {variable}; for a query, declare @rest.client_query_param(…)")
+        return
+    yield from _header_problems(where, read_endpoint(KeySettings(key, settings), base_url))
+    for path in (settings.verify, settings.client_certificate):
+        if isinstance(path, str) and not Path(path).is_file():
+            yield Problem(where, f"the settings of {key!r} name the file {path!r}, which is not there", "mend the path")
+    proxy = settings.proxy.get_secret_value() if settings.proxy is not None else "http://"
+    if urlsplit(proxy).scheme not in ("http", "https", "socks5", "socks5h"):
+        yield Problem(where, f"the proxy of {key!r} is no URL of a proxy", "use http://, https:// or socks5://")
+
+
+def _is_base_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not any(parts[3:])
+    except ValueError:
+        return False
+
+
+def _header_problems(where: str, endpoint: Endpoint) -> Iterator[Problem]:
+    propagated = ((name, "") for name in endpoint.settings.propagate_headers)
+    for name, value in (*endpoint.headers, *endpoint.credentials, *propagated):
         if not is_header_name(name) or name.lower() in PROTECTED_HEADERS:
-            yield Problem(where, f"{name!r} cannot be a header of {key!r}", "remove it from the settings' headers")
+            yield Problem(where, f"{name!r} cannot be a header of {endpoint.key!r}", "mend the settings")
         try:
-            header_value(value.get_secret_value())
+            header_value(value)
         except EncodingError as error:
-            yield Problem(where, f"the header {name} of {key!r} cannot be sent: {error}", "mend its value")
+            yield Problem(where, f"the header {name} of {endpoint.key!r} cannot be sent: {error}", "mend its value")
 
 
 def read_endpoint(given: KeySettings, base_url: str | None) -> Endpoint:

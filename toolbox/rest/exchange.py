@@ -174,8 +174,11 @@ class Exchange:
         first = request = self.connection.request(outgoing, limit, plan.where)
         auth = yield from self._auth()
         for _ in range(settings.max_redirects + 1):
-            own = auth if is_same_origin(first.url, request.url) else _NO_AUTH
-            response = yield from self._send(Send(request, own, limit, unread, plan.where))
+            # A filter may sign a request: it is not shown what goes to another origin.
+            own = is_same_origin(first.url, request.url)
+            for each in self.client.request_filters if own else ():
+                yield from self._ask(each, request)
+            response = yield from self._send(Send(request, auth if own else _NO_AUTH, limit, unread, plan.where))
             if not (response.has_redirect_location and settings.follow_redirects):
                 return response
             yield Read(response)
@@ -196,8 +199,6 @@ class Exchange:
         return answer
 
     def _send(self, send: Send) -> Generator[Effect, Any, httpx2.Response]:
-        for each in self.client.request_filters:
-            yield from self._ask(each, send.request)
         started = time.perf_counter()
         response: httpx2.Response = yield send
         self._log(send.request, response, time.perf_counter() - started)

@@ -6,6 +6,7 @@ The HTTP library is loaded when the first client is made. Not here: what a metho
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import threading
@@ -29,6 +30,7 @@ from .replies import Stream
 if TYPE_CHECKING:
     from ..settings import ToolboxSettings
     from .connections import Connection
+    from .endpoint import Endpoint
     from .exchange import Exchange
 
 T = TypeVar("T")
@@ -40,23 +42,25 @@ class RestConnections:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._connections: dict[tuple[str, str], Connection] = {}
+        self._connections: dict[Endpoint, Connection] = {}
 
     def connection(self, settings: KeySettings, base_url: str | None) -> Connection:
-        """The connection of these settings: one for all clients that have the key and the URL in common."""
+        """The connection of these settings: one for all clients that have them in common."""
         from .connections import Connection
 
         endpoint = read_endpoint(settings, base_url)
         with self._lock:
-            kept = self._connections.get((endpoint.key, endpoint.url))
+            kept = self._connections.get(endpoint)
             if kept is None:
-                kept = self._connections[endpoint.key, endpoint.url] = Connection(endpoint)
+                kept = self._connections[endpoint] = Connection(endpoint)
             return kept
 
     async def stop(self) -> None:
         """Closes all of them."""
-        for connection in self._connections.values():
-            await connection.aclose()
+        closing = (connection.aclose() for connection in self._connections.values())
+        outcomes = await asyncio.gather(*closing, return_exceptions=True)
+        if errors := [each for each in outcomes if isinstance(each, Exception)]:
+            raise ExceptionGroup("closing connections of REST clients", errors)
 
 
 # --- what registering means

@@ -18,8 +18,8 @@ from .replies import ReplyPlan, ServerSentEvent, Shape, decode_json, excerpt
 class PieceDecoder:
     """Takes the bytes of a body as they come and gives the pieces that are complete."""
 
-    def __init__(self, plan: ReplyPlan, content_type: str, url: str, status: int) -> None:
-        self._plan, self._url, self._status = plan, url, status
+    def __init__(self, plan: ReplyPlan, content_type: str, url: str, status: int, where: str) -> None:
+        self._plan, self._url, self._status, self._where = plan, url, status, where
         media_type, _, parameters = content_type.lower().partition(";")
         self._media_type = media_type.strip()
         self._text = codecs.getincrementaldecoder(_charset(parameters))("replace")
@@ -57,7 +57,7 @@ class PieceDecoder:
         try:
             document = from_json(self._pending)
         except ValueError as error:
-            message = f"the reply is no JSON ({error})"
+            message = f"{self._where}: the reply is no JSON ({error})"
             raise RestDecodeError(message, self._url, self._status, excerpt(self._pending)) from error
         for item in document if isinstance(document, list) else (document,):
             yield self._value(to_json(item))
@@ -89,7 +89,7 @@ class PieceDecoder:
         return event.data if self._plan.shape is Shape.TEXT else self._value(event.data)
 
     def _value(self, text: bytes | str) -> Any:
-        return decode_json(self._plan, text, self._url, self._status)
+        return decode_json(self._plan, text, self._url, self._status, self._where)
 
 
 def _charset(parameters: str) -> str:

@@ -15,10 +15,10 @@ from typing import Any, get_args
 from pydantic import PydanticUserError, TypeAdapter
 
 from ..context import INJECT, InvocationContext
-from ..di.forms import plain
+from ..di.forms import arguments_for, plain, substitute
 from ..errors import Problem
-from ..signatures import EMPTY, Parameter, Unresolved, read_signature, without_none
-from .annotations import is_many, is_structured
+from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature, without_none
+from .annotations import has_fields, is_list, is_structured
 from .collaborators import CollaboratorPlan, collaborator_problems, read_collaborator
 from .encoding import PROTECTED_HEADERS, is_header_name
 from .environment import variables_missing
@@ -55,7 +55,7 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
     mapping = tuple((status, read_collaborator(each, where, 1, names)) for status, each in mappers)
     plans: list[MethodPlan] = []
     problems: list[Problem] = []
-    for name, member in _members(cls):
+    for owner, name, member in _members(cls):
         place = f"{where}.{name}"
         request = request_mark_of(member)
         if request is None:
@@ -63,7 +63,7 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
         elif not isinstance(member, FunctionType):
             problems.append(Problem(place, "only a method of an instance can send a request", "make it a plain method"))
         else:
-            reading = _MethodReading(cls, name, place, member, request, mark, mapping, shared)
+            reading = _MethodReading(cls, owner, name, place, member, request, mark, mapping, shared)
             plan = reading.read()
             problems.extend(reading.problems)
             plans.extend([plan] if plan is not None else [])
@@ -77,8 +77,8 @@ def read_auth(auth: Any, where: str) -> Any:
     return read_collaborator(auth, where, 0)
 
 
-def _members(cls: type[object]) -> Iterator[tuple[str, object]]:
-    """The members of a class and of what it extends, each by the definition that counts."""
+def _members(cls: type[object]) -> Iterator[tuple[type[object], str, object]]:
+    """The members of a class and of what it extends, each by the definition that counts, with its class."""
     seen: set[str] = set()
     for owner in cls.__mro__:
         if owner is object or owner.__module__ in ("typing", "typing_extensions", "abc"):
@@ -86,11 +86,11 @@ def _members(cls: type[object]) -> Iterator[tuple[str, object]]:
         for name, member in vars(owner).items():
             if name not in seen:
                 seen.add(name)
-                yield name, member
+                yield owner, name, member
 
 
 def _mappers(cls: type[object]) -> Iterator[tuple[int | None, Collaborator]]:
-    for _, member in _members(cls):
+    for _, _, member in _members(cls):
         function: Any = getattr(member, "__func__", member)
         mark: MapperMark | None = getattr(member, MAPPER_MARK, None) or getattr(function, MAPPER_MARK, None)
         if mark is not None:
@@ -128,6 +128,7 @@ class _MethodReading:
     """Reads one method; what it finds wrong goes into `problems`."""
 
     cls: type[object]
+    owner: type[object]
     name: str
     where: str
     function: Callable[..., Any]
@@ -141,7 +142,7 @@ class _MethodReading:
         if self.mark.again:
             self._problem("it has more than one verb", "keep one")
         path = self._path()
-        signature = read_signature(self.function, self.client.names)
+        signature = self._signature()
         parameters = tuple(self._parameters(signature.parameters[1:], path[1::2]))
         self._check_names(parameters, path[1::2])
         fixed = tuple(self._fixed())
@@ -164,6 +165,15 @@ class _MethodReading:
             self.mark.idempotent,
         )
         return MethodPlan(self.name, self.function, inspect.signature(self.function), is_async, request)
+
+    def _signature(self) -> Signature:
+        """The method's signature, with type variables of generic interfaces replaced."""
+        read = read_signature(self.function, self.client.names)
+        arguments = arguments_for(self.cls, self.owner)
+        if not arguments:
+            return read
+        parameters = (replace(each, annotation=substitute(each.annotation, arguments)) for each in read.parameters)
+        return Signature(tuple(parameters), substitute(read.returns, arguments))
 
     def _problem(self, what: str, fix: str) -> None:
         self.problems.append(Problem(self.where, what, fix))
@@ -224,8 +234,10 @@ class _MethodReading:
             mark = None
             place = Place.PATH if name in in_path else Place.BODY if structured else Place.QUERY
         spread = structured and place in (Place.QUERY, Place.FORM)
+        if spread and not has_fields(annotation):
+            self._problem(f"{name} is neither text nor has fields, which a {place} parameter needs", "use a model")
         one_value = place in (Place.PATH, Place.COOKIE)
-        if (structured and (one_value or place is Place.HEADER)) or (one_value and is_many(annotation)):
+        if (structured and (one_value or place is Place.HEADER)) or (one_value and is_list(annotation)):
             self._problem(f"the parameter {name} is more than one value, which a {place} cannot hold", "use a scalar")
         adapter = self._adapter(name, annotation) if place is Place.BODY else None
         return ParameterPlan(name, place, _wire_name(name, place, mark), spread, mark, adapter)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections.abc
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
@@ -15,6 +15,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..di.forms import class_of, plain
 from ..errors import RestDecodeError
+from ..signatures import without_none
 
 if TYPE_CHECKING:
     from httpx2 import Response as HttpResponse
@@ -86,13 +87,17 @@ class ServerSentEvent:
 
 @dataclass(frozen=True, slots=True)
 class ReplyPlan:
-    """How a reply is read: the shape of its body (in a stream: of each piece); `whole`: a `Response` is around it."""
+    """How a reply is read: the shape of its body (in a stream: of each piece).
+
+    `whole`: a `Response` is around it. `optional`: an empty text is None.
+    """
 
     shape: Shape
     adapter: TypeAdapter[Any] | None = None
     type_name: str = "None"
     whole: bool = False
     stream: Stream = Stream.NO
+    optional: bool = False
 
     @property
     def accept(self) -> str:
@@ -114,10 +119,10 @@ def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
     origin = class_of(inner)
     if origin is Response:
         body = get_args(inner)[0] if get_args(inner) else bytes
-        return ReplyPlan(*_shape_of(body, "GET" if body is not type(None) else verb), whole=True)
+        return replace(_body_plan(body, "GET" if body is not type(None) else verb), whole=True)
     stream = _STREAMS.get(origin, Stream.NO)
     if stream is Stream.NO:
-        return ReplyPlan(*_shape_of(annotation, verb))
+        return _body_plan(annotation, verb)
     if is_async:
         raise UnreadableReplyError(
             "an `async def` method cannot return a stream", "declare it with `def`; a stream is iterated, not awaited"
@@ -125,7 +130,14 @@ def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
     pieces = get_args(inner)[0] if get_args(inner) else str
     if pieces is ServerSentEvent:
         return ReplyPlan(Shape.EVENT, type_name="ServerSentEvent", stream=stream)
-    return ReplyPlan(*_shape_of(pieces, "GET"), stream=stream)
+    return replace(_body_plan(pieces, "GET"), stream=stream)
+
+
+def _body_plan(annotation: Any, verb: str) -> ReplyPlan:
+    inner = plain(without_none(plain(annotation)))
+    if inner in (str, bytes) and inner is not plain(annotation) and verb != "HEAD":
+        return ReplyPlan(Shape.TEXT if inner is str else Shape.BYTES, type_name=str(annotation), optional=True)
+    return ReplyPlan(*_shape_of(annotation, verb))
 
 
 def _shape_of(annotation: Any, verb: str) -> tuple[Shape, TypeAdapter[Any] | None, str]:
@@ -157,13 +169,15 @@ def _shape_of(annotation: Any, verb: str) -> tuple[Shape, TypeAdapter[Any] | Non
         ) from error
 
 
-def decode(plan: ReplyPlan, response: HttpResponse, url: str) -> Any:
+def decode(plan: ReplyPlan, response: HttpResponse, url: str, where: str) -> Any:
     """The value of a good reply. Raises `RestDecodeError` when it is not of the declared type."""
-    body = _decode_body(plan, response, url)
+    body = _decode_body(plan, response, url, where)
     return Response(response.status_code, response.headers, body, url) if plan.whole else body
 
 
-def _decode_body(plan: ReplyPlan, response: HttpResponse, url: str) -> Any:
+def _decode_body(plan: ReplyPlan, response: HttpResponse, url: str, where: str) -> Any:
+    if plan.optional and not response.content:
+        return None
     match plan.shape:
         case Shape.NOTHING:
             return None
@@ -176,10 +190,10 @@ def _decode_body(plan: ReplyPlan, response: HttpResponse, url: str) -> Any:
         case Shape.BYTES:
             return response.content
         case Shape.JSON | Shape.EVENT:  # a single event is none: events come in streams
-            return decode_json(plan, response.content, url, response.status_code)
+            return decode_json(plan, response.content, url, response.status_code, where)
 
 
-def decode_json(plan: ReplyPlan, body: bytes | str, url: str, status: int) -> Any:
+def decode_json(plan: ReplyPlan, body: bytes | str, url: str, status: int, where: str) -> Any:
     """A JSON text as the declared type; an empty one is None, where the type admits it."""
     assert plan.adapter is not None
     try:
@@ -187,7 +201,7 @@ def decode_json(plan: ReplyPlan, body: bytes | str, url: str, status: int) -> An
             return plan.adapter.validate_python(None)
         return plan.adapter.validate_json(body)
     except ValidationError as error:
-        message = f"the reply is no {plan.type_name} ({_faults(error)})"
+        message = f"{where}: the reply is no {plan.type_name} ({_faults(error)})"
         raise RestDecodeError(message, url, status, excerpt(body)) from error
 
 
