@@ -1,0 +1,135 @@
+"""Blocking tools under load: 200 runs at once in a FastAPI app, with a `def /health` beside them; eight tools at once.
+
+    make bench-execution                       # or ARGS="--rounds 5 --runs 200"
+
+Each peer is the same app under uvicorn in a process of its own, asked in turn, one at a time; a model server that costs
+next to nothing answers in another process. Printed: medians over the rounds, and ratios to the loop written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from statistics import median
+
+import aiohttp
+
+from .ports import free_port
+
+PEERS = ("by hand", "toolbox", "pydantic-ai", "langchain")
+
+
+@dataclass
+class Measured:
+    """One peer's numbers, a list entry a round: seconds for all runs, health latencies in ms, eight tools in ms."""
+
+    total: list[float] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)
+    worst: list[float] = field(default_factory=list)
+    eight_sync: list[float] = field(default_factory=list)
+    eight_async: list[float] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def process(*arguments: str, port: int, **environment: str) -> AsyncIterator[None]:
+    """A server of this folder, up as long as the block lasts."""
+    child = subprocess.Popen(  # noqa: ASYNC220 - nothing else waits meanwhile
+        [sys.executable, "-m", *arguments], env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+    )
+    try:
+        async with aiohttp.ClientSession() as session:
+            for _ in range(600):
+                try:
+                    async with session.get(f"http://127.0.0.1:{port}/health"):
+                        break
+                except aiohttp.ClientConnectionError:
+                    await asyncio.sleep(0.05)
+            else:
+                raise SystemExit(f"{arguments} did not start")
+        yield
+    finally:
+        child.terminate()
+        child.wait()
+
+
+async def load(base: str, runs: int, measured: Measured) -> None:
+    """One round: all runs at once, and one health request after another until they have ended."""
+    latencies: list[float] = []
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def run() -> None:
+            async with session.post(f"{base}/run") as response:
+                assert response.status == 200, await response.text()
+                assert await response.json() == "done"
+
+        async def watch() -> None:
+            while True:
+                began = time.perf_counter()
+                async with session.get(f"{base}/health") as response:
+                    await response.read()
+                latencies.append((time.perf_counter() - began) * 1000)
+                await asyncio.sleep(0.005)
+
+        watching = asyncio.create_task(watch())
+        began = time.perf_counter()
+        await asyncio.gather(*(run() for _ in range(runs)))
+        measured.total.append(time.perf_counter() - began)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        measured.health.append(median(latencies))
+        measured.worst.append(max(latencies))
+        for kind, into in (("sync", measured.eight_sync), ("async", measured.eight_async)):
+            async with session.post(f"{base}/eight/{kind}") as response:
+                assert response.status == 200, await response.text()
+                into.append(await response.json())
+
+
+async def measure(rounds: int, runs: int, peers: list[str]) -> dict[str, Measured]:
+    model_port = free_port()
+    results = {peer: Measured() for peer in peers}
+    async with process("benchmarks.model_server", str(model_port), port=model_port):
+        for number in range(rounds + 1):
+            for peer in peers if number % 2 else reversed(peers):
+                port = free_port()
+                environment = {
+                    "OPENAI_BASE_URL": f"http://127.0.0.1:{model_port}/v1",
+                    "OPENAI_API_KEY": "none",
+                    "OPENAI_MODEL": "m",
+                }
+                target = "benchmarks.execution_apps"
+                async with process(target, peer, str(port), port=port, **environment):
+                    base = f"http://127.0.0.1:{port}"
+                    await load(base, 20, Measured())
+                    # The first round warms the machine, not only the app.
+                    await load(base, runs, results[peer] if number else Measured())
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one more comes before them")
+    parser.add_argument("--runs", type=int, default=200, help="runs at once, each with a tool that blocks 100 ms")
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
+    options = parser.parse_args()
+    results = asyncio.run(measure(options.rounds, options.runs, options.peers))
+    base = results.get("by hand")
+    print(f"{options.runs} runs at once, each with a tool that blocks 100 ms; medians of {options.rounds} rounds")
+    print(f"{'':12} {'all done':>10} {'/health p50':>12} {'ratio':>7} {'max':>9} {'8 sync':>9} {'8 async':>9}")
+    for peer, each in results.items():
+        ratio = f"{median(each.health) / median(base.health):.2f}x" if base else ""
+        print(
+            f"{peer:12} {median(each.total):8.2f} s {median(each.health):9.2f} ms {ratio:>7}"
+            f" {median(each.worst):6.0f} ms {median(each.eight_sync):6.1f} ms {median(each.eight_async):6.1f} ms"
+        )
+
+
+if __name__ == "__main__":
+    main()
