@@ -1,0 +1,187 @@
+"""What happens to calls that are under way when they are given up, or when their container stops."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import pytest
+
+from toolbox import (
+    AiMessage,
+    Container,
+    ContainerNotStartedError,
+    InvocationContext,
+    ToolboxSettings,
+    produces,
+    register_ai_service,
+    time_limit,
+    tool,
+)
+from toolbox.errors import InvocationTimeoutError, ToolTimeoutError
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+class Gate:
+    """Lets the test know that a tool is inside, and the tool that it may go."""
+
+    def __init__(self) -> None:
+        self.inside = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self.release = threading.Event()
+        self.log: list[str] = []
+
+    def enter(self) -> None:
+        self.loop.call_soon_threadsafe(self.inside.set)
+
+
+class Session:
+    """A call-scoped bean."""
+
+
+@produces(scope="call")
+async def open_session(gate: Gate) -> AsyncIterator[Session]:
+    gate.log.append("opened")
+    try:
+        yield Session()
+    finally:
+        gate.log.append("closed")
+
+
+class Tools:
+    def __init__(self, gate: Gate, session: Session) -> None:
+        self.gate = gate
+
+    @tool
+    async def wait(self) -> str:
+        self.gate.enter()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.gate.log.append("cancelled")
+        return ""
+
+    @tool
+    def block(self, context: InvocationContext) -> str:
+        self.gate.enter()
+        self.gate.release.wait()
+        self.gate.log.append(f"cancelled is {context.cancelled}")
+        return "done"
+
+    @tool(timeout=0.02)
+    def late(self, context: InvocationContext) -> str:
+        return self.block(context)
+
+
+@register_ai_service(tools=Tools)
+class Service(Protocol):
+    async def chat(self, name: str) -> str: ...
+    def stream(self, name: str) -> AsyncIterator[str]: ...
+
+
+def container(gate: Gate, stop_timeout: float = 10, name: str = "wait") -> Container:
+    model = ScriptedChatModel([AiMessage("hm ", [tool_call(name)]), "ended"] * 2)
+    made = Container(models={"default": model}, settings=ToolboxSettings(stop_timeout=stop_timeout))
+    return made.register(Service, open_session).register_instance(gate)
+
+
+async def test_stop_waits_for_a_call_under_way() -> None:
+    gate = Gate()
+    async with container(gate, name="block") as running:
+        call = asyncio.create_task(running.get(Service).chat("q"))
+        await gate.inside.wait()
+        asyncio.get_running_loop().call_soon(gate.release.set)
+
+    assert await call == "ended"
+    assert gate.log == ["opened", "cancelled is False", "closed"]
+
+
+async def test_stop_cancels_what_takes_too_long_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate()
+    with caplog.at_level(logging.WARNING, "toolbox"):
+        async with container(gate, stop_timeout=0.02) as running:
+            call = asyncio.create_task(running.get(Service).chat("q"))
+            await gate.inside.wait()
+
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert gate.log == ["opened", "cancelled", "closed"]
+    assert "Service.chat" in caplog.text
+
+
+async def test_stop_names_the_tool_whose_thread_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate()
+    with caplog.at_level(logging.WARNING, "toolbox"):
+        async with container(gate, stop_timeout=0.02, name="block") as running:
+            call = asyncio.create_task(running.get(Service).chat("q"))
+            await gate.inside.wait()
+    gate.release.set()
+    await asyncio.gather(call, return_exceptions=True)
+
+    assert "still on a thread" in caplog.text
+    assert "block" in caplog.text
+
+
+async def test_stop_closes_a_stream_that_nobody_reads() -> None:
+    gate = Gate()
+    async with container(gate) as running:
+        stream = running.get(Service).stream("q")
+        assert await anext(stream) == "hm "
+
+    assert [piece async for piece in stream] == []
+
+
+async def test_a_call_after_the_stop_is_refused() -> None:
+    gate = Gate()
+    async with container(gate) as running:
+        service = running.get(Service)
+    with pytest.raises(ContainerNotStartedError):
+        await service.chat("q")
+
+
+async def test_a_blocking_tool_is_told_and_its_scope_closes_when_its_thread_leaves_it() -> None:
+    gate = Gate()
+    async with container(gate, name="block") as running:
+        with pytest.raises(InvocationTimeoutError), time_limit(0.05):
+            await running.get(Service).chat("q")
+        assert gate.log == ["opened"]
+        gate.release.set()
+
+    assert gate.log == ["opened", "cancelled is True", "closed"]
+
+
+async def test_a_tool_that_is_late_is_its_own_failure_and_the_call_goes_on() -> None:
+    gate = Gate()
+    async with container(gate, name="late") as running:
+        assert await running.get(Service).chat("q") == "ended"
+        assert gate.log == ["opened"]
+        gate.release.set()
+
+    assert gate.log == ["opened", "cancelled is True", "closed"]
+    assert issubclass(ToolTimeoutError, TimeoutError)
+
+
+async def test_cancelling_the_caller_cancels_async_tools_and_closes_scopes() -> None:
+    gate = Gate()
+    async with container(gate) as running:
+        call = asyncio.create_task(running.get(Service).chat("q"))
+        await gate.inside.wait()
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+        assert gate.log == ["opened", "cancelled", "closed"]
+
+
+def test_a_container_started_without_a_loop_stops_its_own() -> None:
+    before = threading.active_count()
+    with Container(models={"default": ScriptedChatModel(["hello"])}).register(Waiting) as running:
+        assert running.get(Waiting).chat("q") == "hello"
+    assert threading.active_count() == before
+
+
+@register_ai_service
+class Waiting(Protocol):
+    def chat(self, question: str) -> str: ...
