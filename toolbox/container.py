@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from typing_extensions import TypeForm
 
 from .chat import ChatModel
-from .di.beans import MISSING, BeanDefinition, InjectionPoint, points_of, read_class
+from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class
+from .di.environment import settings_problem
 from .di.forms import type_name
 from .di.graph import DEFAULT, BeanDescription, BeanGraph, Binding, Reading, describe
 from .di.marks import Scope, producer_mark_of, scope_mark_of
@@ -28,7 +29,6 @@ from .di.registry import (
     read_given,
     read_included,
     settings_in,
-    settings_problem,
 )
 from .di.scanning import marked_in
 from .di.scopes import CallScope, MustAwait, RequestScope, active
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
 
     from .di.overriding import Override
+    from .di.resolvers import Resolver
     from .di.wiring import Wiring
     from .services.hosting import ContainerHost
     from .services.memory import ChatMemory
@@ -105,10 +106,13 @@ class Container:
         self._registry.include(container)
         return self
 
-    def declare_seeds(self, *types: TypeForm[Any]) -> Self:
-        """Tells the check of further types that request scopes will be given."""
-        self._refuse_started("declare_seeds")
-        self._registry.seeds.update(dict.fromkeys(types))
+    def declare_seed(self, wanted: TypeForm[T], find: Callable[[], T | Missing] | None = None) -> Self:
+        """Tells the check of a further type that request scopes will be given.
+
+        In a scope that was not, `find()` is asked each time, and answers `MISSING` when it does not know either.
+        """
+        self._refuse_started("declare_seed")
+        self._registry.seeds[wanted] = find
         return self
 
     def add_check(self, check: Callable[[BeanGraph], Iterable[Problem]]) -> Self:
@@ -293,10 +297,7 @@ class Container:
         """
         scope, wiring = active.get(), self._wiring
         if name is None and wiring is not None and scope is not None and scope.direct is wiring:
-            try:
-                resolver = wiring.unnamed.get(wanted)
-            except TypeError:  # the metadata of an Annotated cannot be hashed
-                resolver = None
+            resolver = _known(wiring, wanted)
             if resolver is not None:
                 try:
                     return resolver(scope)  # type: ignore[no-any-return]  # of the type that was asked for
@@ -306,6 +307,15 @@ class Container:
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """The bean, awaiting what has to be. Raises as `get` does."""
+        scope, wiring = active.get(), self._wiring
+        if name is None and wiring is not None and scope is not None and scope.direct is wiring:
+            resolver = _known(wiring, wanted)
+            # What another thread is making is awaited, not waited for.
+            if resolver is not None and not scope.making and not wiring.application.making:
+                try:
+                    return resolver(scope)  # type: ignore[no-any-return]  # of the type that was asked for
+                except MustAwait:
+                    pass
         return await self._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
@@ -395,6 +405,14 @@ class Container:
             self._overrides.remove(override)
             if self._wiring is not None:
                 override.take_back(self._wiring)
+
+
+def _known(wiring: Wiring, wanted: Any) -> Resolver | None:
+    """The function that finds what was asked for before, if it can be asked at once."""
+    try:
+        return wiring.unnamed.get(wanted)
+    except TypeError:  # the metadata of an Annotated cannot be hashed
+        return None
 
 
 def _move_positional(point: InjectionPoint, values: dict[str, Any], args: list[Any]) -> None:

@@ -23,10 +23,12 @@ from collections.abc import (
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from functools import partial
 from typing import Any, Final, TypeVar, get_args, get_origin
 
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Unresolved, metadata_of, read_signature, resolve
+from .environment import build_settings, is_settings
 from .forms import arguments_for, class_of, forms_of, is_union, plain, substitute, type_name
 from .marks import Instance, Named, Scope, producer_mark_of, scope_mark_of
 
@@ -252,13 +254,6 @@ def _names_for_checkers(module: str) -> Iterator[str]:
 # --- classes
 
 
-def is_settings(form: Any) -> bool:
-    """Whether it is a `pydantic_settings.BaseSettings` subclass; loads nothing to find out."""
-    module = sys.modules.get("pydantic_settings")
-    base = getattr(module, "BaseSettings", None) if module is not None else None
-    return base is not None and isinstance(form, type) and issubclass(form, base) and form is not base
-
-
 def read_class(form: Any, names: Names | None = None, scope: Scope | None = None) -> BeanDefinition:
     """The bean that a class, or a generic class with arguments, declares. Without a mark it is dependent."""
     cls = class_of(form)
@@ -266,7 +261,7 @@ def read_class(form: Any, names: Names | None = None, scope: Scope | None = None
     needs: tuple[InjectionPoint, ...] = () if is_settings(cls) else tuple(_constructor_points(form, cls, where, names))
     return BeanDefinition(
         provides=form,
-        factory=cls,
+        factory=partial(build_settings, cls) if is_settings(cls) else cls,
         scope=scope or scope_mark_of(cls) or (Scope.APPLICATION if is_settings(cls) else Scope.DEPENDENT),
         needs=needs,
         stop=_stop_of(cls),
@@ -302,10 +297,12 @@ def _constructor_points(form: Any, cls: type[Any], where: str, names: Names | No
     base, constructor = _constructor(cls)
     if constructor is None:
         return
+    if any("__signature__" in vars(each) for each in cls.__mro__):
+        constructor = cls  # as with pydantic's models: it says itself what it takes
     arguments = arguments_for(form, base) if base is not cls or get_origin(form) is not None else {}
     with suppress(ValueError, TypeError):  # written in C, without a signature: it is called without arguments
         parameters = list(inspect.signature(constructor).parameters.values())
-        for each in parameters if base is None else parameters[1:]:
+        for each in parameters if constructor is cls else parameters[1:]:
             if each.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
                 continue
             owner = _declaring_class(base, constructor, each.name)
@@ -407,10 +404,10 @@ def _produced(returns: Any, made: Making, where: str) -> tuple[Any, Problem | No
     if returns is EMPTY or returns is None or returns is type(None):
         return Any, Problem(where, "the producer does not say what it makes", "annotate what it returns or yields")
     if made not in (Making.GENERATOR, Making.ASYNC_GENERATOR):
-        return plain(returns), None
+        return _unwrapped(returns)[2], None
     form = plain(returns)
     if yielded(form) is not form:
-        return yielded(form), None
+        return _unwrapped(yielded(form))[2], None
     kind = "Iterator" if made is Making.GENERATOR else "AsyncIterator"
     name = type_name(returns)
     return form, Problem(where, f"it yields, and says that it returns {name}", f"annotate it `-> {kind}[{name}]`")
@@ -429,14 +426,14 @@ def local_names(objects: Iterable[object]) -> dict[str, Any]:
     return found
 
 
-def seed_of(form: Any) -> BeanDefinition:
-    """A bean of this type that a request scope is given when it is opened."""
+def seed_of(form: Any, find: Callable[[], Any] | None = None) -> BeanDefinition:
+    """A bean of this type that a request scope is given when it is opened; else `find()` may know it, or `MISSING`."""
     annotation = form
     name = next((each.name for each in metadata_of(annotation) if isinstance(each, Named)), None)
     # Its provider gives way: nobody is kept from a bean called `Request` by what a web framework seeds.
     return BeanDefinition(
         provides=plain(form),
-        factory=_not_made,
+        factory=find or _not_given,
         scope=Scope.REQUEST,
         name=name,
         made=Making.SEED,
@@ -445,8 +442,8 @@ def seed_of(form: Any) -> BeanDefinition:
     )
 
 
-def _not_made() -> typing.NoReturn:
-    raise AssertionError("a seed is given, not made")
+def _not_given() -> Any:
+    return MISSING
 
 
 def open_variables(definition: BeanDefinition) -> tuple[TypeVar, ...]:

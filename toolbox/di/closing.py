@@ -203,10 +203,10 @@ class uninterrupted:  # noqa: N801 - reads as a verb: `await uninterrupted(work)
                     yield from self._pause(waiting)
                 except asyncio.CancelledError as cancellation:
                     if self._lets_through(cancellation):
-                        waiting.cancel()
+                        waiting.cancel(*cancellation.args)
                 else:
-                    if not waiting.done():  # the grace is over
-                        waiting.cancel()
+                    if self.held is not None and not waiting.done():  # the grace is over
+                        waiting.cancel(*self.held.args)
 
     def _lets_through(self, cancellation: asyncio.CancelledError) -> bool:
         now = asyncio.get_running_loop().time()

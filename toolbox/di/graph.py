@@ -20,11 +20,11 @@ from .beans import (
     Making,
     Names,
     Shape,
-    is_settings,
     open_variables,
     point_of,
     read_class,
 )
+from .environment import is_settings
 from .forms import class_of, fitted, forms_of, is_union, opened, parameters_of, plain, snake_case, type_name
 from .marks import Scope
 

@@ -35,8 +35,8 @@ class Started(Protocol):
         """The bean for code that calls its provider: itself, or an awaitable of it."""
         ...
 
-    def no_seed(self, key: int) -> Any:
-        """Raises for a seed that the request scope was not given."""
+    def no_seed(self, key: int, absent: Any = MISSING) -> Any:
+        """What stands for a seed that the request scope was not given; raises when nothing does."""
         ...
 
     def overriding_changed(self, key: int, began: bool) -> None:
@@ -81,8 +81,7 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
         return self
 
     def _provide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        owner, key, started = _current.owner, self._key, self._started
-        assert started is not None
+        owner, key, started = _current.owner, self._key, self.started
         if owner is None:
             return started.asked_outside(key, args, kwargs)
         seeds = (owner.request or owner).seeds
@@ -164,7 +163,10 @@ class SeedOr(providers.Provider):  # type: ignore[type-arg]  # generic in its st
         if seed.last_overriding is not None:
             return seed()
         request = _current.owner.request if _current.owner is not None else None
-        return absent if request is None else request.store.get(key, absent)
+        if request is None:
+            return absent
+        value = request.store.get(key, MISSING)
+        return value if value is not MISSING else seed.started.no_seed(key, absent)
 
 
 def has_place(definition: BeanDefinition) -> bool:
@@ -270,6 +272,8 @@ class Providers:
         match value:
             case One(key, absent):
                 return self._of_bean[key] if absent is MISSING else SeedOr(key, absent, self._of_bean[key])
+            case Every(()):
+                return providers.Factory(list)  # a List of nothing gives a tuple
             case Every(keys):
                 return providers.List(*(self._of_bean[key] for key in keys))
             case ByName(named):

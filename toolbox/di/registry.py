@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_origin
 
-from ..errors import Problem
-from .beans import BeanDefinition, InjectionPoint, Names, is_settings, local_names, read_class, read_producer, seed_of
+from ..errors import IllegalConfigurationError, Problem
+from .beans import BeanDefinition, InjectionPoint, Names, local_names, read_class, read_producer, seed_of
 from .checks import problems_in
-from .forms import type_name
+from .environment import is_settings
 from .graph import BeanGraph, Binding, Reading
 from .marks import Scope
 
@@ -42,7 +42,7 @@ class Registry:
     def __init__(self, seeds: Iterable[Any] = ()) -> None:
         self._entries: dict[object, object] = {}
         self._bindings: dict[Binding, None] = {}
-        self.seeds: dict[Any, None] = dict.fromkeys(seeds)
+        self.seeds: dict[Any, Callable[[], Any] | None] = dict.fromkeys(seeds)
 
     def add(self, entry: object) -> None:
         """Registers an object; the same one again changes nothing."""
@@ -87,7 +87,7 @@ class Registry:
         """Reads everything with the first reader that knows it, and what that implies."""
         readings = list(self._readings(readers))
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
-        definitions += (seed_of(each) for each in self.seeds)
+        definitions += (seed_of(each, find) for each, find in self.seeds.items())
         definitions += own
         graph = BeanGraph(definitions, self._bindings, names)
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))
@@ -175,38 +175,15 @@ def bean_reader(names: Names) -> Reader:
     return read
 
 
-# --- settings
-
-
 def settings_in(graph: BeanGraph, overridden: Iterable[int] = ()) -> tuple[dict[int, Any], list[Problem]]:
     """The settings beans of a graph, built from the environment, and the problems of those that cannot be."""
     built: dict[int, Any] = {}
     problems: list[Problem] = []
     left_out = set(overridden)
     for bean in graph.beans:
-        definition = bean.definition
-        if definition.factory is definition.provides and is_settings(definition.provides) and bean.key not in left_out:
+        if is_settings(bean.definition.source) and bean.key not in left_out:
             try:
-                built[bean.key] = definition.factory()
-            except Exception as error:  # a settings class may raise anything
-                problems.append(settings_problem(definition.provides, error))
+                built[bean.key] = bean.definition.factory()
+            except IllegalConfigurationError as error:
+                problems += error.problems
     return built, problems
-
-
-def settings_problem(settings: Any, error: Exception) -> Problem:
-    """What to say of a settings class that cannot be built; no value is shown."""
-    where = type_name(settings)
-    report = getattr(error, "errors", None)
-    if report is None:
-        return Problem(where, f"the settings cannot be read ({type(error).__name__})", "correct the environment")
-    faults = report(include_url=False, include_context=False, include_input=False)
-    what = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_told(each)}" for each in faults)
-    prefix = settings.model_config.get("env_prefix", "")
-    variables = dict.fromkeys(f"{prefix}{each['loc'][0]}".upper() for each in faults if each["loc"])
-    return Problem(where, f"the settings cannot be read: {what}", f"set {', '.join(variables) or 'them'} rightly")
-
-
-def _told(fault: Any) -> str:
-    # The text of a program's own validator may hold the value, which may be a secret.
-    own = fault["type"] in ("value_error", "assertion_error")
-    return "refused by its validator" if own else str(fault["msg"])

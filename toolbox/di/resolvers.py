@@ -147,7 +147,8 @@ class _Writing:
         if absent is not MISSING:
             self.may_use_request = True
             default = self._resolvers.constant(absent)
-            return f"({default} if r is None else r.store.get({key}, {default}))"
+            found = f"v if (v := r.store.get({key}, MISSING)) is not MISSING else s.home.no_seed({key}, {default})"
+            return f"({default} if r is None else {found})"
         self.wants_request.append(key)
         return f"(v if (v := r_get({key}, MISSING)) is not MISSING else s.home.no_seed({key}))"
 

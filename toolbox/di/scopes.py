@@ -16,7 +16,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError
+from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError
 from .closing import (
     Closer,
     OwnTask,
@@ -401,9 +401,9 @@ class Home:
         """Raises for a bean that does not live in `scope`: no request scope is active."""
         raise ScopeNotActiveError(self.label(key), "no request scope is active here")
 
-    def no_seed(self, key: int) -> NoReturn:
-        """Raises for a seed that the request scope was not given."""
-        raise MissingBeanError(f"{self.label(key)}, which this request scope was not given")
+    def no_seed(self, key: int, absent: Any = ...) -> Any:
+        """What stands for a seed that the request scope was not given; raises when nothing does."""
+        raise NotImplementedError
 
 
 class ApplicationScope(OpenScope):

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..context import ActiveScope
 from ..errors import AsyncBeanError, MissingBeanError, ScopeNotActiveError
-from .beans import InjectionPoint, Making, seed_of
+from .beans import MISSING, InjectionPoint, Making, seed_of
 from .forms import forms_of, plain
 from .graph import DEFAULT, BeanGraph, ByName, Every, Fixed, Later, One, Value, beans_in
 from .marks import Instance, Scope
@@ -70,6 +70,15 @@ class Wiring(Home):
         return self.graph.definitions[key].label
 
     # --- scopes
+
+    def no_seed(self, key: int, absent: Any = MISSING) -> Any:
+        """What stands for a seed that the request scope was not given: what finds it now, else `absent`."""
+        value = self.graph.definitions[key].factory()
+        if value is not MISSING:
+            return value
+        if absent is not MISSING:
+            return absent
+        raise MissingBeanError(f"{self.label(key)}, which this request scope was not given")
 
     def scope(self) -> OpenScope:
         """The active scope of this container; its application scope outside of others."""
@@ -168,7 +177,11 @@ class Wiring(Home):
 
     def must_await(self, value: Value, error: MustAwait) -> AsyncBeanError:
         """The error of who asks without awaiting, with the way from what was asked for to what has to be awaited."""
-        path = [self.label(key) for key in self._path(value, error.key)]
+        keys = self._path(value, error.key)
+        while not self.graph.definitions[keys[-1]].is_awaited:  # it is made by awaiting for a dependent bean in it
+            held = [key for _, key in self.graph[keys[-1]].holds if key in self.awaited]
+            keys.append(next(key for key in held if not has_place(self.graph.definitions[key])))
+        path = [self.label(key) for key in keys]
         return AsyncBeanError(path[0], " -> ".join(path))
 
     def _path(self, value: Value, goal: int) -> list[int]:
@@ -222,7 +235,13 @@ class Wiring(Home):
             value = self.value_of(wanted, name)
         except MissingBeanError:
             return _of_extras(scope, wanted)
+        if name is None and scope.direct is self and self._never_awaits(value):
+            self._remember(wanted, self._resolver(value))
         return await self.aget_value(value, scope)
+
+    def _never_awaits(self, value: Value) -> bool:
+        """Whether a value is made without awaiting whenever it is asked for."""
+        return not self._plan(value).awaited and self.awaited.isdisjoint(beans_in(value))
 
     async def aget_value(self, value: Value, scope: OpenScope) -> Any:
         """A value, awaiting what has to be."""

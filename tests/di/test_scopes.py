@@ -1,0 +1,902 @@
+"""How long beans live, and how they are closed."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from toolbox import (
+    Container,
+    Instance,
+    ScopeNotActiveError,
+    application_scoped,
+    call_scoped,
+    dependent,
+    produces,
+    request_scoped,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@application_scoped
+class Pool:
+    pass
+
+
+@request_scoped
+class Basket:
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+
+
+@call_scoped
+class Transaction:
+    def __init__(self, basket: Basket) -> None:
+        self.basket = basket
+
+
+@dependent
+class Line:
+    def __init__(self, basket: Basket) -> None:
+        self.basket = basket
+
+
+class Unmarked:
+    pass
+
+
+def container() -> Container:
+    return Container().register(Pool, Basket, Transaction, Line, Unmarked)
+
+
+async def test_an_application_bean_is_made_once() -> None:
+    async with container() as c:
+        pool = c.get(Pool)
+        async with c.request_scope():
+            assert c.get(Pool) is pool
+            assert await c.aget(Pool) is pool
+
+
+async def test_a_request_bean_is_made_once_per_request_scope() -> None:
+    async with container() as c:
+        async with c.request_scope():
+            first = c.get(Basket)
+            assert await c.aget(Basket) is first
+        async with c.request_scope():
+            assert c.get(Basket) is not first
+            assert c.get(Basket).pool is first.pool
+
+
+async def test_a_dependent_bean_is_made_for_each_who_asks() -> None:
+    async with container() as c, c.request_scope():
+        assert c.get(Line) is not c.get(Line)
+        assert c.get(Line).basket is c.get(Line).basket
+        assert c.get(Unmarked) is not c.get(Unmarked)
+
+
+async def test_a_call_bean_is_made_once_per_tool_call() -> None:
+    async with container() as c, c.request_scope():
+        call = c.open_call_scope()
+        with call:
+            first = c.get(Transaction)
+            assert c.get(Transaction) is first
+        await call.aclose(None)
+        other = c.open_call_scope()
+        with other:
+            assert c.get(Transaction) is not first
+            assert c.get(Transaction).basket is first.basket
+        await other.aclose(None)
+
+
+async def test_outside_a_tool_call_a_call_bean_is_made_once_per_request() -> None:
+    async with container() as c, c.request_scope():
+        assert c.get(Transaction) is c.get(Transaction)
+
+
+async def test_a_call_scope_works_without_a_request_scope() -> None:
+    @call_scoped
+    class Alone:
+        pass
+
+    async with Container().register(Alone) as c:
+        with pytest.raises(ScopeNotActiveError):
+            c.get(Alone)
+        call = c.open_call_scope()
+        with call:
+            assert c.get(Alone) is c.get(Alone)
+        await call.aclose(None)
+
+
+async def test_nested_call_scopes_are_independent() -> None:
+    async with container() as c, c.request_scope():
+        with c.open_call_scope():
+            outer = c.get(Transaction)
+            with c.open_call_scope():
+                assert c.get(Transaction) is not outer
+                assert c.get(Transaction).basket is outer.basket
+            assert c.get(Transaction) is outer
+
+
+@pytest.mark.parametrize("wanted", [Basket, Transaction, Line])
+async def test_outside_its_scope_a_bean_is_refused(wanted: type) -> None:
+    async with container() as c:
+        with pytest.raises(ScopeNotActiveError, match="no request scope is active"):
+            c.get(wanted)
+        with pytest.raises(ScopeNotActiveError, match="no request scope is active"):
+            await c.aget(wanted)
+
+
+async def test_a_request_scope_inside_another_is_independent() -> None:
+    async with container() as c, c.request_scope():
+        outer = c.get(Basket)
+        async with c.request_scope():
+            assert c.get(Basket) is not outer
+        assert c.get(Basket) is outer
+
+
+async def test_a_request_scope_can_be_entered_synchronously() -> None:
+    async with container() as c:
+        with c.request_scope():
+            assert c.get(Basket) is c.get(Basket)
+
+
+async def test_a_scope_is_entered_once() -> None:
+    async with container() as c:
+        scope = c.request_scope()
+        async with scope:
+            with pytest.raises(Exception, match="a second time"):
+                await scope.__aenter__()
+
+
+async def test_tasks_and_threads_of_a_request_share_its_beans() -> None:
+    async with container() as c, c.request_scope():
+
+        async def ask() -> Basket:
+            await asyncio.sleep(0)
+            return c.get(Basket)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask()) for _ in range(5)]
+        found = [task.result() for task in tasks] + await asyncio.gather(ask(), asyncio.to_thread(c.get, Basket))
+        assert len(set(map(id, found))) == 1
+
+
+async def test_anyio_tasks_share_them_too() -> None:
+    import anyio
+
+    found: list[Basket] = []
+    async with container() as c, c.request_scope():
+
+        async def ask() -> None:
+            found.append(await c.aget(Basket))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            group.start_soon(ask)
+        found.append(await anyio.to_thread.run_sync(c.get, Basket))
+    assert len(set(map(id, found))) == 1
+
+
+async def test_a_generator_consumed_elsewhere_keeps_the_scope_of_its_context() -> None:
+    async with container() as c:
+
+        async def baskets() -> AsyncIterator[Basket]:
+            async with c.request_scope():
+                yield c.get(Basket)
+                yield c.get(Basket)
+
+        stream = baskets()
+        first = await anext(stream)
+        second = await anext(stream)
+        assert first is second
+        await stream.aclose()  # type: ignore[attr-defined]  # a generator behind the annotation
+
+
+async def test_two_containers_do_not_mix() -> None:
+    async with container() as a, container() as b, a.request_scope():
+        of_a = a.get(Basket)
+        with pytest.raises(ScopeNotActiveError):
+            b.get(Basket)
+        async with b.request_scope():
+            assert b.get(Basket) is not of_a
+            assert a.get(Basket) is of_a
+            assert b.get(Pool) is not a.get(Pool)
+        async with a.request_scope():
+            assert a.get(Basket) is not of_a
+
+
+# --- closing
+
+
+class Log(list[str]):
+    pass
+
+
+def test_beans_are_closed_in_reverse_order_of_creation() -> None:
+    log = Log()
+
+    @produces(scope="request")
+    def first(log: Log) -> Iterator[int]:
+        yield 1
+        log.append("first")
+
+    @produces(scope="request")
+    def second(first: int, log: Log) -> Iterator[str]:
+        yield "2"
+        log.append("second")
+
+    @request_scoped
+    class Third:
+        def __init__(self, second: str, log: Log) -> None:
+            self.log = log
+
+        def stop(self) -> None:
+            self.log.append("third")
+
+    c = Container().register(first, second, Third).register_instance(log)
+    with c:
+        with c.request_scope():
+            c.get(Third)
+        assert log == ["third", "second", "first"]
+
+
+async def test_asynchronous_beans_are_closed_too() -> None:
+    log = Log()
+
+    @produces(scope="application")
+    async def first(log: Log) -> AsyncIterator[int]:
+        yield 1
+        await asyncio.sleep(0)
+        log.append("first")
+
+    @application_scoped
+    class Second:
+        def __init__(self, first: int, log: Log) -> None:
+            self.log = log
+
+        async def stop(self) -> None:
+            await asyncio.sleep(0)
+            self.log.append("second")
+
+    async with Container().register(first, Second).register_instance(log) as c:
+        c.get(Second)
+    assert log == ["second", "first"]
+
+
+async def test_a_dependent_bean_is_closed_with_what_holds_it() -> None:
+    log = Log()
+
+    @dependent
+    class Part:
+        def __init__(self, log: Log) -> None:
+            self.log = log
+
+        def stop(self) -> None:
+            self.log.append("part")
+
+    @application_scoped
+    class Long:
+        def __init__(self, part: Part) -> None:
+            pass
+
+    @request_scoped
+    class Short:
+        def __init__(self, part: Part) -> None:
+            pass
+
+    async with Container().register(Part, Long, Short).register_instance(log) as c:
+        async with c.request_scope():
+            c.get(Long)
+        assert log == []
+        async with c.request_scope():
+            with c.open_call_scope() as call:
+                c.get(Short)
+            await call.aclose(None)
+            assert log == []
+        assert log == ["part"]
+        c.get(Part)
+        assert log == ["part"]
+    assert log == ["part"] * 3
+
+
+async def test_an_instance_closes_dependent_beans_with_the_current_scope() -> None:
+    log = Log()
+
+    @dependent
+    class Part:
+        def __init__(self, log: Log) -> None:
+            self.log = log
+
+        def stop(self) -> None:
+            self.log.append("part")
+
+    @application_scoped
+    class Long:
+        def __init__(self, part: Instance[Part]) -> None:
+            self.part = part
+
+    async with Container().register(Part, Long).register_instance(log) as c:
+        async with c.request_scope():
+            c.get(Long).part.get()
+            await c.get(Long).part.aget()
+            assert log == []
+        assert log == ["part", "part"]
+
+
+async def test_dependent_beans_do_not_pile_up_in_an_application_bean() -> None:
+    import gc
+    import weakref
+
+    @dependent
+    class Part:
+        pass
+
+    @application_scoped
+    class Long:
+        def __init__(self, part: Instance[Part]) -> None:
+            self.part = part
+
+    async with Container().register(Part, Long) as c:
+        made = [weakref.ref(c.get(Long).part.get()) for _ in range(10)]
+        gc.collect()
+        assert [each for each in made if each() is not None] == []
+
+
+async def test_all_are_closed_when_one_fails() -> None:
+    log = Log()
+
+    @produces(scope="request")
+    def first(log: Log) -> Iterator[int]:
+        yield 1
+        log.append("first")
+        raise ValueError("first")
+
+    @produces(scope="request")
+    async def second(first: int, log: Log) -> AsyncIterator[str]:
+        yield "2"
+        log.append("second")
+        raise KeyError("second")
+
+    @produces(scope="request")
+    def third(second: str, log: Log) -> Iterator[float]:
+        yield 3.0
+        log.append("third")
+
+    async with Container().register(first, second, third).register_instance(log) as c:
+        with pytest.raises(ExceptionGroup) as raised:
+            async with c.request_scope():
+                await c.aget(float)
+        assert log == ["third", "second", "first"]
+        assert [type(each) for each in raised.value.exceptions] == [KeyError, ValueError]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_the_exception_that_ends_a_scope_is_thrown_into_its_generators(asynchronous: bool) -> None:
+    seen: list[BaseException] = []
+
+    @produces(scope="request")
+    def first() -> Iterator[int]:
+        try:
+            yield 1
+        except ValueError as error:
+            seen.append(error)
+            raise
+
+    @produces(scope="request")
+    def second(first: int) -> Iterator[str]:
+        try:
+            yield "2"
+        except ValueError as error:
+            seen.append(error)  # and is not raised again: the others see it all the same
+
+    @produces(scope="request")
+    async def third(second: str) -> AsyncIterator[float]:
+        try:
+            yield 3.0
+        except ValueError as error:
+            seen.append(error)
+            raise
+
+    error = ValueError("the request failed")
+    async with Container().register(first, second, third) as c:
+        with pytest.raises(ValueError) as raised:
+            if asynchronous:
+                async with c.request_scope():
+                    await c.aget(float)
+                    raise error
+            else:
+                with c.request_scope():
+                    c.get(str)
+                    raise error
+    assert raised.value is error
+    assert seen == [error] * (3 if asynchronous else 2)
+
+
+@pytest.mark.parametrize("error", [StopIteration("a"), StopAsyncIteration("b"), KeyError("c"), KeyboardInterrupt()])
+async def test_any_exception_comes_through_the_generators_as_it_was(error: BaseException) -> None:
+    @produces(scope="request")
+    def first() -> Iterator[int]:
+        yield 1
+
+    @produces(scope="request")
+    async def second(first: int) -> AsyncIterator[str]:
+        yield "2"
+
+    async with Container().register(first, second) as c:
+        with pytest.raises(type(error)) as raised:
+            async with c.request_scope():
+                await c.aget(str)
+                raise error
+    assert raised.value is error
+
+
+async def test_an_exception_that_ends_the_container_is_thrown_into_application_beans() -> None:
+    seen: list[BaseException] = []
+
+    @produces(scope="application")
+    async def first() -> AsyncIterator[int]:
+        try:
+            yield 1
+        except KeyError as error:
+            seen.append(error)
+            raise
+
+    with pytest.raises(KeyError):
+        async with Container().register(first):
+            raise KeyError("the program failed")
+    assert len(seen) == 1
+
+
+async def test_a_producer_yields_once() -> None:
+    @produces(scope="request")
+    def twice() -> Iterator[int]:
+        yield 1
+        yield 2
+
+    @produces(scope="request")
+    async def never() -> AsyncIterator[str]:
+        for each in ():
+            yield each
+
+    async with Container().register(twice, never) as c:
+        with pytest.raises(ExceptionGroup) as raised:
+            async with c.request_scope():
+                c.get(int)
+        assert "yielded a second time" in str(raised.value.exceptions[0])
+        async with c.request_scope():
+            with pytest.raises(RuntimeError, match="ended without a yield"):
+                await c.aget(str)
+
+
+async def test_only_stop_methods_without_arguments_are_called() -> None:
+    @request_scoped
+    class Vehicle:
+        def stop(self, at: str) -> None:
+            raise AssertionError("this is the program's own")
+
+    @request_scoped
+    class Field:
+        stop = 3
+
+    @produces(scope="request")
+    def made() -> Engine:
+        return Engine()
+
+    container = Container().register(Vehicle, Field, made).register_instance(Engine(), name="given")
+    async with container as c, c.request_scope():
+        c.get(Vehicle)
+        c.get(Field)
+        c.get(Engine)
+        c.get(Engine, "given")
+
+
+class Engine:
+    def stop(self) -> None:
+        raise AssertionError("nobody but a producer's own code closes what it made")
+
+
+async def test_what_was_made_is_closed_when_the_rest_fails() -> None:
+    log = Log()
+
+    @produces(scope="request")
+    def first(log: Log) -> Iterator[int]:
+        yield 1
+        log.append("first")
+
+    @request_scoped
+    class Broken:
+        def __init__(self, first: int) -> None:
+            raise OSError("no connection")
+
+    async with Container().register(first, Broken).register_instance(log) as c, c.request_scope():
+        with pytest.raises(OSError):
+            c.get(Broken)
+    assert log == ["first"]
+
+
+# --- cancellation
+
+
+async def test_cancellation_closes_everything() -> None:
+    log: list[str] = []
+    entered = asyncio.Event()
+
+    async with Container().register(*_slow_to_close(log)) as c:
+
+        async def work() -> None:
+            async with c.request_scope():
+                await c.aget(float)
+                entered.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert log == ["float CancelledError", "str CancelledError", "int CancelledError"]
+
+
+async def test_a_second_cancellation_during_closing_closes_everything() -> None:
+    log: list[str] = []
+    closing = asyncio.Event()
+    go_on = asyncio.Event()
+
+    @produces(scope="request")
+    async def last(value: float) -> AsyncIterator[bytes]:
+        try:
+            yield b"4"
+        finally:
+            closing.set()
+            await go_on.wait()
+            log.append("bytes")
+
+    async with Container().register(*_slow_to_close(log), last) as c:
+
+        async def work() -> None:
+            async with c.request_scope():
+                await c.aget(bytes)
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await closing.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert log == ["bytes", "float CancelledError", "str CancelledError", "int CancelledError"]
+
+
+async def test_a_cancellation_that_comes_while_closing_is_not_lost() -> None:
+    closing = asyncio.Event()
+    go_on = asyncio.Event()
+
+    @produces(scope="request")
+    async def slow() -> AsyncIterator[int]:
+        yield 1
+        closing.set()
+        await go_on.wait()
+
+    async with Container().register(slow) as c:
+
+        async def work() -> None:
+            async with c.request_scope():
+                await c.aget(int)
+
+        task = asyncio.create_task(work())
+        await closing.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_time_out_inside_a_close_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolbox.di.closing.CANCELLATION_GRACE", 0.01)
+    log: list[str] = []
+
+    @produces(scope="request")
+    async def hanging() -> AsyncIterator[int]:
+        yield 1
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            log.append("given up")
+
+    async with Container().register(hanging) as c:
+        async with c.request_scope():
+            await c.aget(int)
+        assert log == ["given up"]
+
+
+async def test_an_anyio_scope_inside_a_close_still_works() -> None:
+    import anyio
+
+    log: list[str] = []
+
+    @produces(scope="request")
+    async def hanging() -> AsyncIterator[int]:
+        yield 1
+        with anyio.move_on_after(0.01):
+            await anyio.sleep_forever()
+        log.append("given up")
+
+    async with Container().register(hanging) as c:
+        async with c.request_scope():
+            await c.aget(int)
+        assert log == ["given up"]
+
+
+async def test_an_anyio_scope_that_was_cancelled_lets_everything_be_closed() -> None:
+    import anyio
+
+    log: list[str] = []
+    async with Container().register(*_slow_to_close(log)) as c:
+        with anyio.CancelScope() as scope:
+            async with c.request_scope():
+                await c.aget(float)
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        assert log == ["float CancelledError", "str CancelledError", "int CancelledError"]
+
+
+def _slow_to_close(log: list[str]) -> tuple[Any, ...]:
+    @produces(scope="request")
+    async def first() -> AsyncIterator[int]:
+        try:
+            yield 1
+        except BaseException as error:
+            await asyncio.sleep(0.001)
+            log.append(f"int {type(error).__name__}")
+            raise
+
+    @produces(scope="request")
+    def second(first: int) -> Iterator[str]:
+        try:
+            yield "2"
+        except BaseException as error:
+            log.append(f"str {type(error).__name__}")
+            raise
+
+    @produces(scope="request")
+    async def third(second: str) -> AsyncIterator[float]:
+        try:
+            yield 3.0
+        except BaseException as error:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+            log.append(f"float {type(error).__name__}")
+            raise
+
+    return first, second, third
+
+
+async def test_a_cancelled_scope_stays_cancelled_when_a_close_fails(caplog: pytest.LogCaptureFixture) -> None:
+    @produces(scope="request")
+    async def failing() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            raise OSError("cannot close")
+
+    entered = asyncio.Event()
+    async with Container().register(failing) as c:
+
+        async def work() -> None:
+            async with c.request_scope():
+                await c.aget(int)
+                entered.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert "closing a request scope failed" in caplog.text
+
+
+# --- after the end
+
+
+async def test_a_task_that_outlives_its_request_is_told_so() -> None:
+    @produces(scope="request")
+    async def session() -> AsyncIterator[float]:
+        yield 1.0
+
+    async with container().register(session) as c:
+        go_on = asyncio.Event()
+
+        async def late() -> list[BaseException]:
+            await go_on.wait()
+            errors: list[BaseException] = []
+            for wanted in (Basket, float, Line, Transaction):
+                try:
+                    await c.aget(wanted)
+                except ScopeNotActiveError as error:
+                    errors.append(error)
+            assert c.get(Pool) is c.get(Pool)
+            assert c.get(Unmarked) is not None
+            return errors
+
+        async with c.request_scope():
+            c.get(Basket)
+            await c.aget(float)
+            task = asyncio.create_task(late())
+        async with c.request_scope():
+            c.get(Basket)
+            go_on.set()
+            errors = await task
+        assert len(errors) == 4
+        assert "request scope has ended" in str(errors[0])
+
+
+async def test_a_bean_that_is_finished_too_late_is_closed() -> None:
+    log: list[str] = []
+    making, go_on = asyncio.Event(), asyncio.Event()
+
+    @produces(scope="request")
+    async def slow() -> AsyncIterator[int]:
+        making.set()
+        await go_on.wait()
+        yield 1
+        log.append("closed")
+
+    async with Container().register(slow) as c:
+        async with c.request_scope():
+            task = asyncio.create_task(c.aget(int))
+            await making.wait()
+        go_on.set()
+        with pytest.raises(ScopeNotActiveError):
+            await task
+        assert log == ["closed"]
+
+
+async def test_while_a_scope_closes_nothing_new_is_made_in_it() -> None:
+    seen: list[str] = []
+
+    @produces(scope="request")
+    async def first(c: Container) -> AsyncIterator[int]:
+        yield 1
+        try:
+            c.get(Basket)
+        except ScopeNotActiveError as error:
+            seen.append(str(error))
+
+    async with container().register(first) as c, c.request_scope():
+        await c.aget(int)
+    assert "has ended" in seen[0]
+
+
+async def test_a_bean_of_own_task_may_hold_a_task_group() -> None:
+    import anyio
+
+    log: list[str] = []
+
+    @produces(scope="request", own_task=True)
+    async def group() -> AsyncIterator[int]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.sleep_forever)
+            try:
+                yield 1
+            except ValueError:
+                log.append("seen")
+            finally:
+                tasks.cancel_scope.cancel()
+        log.append("closed")
+
+    async with Container().register(group) as c:
+        async with c.request_scope():
+            assert await asyncio.create_task(c.aget(int)) == 1
+        assert log == ["closed"]
+        with pytest.raises(ValueError):
+            async with c.request_scope():
+                await asyncio.create_task(c.aget(int))
+                raise ValueError
+        assert log == ["closed", "seen", "closed"]
+
+
+async def test_a_failure_of_own_task_reaches_who_asks() -> None:
+    @produces(scope="request", own_task=True)
+    async def failing() -> AsyncIterator[int]:
+        raise OSError("no server")
+        yield 1
+
+    async with Container().register(failing) as c, c.request_scope():
+        with pytest.raises(OSError, match="no server"):
+            await c.aget(int)
+
+
+async def test_an_asynchronous_bean_is_refused_in_a_scope_that_cannot_await_its_end() -> None:
+    @produces(scope="request")
+    async def session() -> AsyncIterator[int]:
+        yield 1
+
+    async with Container().register(session) as c:
+        with c.request_scope(), pytest.raises(ScopeNotActiveError, match="async with"):
+            await c.aget(int)
+
+
+def test_a_synchronous_program_closes_asynchronous_beans_on_the_container_s_loop() -> None:
+    log: list[tuple[str, str]] = []
+
+    @produces(scope="application")
+    async def first() -> AsyncIterator[int]:
+        yield 1
+        log.append(("async", threading.current_thread().name))
+
+    @produces(scope="application")
+    def second(first: int) -> Iterator[str]:
+        yield "2"
+        log.append(("sync", threading.current_thread().name))
+
+    with Container().register(first, second) as c:
+        assert c.get(str) == "2"
+        assert c.get(int) == 1
+    assert log == [("sync", "MainThread"), ("async", "toolbox-loop")]
+
+
+async def test_a_call_scope_closes_on_its_thread_what_was_made_there() -> None:
+    log: list[tuple[str, int]] = []
+
+    @produces(scope="call")
+    async def session() -> AsyncIterator[int]:
+        yield 1
+        log.append(("session", threading.get_ident()))
+
+    @produces(scope="call")
+    def connection(session: int) -> Iterator[str]:
+        ident = threading.get_ident()
+        yield "connection"
+        log.append(("connection", threading.get_ident() - ident))
+
+    @dependent
+    class Tool:
+        def __init__(self, connection: str) -> None:
+            self.connection = connection
+
+    async with Container().register(session, connection, Tool) as c, c.request_scope():
+        scope = c.open_call_scope()
+        with scope:
+            await c.prepare(Tool)
+
+            def call() -> str:
+                try:
+                    return c.get(Tool).connection
+                finally:
+                    scope.close_here(None)
+
+            assert await asyncio.to_thread(call) == "connection"
+            assert log == [("connection", 0)]
+        await scope.aclose(None)
+        assert log == [("connection", 0), ("session", threading.get_ident())]
+
+
+async def test_prepare_serves_a_dependent_bean_that_is_awaited() -> None:
+    @produces(scope="dependent")
+    async def client() -> int:
+        return 7
+
+    @dependent
+    class Tool:
+        def __init__(self, client: int) -> None:
+            self.client = client
+
+    async with Container().register(client, Tool) as c:
+        with c.open_call_scope():
+            await c.prepare(Tool)
+            assert (await asyncio.to_thread(c.get, Tool)).client == 7
+            await c.prepare(int)
+            assert c.get(int) == 7

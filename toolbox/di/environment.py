@@ -1,0 +1,48 @@
+"""Settings classes as beans: built from the environment, with failures that show no value.
+
+The home of pydantic_settings is elsewhere (`toolbox.settings`): nothing is loaded here to recognise a subclass.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..errors import IllegalConfigurationError, Problem
+from .forms import type_name
+
+
+def is_settings(form: Any) -> bool:
+    """Whether it is a `pydantic_settings.BaseSettings` subclass."""
+    module = sys.modules.get("pydantic_settings")
+    base = getattr(module, "BaseSettings", None) if module is not None else None
+    return base is not None and isinstance(form, type) and issubclass(form, base) and form is not base
+
+
+def build_settings(cls: Any) -> Any:
+    """The settings, from the environment. Raises `IllegalConfigurationError`."""
+    try:
+        return cls()
+    except Exception as error:  # a settings class may raise anything
+        problem = settings_problem(cls, error)
+    # Outside of the handler, so that what is raised does not carry the values in its context.
+    raise IllegalConfigurationError([problem])
+
+
+def settings_problem(settings: Any, error: Exception) -> Problem:
+    """Why settings cannot be built from the environment, with no value in it."""
+    where = type_name(settings)
+    report = getattr(error, "errors", None)
+    if report is None:
+        return Problem(where, f"the settings cannot be read ({type(error).__name__})", "correct the environment")
+    faults = report(include_url=False, include_context=False, include_input=False)
+    what = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_told(each)}" for each in faults)
+    prefix = settings.model_config.get("env_prefix", "")
+    variables = dict.fromkeys(f"{prefix}{each['loc'][0]}".upper() for each in faults if each["loc"])
+    return Problem(where, f"the settings cannot be read: {what}", f"set {', '.join(variables) or 'them'} rightly")
+
+
+def _told(fault: Any) -> str:
+    # The text of a program's own validator may hold the value, which may be a secret.
+    own = fault["type"] in ("value_error", "assertion_error")
+    return "refused by its validator" if own else str(fault["msg"])
