@@ -102,6 +102,12 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
         return place.create(key, self.make)
 
     @property
+    def started(self) -> Started:
+        """The started container that it belongs to."""
+        assert self._started is not None
+        return self._started
+
+    @property
     def definition(self) -> BeanDefinition:
         """The bean's definition."""
         assert self._definition is not None
