@@ -207,8 +207,9 @@ class Invocation:
                 if isinstance(effect, Fail):
                     raise effect.error
                 await self._remember(history)
-                self.finish = effect
-                yield CompleteResponse(effect.response)
+            # The conversation is free again before whoever iterates may stop here.
+            self.finish = effect
+            yield CompleteResponse(effect.response)
         except BaseException:
             self.context.cancellation.cancelled = True
             raise
