@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.exceptions import WebSocketException
 from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection, Request
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -21,8 +23,8 @@ from starlette.websockets import WebSocket
 from toolbox.context import current_caller
 from toolbox.errors import ToolboxError
 
-from .endpoints import InjectRoute, beans_asked_for, tools_of_endpoints
-from .exchanges import EXCHANGE_KEY, Exchange, current_exchange
+from .endpoints import InjectRoute, missing_beans, tools_of_endpoints
+from .exchanges import EXCHANGE_KEY, Exchange, current_connection, current_exchange
 from .problems import answer_with_problem, is_async_handler
 from .stopping import Stopping
 
@@ -38,6 +40,9 @@ def install(app: FastAPI, container: Container) -> None:
     handlers of its own for them.
     """
     installation = Installation(app, container)
+    for kind in (HTTPConnection, Request, WebSocket):
+        container.declare_seed(kind, partial(current_connection, kind))
+    container.add_check(lambda graph: missing_beans(app.routes, graph))
     if app.router.route_class is APIRoute:
         app.router.route_class = InjectRoute
     app.router.lifespan_context = installation.around(app.router.lifespan_context)
@@ -63,7 +68,7 @@ class Installation:
                 see_failures(each)
             self.container.register(*tools_of_endpoints(app.routes))
             async with self.container, lifespan(app) as state:
-                self.stopping = stopping = Stopping(self.container.settings.stop_timeout)
+                self.stopping = stopping = Stopping(10.0)
                 with stopping.listening():
                     yield state
                 await stopping.wait()
@@ -98,11 +103,12 @@ class RequestScopes:
         if scope["type"] not in ("http", "websocket") or (outer is not None and outer.container is container):
             await self.app(scope, receive, send)
             return
-        exchange = Exchange(container, self._installation.stopping, scope, receive, send)
-        scope[EXCHANGE_KEY] = exchange
-        exchange_token, caller_token = current_exchange.set(exchange), current_caller.set(exchange)
+        beans, stopping = container.request_scope(), self._installation.stopping
+        exchange = scope[EXCHANGE_KEY] = Exchange(container, stopping, scope, receive, send)
+        if stopping is not None:
+            stopping.open.add(exchange)
+        token = current_caller.set(exchange)
         raised: BaseException | None = None
-        beans = container.request_scope(exchange.seeds())
         await beans.__aenter__()
         try:
             await self.app(scope, exchange.receive, exchange.send)
@@ -110,14 +116,17 @@ class RequestScopes:
             raised = error
             raise
         finally:
-            current_caller.reset(caller_token)
-            current_exchange.reset(exchange_token)
-            await exchange.end()
+            current_caller.reset(token)
+            scope[EXCHANGE_KEY] = outer
+            exchange.end()
+            if exchange.reader is not None:
+                await exchange.stop_reading()
             ending = exchange.outcome(raised)
             try:
-                await beans.__aexit__(type(ending) if ending else None, ending, ending and ending.__traceback__)
+                await beans.__aexit__(None if ending is None else type(ending), ending, None)
             finally:
-                exchange.closed()
+                if stopping is not None:
+                    stopping.closed(exchange)
 
 
 # --- errors
@@ -151,7 +160,7 @@ def see_failures(app: FastAPI) -> None:
 
 def see(error: BaseException) -> None:
     """Tells the exchange that this code runs in."""
-    exchange = current_exchange.get()
+    exchange = current_exchange()
     if exchange is not None:
         exchange.fail(error)
 

@@ -24,6 +24,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 
 from toolbox.context import INJECT, InjectMark
+from toolbox.di.beans import MISSING, InjectionPoint, point_of
+from toolbox.di.graph import BeanGraph
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
 from toolbox.services.plans import tools_added
 from toolbox.signatures import EMPTY, metadata_of, resolve
@@ -43,7 +45,7 @@ ENDPOINT_MARK = "__toolbox_endpoint__"
 
 def the_exchange() -> Exchange:
     """The exchange this code runs in. Raises `IllegalConfigurationError` in an application without the container."""
-    exchange = current_exchange.get()
+    exchange = current_exchange()
     if exchange is None:
         raise IllegalConfigurationError(
             [
@@ -120,7 +122,7 @@ class InjectRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_noting(request: Request) -> Response:
-            exchange = current_exchange.get()
+            exchange = current_exchange()
             if exchange is None:
                 return await handle(request)
             exchange.connection = request
@@ -263,14 +265,6 @@ def enter_route(exchange: Exchange, connection: HTTPConnection) -> None:
 # --- what endpoints ask for
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A parameter of an endpoint or of one of its dependencies, and where it stands: `POST /chat (chat), …`."""
-
-    where: str
-    parameter: Injected
-
-
 def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple[str, RouteContext]]:
     """The endpoints of an application and of those mounted in it, each as `POST /chat (chat)`."""
     for context in iter_route_contexts(routes):
@@ -289,23 +283,24 @@ def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type]:
         yield from bean_types(toolbox_of(context.endpoint) or ())
 
 
-def beans_asked_for(routes: Sequence[BaseRoute]) -> Iterator[Asked]:
-    """The `Inject[…]` parameters of all endpoints and their dependencies."""
+def missing_beans(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Problem]:
+    """What is wrong with the `Inject[…]` parameters of all endpoints and their dependencies."""
     for where, context in endpoints_of(routes):
-        for injected in getattr(context.endpoint, ENDPOINT_MARK, ()):
-            yield Asked(f"{where}, parameter {injected.name!r}", injected)
+        for each in getattr(context.endpoint, ENDPOINT_MARK, ()):
+            default = MISSING if each.default is EMPTY else each.default
+            place = f"{where}, parameter {each.name!r}"
+            yield from graph.problems_of(point_of(each.wanted, place, parameter=each.name, default=default))
         dependant = getattr(context, "dependant", None)
-        if dependant is not None:
-            yield from _asked_by(dependant, where)
+        for point in _points_in(dependant, where) if dependant is not None else ():
+            yield from graph.problems_of(point)
 
 
-def _asked_by(dependant: Dependant, where: str) -> Iterator[Asked]:
+def _points_in(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:
     for each in dependant.dependencies:
         if isinstance(each.call, BeanOf):
-            name = each.name or "dependency"
-            yield Asked(f"{where}, parameter {name!r}", Injected(name, each.call.wanted))
+            yield point_of(each.call.wanted, f"{where}, parameter {each.name!r}", parameter=each.name or "")
         else:
-            yield from _asked_by(each, f"{where}, dependency {_name_of(each.call)}")
+            yield from _points_in(each, f"{where}, dependency {_name_of(each.call)}")
 
 
 def _name_of(function: object) -> str:

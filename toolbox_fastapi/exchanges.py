@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from contextvars import ContextVar
-from types import TracebackType
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from toolbox.context import current_caller
+from toolbox.di.beans import MISSING, Missing
 from toolbox.errors import ToolboxError
 
 if TYPE_CHECKING:
     from toolbox.container import Container
 
     from .stopping import Stopping
+
+C = TypeVar("C", bound=HTTPConnection)
 
 EXCHANGE_KEY = "toolbox.exchange"
 """Where an ASGI scope holds its `Exchange`."""
@@ -44,46 +46,27 @@ class Exchange:
     while the application is not, and an invocation is under way, messages are read ahead and handed over later.
     """
 
-    __slots__ = (
-        "_ahead",
-        "_arrived",
-        "_is_http",
-        "_loop",
-        "_reader",
-        "_receive",
-        "_receiving",
-        "_send",
-        "_watchers",
-        "completed",
-        "connection",
-        "container",
-        "entered",
-        "failure",
-        "left",
-        "scope",
-        "stopping",
-        "task",
-    )
+    # What most exchanges never change stands on the class: one is made for every request.
+    connection: HTTPConnection | None = None
+    failure: BaseException | None = None
+    completed = ended = left = entered = False
+    _receiving = 0
+    reader: asyncio.Task[None] | None = None
+    _arrived: asyncio.Event | None = None
 
     def __init__(
-        self, container: Container, stopping: Stopping | None, scope: Scope, receive: Receive, send: Send
+        self,
+        container: Container,
+        stopping: Stopping | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         self.container, self.stopping, self.scope = container, stopping, scope
-        if stopping is not None:
-            stopping.opened(self)
-        self.connection: HTTPConnection | None = None
-        self.entered = False
-        self.failure: BaseException | None = None
-        self.completed = self.left = False
         self.task = asyncio.current_task()
         self._receive, self._send = receive, send
-        self._is_http = scope["type"] == "http"
-        self._loop = asyncio.get_running_loop()
         self._watchers: dict[object, Callable[[Exception], None]] = {}
-        self._receiving = 0
-        self._reader: asyncio.Task[None] | None = None
         self._ahead: deque[Message] = deque()
-        self._arrived: asyncio.Event | None = None
 
     # --- how it ends
 
@@ -92,7 +75,7 @@ class Exchange:
         if self.failure is None:
             self.failure = error
 
-    def note(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def note(self, kind: object, error: BaseException | None, trace: object) -> None:
         """`fail`, as an exit of a context manager."""
         if error is not None:
             self.fail(error)
@@ -100,53 +83,40 @@ class Exchange:
     def outcome(self, raised: BaseException | None) -> BaseException | None:
         """What is thrown into the scope's generators, `raised` being what left the application."""
         failure = self.failure or raised
+        if isinstance(failure, (ClientDisconnect, WebSocketDisconnect)):
+            return _departure(failure)
         if not self.left or isinstance(failure, ClientDisconnectedError):
             return failure
-        if failure is None:
-            # A WebSocket client may hang up when all is said; the endpoint has seen it and is content.
-            return ClientDisconnectedError() if self._is_http else None
-        if isinstance(failure, (asyncio.CancelledError, ClientDisconnect, WebSocketDisconnect, OSError)):
-            departure = ClientDisconnectedError()
-            departure.__cause__ = failure
-            return departure
+        if failure is None and self.scope["type"] == "websocket":
+            return None  # its client may hang up when all is said; the endpoint has seen it and is content
+        if failure is None or isinstance(failure, (asyncio.CancelledError, OSError)):
+            return _departure(failure)
         return failure
 
-    def seeds(self) -> dict[type, object]:
-        """The beans that the request scope begins with."""
-        if self._is_http:
-            return {Request: Request(self.scope, self.receive, self.send)}
-        return {WebSocket: WebSocket(self.scope, self.receive, self.send)}
+    def end(self) -> None:
+        """Lets go of what holds it in turn: nothing here should wait for the garbage collector."""
+        self.completed = self.ended = True
+        self.connection = None
 
-    def closed(self) -> None:
-        """Its scope has been closed."""
-        if self.stopping is not None:
-            self.stopping.closed(self)
-
-    async def end(self) -> None:
-        """Stops reading ahead."""
-        self._watchers.clear()
-        self.completed = True
-        if self._reader is not None and not self._reader.done():
-            self._reader.cancel()
-            await asyncio.wait({self._reader})
+    async def stop_reading(self) -> None:
+        """Ends the reading ahead."""
+        if self.reader is not None and not self.reader.done():
+            self.reader.cancel()
+            await asyncio.wait({self.reader})
 
     # --- messages
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
         """Passes a message to the client."""
         kind = message["type"]
         if (kind == "http.response.body" and not message.get("more_body")) or kind == "http.response.pathsend":
             self.completed = True
-        try:
-            await self._send(message)
-        except OSError:
-            self._leave()
-            raise
+        return self._send(message)
 
     async def receive(self) -> Message:
         """The client's next message: one that was read ahead, else the one that comes."""
         while not self._ahead:
-            if self._reader is None or self._reader.done():
+            if self.reader is None or self.reader.done():
                 return await self._receive_now()
             assert self._arrived is not None
             self._arrived.clear()
@@ -166,10 +136,13 @@ class Exchange:
         return message
 
     def _notice(self, message: Message) -> None:
-        if message["type"] in ("http.disconnect", "websocket.disconnect"):
-            self._leave()
+        if message["type"] in ("http.disconnect", "websocket.disconnect") and not (self.completed or self.left):
+            self.left = True
+            for leave in list(self._watchers.values()):
+                leave(ClientDisconnectedError())
+            self._watchers.clear()
 
-    # --- a client that leaves
+    # --- a client that may leave
 
     @property
     def is_watched(self) -> bool:
@@ -182,34 +155,28 @@ class Exchange:
             return _nothing
         key = object()
         self._watchers[key] = leave
-        if self._reader is None or self._reader.done():
-            try:
-                here = asyncio.get_running_loop() is self._loop
-            except RuntimeError:
-                here = False
-            if here:
+        if self.reader is None or self.reader.done():
+            loop = self._loop
+            if asyncio._get_running_loop() is loop:
                 self._read_ahead()
             else:
-                self._loop.call_soon_threadsafe(self._read_ahead)
+                loop.call_soon_threadsafe(self._read_ahead)
         return lambda: self._forget(key)
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        assert self.task is not None, "an ASGI application runs in a task"
+        return self.task.get_loop()
 
     def _forget(self, key: object) -> None:
         self._watchers.pop(key, None)
 
-    def _leave(self) -> None:
-        if self.completed or self.left:
-            return
-        self.left = True
-        for leave in list(self._watchers.values()):
-            leave(ClientDisconnectedError())
-        self._watchers.clear()
-
     def _read_ahead(self) -> None:
         if not self._watchers or self._receiving or self.left or len(self._ahead) >= READ_AHEAD:
             return
-        if self._reader is None or self._reader.done():
+        if self.reader is None or self.reader.done():
             self._arrived = self._arrived or asyncio.Event()
-            self._reader = self._loop.create_task(self._read())
+            self.reader = self._loop.create_task(self._read())
 
     async def _read(self) -> None:
         assert self._arrived is not None
@@ -223,8 +190,29 @@ class Exchange:
             self._arrived.set()
 
 
+def _departure(cause: BaseException | None) -> ClientDisconnectedError:
+    departure = ClientDisconnectedError()
+    departure.__cause__ = cause
+    return departure
+
+
 def _nothing() -> None:
     pass
 
 
-current_exchange: ContextVar[Exchange | None] = ContextVar("toolbox_fastapi.exchange", default=None)
+def current_connection(kind: type[C]) -> C | Missing:
+    """The `Request` or `WebSocket` of this code, the very one that its endpoint gets; `MISSING` outside of any."""
+    exchange = current_exchange()
+    if exchange is None or exchange.ended:
+        return MISSING
+    connection = exchange.connection
+    if connection is None:
+        of_kind = Request if exchange.scope["type"] == "http" else WebSocket
+        connection = exchange.connection = of_kind(exchange.scope, exchange.receive, exchange.send)
+    return connection if isinstance(connection, kind) else MISSING
+
+
+def current_exchange() -> Exchange | None:
+    """The exchange this code runs in."""
+    caller = current_caller.get()
+    return caller if isinstance(caller, Exchange) else None

@@ -34,19 +34,16 @@ class Stopping:
     def __init__(self, timeout: float) -> None:
         self.begun = asyncio.Event()
         self._timeout = timeout
-        self._open: set[Exchange] = set()
+        self.open: set[Exchange] = set()
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def opened(self, exchange: Exchange) -> None:
-        """An exchange begins."""
-        self._open.add(exchange)
-
     def closed(self, exchange: Exchange) -> None:
         """An exchange has ended, its scope too."""
-        self._open.discard(exchange)
-        self._closed.set()
+        self.open.discard(exchange)
+        if self.begun.is_set():
+            self._closed.set()
 
     # --- the signal
 
@@ -85,7 +82,7 @@ class Stopping:
             self._timer = self._loop.call_later(self._timeout, self._cancel_invocations)
 
     def _cancel_invocations(self) -> None:
-        for exchange in list(self._open):
+        for exchange in list(self.open):
             if exchange.is_watched and exchange.task is not None:
                 exchange.task.cancel()
 
@@ -95,19 +92,19 @@ class Stopping:
         """Waits for the open exchanges, then cancels those that are late."""
         self.begun.set()
         await self._wait_for_the_open(self._timeout)
-        late = list(self._open)
+        late = list(self.open)
         for exchange in late:
             if exchange.task is not None:
                 exchange.task.cancel()
         if late:
             await self._wait_for_the_open(1.0)
         for exchange in late:
-            outcome = "would not end" if exchange in self._open else "was cancelled"
+            outcome = "would not end" if exchange in self.open else "was cancelled"
             logger.warning("%s %s at stop: %s", exchange.scope["type"], exchange.scope["path"], outcome)
 
     async def _wait_for_the_open(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._open:
+                while self.open:
                     self._closed.clear()
                     await self._closed.wait()

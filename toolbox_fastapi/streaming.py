@@ -187,7 +187,7 @@ def _encode(item: object, number: str | None) -> bytes:
 
 
 def _note(error: Exception) -> None:
-    exchange = current_exchange.get()
+    exchange = current_exchange()
     if exchange is not None:
         exchange.fail(error)
 

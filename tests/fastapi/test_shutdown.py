@@ -1,0 +1,116 @@
+"""SIGTERM under uvicorn, with a stream open: the client is told, all is closed, the process ends."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+PROGRAM = """
+import asyncio, socket
+from collections.abc import AsyncIterator
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from toolbox import Container, ToolboxSettings, produces
+from toolbox_fastapi import Inject, install, sse
+
+def say(text): print(text, flush=True)
+
+class Session: ...
+class Database: ...
+
+@produces(scope="application")
+async def database() -> AsyncIterator[Database]:
+    yield Database()
+    say("database closed")
+
+@produces(scope="request")
+async def session(database: Database) -> AsyncIterator[Session]:
+    try:
+        yield Session()
+    finally:
+        await asyncio.sleep(0)
+        say("session closed")
+
+app = FastAPI()
+install(app, Container(settings=ToolboxSettings(stop_timeout=STOP_TIMEOUT)).register(session, database))
+
+async def endless() -> AsyncIterator[str]:
+    try:
+        while True:
+            yield "tick"
+            await asyncio.sleep(0.01)
+    finally:
+        await asyncio.sleep(0)
+        say("stream closed")
+
+@app.get("/events")
+async def events(session: Inject[Session]):
+    return sse(endless())
+
+@app.get("/plain")
+async def plain(session: Inject[Session]):
+    return StreamingResponse(endless())
+
+listening = socket.create_server(("127.0.0.1", 0))
+say(listening.getsockname()[1])
+uvicorn.Server(uvicorn.Config(app, log_level="warning", **OPTIONS)).run(sockets=[listening])
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    timeout, options = request.param
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM).replace("STOP_TIMEOUT", timeout).replace("OPTIONS", options))
+    root = Path(__file__).parent.parent.parent
+    process = subprocess.Popen(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(root)}
+    )
+    with process:
+        yield process
+        process.kill()
+
+
+def stop_while_reading(process: subprocess.Popen[str], path: str) -> tuple[str, list[str], float]:
+    """What the client reads of the body, what the program says meanwhile, and how long the end takes."""
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+    text = ""
+    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client, client.stream("GET", path) as reply:
+        began = 0.0
+        try:
+            for chunk in reply.iter_text():
+                text += chunk
+                if not began:
+                    began = time.monotonic()
+                    process.send_signal(signal.SIGTERM)
+        except httpx2.RemoteProtocolError:
+            text += "(broken off)"
+    said = process.stdout.read().split("\n")
+    assert process.wait(20) in (0, -signal.SIGTERM)
+    return text, said, time.monotonic() - began
+
+
+@pytest.mark.parametrize("started", [("10.0", "{}"), ("10.0", '{"timeout_graceful_shutdown": 5}')], indirect=True)
+def test_server_sent_events_end_at_once(started: subprocess.Popen[str]) -> None:
+    text, said, took = stop_while_reading(started, "/events")
+
+    assert 'event: failure\ndata: {"type": "about:blank", "title": "Service Unavailable", "status": 503' in text
+    assert said == ["stream closed", "session closed", "database closed", ""]
+    assert took < 5
+
+
+@pytest.mark.parametrize("started", [("10.0", '{"timeout_graceful_shutdown": 0.2}')], indirect=True)
+def test_what_uvicorn_cancels_is_waited_for(started: subprocess.Popen[str]) -> None:
+    text, said, took = stop_while_reading(started, "/plain")
+
+    assert text.startswith("tick")
+    assert said == ["stream closed", "session closed", "database closed", ""]
+    assert took < 8
