@@ -7,10 +7,20 @@ from typing import Annotated, Protocol
 import pytest
 from pydantic import BaseModel
 
-from toolbox import rest
-from toolbox.chat import ToolExecutionRequest
-from toolbox.tools.marks import tool
-from toolbox.tools.standalone import tools_from
+from tests.rest.http_server import Answer
+from toolbox import (
+    AiMessage,
+    Container,
+    Result,
+    ToolboxSettings,
+    ToolExecutionRequest,
+    register_ai_service,
+    rest,
+    tool,
+    tools_from,
+    user_message,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
 
@@ -58,3 +68,82 @@ async def test_of_a_whole_response_the_model_reads_the_body(server) -> None:
 
     assert result.text == '[{"high":1.0}]'
     assert server.last.header("X-Place") == "here"
+
+
+@register_ai_service(tools=(Weather,), model="default")
+class Agent(Protocol):
+    @user_message("{question}")
+    async def ask(self, question: str) -> Result[str]: ...
+
+    @user_message("{question}")
+    def ask_now(self, question: str) -> Result[str]: ...
+
+
+def replies() -> ScriptedChatModel:
+    call = tool_call("forecast", {"latitude": 49.5}), tool_call("whole", {"place": "here"})
+    return ScriptedChatModel([AiMessage(tool_execution_requests=call), "done"] * 2)
+
+
+async def test_a_model_calls_both_kinds_of_method(server) -> None:
+    def answer(received):
+        return Answer([{"high": 2.0}] if received.path == "/whole" else {"high": 1.0})
+
+    server.handler = answer
+    container = Container(models={"default": replies()}).register(Agent, rest.rest_settings("weather", url=server.url))
+
+    async with container:
+        result = await container.get(Agent).ask("?")
+        assert [each.result for each in result.tool_executions] == ['{"high":1.0}', '[{"high":2.0}]']
+        result = await asyncio.to_thread(container.get(Agent).ask_now, "?")
+        assert [each.result for each in result.tool_executions] == ['{"high":1.0}', '[{"high":2.0}]']
+
+
+def test_a_program_without_a_loop_uses_a_client_through_a_service(server) -> None:
+    server.answer({"high": 1.0}, [{"high": 2.0}])
+
+    with Container(models={"default": replies()}).register(
+        Agent, rest.rest_settings("weather", url=server.url)
+    ) as container:
+        assert container.get(Agent).ask_now("?").content == "done"
+
+
+async def test_a_refusal_is_the_tools_failure_and_a_missing_url_a_problem_of_the_program(server) -> None:
+    server.answer(Answer("no such place", 404))
+    model = ScriptedChatModel([AiMessage(tool_execution_requests=(tool_call("forecast", {"latitude": 1}),)), "sorry"])
+
+    async with Container(models={"default": model}).register(
+        Agent, rest.rest_settings("weather", url=server.url)
+    ) as container:
+        result = await container.get(Agent).ask("?")
+
+    assert result.tool_executions[0].is_error
+    assert "no such place" in result.tool_executions[0].result
+    problems = Container(models={"default": model}, settings=ToolboxSettings(rest={})).register(Agent).check()
+    assert [each.where for each in problems] == ["Weather"]
+
+
+async def test_a_name_from_the_model_stays_in_its_place(server) -> None:
+    @rest.register_rest_client(config_key="weather", path="/v1")
+    class Places(Protocol):
+        @tool("Finds a place")
+        @rest.get("/places/{name}")
+        async def place(self, name: str) -> str: ...
+
+    @register_ai_service(tools=(Places,))
+    class Finder(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    server.answer("found")
+    hostile = ["../../admin", "//evil.example/x", "a\r\nX-Injected: 1", "{name}", "user@evil", "%2e%2e%2f", ".."]
+    calls = AiMessage(tool_execution_requests=tuple(tool_call("place", {"name": each}) for each in hostile))
+
+    async with Container(models={"default": ScriptedChatModel([calls, "done"])}).register(
+        Finder, rest.rest_settings("weather", url=server.url)
+    ) as container:
+        assert await container.get(Finder).ask("?") == "done"
+
+    assert len(server.received) == len(hostile) - 1
+    for received in server.received:
+        assert received.path.startswith("/v1/places/")
+        assert received.path.count("/") == 3
+        assert received.header("X-Injected") is None
