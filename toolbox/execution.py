@@ -10,11 +10,12 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import sys
 import threading
 import time
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from queue import SimpleQueue
@@ -381,11 +382,10 @@ async def _finish_quietly(finish: Finish, future: Future[Any], label: str) -> No
 
 def _crosses_process(executor: Executor) -> bool:
     """Whether what this executor runs has to be pickled."""
-    return isinstance(executor, ProcessPoolExecutor) or type(executor).__module__.partition(".")[0] in {
-        "distributed",
-        "loky",
-        "mpi4py",
-    }
+    processes = sys.modules.get("concurrent.futures.process")  # not imported: then it is none of them
+    if processes is not None and isinstance(executor, processes.ProcessPoolExecutor):
+        return True
+    return type(executor).__module__.partition(".")[0] in {"distributed", "loky", "mpi4py"}
 
 
 def _run_elsewhere(call: Callable[[], Any], attributes: Mapping[str, Any]) -> Any:
