@@ -9,7 +9,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Protocol, TypeGuard
 
 from ..chat import ToolExecutor, ToolSpecification, UserMessage
@@ -47,7 +47,7 @@ class ToolProviderResult:
     """The tools of one invocation: a mapping `{ToolSpecification: ToolExecutor}`, or `AiServiceTool`s, objects,
     functions."""
 
-    tools: Mapping[ToolSpecification, ToolExecutor] | Sequence[Any]
+    tools: Mapping[ToolSpecification, ToolExecutor] | Sequence[Any] = field(hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.tools, (Mapping, tuple)):

@@ -1,0 +1,433 @@
+"""`@tool`: what it may stand on, what it may say, what it leaves behind, what is refused."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, Protocol
+
+import pytest
+
+from toolbox import (
+    Container,
+    IllegalConfigurationError,
+    Problem,
+    ReturnBehavior,
+    ToolExecutionRequest,
+    ToolSpecification,
+    create_ai_service,
+    register_ai_service,
+    tool,
+    tool_executor_from,
+    tool_specification_from,
+    tool_specifications_from,
+    toolbox,
+    tools_from,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+NOTHING = {"type": "object", "properties": {}}
+
+
+def specification(function: Any) -> ToolSpecification:
+    return tool_specification_from(function)
+
+
+def problems_of(source: Any) -> list[Problem]:
+    with pytest.raises(IllegalConfigurationError) as raised:
+        tool_specifications_from(source)
+    return list(raised.value.problems)
+
+
+# --- the mark
+
+
+def test_bare_the_name_is_the_functions_and_the_description_its_docstrings_first_paragraph() -> None:
+    @tool
+    def add(a: int) -> int:
+        """Adds numbers,
+        all of them.
+
+        And more that the model does not need.
+
+        Args:
+            a: a number
+        """
+        return a
+
+    assert specification(add).name == "add"
+    assert specification(add).description == "Adds numbers,\nall of them."
+
+
+def test_without_docstring_there_is_no_description() -> None:
+    @tool
+    def add(a: int) -> int:
+        return a
+
+    assert specification(add).description is None
+
+
+def test_several_strings_are_joined_by_a_newline() -> None:
+    @tool("Adds", "two numbers")
+    def add(a: int) -> int:
+        """Not this."""
+        return a
+
+    assert specification(add).description == "Adds\ntwo numbers"
+
+
+def test_name_description_and_metadata_are_taken() -> None:
+    @tool(name="sum", description="Sums", return_behavior=ReturnBehavior.IMMEDIATE, metadata={"k": 1}, timeout=5.0)
+    def add(a: int) -> int:
+        return a
+
+    assert specification(add) == ToolSpecification(
+        "sum",
+        "Sums",
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"k": 1},
+    )
+
+
+def test_with_empty_parentheses_it_is_as_bare() -> None:
+    @tool()
+    def add() -> int:
+        """Adds."""
+        return 1
+
+    assert specification(add) == ToolSpecification("add", "Adds.", NOTHING)
+
+
+def test_the_decorated_object_stays_what_it_was() -> None:
+    def add(a: int, b: int = 2) -> int:
+        return a + b
+
+    assert tool(add) is add
+    assert tool("x")(add) is add
+    assert add(1) == 3
+
+
+async def test_a_coroutine_function_stays_what_it_was() -> None:
+    @tool
+    async def add(a: int, b: int = 2) -> int:
+        return a + b
+
+    assert await add(1, b=1) == 2
+
+
+def test_a_description_given_twice_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="description"):
+        tool("Adds", description="Adds")
+
+
+# --- what it may stand on
+
+
+class Calculator:
+    @tool
+    def add(self, a: int, b: Annotated[int, "second"] = 0) -> int:
+        return a + b
+
+    @tool
+    def _hidden(self) -> str:
+        return "hidden"
+
+    @tool
+    def __very_hidden(self) -> str:
+        return "very hidden"
+
+    @tool
+    @staticmethod
+    def static_outside(a: int) -> int:
+        return a
+
+    @staticmethod
+    @tool
+    def static_inside(a: int) -> int:
+        return a
+
+    @tool
+    @classmethod
+    def class_outside(cls) -> str:
+        return cls.__name__
+
+    @classmethod
+    @tool
+    def class_inside(cls) -> str:
+        return cls.__name__
+
+    def no_tool(self) -> int:
+        return 0
+
+
+def test_tools_of_any_visibility_and_kind_are_found_in_order() -> None:
+    names = [each.name for each in tool_specifications_from(Calculator)]
+
+    assert names == [
+        "add",
+        "_hidden",
+        "__very_hidden",
+        "static_outside",
+        "static_inside",
+        "class_outside",
+        "class_inside",
+    ]
+    assert [each.name for each in tool_specifications_from(Calculator())] == names
+
+
+async def test_each_of_them_can_be_called_through_a_service() -> None:
+    class Assistant(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    requests = [
+        tool_call("add", {"a": 1}),
+        tool_call("_hidden"),
+        tool_call("__very_hidden"),
+        tool_call("static_outside", {"a": 3}),
+        tool_call("static_inside", {"a": 4}),
+        tool_call("class_outside"),
+        tool_call("class_inside"),
+    ]
+    from toolbox import AiMessage
+
+    model = ScriptedChatModel([AiMessage(None, requests), "done"])
+    await create_ai_service(Assistant, chat_model=model, tools=(Calculator(),)).chat("x")
+
+    results = [each.text for each in model.requests[1].messages[2:]]  # type: ignore[union-attr]
+    assert results == ["1", "hidden", "very hidden", "3", "4", "Calculator", "Calculator"]
+
+
+def test_each_of_them_can_be_called_directly() -> None:
+    assert Calculator().add(1, 2) == 3
+    assert Calculator.static_outside(3) == 3
+    assert Calculator.static_inside(4) == 4
+    assert Calculator.class_outside() == "Calculator"
+    assert Calculator().class_inside() == "Calculator"
+
+
+def test_a_bound_method_is_one_tool() -> None:
+    assert specification(Calculator().add).name == "add"
+    assert specification(Calculator.class_inside).name == "class_inside"
+
+
+def test_static_and_class_methods_need_no_instance() -> None:
+    class Statics:
+        @tool
+        @staticmethod
+        def one() -> int:
+            return 1
+
+        @classmethod
+        @tool
+        def two(cls) -> int:
+            return 2
+
+    assert [each.name for each in tools_from(Statics)] == ["one", "two"]
+
+
+# --- inheritance
+
+
+class Base:
+    @tool("Base's")
+    def shared(self) -> str:
+        return "base"
+
+    @tool
+    def only_base(self) -> str:
+        return "only base"
+
+
+class Keeps(Base):
+    def shared(self) -> str:
+        return "kept"
+
+
+class Anew(Base):
+    @tool("Anew's", name="renamed")
+    def shared(self) -> str:
+        return "anew"
+
+
+class Mixin:
+    @tool
+    def mixed(self) -> str:
+        return "mixed"
+
+
+class Both(Keeps, Mixin):
+    @tool
+    def own(self) -> str:
+        return "own"
+
+
+def run(source: object, name: str) -> Any:
+    executor = next(each for key, each in tools_from(source).items() if key.name == name)
+    return executor(ToolExecutionRequest("1", name, "{}"), None).text
+
+
+def test_tools_are_found_along_the_mro() -> None:
+    assert {each.name for each in tool_specifications_from(Both)} == {"shared", "only_base", "mixed", "own"}
+    assert run(Both(), "mixed") == "mixed"
+
+
+def test_an_override_replaces_and_keeps_the_mark() -> None:
+    [shared] = [each for each in tool_specifications_from(Keeps) if each.name == "shared"]
+
+    assert shared.description == "Base's"
+    assert run(Keeps(), "shared") == "kept"
+
+
+def test_an_override_that_is_marked_anew_has_its_own_mark() -> None:
+    assert {each.name: each.description for each in tool_specifications_from(Anew)} == {
+        "renamed": "Anew's",
+        "only_base": None,
+    }
+    assert run(Anew(), "renamed") == "anew"
+
+
+def test_an_abstract_method_gives_its_mark_to_the_implementation() -> None:
+    class Interface(ABC):
+        @tool("From the interface")
+        @abstractmethod
+        def find(self, text: str) -> str: ...
+
+    class Implementation(Interface):
+        def find(self, text: str) -> str:
+            return text
+
+    [found] = tool_specifications_from(Implementation())
+    assert found.description == "From the interface"
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("name", ["", "with space", "ä", "a.b", "x" * 65, "a/b"])
+def test_a_name_outside_the_alphabet_is_a_problem(name: str) -> None:
+    class Tools:
+        @tool(name=name)
+        def add(self) -> int:
+            return 1
+
+    [problem] = problems_of(Tools)
+    assert problem.where == "Tools.add"
+    assert problem.fix
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_9", "x" * 64, "-", "_"])
+def test_a_name_of_the_alphabet_is_taken(name: str) -> None:
+    @tool(name=name)
+    def add() -> int:
+        return 1
+
+    assert specification(add).name == name
+
+
+def test_variadic_parameters_are_problems() -> None:
+    class Tools:
+        @tool
+        def many(self, *args: int, **kwargs: int) -> int:
+            return 1
+
+    problems = problems_of(Tools)
+    assert [problem.where for problem in problems] == ["Tools.many", "Tools.many"]
+    assert "*args" in problems[0].what
+    assert "**kwargs" in problems[1].what
+
+
+def test_a_parameter_without_annotation_is_a_problem() -> None:
+    class Tools:
+        @tool
+        def add(self, a, b: int):  # type: ignore[no-untyped-def]
+            return a
+
+    [problem] = problems_of(Tools)
+    assert problem.where == "Tools.add"
+    assert "'a'" in problem.what
+    assert "annotation" in problem.what
+
+
+def test_a_generator_is_a_problem() -> None:
+    class Tools:
+        @tool
+        def count(self) -> Iterator[int]:
+            yield 1
+
+        @tool
+        async def later(self) -> AsyncIterator[int]:
+            yield 1
+
+    assert [each.where for each in problems_of(Tools)][0] == "Tools.count"
+    assert {each.where for each in problems_of(Tools)} == {"Tools.count", "Tools.later"}
+
+
+def test_a_class_without_tools_is_a_problem() -> None:
+    class Nothing: ...
+
+    [problem] = problems_of(Nothing)
+    assert "Nothing" in str(problem)
+
+
+def test_two_tools_of_one_name_in_a_class_are_a_problem() -> None:
+    class Tools:
+        @tool
+        def one(self) -> int:
+            return 1
+
+        @tool(name="one")
+        def other(self) -> int:
+            return 1
+
+    [problem] = problems_of(Tools)
+    assert "'one'" in problem.what
+    assert "Tools.one" in problem.what
+    assert "Tools.other" in problem.what
+
+
+def test_all_of_them_are_told_at_once_and_at_start() -> None:
+    class Tools:
+        @tool(name="not a name")
+        def one(self) -> int:
+            return 1
+
+        @tool
+        def two(self, *args: int) -> int:
+            return 1
+
+        @tool
+        def three(self, a) -> int:  # type: ignore[no-untyped-def]
+            return 1
+
+    @register_ai_service(tools=(Tools,))
+    class Assistant(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    container = Container(models={"default": ScriptedChatModel([])}).register(Assistant)
+
+    assert [each.where for each in container.check()] == ["Tools.one", "Tools.two", "Tools.three"]
+
+
+def test_a_method_toolbox_is_checked_like_the_class_tools() -> None:
+    class Tools:
+        @tool
+        def two(self, *args: int) -> int:
+            return 1
+
+    class Assistant(Protocol):
+        @toolbox(Tools())
+        async def chat(self, text: str) -> str: ...
+
+    with pytest.raises(IllegalConfigurationError) as raised:
+        create_ai_service(Assistant, chat_model=ScriptedChatModel([]))
+    assert [each.where for each in raised.value.problems] == ["Tools.two"]
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0])
+def test_a_time_out_of_nothing_is_a_problem(timeout: float) -> None:
+    @tool(timeout=timeout)
+    def add() -> int:
+        return 1
+
+    with pytest.raises(IllegalConfigurationError, match="timeout"):
+        tool_executor_from(add)
