@@ -1,13 +1,19 @@
 """What the documents promise: every Python block of README and docs/ runs, and every link inside the repository leads.
 
-A block is a program of its own, run in a fresh process with the embedded model, beside the files of its page's folder.
-Blocks of one page that build on each other say so: one that begins with `# continues` is put behind the ones before it
-up to the last that does not. A block after `<!-- not run: why -->` is only compiled; a text block directly after one
-that begins `<!-- prints -->` is what it must print.
+A block is a program of its own, run in a fresh process with the embedded model, in a folder of its own. What a comment
+directly before a block says of it:
+
+- `<!-- file: menu.py -->`: it lies under this name in the folder of each program of its page; a test file is tested.
+- `<!-- not run: why -->`: it is only compiled.
+- `<!-- prints -->`, of a text block: this is what the Python block directly before it prints.
+- `<!-- runs -->`, of a console block: its commands print what stands below them; `…` is anything.
+
+A block whose first line begins with `# continues` is the next part of the program that the block before it belongs to.
 """
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import urllib.request
@@ -17,63 +23,89 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    page
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if page.exists()
+]
 
 FENCE = re.compile(
     r"(?:<!-- (?P<note>[^>]*?) -->\n+)?^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]*)(?:#(?P<place>[^)\s]*))?\)")
+# Printed between the parts of a program, so that the output of each is known.
+SEPARATOR = "\x1e"
 
 
 @dataclass(frozen=True)
 class Block:
-    """A program of a page: its text, where it stands, what it must print (None: anything), why it is not run."""
+    """A fenced block: its text, where it stands, what is said of it, what it must print (None: anything)."""
 
     page: Path
     line: int
+    language: str
     text: str
-    prints: str | None
-    not_run: str | None
+    note: str
+    prints: str | None = None
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def file(self) -> str | None:
+        """The name it has in its page's folder."""
+        return self.note[6:] if self.note.startswith("file: ") else None
 
 
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     fences = list(FENCE.finditer(text))
-    found: list[Block] = []
-    before = ""
+    found = []
     for number, fence in enumerate(fences):
-        if fence["language"] != "python":
-            continue
-        program = before + fence["text"] if fence["text"].startswith("# continues") else fence["text"]
-        before = program
         following = fences[number + 1] if number + 1 < len(fences) else None
         prints = following["text"] if following is not None and following["note"] == "prints" else None
-        note = fence["note"] or ""
         line = text.count("\n", 0, fence.start("language")) + 1
-        found.append(Block(page, line, program, prints, note[9:] if note.startswith("not run: ") else None))
+        found.append(Block(page, line, fence["language"], fence["text"], fence["note"] or "", prints))
     return found
 
 
-BLOCKS = [block for page in PAGES if page.exists() for block in blocks_of(page)]
+def programs_of(page: Path) -> list[tuple[Block, ...]]:
+    """The programs of a page, each with its parts in order."""
+    programs: list[tuple[Block, ...]] = []
+    for block in blocks_of(page):
+        if block.language == "python" and block.text.startswith("# continues"):
+            programs[-1] = (*programs[-1], block)
+        elif block.language == "python":
+            programs.append((block,))
+    return programs
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_a_block_runs(block: Block, tmp_path: Path) -> None:
-    compile(block.text, str(block), "exec")
-    if block.not_run:
-        return
-    program = tmp_path / "program.py"
-    program.write_text(block.text, encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "TOOLBOX_"))}
-    environment |= {"TOOLBOX_DEMO": "1", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+def consoles_of(page: Path) -> list[Block]:
+    return [block for block in blocks_of(page) if block.note == "runs"]
 
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(program)],
-        cwd=tmp_path,
-        env=environment,
+
+def first(program: tuple[Block, ...]) -> str:
+    return str(program[0])
+
+
+def lay_out(page: Path, folder: Path) -> None:
+    for block in blocks_of(page):
+        if block.file is not None:
+            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.file).write_text(block.text, encoding="utf-8")
+
+
+def environment() -> dict[str, str]:
+    """This process's, without what it says of models, with the embedded one."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "TOOLBOX_"))}
+    return kept | {"TOOLBOX_DEMO": "1", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "COLUMNS": "120"}
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(),
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -81,34 +113,86 @@ def test_a_block_runs(block: Block, tmp_path: Path) -> None:
         check=False,
     )
 
-    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
-    if block.prints is not None:
-        assert done.stdout.strip() == block.prints.strip()
+
+@pytest.mark.parametrize("program", [each for page in PAGES for each in programs_of(page)], ids=first)
+def test_a_program_runs_and_prints_what_is_shown(program: tuple[Block, ...], tmp_path: Path) -> None:
+    for block in program:
+        compile(block.text, str(block), "exec")
+    if program[0].note.startswith("not run: "):
+        return
+    lay_out(program[0].page, tmp_path)
+    file = program[0].file or "program.py"
+    if file.startswith("test_"):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", file]
+    else:
+        text = f"\nprint({SEPARATOR!r}, flush=True)\n".join(block.text for block in program)
+        (tmp_path / file).write_text(text, encoding="utf-8")
+        command = [sys.executable, "-W", "error", file]
+
+    done = run(command, tmp_path)
+
+    assert done.returncode == 0, f"{program[0]}\n{done.stdout}\n{done.stderr}"
+    for block, printed in zip(program, done.stdout.split(f"{SEPARATOR}\n"), strict=True):
+        if block.prints is not None:
+            assert printed.strip() == block.prints.strip(), str(block)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.exists()], ids=lambda page: page.name)
+@pytest.mark.parametrize("block", [each for page in PAGES for each in consoles_of(page)], ids=str)
+def test_commands_print_what_is_shown(block: Block, tmp_path: Path) -> None:
+    lay_out(block.page, tmp_path)
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        typed, _, shown = part.partition("\n")
+        program, *arguments = shlex.split(typed, comments=True)
+        module = {"toolbox": ["-m", "toolbox.cli"], "python": []}[program]
+
+        done = run([sys.executable, *module, *arguments], tmp_path)
+
+        pattern = ".*".join(map(re.escape, shown.strip().split("…")))
+        assert re.fullmatch(pattern, (done.stdout + done.stderr).strip(), re.DOTALL), done.stdout + done.stderr
+
+
+def headings_of(page: Path) -> set[str]:
+    """What the headings of a page are called in links to it."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
-    targets = [match["target"] for match in LINK.finditer(page.read_text(encoding="utf-8"))]
-    local = [target for target in targets if "://" not in target and not target.startswith("mailto:")]
+    wrong = []
+    for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        target, place = match["target"], match["place"]
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        there = page.parent / target if target else page
+        if not there.exists() or (place and there.suffix == ".md" and place not in headings_of(there)):
+            wrong.append(match[0])
 
-    assert [target for target in local if not (page.parent / target).exists()] == []
+    assert wrong == []
+
+
+def test_every_page_of_the_documents_is_linked_from_the_readme() -> None:
+    linked = {match["target"] for match in LINK.finditer((ROOT / "README.md").read_text(encoding="utf-8"))}
+    pages = {str(page.relative_to(ROOT)) for page in PAGES if page.parent.name == "docs"}
+
+    assert pages - linked == set()
 
 
 def test_the_readme_shows_one_program_of_at_most_25_lines() -> None:
-    [program] = blocks_of(ROOT / "README.md")
+    [[program]] = programs_of(ROOT / "README.md")
 
     assert len(program.text.splitlines()) <= 25
 
 
 def test_the_readme_s_program_answers_over_http(tmp_path: Path) -> None:
     """The commands below the program, as they stand there."""
-    [program] = blocks_of(ROOT / "README.md")
+    [[program]] = programs_of(ROOT / "README.md")
     (tmp_path / "menu.py").write_text(program.text, encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "TOOLBOX_"))}
     server = subprocess.Popen(
         [sys.executable, "-m", "uvicorn", "menu:app", "--port", "0"],
         cwd=tmp_path,
-        env=environment | {"TOOLBOX_DEMO": "1", "PYTHONPATH": str(ROOT)},
+        env=environment(),
         stderr=subprocess.PIPE,
         text=True,
     )
