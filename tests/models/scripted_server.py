@@ -35,7 +35,7 @@ class ScriptedServer:
         self.open = 0
         self.most_open = 0
         self.url = ""
-        self.arrived = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -47,17 +47,24 @@ class ScriptedServer:
                 self.requests.append(body)
                 self.headers.append(headers)
                 self.paths.append(first.split(" ")[1])
-                self.arrived.set()
                 self.open += 1
                 self.most_open = max(self.most_open, self.open)
+                self._changed.set()
                 try:
                     await self.reply(self.next(body), writer)
                 finally:
                     self.open -= 1
+                    self._changed.set()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client went away
         finally:
             writer.close()
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        """Waits until a request's coming or going has made this true."""
+        while not happened():
+            self._changed.clear()
+            await self._changed.wait()
 
     def next(self, body: dict[str, Any]) -> Scripted:
         if not isinstance(self.replies, list):

@@ -1,0 +1,332 @@
+"""Whatever bytes come, there is an answer or an error of ours; and good replies survive every way of being cut."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.models.scripted_server import chunk, sse
+from toolbox import (
+    ChatRequest,
+    CompleteResponse,
+    CompleteToolCall,
+    ModelError,
+    ModelProtocolError,
+    PartialResponse,
+    PartialToolCall,
+    StreamEvent,
+    ToolSpecification,
+    UserMessage,
+)
+from toolbox.json_text import parse_json
+from toolbox.models.chat_wire import ChatWire, encode_message
+from toolbox.models.responses_wire import ResponsesWire, encode_items
+from toolbox.models.sse import EventReader
+
+REQUEST = ChatRequest([UserMessage("Go")], [ToolSpecification("add"), ToolSpecification("now")])
+WIRES: dict[str, Any] = {"chat": ChatWire(), "responses": ResponsesWire()}
+
+
+def read(wire: str, *blocks: bytes) -> list[StreamEvent]:
+    reader = WIRES[wire].reader(REQUEST)
+    events: list[StreamEvent] = []
+    for block in blocks:
+        events += reader.feed(block)
+    return [*events, *reader.finish()]
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    ends = sorted({place % (len(data) + 1) for place in places} | {len(data)})
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def check(wire: str, *blocks: bytes) -> None:
+    """An answer that holds what it must, or one of our errors."""
+    try:
+        *_, last = read(wire, *blocks)
+    except ModelError as error:
+        str(error)
+        return
+    assert isinstance(last, CompleteResponse)
+    message = last.response.ai_message
+    ids = [each.id for each in message.tool_execution_requests]
+    assert len(set(ids)) == len(ids)
+    assert all(0 < len(each) <= 64 for each in ids)
+    (message.text or "").encode()
+    sent = (encode_message if wire == "chat" else encode_items)(message)
+    if sent:
+        parse_json(b"[" + sent + b"]")
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+name = st.sampled_from(["add", "now", "functions.add", "a", "dd", "", " "]) | anything
+arguments = (
+    st.sampled_from(['{"a": 1}', '{"a"', ": 1}", "{}", "null", '"{}"', "", "{}{}", '"', "\\ud83d", "\ud83d"]) | anything
+)
+index = st.sampled_from([0, 1, "0", "", None]) | anything
+identity = st.sampled_from(["c", "d", "", None, "x" * 70, 3]) | anything
+
+
+def objects(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+entry = (
+    objects(index=index, id=identity, function=objects(name=name, arguments=arguments) | anything, name=name) | anything
+)
+text = st.text(max_size=5) | st.lists(objects(type=st.just("text"), text=st.text(max_size=5)), max_size=2) | anything
+delta = (
+    objects(
+        content=text,
+        role=anything,
+        refusal=anything,
+        reasoning_content=text,
+        reasoning=text,
+        reasoning_details=st.lists(objects(type=st.just("t"), text=text, index=index), max_size=3) | anything,
+        tool_calls=st.lists(entry, max_size=3) | anything,
+        function_call=objects(name=name, arguments=arguments) | anything,
+        extra_content=anything,
+    )
+    | anything
+)
+finish = st.sampled_from(["stop", "length", "tool_calls", "content_filter", "error", "", None]) | anything
+usage = objects(prompt_tokens=anything, completion_tokens=anything, prompt_tokens_details=anything) | anything
+choice = objects(index=index, delta=delta, message=delta, finish_reason=finish, error=anything) | anything
+chat_event = (
+    objects(
+        id=anything,
+        model=anything,
+        choices=st.lists(choice, max_size=2) | anything,
+        usage=usage,
+        error=anything,
+        object=anything,
+    )
+    | anything
+)
+
+item = (
+    objects(
+        type=st.sampled_from(["function_call", "message", "reasoning"]) | anything,
+        id=identity,
+        call_id=identity,
+        name=name,
+        arguments=arguments,
+        content=st.lists(objects(type=st.sampled_from(["output_text", "refusal"]), text=text, refusal=text), max_size=2)
+        | anything,
+        summary=st.lists(objects(text=text), max_size=2) | anything,
+        encrypted_content=anything,
+    )
+    | anything
+)
+response = (
+    objects(
+        status=st.sampled_from(["completed", "incomplete", "failed"]) | anything,
+        output=st.lists(item, max_size=3) | anything,
+        error=anything,
+        usage=usage,
+        incomplete_details=objects(reason=st.sampled_from(["max_output_tokens", "content_filter"])) | anything,
+        store=anything,
+    )
+    | anything
+)
+kinds = st.sampled_from(
+    [
+        "output_text.delta",
+        "output_text.done",
+        "refusal.delta",
+        "refusal.done",
+        "reasoning_summary_text.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.added",
+        "output_item.done",
+        "completed",
+        "incomplete",
+        "failed",
+    ]
+)
+responses_event = (
+    objects(
+        type=kinds.map("response.{}".format),
+        output_index=index,
+        item_id=identity,
+        content_index=index,
+        delta=text,
+        text=text,
+        arguments=arguments,
+        item=item,
+        response=response,
+    )
+    | response
+)
+places = st.lists(st.integers(0, 2000), max_size=6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["chat", "responses"]), st.binary(max_size=200), places)
+def test_any_bytes_give_an_answer_or_an_error_of_ours(wire: str, data: bytes, at: list[int]) -> None:
+    check(wire, *cut(data, at))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["chat", "responses"]),
+    st.lists(
+        st.sampled_from(
+            [
+                b"data: ",
+                b"data:",
+                b"\n",
+                b"\n\n",
+                b"\r\n",
+                b"\r",
+                b"{",
+                b"}",
+                b'{"choices": []}',
+                b"[DONE]",
+                b"event: error",
+                b":",
+                b"\xef\xbb\xbf",
+                b'"x"',
+                b"event: ping",
+                b"[",
+                b"<",
+                b"\xff",
+                b"null",
+            ]
+        ),
+        max_size=20,
+    ),
+    places,
+)
+def test_any_frames_give_an_answer_or_an_error_of_ours(wire: str, parts: list[bytes], at: list[int]) -> None:
+    check(wire, *cut(b"".join(parts), at))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(chat_event, max_size=4), places, st.booleans())
+def test_any_chat_events_give_an_answer_or_an_error_of_ours(values: list[Any], at: list[int], done: bool) -> None:
+    check("chat", *cut(b"".join(sse(*values, done=done)), at))
+
+
+@settings(max_examples=200, deadline=None)
+@given(chat_event)
+def test_any_chat_document_gives_an_answer_or_an_error_of_ours(value: Any) -> None:
+    check("chat", json.dumps(value).encode())
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(responses_event, max_size=5), places)
+def test_any_response_events_give_an_answer_or_an_error_of_ours(values: list[Any], at: list[int]) -> None:
+    check("responses", *cut(b"".join(sse(*values, done=False)), at))
+
+
+@settings(max_examples=200, deadline=None)
+@given(response)
+def test_any_response_document_gives_an_answer_or_an_error_of_ours(value: Any) -> None:
+    check("responses", json.dumps(value).encode())
+
+
+GOOD = b"".join(
+    sse(
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"content": "Hé "}),
+        chunk({"content": "😀"}),
+        chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "add", "arguments": ""}}]}),
+        *(chunk({"tool_calls": [{"index": 0, "function": {"arguments": each}}]}) for each in ('{"a"', ": 1", "}")),
+        chunk({"tool_calls": [{"index": 1, "id": "d", "function": {"name": "now", "arguments": "{}"}}]}),
+        chunk({}, "tool_calls"),
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}},
+    )
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(places)
+def test_a_good_stream_reads_the_same_however_it_is_cut(at: list[int]) -> None:
+    assert read("chat", *cut(GOOD, at)) == read("chat", GOOD)
+
+
+def test_the_events_of_a_stream_come_in_order() -> None:
+    events = read("chat", GOOD)
+
+    assert [type(each).__name__ for each in events] == [
+        "PartialResponse",
+        "PartialResponse",
+        "PartialToolCall",
+        "PartialToolCall",
+        "PartialToolCall",
+        "CompleteToolCall",
+        "PartialToolCall",
+        "CompleteToolCall",
+        "CompleteResponse",
+    ]
+    first = next(each for each in events if isinstance(each, PartialToolCall))
+    assert first == PartialToolCall(0, "c", "add", '{"a"')
+    last = events[-1]
+    assert isinstance(last, CompleteResponse)
+    assert last.response.ai_message.text == "Hé 😀"
+    assert last.response.token_usage is not None
+    assert last.response.token_usage.total_tokens == 7
+
+
+def test_a_call_is_complete_when_the_next_begins_and_not_before() -> None:
+    reader = ChatWire().reader(REQUEST)
+    entries = [
+        {"index": 0, "id": "c", "function": {"name": "add", "arguments": '{"a": 1}'}},
+        {"index": 1, "id": "d", "function": {"name": "now", "arguments": "{"}},
+        {"index": 0, "function": {"arguments": '{"a": 1}'}},
+        {"index": 1, "function": {"arguments": "}"}},
+    ]
+    complete = []
+    for each in entries:
+        events = reader.feed(sse(chunk({"tool_calls": [each]}))[0])
+        complete.append([event.request.name for event in events if isinstance(event, CompleteToolCall)])
+
+    assert complete == [[], ["add"], [], []]
+
+
+def test_a_call_that_may_go_on_is_not_complete_when_the_next_begins() -> None:
+    reader = ChatWire().reader(REQUEST)
+    for each in (
+        {"index": 0, "id": "c", "function": {"name": "add", "arguments": "{"}},
+        {"index": 1, "id": "d", "function": {"name": "now", "arguments": "{}"}},
+    ):
+        events = reader.feed(sse(chunk({"tool_calls": [each]}))[0])
+        assert not any(isinstance(event, CompleteToolCall) for event in events)
+    with pytest.raises(ModelProtocolError):
+        reader.finish()
+
+
+def test_a_long_line_in_small_pieces_takes_linear_time() -> None:
+    reader = EventReader()
+    line = b'data: {"choices": [], "pad": "' + b"x" * 2_000_000 + b'"}\n\n'
+
+    values = [value for at in range(0, len(line), 100) for value in reader.feed(line[at : at + 100])]
+
+    assert len(values) == 1
+
+
+def test_ten_thousand_fragments_are_joined() -> None:
+    entries = [{"index": 0, "id": "c", "function": {"name": "add", "arguments": '{"a": "'}}]
+    entries += [{"index": 0, "function": {"name": "add", "arguments": "xy"}}] * 10_000
+    entries += [{"index": 0, "function": {"arguments": '"}'}}]
+
+    *_, last = read("chat", *sse(*(chunk({"tool_calls": [each]}) for each in entries)))
+
+    assert isinstance(last, CompleteResponse)
+    assert len(last.response.ai_message.tool_execution_requests[0].arguments) == 20_009
+
+
+def test_the_text_of_the_events_is_the_text_of_the_reply() -> None:
+    events = read(
+        "chat", *sse(*(chunk({"content": each}) for each in ("a\ud83d", "\ude00b", "\ud83d")), chunk({}, "stop"))
+    )
+
+    assert "".join(each.text for each in events if isinstance(each, PartialResponse)) == "a😀b\ufffd"

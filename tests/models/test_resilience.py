@@ -1,0 +1,364 @@
+"""Servers that fail, wait, break off or never answer; limits; connections and event loops."""
+
+import asyncio
+import gc
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.models.scripted_server import Scripted, ScriptedServer, Serve, chunk, completion, serving, sse, stream
+from toolbox import (
+    ChatRequest,
+    ChatResponse,
+    CompleteResponse,
+    ModelConnectionError,
+    ModelError,
+    ModelHttpError,
+    ModelProtocolError,
+    ModelTimeoutError,
+    OpenAiChatModel,
+    PartialResponse,
+    StreamEvent,
+    UserMessage,
+)
+
+pytestmark = pytest.mark.anyio
+
+HI = ChatRequest([UserMessage("Hi")])
+OK = completion({"content": "ok"})
+OK_STREAM = stream(chunk({"content": "ok"}), chunk({}, "stop"))
+SOON = {"retry-after-ms": "1"}
+
+
+def failing(status: int, **headers: str) -> Scripted:
+    return Scripted(b'{"error": {"message": "no"}}', status=status, headers=headers or SOON)
+
+
+async def text_of(model: OpenAiChatModel) -> str | None:
+    *_, last = [event async for event in model.stream(HI)]
+    assert isinstance(last, CompleteResponse)
+    return last.response.ai_message.text
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 529])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_may_pass_is_tried_again(serve: Serve, status: int, streamed: bool) -> None:
+    server = await serve([failing(status), failing(status), OK_STREAM if streamed else OK])
+    model = OpenAiChatModel("m", server.url)
+
+    answer = await text_of(model) if streamed else (await model.chat(HI)).ai_message.text
+    await model.aclose()
+
+    assert (answer, len(server.requests)) == ("ok", 3)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+async def test_what_will_not_pass_is_not_tried_again(serve: Serve, status: int) -> None:
+    server = await serve([failing(status), OK])
+    model = OpenAiChatModel("m", server.url)
+
+    with pytest.raises(ModelHttpError) as caught:
+        await model.chat(HI)
+    await model.aclose()
+
+    assert (caught.value.status, len(server.requests)) == (status, 1)
+
+
+async def test_there_is_one_layer_of_retries(serve: Serve) -> None:
+    server = await serve(lambda _: failing(503))
+    model = OpenAiChatModel("m", server.url, max_retries=3)
+
+    with pytest.raises(ModelHttpError, match="503"):
+        await model.chat(HI)
+    with pytest.raises(ModelHttpError, match="503"):
+        await text_of(model)
+    await model.aclose()
+
+    assert len(server.requests) == 8
+
+
+async def test_it_waits_as_long_as_the_server_says(serve: Serve) -> None:
+    server = await serve([failing(429, **{"retry-after": "0.2"}), OK])
+    model = OpenAiChatModel("m", server.url)
+
+    began = time.monotonic()
+    await model.chat(HI)
+    waited = time.monotonic() - began
+    await model.aclose()
+
+    assert 0.2 <= waited < 2
+
+
+async def test_a_server_that_is_not_there_is_a_connection_error() -> None:
+    async with serving([]) as gone:
+        url = gone.url
+    model = OpenAiChatModel("m", url, max_retries=0)
+
+    with pytest.raises(ModelConnectionError):
+        await model.chat(HI)
+    with pytest.raises(ModelConnectionError):
+        await text_of(model)
+    await model.aclose()
+
+
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_connection_that_breaks_before_the_reply_is_tried_again(
+    serve: Serve, transport: Any, streamed: bool
+) -> None:
+    end = OK_STREAM if streamed else OK
+    server = await serve([Scripted(chunks=[], cut=True, content_type="text/event-stream"), end])
+    model = OpenAiChatModel("m", server.url, transport=transport)
+
+    answer = await text_of(model) if streamed else (await model.chat(HI)).ai_message.text
+    await model.aclose()
+
+    assert (answer, len(server.requests)) == ("ok", 2)
+
+
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+async def test_a_stream_is_not_tried_again_after_its_first_event(serve: Serve, transport: Any) -> None:
+    server = await serve([stream(chunk({"role": "assistant"}), done=False, cut=True), OK_STREAM])
+    model = OpenAiChatModel("m", server.url, transport=transport)
+
+    with pytest.raises(ModelConnectionError):
+        await text_of(model)
+    await model.aclose()
+
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+async def test_the_timeout_is_for_the_whole_call(serve: Serve, transport: Any) -> None:
+    never = asyncio.Event()
+    server = await serve(lambda _: Scripted(wait=never))
+    model = OpenAiChatModel("m", server.url, timeout=0.1, transport=transport)
+
+    began = time.monotonic()
+    with pytest.raises(ModelTimeoutError):
+        await model.chat(HI)
+    with pytest.raises(TimeoutError):
+        await text_of(model)
+    waited = time.monotonic() - began
+    never.set()
+    await model.aclose()
+
+    assert waited < 5
+    assert len(server.requests) == 2
+
+
+async def test_the_timeout_also_ends_a_stream_that_has_begun(serve: Serve) -> None:
+    never = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + sse(chunk({"content": "Hel"}))[0])
+        await never.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
+    seen: list[StreamEvent] = []
+    model = OpenAiChatModel("m", url, timeout=0.2)
+    slow_reads = OpenAiChatModel("m", url, read_timeout=0.2, max_retries=0)
+
+    with pytest.raises(ModelTimeoutError):
+        async for event in model.stream(HI):
+            seen.append(event)
+    with pytest.raises(ModelTimeoutError):
+        await text_of(slow_reads)
+    never.set()
+    await model.aclose()
+    await slow_reads.aclose()
+    listener.close()
+
+    assert seen == [PartialResponse("Hel")]
+
+
+async def test_requests_at_once_are_limited_and_the_others_wait(serve: Serve) -> None:
+    gate = asyncio.Event()
+    server = await serve(lambda body: Scripted(OK.body, wait=gate) if not body.get("stream") else OK_STREAM)
+    model = OpenAiChatModel("m", server.url, max_concurrent_requests=2)
+
+    calls = [asyncio.create_task(model.chat(HI)) for _ in range(4)]
+    streams = [asyncio.create_task(text_of(model)) for _ in range(2)]
+    await server.until(lambda: server.open == 2)
+    assert len(server.requests) == 2
+    gate.set()
+    await asyncio.gather(*calls, *streams)
+    await model.aclose()
+
+    assert server.most_open == 2
+    assert len(server.requests) == 6
+
+
+async def test_waiting_for_the_limit_counts_for_the_timeout(serve: Serve) -> None:
+    gate = asyncio.Event()
+    server = await serve(lambda _: Scripted(OK.body, wait=gate))
+    model = OpenAiChatModel("m", server.url, max_concurrent_requests=1, timeout=0.3)
+
+    first, second = asyncio.create_task(model.chat(HI)), asyncio.create_task(model.chat(HI))
+    results = await asyncio.gather(first, second, return_exceptions=True)
+    gate.set()
+    await model.aclose()
+
+    assert all(isinstance(each, ModelTimeoutError) for each in results)
+    assert len(server.requests) == 1
+
+
+async def test_leaving_a_stream_closes_its_connection(serve: Serve) -> None:
+    server = await serve(
+        lambda _: Scripted(
+            chunks=[each for _ in range(2000) for each in sse(chunk({"content": "x" * 1000}), done=False)],
+            content_type="text/event-stream",
+        )
+    )
+    model = OpenAiChatModel("m", server.url)
+
+    events = model.stream(HI)
+    async for _ in events:
+        break
+    await events.aclose()  # type: ignore[attr-defined]  # an asynchronous generator
+    await server.until(lambda: server.open == 0)
+    await model.aclose()
+
+
+async def test_cancelling_a_call_closes_its_connection_and_frees_its_place(serve: Serve) -> None:
+    gate = asyncio.Event()
+    server = await serve(lambda _: Scripted(OK.body, wait=gate))
+    model = OpenAiChatModel("m", server.url, max_concurrent_requests=1)
+
+    task = asyncio.create_task(model.chat(HI))
+    await server.until(lambda: server.open == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.set()
+    assert (await model.chat(HI)).ai_message.text == "ok"
+    await model.aclose()
+
+
+async def test_connections_are_used_again_streamed_or_not() -> None:
+    opened = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        await server.handle(reader, writer)
+
+    server = ScriptedServer(lambda body: OK_STREAM if body.get("stream") else OK)
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
+    model = OpenAiChatModel("m", f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1")
+
+    for _ in range(3):
+        await model.chat(HI)
+        await text_of(model)
+    await model.aclose()
+    listener.close()
+
+    assert opened == 1
+
+
+def test_one_model_serves_several_event_loops() -> None:
+    server_loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=server_loop.run_forever)
+    thread.start()
+    context = serving(lambda _: OK)
+    server = asyncio.run_coroutine_threadsafe(context.__aenter__(), server_loop).result(5)
+    model = OpenAiChatModel("m", server.url)
+
+    async def ask() -> str | None:
+        replies = await asyncio.gather(model.chat(HI), model.chat(HI))
+        return replies[0].ai_message.text
+
+    async def ask_and_close() -> str | None:
+        try:
+            return await ask()
+        finally:
+            await model.aclose()
+
+    assert asyncio.run(ask_and_close()) == "ok"
+    assert asyncio.run(ask_and_close()) == "ok"  # it may be used again after it was closed
+    elsewhere = asyncio.run_coroutine_threadsafe(ask(), server_loop).result(5)
+    assert (elsewhere, asyncio.run(ask_and_close())) == ("ok", "ok")
+
+    asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), server_loop).result(5)
+    server_loop.call_soon_threadsafe(server_loop.stop)
+    thread.join()
+    server_loop.close()
+
+
+def test_a_loop_that_ended_without_closing_does_no_harm(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(ModelConnectionError):
+        asyncio.run(_fails())
+    gc.collect()
+
+
+async def _fails() -> ChatResponse:
+    model = OpenAiChatModel("m", "http://127.0.0.1:9/v1", max_retries=0)
+    try:
+        return await model.chat(HI)
+    finally:
+        await model.aclose()
+
+
+async def test_every_failure_is_a_model_error_whatever_the_bytes(serve: Serve) -> None:
+    """Heads that are no HTTP, lengths that lie."""
+    heads = [
+        b"",
+        b"garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json; charset=x\r\ncontent-length: 2\r\n\r\n\xff{",
+        b"HTTP/1.1 999 Odd\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 302 Away\r\nlocation: http://127.0.0.1:9/\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 204 Empty\r\n\r\n",
+    ]
+    for transport in ("aiohttp", "httpx2"):
+        for head in heads:
+            for ask in (OpenAiChatModel.chat, lambda model, _: text_of(model)):
+                await _fails_with_model_error(head, transport, ask)
+
+
+async def _fails_with_model_error(head: bytes, transport: Any, ask: Any) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head)
+        writer.close()
+
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
+    model = OpenAiChatModel("m", url, max_retries=0, timeout=5.0, transport=transport)
+    try:
+        with pytest.raises(ModelError):
+            await ask(model, HI)
+    finally:
+        await model.aclose()
+        listener.close()
+
+
+async def test_a_protocol_error_tells_status_request_and_beginning(serve: Serve) -> None:
+    server = await serve([Scripted(b"<html>Log in</html>"), Scripted(chunks=[b"<html>Log in</html>"])])
+    model = OpenAiChatModel("m", server.url)
+
+    for ask in (model.chat(HI), text_of(model)):
+        with pytest.raises(ModelProtocolError) as caught:
+            await ask
+        assert (caught.value.status, caught.value.request_id) == (200, "req_1")
+        assert "Log in" in caught.value.body
+    await model.aclose()
+
+
+async def test_an_error_in_a_good_status_tells_the_request_too(serve: Serve) -> None:
+    server = await serve([Scripted(json.dumps({"error": {"message": "no", "code": 502}}).encode())])
+    model = OpenAiChatModel("m", server.url)
+
+    with pytest.raises(ModelHttpError) as caught:
+        await model.chat(HI)
+    await model.aclose()
+
+    assert (caught.value.status, caught.value.request_id) == (502, "req_1")
