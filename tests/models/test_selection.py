@@ -1,0 +1,299 @@
+"""Which model a name means, what is wrong when it means none, and who closes it."""
+
+from typing import Any
+
+import pytest
+
+from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
+from toolbox import (
+    ChatModel,
+    ChatRequest,
+    ChatResponse,
+    CompleteResponse,
+    DemoChatModel,
+    IllegalConfigurationError,
+    ModelConnectionError,
+    ModelHttpError,
+    ModelRefusedError,
+    ModelTimeoutError,
+    OpenAiChatModel,
+    UserMessage,
+)
+from toolbox.models.selection import NamedModels
+from toolbox.models.streaming import stream_of
+from toolbox.settings import ToolboxSettings
+from toolbox.testing import ScriptedChatModel
+
+pytestmark = pytest.mark.anyio
+
+HI = ChatRequest([UserMessage("Hi")])
+
+
+def models(given: dict[str, ChatModel] | None = None, **settings: Any) -> NamedModels:
+    return NamedModels(given, ToolboxSettings(**settings))
+
+
+def test_the_programs_own_model_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_MODELS__DEFAULT__MODEL", "other")
+    monkeypatch.setenv("TOOLBOX_DEMO", "1")
+    mine = ScriptedChatModel()
+
+    assert models({"default": mine}).find() is mine
+    assert models({"default": mine}).find("default") is mine
+
+
+def test_settings_come_before_the_environment_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_MODEL", "from-outside")
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    monkeypatch.setenv("TOOLBOX_DEMO", "1")
+    outside = models().find()
+    monkeypatch.setenv("TOOLBOX_MODELS__DEFAULT__MODEL", "named")
+    named = models().find()
+
+    assert isinstance(outside, OpenAiChatModel)
+    assert isinstance(named, OpenAiChatModel)
+    assert (outside.model, named.model) == ("from-outside", "named")
+
+
+@pytest.mark.parametrize("name", ["tool-use", "tool.use", "tool_use", "Tool-Use"])
+def test_a_name_is_found_as_the_environment_writes_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__MODEL", "qwen")
+    monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__BASE_URL", "http://127.0.0.1:1/v1")
+    found = models()
+
+    model = found.find(name)
+
+    assert isinstance(model, OpenAiChatModel)
+    assert model.model == "qwen"
+    assert found.find(name) is model
+
+
+def test_the_demo_is_chosen_only_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert models().problem(None, "Assistant") is not None
+    monkeypatch.setenv("TOOLBOX_DEMO", "1")
+
+    assert isinstance(models().find(), DemoChatModel)
+    assert models().problem("tool-use", "Assistant") is not None
+
+
+def test_no_model_at_all_names_the_ways_to_give_one() -> None:
+    problem = models().problem(None, "Assistant.chat")
+
+    assert problem is not None
+    assert problem.where == "Assistant.chat"
+    for way in (
+        "Container(models=",
+        "TOOLBOX_MODELS__DEFAULT__MODEL",
+        "OPENAI_MODEL",
+        "OPENAI_BASE_URL",
+        "TOOLBOX_DEMO",
+    ):
+        assert way in problem.fix
+    with pytest.raises(IllegalConfigurationError, match="TOOLBOX_DEMO"):
+        models().find()
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "OPENAI_BASE_URL"])
+def test_a_key_without_a_model_is_told(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "sk-secret")
+
+    problem = models().problem(None, "Assistant")
+
+    assert problem is not None
+    assert f"{variable} is set, OPENAI_MODEL is not" in problem.what
+    assert "sk-secret" not in str(problem)
+
+
+def test_an_unknown_name_is_told_with_the_nearest() -> None:
+    problem = models({"tool-use": ScriptedChatModel()}).problem("tool-uses", "Assistant")
+
+    assert problem is not None
+    assert "did you mean 'tool-use'?" in problem.what
+    assert "TOOLBOX_MODELS__TOOL_USES__MODEL" in problem.fix
+
+
+def test_settings_that_do_not_say_which_model_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_MODELS__BIG__BASE_URL", "http://127.0.0.1:1")
+
+    problem = models().problem("big", "Assistant")
+
+    assert problem is not None
+    assert problem.fix == "set TOOLBOX_MODELS__BIG__MODEL"
+
+
+def test_an_unknown_fallback_is_told() -> None:
+    settings = ToolboxSettings.model_validate({"models": {"big": {"model": "m", "fallback": ["small"]}}})
+
+    problem = NamedModels({}, settings).problem("big", "Assistant")
+
+    assert problem is not None
+    assert "small" in problem.what
+    assert "fallback of model 'big'" in problem.where
+
+
+async def test_every_setting_of_a_model_reaches_it(serve: Serve) -> None:
+    server = await serve([completion({"content": "ok"})])
+    section = {
+        "model": "m",
+        "base_url": server.url,
+        "api_key": "sk-1",
+        "timeout": 5,
+        "read_timeout": 4,
+        "max_retries": 1,
+        "max_concurrent_requests": 3,
+        "temperature": 0.1,
+        "max_tokens": 9,
+        "max_completion_tokens": 8,
+        "seed": 7,
+        "parameters": {"stop": "x"},
+        "headers": {"X-Team": "a"},
+        "query": {"v": "1"},
+        "supports_response_format": False,
+        "send_tool_metadata": ["k"],
+        "strict_tools": True,
+        "stream_usage": False,
+    }
+    found = NamedModels({}, ToolboxSettings.model_validate({"models": {"default": section}}))
+
+    model = found.find()
+    await model.chat(HI)
+    await found.aclose()
+
+    assert isinstance(model, OpenAiChatModel)
+    assert model.supports_response_format is False
+    assert "sk-1" not in repr(model)
+    assert (server.headers[0]["authorization"], server.headers[0]["x-team"]) == ("Bearer sk-1", "a")
+    assert server.paths == ["/v1/chat/completions?v=1"]
+    sent = {key: value for key, value in server.requests[0].items() if key != "messages"}
+    assert sent == {
+        "model": "m", "temperature": 0.1, "max_tokens": 9, "max_completion_tokens": 8, "seed": 7, "stop": "x",
+    }  # fmt: skip
+
+
+class Closing(ScriptedChatModel):
+    closed = 0
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+async def test_only_what_was_made_here_is_closed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_MODELS__BIG__MODEL", "m")
+    monkeypatch.setenv("TOOLBOX_MODELS__BIG__BASE_URL", "http://127.0.0.1:1")
+    mine = Closing()
+    found = models({"default": mine})
+
+    first = found.find("big")
+    found.find()
+    await found.aclose()
+
+    assert mine.closed == 0
+    assert found.find("big") is not first
+
+
+def fallbacks(**given: Any) -> ChatModel:
+    return models(given, models={"default": {"model": "unused"}}).find()
+
+
+class WithFallback(ScriptedChatModel):
+    fallback = ("second", "third")
+
+
+def chain(*replies: Any) -> tuple[ChatModel, list[ScriptedChatModel]]:
+    first = WithFallback([replies[0]])
+    given = {"default": first, "second": ScriptedChatModel([replies[1]]), "third": ScriptedChatModel([replies[2]])}
+    return models(dict(given)).find(), list(given.values())
+
+
+HTTP = ModelHttpError(503, "overloaded")
+
+
+@pytest.mark.parametrize(
+    "error", [HTTP, ModelHttpError(401, "who?"), ModelConnectionError("gone"), ModelTimeoutError("slow")]
+)
+async def test_the_next_model_is_asked_when_one_does_not_answer(error: Exception) -> None:
+    model, parts = chain(error, HTTP, "third says hi")
+
+    reply = await model.chat(HI)
+
+    assert reply.ai_message.text == "third says hi"
+    assert [len(each.requests) for each in parts] == [1, 1, 1]
+
+
+async def test_the_last_models_failure_is_the_failure() -> None:
+    model, _ = chain(HTTP, HTTP, ModelConnectionError("gone"))
+
+    with pytest.raises(ModelConnectionError):
+        await model.chat(HI)
+
+
+@pytest.mark.parametrize("error", [ModelHttpError(400, "too long"), ModelRefusedError("No."), ValueError("bug")])
+async def test_what_another_model_cannot_mend_is_not_asked_of_it(error: Exception) -> None:
+    model, parts = chain(error, "second", "third")
+
+    with pytest.raises(type(error)):
+        await model.chat(HI)
+
+    assert [len(each.requests) for each in parts] == [1, 0, 0]
+
+
+async def test_a_stream_falls_back_before_its_first_event() -> None:
+    model, _ = chain(HTTP, HTTP, "third says hi")
+
+    *_, last = [event async for event in stream_of(model, HI)]
+
+    assert isinstance(last, CompleteResponse)
+    assert last.response.ai_message.text == "third says hi"
+
+
+async def test_a_stream_does_not_fall_back_after_its_first_event(serve: Serve) -> None:
+    broken = stream(chunk({"content": "Hel"}), done=False, cut=True)
+    server = await serve([broken])
+    first = OpenAiChatModel("m", server.url, fallback=("second",), max_retries=0)
+    second = ScriptedChatModel(["hello"])
+    model = models({"default": first, "second": second}).find()
+
+    with pytest.raises(ModelConnectionError):
+        async for _ in stream_of(model, HI):
+            pass
+    await first.aclose()
+
+    assert second.requests == []
+
+
+async def test_a_named_model_falls_back_by_its_settings(serve: Serve) -> None:
+    bad = await serve(lambda _: Scripted(b"{}", status=401))
+    good = await serve([completion({"content": "ok"})])
+    sections = {
+        "default": {"model": "a", "base_url": bad.url, "fallback": "big-one"},
+        "big_one": {"model": "b", "base_url": good.url},
+    }
+    found = NamedModels({}, ToolboxSettings.model_validate({"models": sections}))
+
+    reply = await found.find().chat(HI)
+    await found.aclose()
+
+    assert reply.ai_message.text == "ok"
+
+
+def test_a_chain_supports_what_all_of_it_supports() -> None:
+    both = models(
+        {
+            "default": WithFallback(supports_response_format=True),
+            "second": ScriptedChatModel(),
+            "third": DemoChatModel(),
+        }
+    )
+
+    assert getattr(both.find(), "supports_response_format") is False  # noqa: B009 - an optional attribute
+
+
+class WithoutStream:
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        return await ScriptedChatModel(["Hello there"]).chat(request)
+
+
+async def test_a_model_without_stream_streams_its_whole_reply() -> None:
+    events = [event async for event in stream_of(WithoutStream(), HI)]
+
+    assert [type(each).__name__ for each in events] == ["PartialResponse", "CompleteResponse"]
