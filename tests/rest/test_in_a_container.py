@@ -10,7 +10,7 @@ from toolbox import rest
 from toolbox.container import Container
 from toolbox.context import InvocationContext
 from toolbox.di.marks import application_scoped, produces, request_scoped
-from toolbox.errors import IllegalConfigurationError
+from toolbox.errors import ContainerNotStartedError, IllegalConfigurationError
 from toolbox.settings import RestSettings, ToolboxSettings
 
 pytestmark = pytest.mark.anyio
@@ -235,6 +235,36 @@ async def test_a_client_can_be_overridden(server) -> None:
         with container.override(Weather, Fake()):
             assert await container.get(Weather).forecast(1.0) == {"fake": 1.0}
         assert await container.get(Weather).forecast(1.0) == {}
+
+
+async def test_a_client_that_outlived_its_container_says_so(server) -> None:
+    async with Container().register(Weather, rest.rest_settings("open-meteo", url=server.url)) as container:
+        weather = container.get(Weather)
+
+    with pytest.raises(ContainerNotStartedError, match="open_meteo"):
+        await weather.forecast(1.0)
+    with pytest.raises(ContainerNotStartedError):
+        await asyncio.to_thread(weather.forecast_now, 1.0)
+
+
+async def test_a_collaborator_may_be_an_instance_or_bound_to_another_class(server) -> None:
+    class Version:
+        def __init__(self, number: str) -> None:
+            self.number = number
+
+        def __call__(self) -> dict[str, str]:
+            return {"X-Version": self.number}
+
+    @rest.register_rest_client(config_key="open-meteo", headers=Version)
+    class Versioned(Protocol):
+        @rest.get("/x")
+        async def find(self) -> None: ...
+
+    container = Container().register(Versioned, rest.rest_settings("open-meteo", url=server.url))
+    async with container.register_instance(Version("7")):
+        await container.get(Versioned).find()
+
+    assert server.last.header("X-Version") == "7"
 
 
 async def test_a_container_can_be_started_again(server) -> None:

@@ -93,9 +93,9 @@ class Registry:
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))
 
     def _readings(self, readers: Sequence[Reader]) -> Iterator[tuple[Reading, Problem | None]]:
-        seen = set(self._entries)
+        seen = {*self._entries, *self.seeds}
         queue = list(self._entries.values())
-        # A class that an interface is bound to need not be registered by itself.
+        # What an interface is bound to need not be registered by itself.
         implied: list[object] = [
             each.implementation for each in self._bindings if isinstance(each.implementation, type)
         ]
@@ -112,6 +112,8 @@ class Registry:
                 yield Reading(()), _not_registrable(entry)
                 continue
             implied += reading.implies
+            # What an instance or a producer provides need not be made of its class.
+            seen.update(each.provides for each in reading.definitions if isinstance(each.provides, type))
             yield reading, None
 
 

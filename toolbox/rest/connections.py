@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 
 import httpx2
 
-from ..errors import RestClientError
+from ..errors import ContainerNotStartedError, RestClientError
 from .building import Outgoing
 from .encoding import shown_url
 from .endpoint import Endpoint
@@ -58,9 +58,11 @@ class Connection:
         self._sync: httpx2.Client | None = None
         self._async: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
         self._tls: ssl.SSLContext | None = None
+        self._is_closed = False
 
     def sync_client(self) -> httpx2.Client:
-        """The client all threads share."""
+        """The client all threads share. Raises `ContainerNotStartedError` when the connection is closed."""
+        self._refuse_closed()
         with self._lock:
             if self._sync is None:
                 self._sync = httpx2.Client(**self._options())
@@ -68,7 +70,8 @@ class Connection:
             return self._sync
 
     async def async_client(self) -> httpx2.AsyncClient:
-        """The client of the running loop."""
+        """The client of the running loop. Raises `ContainerNotStartedError` when the connection is closed."""
+        self._refuse_closed()
         loop = asyncio.get_running_loop()
         client = self._async.get(loop)
         if client is None:
@@ -85,6 +88,7 @@ class Connection:
 
     async def aclose(self) -> None:
         """Closes all clients, those of other running loops too."""
+        self._is_closed = True
         with self._lock:
             clients, self._async = self._async, {}
             shared, self._sync = self._sync, None
@@ -96,6 +100,10 @@ class Connection:
             elif loop.is_running():
                 closing = asyncio.run_coroutine_threadsafe(_close(client), loop)
                 await asyncio.wait([asyncio.wrap_future(closing)], timeout=_CLOSE_LIMIT)
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ContainerNotStartedError(f"the REST client of {self.endpoint.key!r}")
 
     def _options(self) -> dict[str, Any]:
         settings = self.endpoint.settings
