@@ -12,6 +12,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from .frozen import quickly_made
+
 K = TypeVar("K")
 
 
@@ -105,6 +107,7 @@ class ToolExecutionRequest:
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolExecutionResult:
     """What a tool may return to say more than its value: the text for the model, the value, whether it is an error."""
@@ -116,9 +119,11 @@ class ToolExecutionResult:
     contents: Sequence[Content] = ()
 
     def __post_init__(self) -> None:
-        _to_tuple(self, "contents", self.contents)
+        if type(self.contents) is not tuple:
+            _to_tuple(self, "contents", self.contents)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolExecution:
     """A tool call that ended: the request, the text sent to the model, the value, when it ran and for how long.
@@ -185,6 +190,7 @@ class AiMessage(Encodable):
         return bool(self.tool_execution_requests)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolExecutionResultMessage(Encodable):
     """The answer to one tool call; `id` and `tool_name` are those of its request."""
@@ -197,7 +203,8 @@ class ToolExecutionResultMessage(Encodable):
     contents: Sequence[Content] = ()
 
     def __post_init__(self) -> None:
-        _to_tuple(self, "contents", self.contents)
+        if type(self.contents) is not tuple:
+            _to_tuple(self, "contents", self.contents)
 
     @classmethod
     def of(cls, request: ToolExecutionRequest, text: str) -> ToolExecutionResultMessage:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from typing_extensions import TypeForm
 
 from .chat import ToolExecutionRequest, UserMessage
 from .errors import IllegalConfigurationError, Problem
+from .frozen import quickly_made
 
 T = TypeVar("T")
 
@@ -126,6 +127,7 @@ class Cancellation:
         self.cancelled = False
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class InvocationContext:
     """The call of a service that is under way.
@@ -149,9 +151,19 @@ class InvocationContext:
         """Whether the invocation has been cancelled or has run out of time."""
         return self.cancellation.cancelled
 
-    def in_tool(self, request: ToolExecutionRequest) -> InvocationContext:
-        """The same invocation, inside the tool call `request`."""
-        return replace(self, request=request)
+    def in_tool(self, request: ToolExecutionRequest, cancellation: Cancellation | None = None) -> InvocationContext:
+        """The same invocation, inside the tool call `request`, which may be given up by itself."""
+        # Written out: a tool call has a budget of microseconds, and `replace` would take two of them.
+        return InvocationContext(
+            self.service,
+            self.method,
+            self.memory_id,
+            self.user_message,
+            self.attributes,
+            self.deadline,
+            request,
+            self.cancellation if cancellation is None else cancellation,
+        )
 
     @staticmethod
     def current() -> InvocationContext | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from pydantic_core import to_json
 
 from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResult, joined_text
 from ..errors import FrameworkError, ToolAbort, ToolArgumentsError, ToolResultError, ToolRetry
@@ -28,7 +30,7 @@ _PASSED_ON = (FrameworkError, ToolAbort, ToolRetry)
 
 SUCCESS = "Success"
 # What returns most often, and is nothing but its value.
-_PLAIN = frozenset({dict, list, int, float, bool})
+_PLAIN = frozenset({dict, int, float, bool})
 
 
 # --- arguments
@@ -210,6 +212,33 @@ def printable(text: str) -> str:
 # --- results
 
 
+class Encoded:
+    """What a tool returned, as the model is told it: not yet cut, and not yet said who asked."""
+
+    __slots__ = ("attributes", "contents", "is_error", "text", "value")
+
+    def __init__(
+        self,
+        text: str,
+        value: object = None,
+        is_error: bool = False,
+        contents: Sequence[Content] = (),
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.text, self.value, self.is_error = text, value, is_error
+        self.contents, self.attributes = contents, attributes
+
+    @classmethod
+    def of(cls, result: ToolExecutionResult) -> Encoded:
+        """What a tool, an executor or a handler has put together itself."""
+        value = None if result.is_error else result.result_object
+        return cls(result.text, value, result.is_error, result.contents, result.attributes)
+
+    def as_result(self) -> ToolExecutionResult:
+        """In the form that programs see."""
+        return ToolExecutionResult(self.text, self.value, self.is_error, self.attributes or {}, self.contents)
+
+
 class ResultEncoder:
     """Encodes what one tool returns."""
 
@@ -222,23 +251,23 @@ class ResultEncoder:
         self._none = SUCCESS if bare in (None, type(None), EMPTY) else "null"
         self._serializer = _serializer_for(_awaited(returns))
 
-    def __call__(self, value: Any) -> ToolExecutionResult:
-        """The result for the model; one that the tool made itself stays as it is. Raises `ToolResultError`."""
-        if value is None:
-            return ToolExecutionResult(self._none)
-        if type(value) is str:
-            return ToolExecutionResult(self._sendable(value, value), value)
+    def __call__(self, value: Any) -> Encoded:
+        """The value for the model; what the tool has put together itself stays so. Raises `ToolResultError`."""
         kind = type(value)
+        if kind is str:
+            return Encoded(self._sendable(value, value), value)
+        if value is None:
+            return Encoded(self._none)
         if kind not in _PLAIN:
             if isinstance(value, ToolExecutionResult):
-                return value
+                return Encoded.of(value)
             if hasattr(kind, "__tool_value__"):  # it says itself what it stands for
                 return self(value.__tool_value__())
             if isinstance(value, str):
-                return ToolExecutionResult(self._sendable(str.__str__(value), value), value)
-        if contents := _contents_of(value):
-            return ToolExecutionResult(joined_text(contents), value, contents=contents)
-        return ToolExecutionResult(self._json(value), value)
+                return Encoded(self._sendable(str.__str__(value), value), value)
+            if contents := _contents_of(value):
+                return Encoded(joined_text(contents), value, contents=contents)
+        return Encoded(self._json(value), value)
 
     def _sendable(self, text: str, value: Any) -> str:
         if not text.isascii():
@@ -259,8 +288,6 @@ class ResultEncoder:
                 raise
             except Exception:
                 pass
-        from pydantic_core import to_json
-
         try:
             return to_json(value, inf_nan_mode="null").decode()
         except _PASSED_ON:

@@ -40,7 +40,8 @@ from ..errors import (
     UnknownToolError,
 )
 from ..execution import EXECUTION_MARK, Execution, Runner, execution_of
-from .codec import ArgumentDecoder, ResultEncoder, cut, printable
+from ..frozen import quickly_made
+from .codec import ArgumentDecoder, Encoded, ResultEncoder, cut, printable
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
 from .marks import ReturnBehavior
 
@@ -92,6 +93,7 @@ class ToolSurroundings:
     max_result_chars: int | None = None
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
     """What came of a tool call: for the caller, and for the model."""
@@ -110,13 +112,13 @@ async def execute_tool(tool: Tool, request: ToolExecutionRequest, surroundings: 
     token = current_invocation.set(context)
     try:
         try:
-            result = await _perform(tool, request, context, surroundings)
+            told = await _perform(tool, request, context, surroundings)
         except Exception as error:
-            result = await _told(error, request, context, surroundings)
+            told = await _told(error, request, context, surroundings)
     finally:
         _reset(token)
     limit = surroundings.max_result_chars if tool.max_result_chars is None else tool.max_result_chars
-    return _outcome(request, result, limit, started_at, perf_counter() - clock)
+    return _outcome(request, told, limit, started_at, perf_counter() - clock)
 
 
 async def answer_unknown_tool(
@@ -128,27 +130,22 @@ async def answer_unknown_tool(
     token = current_invocation.set(context)
     try:
         handler = surroundings.failures.on_unknown_tool or DEFAULTS.on_unknown_tool
-        result = await _handled(handler, UnknownToolError(request, tuple(tool_names)), request, context, surroundings)
+        told = await _handled(handler, UnknownToolError(request, tuple(tool_names)), request, context, surroundings)
     finally:
         _reset(token)
-    return _outcome(request, result, surroundings.max_result_chars, started_at, perf_counter() - clock)
+    return _outcome(request, told, surroundings.max_result_chars, started_at, perf_counter() - clock)
 
 
 def _outcome(
-    request: ToolExecutionRequest,
-    result: ToolExecutionResult,
-    limit: int | None,
-    started_at: datetime,
-    duration: float,
+    request: ToolExecutionRequest, told: Encoded, limit: int | None, started_at: datetime, duration: float
 ) -> ToolOutcome:
-    text, contents = result.text, result.contents
+    text, contents, failed = told.text, told.contents, told.is_error
     if limit is not None and len(text) > limit:
         text, contents = cut(text, tuple(contents), limit)
-    failed = result.is_error
-    value = None if failed else result.result_object
+    attributes = told.attributes or {}
     return ToolOutcome(
-        ToolExecution(request, text, value, failed, started_at, duration, result.attributes),
-        ToolExecutionResultMessage(request.id, request.name, text, failed, result.attributes, contents),
+        ToolExecution(request, text, told.value, failed, started_at, duration, attributes),
+        ToolExecutionResultMessage(request.id, request.name, text, failed, attributes, contents),
     )
 
 
@@ -157,14 +154,17 @@ def _outcome(
 
 async def _perform(
     tool: Tool, request: ToolExecutionRequest, context: InvocationContext, surroundings: ToolSurroundings
-) -> ToolExecutionResult:
+) -> Encoded:
     arguments = None if tool.decode is None else tool.decode(request)
     scope, runner = surroundings.scope, surroundings.runner
     with scope.open_call_scope() as opened:
         call = ToolCall(tool, request, arguments, context, scope, opened)
         if tool.bean is not None or tool.injected:
             await call.prepare()
-        running = runner.run(tool.execution, call, tool.specification.name, finish=call.finish, shipped=call.shipped)
+        if tool.execution.is_coroutine:
+            running = call.here()
+        else:
+            running = runner.run(tool.execution, call, call.name, finish=call.finish, shipped=call.shipped)
         if tool.timeout is None:
             try:
                 returned = await running
@@ -174,8 +174,7 @@ async def _perform(
         else:
             returned = await _limited(running, call, tool.timeout)
     # What another process returned has not been encoded there.
-    result: ToolExecutionResult = returned.result if type(returned) is _Encoded else tool.encode(returned)
-    return result
+    return returned if type(returned) is Encoded else tool.encode(returned)
 
 
 async def _limited(running: Any, call: ToolCall, timeout: float) -> Any:
@@ -193,15 +192,6 @@ async def _limited(running: Any, call: ToolCall, timeout: float) -> Any:
         if isinstance(call.context.cancellation, _CallCancellation):
             call.context.cancellation.late = True
         raise late from None
-
-
-class _Encoded:
-    """A result that has been encoded where the tool ran, while its beans were open."""
-
-    __slots__ = ("result",)
-
-    def __init__(self, result: ToolExecutionResult) -> None:
-        self.result = result
 
 
 class ToolCall:
@@ -245,6 +235,23 @@ class ToolCall:
             await self.finish(error)
             raise
 
+    async def here(self) -> Encoded:
+        """The whole call of a coroutine function, which needs no other place than the loop and the task it is in."""
+        try:
+            function, args, kwargs = self._bound()
+            value = function(*args, **kwargs)
+            if type(value) is CoroutineType or inspect.isawaitable(value):
+                value = await value
+            encoded = self.tool.encode(value)
+        except BaseException as error:
+            await self.finish(error)
+            raise
+        try:
+            await self._opened.aclose(None)
+        except Exception as failure:
+            self._judge(failure, None)
+        return encoded
+
     def __call__(self) -> Any:
         """Calls the tool; an awaitable stands for a result that is not there yet."""
         try:
@@ -253,7 +260,7 @@ class ToolCall:
             kind = type(value)
             if kind is CoroutineType or (kind.__module__ != "builtins" and inspect.isawaitable(value)):
                 return self._awaited(value)
-            encoded = _Encoded(self.tool.encode(value))
+            encoded = self.tool.encode(value)
         except BaseException as error:
             self._close_here(error)
             if isinstance(error, StopIteration):  # no coroutine and no future can raise it
@@ -262,8 +269,8 @@ class ToolCall:
         self._close_here(self.given_up)
         return encoded
 
-    async def _awaited(self, value: Any) -> _Encoded:
-        return _Encoded(self.tool.encode(await value))
+    async def _awaited(self, value: Any) -> Encoded:
+        return self.tool.encode(await value)
 
     def _bound(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """The function to call, its positional arguments, and its arguments by name."""
@@ -343,10 +350,9 @@ class _CallCancellation(Cancellation):
 
 
 def _context_of(tool: Tool, request: ToolExecutionRequest, outer: InvocationContext) -> InvocationContext:
-    context = outer.in_tool(request)
-    if tool.timeout is not None:
-        object.__setattr__(context, "cancellation", _CallCancellation(outer.cancellation))
-    return context
+    if tool.timeout is None:
+        return outer.in_tool(request)
+    return outer.in_tool(request, _CallCancellation(outer.cancellation))
 
 
 def _reset(token: Any) -> None:
@@ -361,9 +367,9 @@ def _reset(token: Any) -> None:
 
 async def _told(
     error: Exception, request: ToolExecutionRequest, context: InvocationContext, surroundings: ToolSurroundings
-) -> ToolExecutionResult:
+) -> Encoded:
     if isinstance(error, ToolRetry):
-        return ToolExecutionResult(printable(message_of(error)), is_error=True)
+        return Encoded(printable(message_of(error)), is_error=True)
     if isinstance(error, (FrameworkError, ToolAbort)):
         raise error
     if isinstance(error, ExceptionGroup) and error.subgroup((FrameworkError, ToolAbort)) is not None:
@@ -382,7 +388,7 @@ async def _handled(
     request: ToolExecutionRequest,
     context: InvocationContext,
     surroundings: ToolSurroundings,
-) -> ToolExecutionResult:
+) -> Encoded:
     assert handler is not None
     if handler in READY:
         answer = handler(error, context)
@@ -391,6 +397,6 @@ async def _handled(
         label = f"{request.name} (handler)"
         answer = await surroundings.runner.run(execution, functools.partial(handler, error, context), label)
     checked = check_answer(answer, handler)
-    return (
-        checked if isinstance(checked, ToolExecutionResult) else ToolExecutionResult(printable(checked), is_error=True)
-    )
+    if isinstance(checked, ToolExecutionResult):
+        return Encoded.of(checked)
+    return Encoded(printable(checked), is_error=True)

@@ -7,11 +7,13 @@ finding marked members (`sources`), where a tool runs (`toolbox.execution`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, TypeVar, overload
+
+from ..signatures import local_names
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -116,32 +118,8 @@ def _mark(target: Any, mark: ToolMark, frame: FrameType | None) -> Any:
     function = getattr(target, "__func__", target)
     if not callable(function):
         raise TypeError(f"@tool stands above a function or method, not above {target!r}")
-    names = dict(_local_names(function, frame))
+    names = local_names([function], frame)
     if names:
         mark = replace(mark, local_names=names)
     setattr(target, TOOL_MARK, mark)
     return target
-
-
-def _local_names(function: Any, frame: FrameType | None) -> Iterator[tuple[str, object]]:
-    """The names that annotations written as text use, as far as enclosing functions know them by now."""
-    if "<locals>" not in getattr(function, "__qualname__", ""):
-        return
-    texts = [each for each in getattr(function, "__annotations__", {}).values() if isinstance(each, str)]
-    wanted = {name for text in texts for name in _names_in(text)}
-    while wanted and frame is not None and frame.f_code.co_name != "<module>":
-        found = wanted & frame.f_locals.keys()
-        yield from ((name, frame.f_locals[name]) for name in found)
-        wanted -= found
-        frame = frame.f_back if frame.f_globals is getattr(function, "__globals__", None) else None
-
-
-def _names_in(text: str) -> Iterator[str]:
-    try:
-        code: CodeType = compile(text, "<annotation>", "eval")
-    except SyntaxError:
-        return
-    yield from code.co_names
-    for constant in code.co_consts:  # a quoted name inside
-        if isinstance(constant, str) and constant.isidentifier():
-            yield constant

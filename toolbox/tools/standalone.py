@@ -94,7 +94,7 @@ class StandaloneExecutor:
             value = self._start(request, memory_id)
             if inspect.isawaitable(value):
                 return self._awaited(value, request)
-            return self.tool.encode(value)
+            return self.tool.encode(value).as_result()
         except Exception as error:
             return _error_result(error, request)
 
@@ -126,7 +126,7 @@ class StandaloneExecutor:
                 if limit is None or timeout is None or not limit.expired():
                     raise
                 raise ToolTimeoutError(self.tool.specification.name, timeout) from None
-            return self.tool.encode(returned)
+            return self.tool.encode(returned).as_result()
         except Exception as error:
             return _error_result(error, request)
 
