@@ -173,16 +173,17 @@ def _numbers_as_text(text: str, error: ValidationError) -> str:
     return _written(arguments)
 
 
-def _quote(value: Any, path: tuple[int | str, ...]) -> None:
-    """Makes the number at `path` a string; parts of a path that lead nowhere name the branch of a union."""
+def _quote(place: Any, path: tuple[int | str, ...]) -> None:
+    """Makes the number at `path`, somewhere in `place`, a string."""
     for step in path:
-        inner = value.get(step) if isinstance(value, dict) else None
-        if isinstance(value, list) and isinstance(step, int) and step < len(value):
-            inner = value[step]
+        try:
+            inner = place[step]
+        except (LookupError, TypeError):  # this step names the branch of a union
+            continue
         if isinstance(inner, _Number):
-            value[step] = str(inner)
+            place[step] = str(inner)
             return
-        value = value if inner is None else inner
+        place = inner
 
 
 def _written(value: Any) -> str:

@@ -179,8 +179,9 @@ async def _perform(
 
 async def _limited(running: Any, call: ToolCall, timeout: float) -> Any:
     late = ToolTimeoutError(call.name, timeout)
+    limit = asyncio.timeout(timeout)
     try:
-        async with asyncio.timeout(timeout) as limit:
+        async with limit:
             try:
                 return await running
             except asyncio.CancelledError as error:
