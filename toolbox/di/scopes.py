@@ -418,7 +418,13 @@ class RequestScope(OpenScope):
     what = "request scope"
 
     def __init__(self, home: Home) -> None:
-        super().__init__(home, self)
+        # Written out, as below: there is one of these for every request, and most hold nothing that has to be closed.
+        self.home = self.direct = home
+        self.request = self
+        self.store = {}
+        self.making = {}
+        self.closers = []
+        self.outer = self.wakers = None
 
     def __enter__(self) -> RequestScope:
         self._activate()
@@ -441,7 +447,11 @@ class RequestScope(OpenScope):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self.aclose(error)
+            self.closing = True
+            if not self.closers:
+                self._end()
+            if self.closers:
+                await self.aclose(error)
         finally:
             self._deactivate()
 
