@@ -121,7 +121,7 @@ class RequestScopes:
             exchange.end()
             if exchange.reader is not None:
                 await exchange.stop_reading()
-            ending = exchange.outcome(raised)
+            ending = exchange.outcome(raised) if raised or exchange.failure or exchange.left else None
             try:
                 await beans.__aexit__(None if ending is None else type(ending), ending, None)
             finally:
@@ -149,7 +149,7 @@ def see_failures(app: FastAPI) -> None:
     def build_seeing() -> ASGIApp:
         handlers, middlewares = app.exception_handlers, app.user_middleware
         app.exception_handlers = {kind: seeing(handler) for kind, handler in handlers.items()}
-        app.user_middleware = [*middlewares, Middleware(SeeFailures)]
+        app.user_middleware = [*middlewares, Middleware(SeeFailures)] if middlewares else []
         try:
             return build()
         finally:

@@ -23,7 +23,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 
-from toolbox.context import INJECT, InjectMark
+from toolbox.context import INJECT, InjectMark, current_caller
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.graph import BeanGraph
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
@@ -35,9 +35,6 @@ from toolbox.tools.sources import bean_types, read_tools
 
 from .exchanges import Exchange, current_exchange
 
-if TYPE_CHECKING:
-    from toolbox.container import Container
-
 T = TypeVar("T")
 
 ENDPOINT_MARK = "__toolbox_endpoint__"
@@ -45,8 +42,8 @@ ENDPOINT_MARK = "__toolbox_endpoint__"
 
 def the_exchange() -> Exchange:
     """The exchange this code runs in. Raises `IllegalConfigurationError` in an application without the container."""
-    exchange = current_exchange()
-    if exchange is None:
+    exchange = current_caller.get()
+    if type(exchange) is not Exchange:
         raise IllegalConfigurationError(
             [
                 Problem(
@@ -190,16 +187,23 @@ def _wrong_inject(endpoint: Callable[..., Any], parameter: str) -> Problem:
 
 
 def _async_caller(endpoint: Callable[..., Any], injected: Sequence[Injected]) -> Callable[..., Any]:
-    async def call(**values: Any) -> Any:
-        container = the_exchange().container
-        for each in injected:
-            values[each.name] = await _bean(container, each)
-        if not (tools := endpoint_tools(endpoint)):
-            return await endpoint(**values)
-        with tools_added(tools):
+    if toolbox_of(endpoint) is None and all(each.default is EMPTY for each in injected):
+        beans = [(each.name, each.wanted) for each in injected]
+
+        async def call(**values: Any) -> Any:
+            container = the_exchange().container
+            for name, wanted in beans:
+                values[name] = await container.aget(wanted)
             return await endpoint(**values)
 
-    return call
+        return call
+
+    async def call_with_tools(**values: Any) -> Any:
+        await _fill(values, injected)
+        with tools_added(endpoint_tools(endpoint)):
+            return await endpoint(**values)
+
+    return call_with_tools
 
 
 def _thread_caller(endpoint: Callable[..., Any], injected: Sequence[Injected]) -> Callable[..., Any]:
@@ -208,21 +212,20 @@ def _thread_caller(endpoint: Callable[..., Any], injected: Sequence[Injected]) -
             return endpoint(**values)
 
     async def call(**values: Any) -> Any:
-        container = the_exchange().container
-        for each in injected:
-            values[each.name] = await _bean(container, each)
+        await _fill(values, injected)
         return await run_in_threadpool(call_here, values)
 
     return call
 
 
-async def _bean(container: Container, parameter: Injected) -> Any:
-    if parameter.default is EMPTY:
-        return await container.aget(parameter.wanted)
-    try:
-        return await container.aget(parameter.wanted)
-    except MissingBeanError:
-        return parameter.default
+async def _fill(values: dict[str, Any], injected: Sequence[Injected]) -> None:
+    container = the_exchange().container
+    for each in injected:
+        try:
+            values[each.name] = await container.aget(each.wanted)
+        except MissingBeanError:
+            if each.default is EMPTY:
+                raise  # else FastAPI knows nothing of the parameter, and it keeps its default
 
 
 # --- @toolbox on an endpoint

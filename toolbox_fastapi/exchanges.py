@@ -51,6 +51,8 @@ class Exchange:
     failure: BaseException | None = None
     completed = ended = left = entered = False
     _receiving = 0
+    _watchers: dict[object, Callable[[Exception], None]] | None = None
+    _ahead: deque[Message] | None = None
     reader: asyncio.Task[None] | None = None
     _arrived: asyncio.Event | None = None
 
@@ -65,8 +67,6 @@ class Exchange:
         self.container, self.stopping, self.scope = container, stopping, scope
         self.task = asyncio.current_task()
         self._receive, self._send = receive, send
-        self._watchers: dict[object, Callable[[Exception], None]] = {}
-        self._ahead: deque[Message] = deque()
 
     # --- how it ends
 
@@ -116,9 +116,8 @@ class Exchange:
     async def receive(self) -> Message:
         """The client's next message: one that was read ahead, else the one that comes."""
         while not self._ahead:
-            if self.reader is None or self.reader.done():
+            if self.reader is None or self._arrived is None or self.reader.done():
                 return await self._receive_now()
-            assert self._arrived is not None
             self._arrived.clear()
             await self._arrived.wait()
         message = self._ahead.popleft()
@@ -138,9 +137,9 @@ class Exchange:
     def _notice(self, message: Message) -> None:
         if message["type"] in ("http.disconnect", "websocket.disconnect") and not (self.completed or self.left):
             self.left = True
-            for leave in list(self._watchers.values()):
+            watchers, self._watchers = self._watchers, None
+            for leave in (watchers or {}).values():
                 leave(ClientDisconnectedError())
-            self._watchers.clear()
 
     # --- a client that may leave
 
@@ -153,6 +152,8 @@ class Exchange:
         """See `toolbox.context.Caller`. What begins after the response, or when the client has left, is not watched."""
         if self.completed or self.left:
             return _nothing
+        if self._watchers is None:
+            self._watchers = {}
         key = object()
         self._watchers[key] = leave
         if self.reader is None or self.reader.done():
@@ -169,25 +170,27 @@ class Exchange:
         return self.task.get_loop()
 
     def _forget(self, key: object) -> None:
-        self._watchers.pop(key, None)
+        if self._watchers is not None:
+            self._watchers.pop(key, None)
 
     def _read_ahead(self) -> None:
-        if not self._watchers or self._receiving or self.left or len(self._ahead) >= READ_AHEAD:
+        if not self._watchers or self._receiving or self.left:
             return
-        if self.reader is None or self.reader.done():
-            self._arrived = self._arrived or asyncio.Event()
-            self.reader = self._loop.create_task(self._read())
+        if self._ahead is None:
+            self._ahead = deque()
+        if len(self._ahead) < READ_AHEAD and (self.reader is None or self.reader.done()):
+            self._arrived = asyncio.Event()
+            self.reader = self._loop.create_task(self._read(self._ahead, self._arrived))
 
-    async def _read(self) -> None:
-        assert self._arrived is not None
+    async def _read(self, ahead: deque[Message], arrived: asyncio.Event) -> None:
         try:
-            while len(self._ahead) < READ_AHEAD and not self.left:
+            while len(ahead) < READ_AHEAD and not self.left:
                 message = await self._receive()
                 self._notice(message)
-                self._ahead.append(message)
-                self._arrived.set()
+                ahead.append(message)
+                arrived.set()
         finally:
-            self._arrived.set()
+            arrived.set()
 
 
 def _departure(cause: BaseException | None) -> ClientDisconnectedError:
