@@ -5,11 +5,13 @@ Not here: the problems of one injection point (`graph`), of tools and services (
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from ..errors import Problem
 from .beans import InjectionPoint, Making
+from .forms import type_name
 from .graph import Bean, BeanGraph, provider_name
 from .marks import Scope
 
@@ -40,21 +42,22 @@ def provider_names(graph: BeanGraph) -> Iterator[Problem]:
     """Beans that would be the same provider."""
     first: dict[str, Bean] = {}
     for bean in graph.beans:
-        if bean.key in graph.templates or bean.definition.implicit:
+        definition = bean.definition
+        if bean.key in graph.templates or definition.implicit or definition.problems:
             continue
-        name = provider_name(bean.definition)
+        name = provider_name(definition)
         other = first.setdefault(name, bean)
         if other is not bean:
-            here, there = _origin(bean), _origin(other)
-            yield Problem(
-                here, f"its provider would be {name!r}, as that of {there}", "give one of them a name of its own"
-            )
+            what = f"its provider would be {name!r}, as that of {_origin(other)}"
+            yield Problem(_origin(bean), what, "give one of them another name")
 
 
 def _origin(bean: Bean) -> str:
+    """A bean with the module it comes from."""
     source = bean.definition.source
     module = getattr(source, "__module__", None)
-    return f"{module}.{bean.definition.label}" if module else bean.definition.label
+    label = type_name(source) if inspect.isroutine(source) else bean.definition.label
+    return f"{module}.{label}" if module else label
 
 
 # --- cycles
@@ -80,10 +83,8 @@ def cycles(graph: BeanGraph) -> Iterator[Problem]:
 def _cycle_problem(graph: BeanGraph, cycle: list[int]) -> Problem:
     labels = [graph[key].definition.label for key in [*cycle, cycle[0]]]
     point = next(point for point, held in graph[cycle[0]].holds if held == cycle[1 % len(cycle)])
-    path = " -> ".join(labels)
-    return Problem(
-        point.where, f"a cycle, {path}: each needs the next to be made", f"ask for Instance[{labels[1]}] here"
-    )
+    what = f"a cycle: {' -> '.join(labels)}, each needs the next to be made"
+    return Problem(point.where, what, f"ask for Instance[{labels[1]}] here")
 
 
 def _shortest_path(graph: BeanGraph, start: int, goal: int, inside: set[int]) -> list[int]:

@@ -14,7 +14,7 @@ from .beans import BeanDefinition, InjectionPoint, Names, local_names, read_clas
 from .checks import problems_in
 from .environment import is_settings
 from .graph import BeanGraph, Binding, Reading
-from .marks import Scope
+from .marks import Scope, producer_mark_of
 
 Reader: TypeAlias = Callable[[object], Reading | None]
 """What registering an object means; None when it is not of the reader's kind."""
@@ -97,7 +97,9 @@ class Registry:
         queue = list(self._entries.values())
         # What an interface is bound to need not be registered by itself.
         implied: list[object] = [
-            each.implementation for each in self._bindings if isinstance(each.implementation, type)
+            each.implementation
+            for each in self._bindings
+            if isinstance(each.implementation, type) or producer_mark_of(each.implementation)
         ]
         while queue or implied:
             if not queue:

@@ -1,0 +1,330 @@
+"""What start refuses, all of it at once, with place, fact and way out."""
+
+import sys
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Annotated, Any, Protocol
+
+import pytest
+
+from toolbox import (
+    Container,
+    IllegalConfigurationError,
+    Instance,
+    Named,
+    Problem,
+    application_scoped,
+    call_scoped,
+    dependent,
+    produces,
+    request_scoped,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+class Payments(Protocol):
+    def pay(self, amount: int) -> str: ...
+
+
+class CardPayments(Payments):
+    def pay(self, amount: int) -> str:
+        return ""
+
+
+class InvoicePayments(Payments):
+    def pay(self, amount: int) -> str:
+        return ""
+
+
+class LookAlike:
+    def pay(self, amount: int) -> str:
+        return ""
+
+
+class Checkout:
+    def __init__(self, payments: Payments) -> None: ...
+
+
+def test_a_missing_bean() -> None:
+    [problem] = Container().register(Checkout).check()
+
+    assert problem.where == "Checkout.payments"
+    assert problem.what == "no bean provides Payments"
+    assert "register one" in problem.fix
+
+
+def test_a_look_alike_is_pointed_out() -> None:
+    [problem] = Container().register(Checkout, LookAlike).check()
+
+    assert "bind(Payments, LookAlike)" in problem.fix
+
+
+def test_a_near_miss_is_pointed_out() -> None:
+    class Payment:
+        pass
+
+    [problem] = Container().register(Checkout, Payment).check()
+
+    assert "did you mean Payment?" in problem.fix
+
+
+def test_two_beans_for_one_interface_are_both_named() -> None:
+    [problem] = Container().register(CardPayments, InvoicePayments, Checkout).check()
+
+    assert problem.where == "Checkout.payments"
+    assert "CardPayments" in problem.what
+    assert "InvoicePayments" in problem.what
+    assert "bind(Payments" in problem.fix
+
+
+def test_a_missing_name_shows_the_names_there_are() -> None:
+    @produces(name="card")
+    def card() -> Payments:
+        return CardPayments()
+
+    class Uses:
+        def __init__(self, payments: Annotated[Payments, Named("invoice")]) -> None: ...
+
+    [problem] = Container().register(card, Uses).check()
+
+    assert problem.what == "no bean provides Payments named 'invoice'"
+    assert "Payments 'card'" in problem.fix
+
+
+def test_an_instance_of_a_missing_bean_is_a_problem_too() -> None:
+    class Uses:
+        def __init__(self, payments: Instance[Payments], maybe: Instance[Payments | None]) -> None: ...
+
+    [problem] = Container().register(Uses).check()
+
+    assert problem.where == "Uses.payments"
+
+
+def test_unannotated_parameters() -> None:
+    class Uses:
+        def __init__(self, payments, amount=3, *args, **kwargs) -> None: ...  # type: ignore[no-untyped-def]
+
+    [problem] = Container().register(Uses).check()
+
+    assert problem.where == "Uses.payments"
+    assert "no annotation" in problem.what
+
+
+@application_scoped
+class A:
+    def __init__(self, b: "B") -> None: ...
+
+
+@application_scoped
+class B:
+    def __init__(self, c: "C") -> None: ...
+
+
+@application_scoped
+class C:
+    def __init__(self, a: A, d: "Instance[D]") -> None: ...
+
+
+@application_scoped
+class D:
+    def __init__(self, c: C, d: "D") -> None: ...
+
+
+def test_cycles_with_their_paths() -> None:
+    problems = Container().register(A, B, C, D).check()
+
+    assert [problem.where for problem in problems] == ["A.b", "D.d"]
+    assert "A -> B -> C -> A" in problems[0].what
+    assert "Instance[B]" in problems[0].fix
+    assert "D -> D" in problems[1].what
+
+
+def test_all_cycles_that_share_a_bean() -> None:
+    class Left:
+        def __init__(self, middle: "Middle") -> None: ...
+
+    class Right:
+        def __init__(self, middle: "list[Middle]") -> None: ...
+
+    class Middle:
+        def __init__(self, left: Left, right: Right) -> None: ...
+
+    problems = Container().register(Left, Right, Middle).check()
+
+    assert sorted(problem.what.split(":")[1].split(",")[0].strip() for problem in problems) == [
+        "Left -> Middle -> Left",
+        "Right -> Middle -> Right",
+    ]
+
+
+def test_captive_scopes() -> None:
+    @call_scoped
+    class Short:
+        pass
+
+    @dependent
+    class Between:
+        def __init__(self, short: Short) -> None: ...
+
+    @dependent
+    class Further:
+        def __init__(self, between: list[Between]) -> None: ...
+
+    @request_scoped
+    class Middle:
+        def __init__(self, further: Further) -> None: ...
+
+    @application_scoped
+    class Long:
+        def __init__(self, middle: Middle, seed: Payments, later: Instance[Middle]) -> None: ...
+
+    problems = Container(seeds=(Payments,)).register(Short, Between, Further, Middle, Long).check()
+
+    assert [problem.where for problem in problems] == ["Middle.further", "Long.middle", "Long.seed"]
+    assert "through Further, through Between" in problems[0].what
+    assert "request_scoped" in problems[1].what
+    assert "Instance[Middle]" in problems[1].fix
+    assert "a seed" in problems[2].what
+
+
+def test_names_of_providers_that_clash() -> None:
+    @produces(name="checkout")
+    def other() -> int:
+        return 1
+
+    [problem] = Container().register(CardPayments, Checkout, other).check()
+
+    assert "'checkout'" in problem.what
+    assert "another name" in problem.fix
+
+
+def test_what_cannot_be_registered() -> None:
+    class Shape(ABC):
+        @abstractmethod
+        def area(self) -> int: ...
+
+    def unmarked() -> int:
+        return 1
+
+    @produces()
+    def silent():  # type: ignore[no-untyped-def]
+        return 1
+
+    @produces()
+    def wrong() -> int:
+        yield 1  # type: ignore[misc]
+
+    @produces(own_task=True)
+    def sync() -> Iterator[str]:
+        yield ""
+
+    problems = Container().register(Shape, Payments, unmarked, silent, wrong, sync, 3).check()
+
+    assert [problem.where for problem in problems] == [
+        "register(3)",
+        "Shape",
+        "Payments",
+        "unmarked",
+        "silent",
+        "wrong",
+        "sync",
+    ]
+    assert all(problem.fix for problem in problems)
+
+
+def test_bindings_that_lead_nowhere() -> None:
+    @produces()
+    def number() -> int:
+        return 1
+
+    problems = (
+        Container()
+        .register(CardPayments, InvoicePayments)
+        .bind(Payments, CardPayments)
+        .bind(Payments, InvoicePayments)
+        .bind(int, number, name="x")
+        .bind(str, lambda: "")
+        .check()
+    )
+
+    assert len(problems) == 2
+    assert "also bound to CardPayments" in problems[0].what
+    assert problems[1].where == "bind(str, <lambda>)"
+
+
+def test_a_name_that_only_type_checkers_know(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checked_only.py").write_text(
+        "from __future__ import annotations\n"
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n"
+        "    from decimal import Decimal\n"
+        "class Shop:\n"
+        "    def __init__(self, price: Decimal, other: Missing, card: CardPayments) -> None: ...\n"
+        "class CardPayments: ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import importlib
+
+    module = importlib.import_module("checked_only")
+    problems = Container().register(module.Shop).check()
+
+    assert [problem.where for problem in problems] == ["Shop.price", "Shop.other", "Shop.card"]
+    assert "checked_only imports Decimal only under TYPE_CHECKING" in problems[0].what
+    assert "outside of `if TYPE_CHECKING:`" in problems[0].fix
+    assert "Missing" in problems[1].what
+    assert problems[2].what == "no bean provides CardPayments"
+    sys.modules.pop("checked_only")
+
+
+async def test_everything_is_reported_at_once() -> None:
+    class Lost:
+        def __init__(self, number: int, text) -> None: ...  # type: ignore[no-untyped-def]
+
+    @request_scoped
+    class Short:
+        pass
+
+    @application_scoped
+    class Long:
+        def __init__(self, short: Short) -> None: ...
+
+    container = Container().register(Lost, A, B, C, D, Checkout, CardPayments, InvoicePayments, Short, Long)
+    with pytest.raises(IllegalConfigurationError) as raised:
+        async with container:
+            raise AssertionError("it must not start")
+    assert list(raised.value.problems) == container.check()
+    assert len(raised.value.problems) == 6
+    text = str(raised.value)
+    assert text.startswith("6 problems:")
+    for problem in raised.value.problems:
+        assert isinstance(problem, Problem)
+        assert str(problem) in text
+        assert problem.fix in text
+
+
+def test_a_container_that_was_refused_can_be_repaired_and_started() -> None:
+    container = Container().register(Checkout)
+    with pytest.raises(IllegalConfigurationError), container:
+        pass
+    with container.register(CardPayments):
+        assert container.get(Checkout) is not None
+
+
+async def test_a_check_of_the_program_s_own() -> None:
+    container = Container().add_check(lambda graph: [Problem("here", "it is wrong", "mend it")])
+
+    assert container.check() == [Problem("here", "it is wrong", "mend it")]
+
+
+def test_a_class_of_a_module_with_the_same_name_is_named_with_its_module() -> None:
+    first, second = types.ModuleType("shop_a"), types.ModuleType("shop_b")
+    for module in (first, second):
+        exec("class Order: pass", vars(module))
+        module.Order.__module__ = module.__name__
+
+    [problem] = Container().register(first.Order, second.Order).check()
+
+    assert "shop_b.Order" in problem.where
+    assert "shop_a.Order" in problem.what
