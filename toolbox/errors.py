@@ -214,6 +214,18 @@ class ToolTimeoutError(_Timeout):
         return f"tool {self.tool!r} took longer than its timeout of {self.timeout:g} s"
 
 
+class TranscriptError(ToolboxError, ValueError):
+    """A text is no stored conversation or specification, or one cannot be stored; `.path` says where, `.what` why."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(path, what)
+        self.path, self.what = path, what
+
+    def __str__(self) -> str:
+        place = f"{self.path} " if self.path else ""
+        return f"{place}{self.what}; use what messages_to_json or specification_to_json writes, with JSON attributes"
+
+
 # --- services
 
 

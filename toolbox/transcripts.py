@@ -1,0 +1,240 @@
+"""Messages and tool specifications as JSON, and back: what a memory store keeps, and what a program may log or send.
+
+The form has a version; what an earlier version wrote stays readable. Not here: the wires of model servers (`models`).
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from .chat import (
+    AiMessage,
+    Content,
+    ImageContent,
+    Message,
+    SystemMessage,
+    TextContent,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+    UserMessage,
+)
+from .errors import TranscriptError
+
+Json: TypeAlias = dict[str, Any]
+
+VERSION = 1
+
+
+def messages_to_json(messages: Iterable[Message]) -> str:
+    """A conversation as JSON text. Attributes must be JSON values; raises `TranscriptError` where they are not."""
+    return _text({"version": VERSION, "messages": [message_to_dict(each) for each in messages]})
+
+
+def messages_from_json(text: str | bytes) -> tuple[Message, ...]:
+    """The conversation that `messages_to_json` wrote. Raises `TranscriptError`."""
+    written = _versioned(text)
+    found = _field(written, "messages", list, "")
+    return tuple(message_from_dict(each, f"messages.{number}") for number, each in enumerate(found))
+
+
+def specification_to_json(specification: ToolSpecification) -> str:
+    """A tool's specification as JSON text. Raises `TranscriptError` where it holds more than JSON can say."""
+    return _text({"version": VERSION, **specification_to_dict(specification)})
+
+
+def specification_from_json(text: str | bytes) -> ToolSpecification:
+    """The specification that `specification_to_json` wrote. Raises `TranscriptError`."""
+    return specification_from_dict(_versioned(text))
+
+
+# --- messages
+
+
+def message_to_dict(message: Message) -> Json:
+    """One message as a dictionary of JSON values, without what is empty; it has no version of its own."""
+    match message:
+        case SystemMessage(text):
+            return {"type": "system", "text": text}
+        case UserMessage(contents):
+            return {"type": "user", "contents": [_content_to_dict(each) for each in contents]}
+        case AiMessage(text, requests, reasoning, attributes):
+            calls = [_request_to_dict(each) for each in requests]
+            said: Json = {"text": text, "tool_execution_requests": calls, "reasoning": reasoning}
+            return {"type": "ai", **_without_empty(said), **_attributes(attributes)}
+        case ToolExecutionResultMessage(id, name, text, is_error, attributes, contents):
+            more: Json = {"is_error": is_error, "contents": [_content_to_dict(each) for each in contents]}
+            told = {"type": "tool_result", "id": id, "tool_name": name, "text": text}
+            return {**told, **_without_empty(more), **_attributes(attributes)}
+    raise TranscriptError("", f"{type(message).__name__} is no message")
+
+
+def message_from_dict(written: Any, path: str = "") -> Message:
+    """The message that `message_to_dict` wrote; `path` says where it was found. Raises `TranscriptError`."""
+    kind = _field(written, "type", str, path)
+    read = _READERS.get(kind)
+    if read is None:
+        raise TranscriptError(_at(path, "type"), f"{kind!r} is no type of message; one of {', '.join(_READERS)} is")
+    return read(written, path)
+
+
+def _system(written: Json, path: str) -> Message:
+    return SystemMessage(_field(written, "text", str, path))
+
+
+def _user(written: Json, path: str) -> Message:
+    return UserMessage(_contents(written, path))
+
+
+def _ai(written: Json, path: str) -> Message:
+    calls = _field(written, "tool_execution_requests", list, path, [])
+    return AiMessage(
+        _field(written, "text", (str, type(None)), path, None),
+        [_request(each, f"{_at(path, 'tool_execution_requests')}.{n}") for n, each in enumerate(calls)],
+        _field(written, "reasoning", (str, type(None)), path, None),
+        _field(written, "attributes", dict, path, {}),
+    )
+
+
+def _tool_result(written: Json, path: str) -> Message:
+    return ToolExecutionResultMessage(
+        _field(written, "id", str, path),
+        _field(written, "tool_name", str, path),
+        _field(written, "text", str, path),
+        _field(written, "is_error", bool, path, False),
+        _field(written, "attributes", dict, path, {}),
+        _contents(written, path),
+    )
+
+
+_READERS: dict[str, Callable[[Json, str], Message]] = {
+    "system": _system,
+    "user": _user,
+    "ai": _ai,
+    "tool_result": _tool_result,
+}
+
+
+def _request_to_dict(request: ToolExecutionRequest) -> Json:
+    asked = {"id": request.id, "name": request.name, "arguments": request.arguments}
+    return {**asked, **_attributes(request.attributes)}
+
+
+def _request(written: Any, path: str) -> ToolExecutionRequest:
+    return ToolExecutionRequest(
+        _field(written, "id", str, path),
+        _field(written, "name", str, path),
+        _field(written, "arguments", str, path),
+        _field(written, "attributes", dict, path, {}),
+    )
+
+
+# --- contents
+
+
+def _content_to_dict(content: Content) -> Json:
+    match content:
+        case TextContent(text):
+            return {"type": "text", "text": text}
+        case ImageContent(url, data, mime_type):
+            # Bytes come back as bytes, and base64 text as text.
+            held: Json = {"bytes": b64encode(data).decode()} if isinstance(data, bytes) else {"base64": data}
+            return {"type": "image", **_without_empty({"url": url, **held, "mime_type": mime_type})}
+    raise TranscriptError("", f"{type(content).__name__} is no content")
+
+
+def _contents(written: Json, path: str) -> list[Content]:
+    found = _field(written, "contents", list, path, [])
+    return [_content(each, f"{_at(path, 'contents')}.{number}") for number, each in enumerate(found)]
+
+
+def _content(written: Any, path: str) -> Content:
+    kind = _field(written, "type", str, path)
+    if kind == "text":
+        return TextContent(_field(written, "text", str, path))
+    if kind != "image":
+        raise TranscriptError(_at(path, "type"), f"{kind!r} is no type of content; text or image is")
+    data: str | bytes | None = _field(written, "base64", (str, type(None)), path, None)
+    try:
+        if "bytes" in written:
+            data = b64decode(_field(written, "bytes", str, path), validate=True)
+        kind, url = (_field(written, name, (str, type(None)), path, None) for name in ("mime_type", "url"))
+        return ImageContent(url, data, kind)
+    except ValueError as error:
+        raise TranscriptError(path, str(error)) from error
+
+
+# --- specifications
+
+
+def specification_to_dict(specification: ToolSpecification) -> Json:
+    """A tool's specification as a dictionary of JSON values; it has no version of its own."""
+    more = {"description": specification.description, "metadata": dict(specification.metadata)}
+    return {"name": specification.name, **_without_empty(more), "parameters": dict(specification.parameters)}
+
+
+def specification_from_dict(written: Any, path: str = "") -> ToolSpecification:
+    """The specification that `specification_to_dict` wrote. Raises `TranscriptError`."""
+    return ToolSpecification(
+        _field(written, "name", str, path),
+        _field(written, "description", (str, type(None)), path, None),
+        _field(written, "parameters", dict, path),
+        _field(written, "metadata", dict, path, {}),
+    )
+
+
+# --- JSON
+
+_REQUIRED = object()
+
+
+def _field(written: Any, name: str, kind: type | tuple[type, ...], path: str, default: Any = _REQUIRED) -> Any:
+    if not isinstance(written, Mapping):
+        raise TranscriptError(path, f"an object is needed, this is a {type(written).__name__}")
+    value = written.get(name, default)
+    if value is _REQUIRED:
+        raise TranscriptError(_at(path, name), "is missing")
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        wanted = " or ".join(each.__name__ for each in kinds)
+        raise TranscriptError(_at(path, name), f"is a {type(value).__name__}, and should be a {wanted}")
+    return value
+
+
+def _at(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _without_empty(values: Mapping[str, Any]) -> Json:
+    # An empty text is something to say, and stays.
+    return {name: value for name, value in values.items() if value or value == ""}
+
+
+def _attributes(attributes: Mapping[str, Any]) -> Json:
+    return {"attributes": dict(attributes)} if attributes else {}
+
+
+def _text(value: Json) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except UnicodeEncodeError:  # lone surrogates: escaped, they pass through any store
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TranscriptError("", f"cannot be written as JSON: {error}") from error
+    return text
+
+
+def _versioned(text: str | bytes) -> Json:
+    try:
+        written = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TranscriptError("", f"is not JSON: {error}") from error
+    version = _field(written, "version", int, "")
+    if version != VERSION:
+        raise TranscriptError("version", f"is {version}; this release reads {VERSION}")
+    found: Json = written
+    return found
