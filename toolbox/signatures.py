@@ -1,5 +1,6 @@
 """Reads a function's signature with its annotations resolved, each one alone: a bad one does not hide the others.
 
+What an annotation names inside of a function is known only there, and caught there (`local_names`).
 Not here: what a parameter means (`di.beans`, `tools.specification`, `services.planning`).
 """
 
@@ -8,9 +9,9 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin
 
 EMPTY = inspect.Parameter.empty
@@ -52,15 +53,20 @@ class Signature:
     returns: Any
 
 
-def read_signature(function: Callable[..., Any], known: Mapping[str, Any] | None = None) -> Signature:
-    """The signature of `function`; `known` are names to look up besides those of its module (classes of a function).
+def read_signature(
+    function: Callable[..., Any], known: Mapping[str, Any] | None = None, nearer: Mapping[str, Any] | None = None
+) -> Signature:
+    """The signature of `function`.
 
-    A method's first parameter is among the parameters when `function` is not bound.
+    `known` are names to look up besides those of its module, `nearer` those that go before them (of the function that
+    it is defined in). A method's first parameter is among the parameters when `function` is not bound.
     """
     plain = inspect.unwrap(function)
     signature = inspect.signature(plain)
     where = getattr(plain, "__func__", plain)
     names = getattr(where, "__globals__", None) or vars(sys.modules.get(where.__module__, typing))
+    if nearer:
+        names = {**names, **nearer}
     parameters = tuple(
         Parameter(each.name, resolve(each.annotation, names, known), each.default, each.kind)
         for each in signature.parameters.values()
@@ -79,6 +85,48 @@ def resolve(annotation: Any, names: Mapping[str, Any], known: Mapping[str, Any] 
     except Exception as error:  # evaluating a user's text may raise anything
         text = annotation if isinstance(annotation, str) else repr(annotation)
         return Unresolved(text, str(error) or type(error).__name__)
+
+
+# --- names that only the function around knows
+
+
+def local_names(functions: Iterable[Any], frame: FrameType | None) -> dict[str, Any]:
+    """What the annotations of `functions` name that is local to the functions they are defined in.
+
+    Written as text, such a name means nothing later on: it is looked up in `frame` and those around it in the module.
+    """
+    local = [each for each in functions if "<locals>" in getattr(each, "__qualname__", "")]
+    annotations = [note for each in local for note in getattr(each, "__annotations__", {}).values()]
+    wanted = {name for note in annotations for text in _texts_in(note) for name in _names_in(text)}
+    modules = [getattr(each, "__globals__", None) for each in local]
+    found: dict[str, Any] = {}
+    while wanted and frame is not None and frame.f_code.co_name != "<module>":
+        here = wanted & frame.f_locals.keys()
+        found |= {name: frame.f_locals[name] for name in here}
+        wanted -= here
+        frame = frame.f_back if any(frame.f_globals is each for each in modules) else None
+    return found
+
+
+def _texts_in(annotation: object) -> Iterator[str]:
+    if isinstance(annotation, str):
+        yield annotation
+    elif isinstance(annotation, typing.ForwardRef):
+        yield annotation.__forward_arg__
+    elif get_origin(annotation) is not typing.Literal:
+        for each in get_args(annotation):
+            yield from _texts_in(each)
+
+
+def _names_in(text: str) -> Iterator[str]:
+    try:
+        code: CodeType = compile(text, "<annotation>", "eval")
+    except SyntaxError:
+        return
+    yield from code.co_names
+    for constant in code.co_consts:  # a quoted name inside
+        if isinstance(constant, str) and constant.isidentifier():
+            yield constant
 
 
 def without_none(annotation: Any) -> Any:

@@ -5,12 +5,16 @@ They leave what was declared, unread. Not here: reading and checking it (`planni
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
 from ..context import InvocationContext
+from ..signatures import local_names
 from ..tools.failures import Handler
 from .memory import Window
 from .outputs import OutputMode
@@ -21,6 +25,7 @@ D = TypeVar("D", bound=Callable[..., Any])
 SERVICE_MARK: Final = "__toolbox_service__"
 SYSTEM_MARK: Final = "__toolbox_system_message__"
 USER_MARK: Final = "__toolbox_user_message__"
+NAMES_MARK: Final = "__toolbox_local_names__"
 
 
 class Default:
@@ -119,14 +124,37 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     if options.get("parameters", ...) is None:
         del options["parameters"]
 
-    def mark(target: C) -> C:
-        setattr(target, SERVICE_MARK, ServiceOptions(**options))
-        return target
-
+    given = ServiceOptions(**options)  # an unknown option fails where it is written
     if cls is None:
-        ServiceOptions(**options)  # an unknown option fails where it is written
-        return mark
-    return mark(cls)
+        return lambda target: _mark(target, given, sys._getframe(1))
+    return _mark(cls, given, sys._getframe(1))
+
+
+def _mark(cls: C, options: ServiceOptions, frame: FrameType) -> C:
+    setattr(cls, SERVICE_MARK, options)
+    if names := names_around(cls, frame):
+        setattr(cls, NAMES_MARK, names)
+    return cls
+
+
+def names_around(cls: type[Any], frame: FrameType | None) -> dict[str, Any]:
+    """The names that a service's methods use and only the functions around it know, looked up in `frame`."""
+    return local_names(_functions_of(cls), frame)
+
+
+def _functions_of(cls: type[Any]) -> Iterator[Callable[..., Any]]:
+    for base in cls.__mro__:
+        for member in (base, *vars(base).values()):
+            if inspect.isfunction(member):
+                yield member
+            message: MessageMark | None = vars(member).get(SYSTEM_MARK) if hasattr(member, "__dict__") else None
+            if message is not None and message.function is not None:
+                yield message.function
+
+
+def local_names_of(cls: type[Any]) -> dict[str, Any]:
+    """The names caught when a service and its bases were marked."""
+    return {name: each for base in reversed(cls.__mro__) for name, each in vars(base).get(NAMES_MARK, {}).items()}
 
 
 def service_options_of(cls: type[Any]) -> ServiceOptions | None:

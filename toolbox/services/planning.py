@@ -31,6 +31,7 @@ from .declaration import (
     MessageFunction,
     MessageMark,
     ServiceOptions,
+    local_names_of,
     service_options_of,
 )
 from .memory import MessageWindow
@@ -162,11 +163,15 @@ def _has_no_body(function: Any) -> bool:
 
 
 def plan_service(
-    cls: type[Any], options: ServiceOptions, known: Mapping[str, Any] | None = None
+    cls: type[Any],
+    options: ServiceOptions,
+    known: Mapping[str, Any] | None = None,
+    around: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, MethodPlan], list[Problem]]:
     """The plans of a service's methods by name, and everything that is wrong with its declaration.
 
-    `known`: classes that annotations may name beside those of their module. A method with problems has no plan.
+    `known`: classes that annotations may name beside those of their module; `around`: those of the function that the
+    service is defined in, as far as its mark does not know them. A method with problems has no plan.
     """
     where = cls.__name__
     problems = list(option_problems(where, options))
@@ -181,8 +186,9 @@ def plan_service(
     plans: dict[str, MethodPlan] = {}
     class_tools, class_problems = read_tools(as_sources(options.tools), where)
     problems += class_problems
+    around = {**(around or {}), **local_names_of(cls)}
     for name in names:
-        reader = _MethodReader(cls, name, options, known or {}, class_tools)
+        reader = _MethodReader(cls, name, options, known or {}, around, class_tools)
         plan = reader.read()
         problems += reader.problems
         if plan is not None and not reader.problems:
@@ -199,13 +205,16 @@ class _MethodReader:
         name: str,
         options: ServiceOptions,
         known: Mapping[str, Any],
+        around: Mapping[str, Any],
         class_tools: Sequence[Tool],
     ) -> None:
         self.cls, self.name, self.options = cls, name, options
+        self.known, self.around = known, around
         self.class_tools = class_tools
         self.function = inspect.getattr_static(cls, name)
-        self.signature: Signature = read_signature(self.function, known)
+        self.signature: Signature = read_signature(self.function, known, around)
         self.parameters = {each.name: each for each in self.signature.parameters[1:]}
+        self.unreadable = [each for each in self.parameters.values() if isinstance(each.annotation, Unresolved)]
         self.where = f"{cls.__name__}.{name}"
         self.problems: list[Problem] = []
 
@@ -226,10 +235,10 @@ class _MethodReader:
         memory = self._memory()
         system = self._system()
         user = self._user_template()
-        if output is None:
-            return None
         roles = self._roles(memory, system, user)
         toolset = self._toolset(output, memory)
+        if output is None:
+            return None
         window = self.options.chat_memory
         return MethodPlan(
             service=self.cls,
@@ -311,7 +320,7 @@ class _MethodReader:
         return self._template(mark, "@user_message") if mark is not None else None
 
     def _function_message(self, function: MessageFunction) -> FunctionMessage:
-        parameters = read_signature(function).parameters
+        parameters = read_signature(function, self.known, self.around).parameters
         injected: dict[str, Any] = {}
         for each in parameters[1:]:
             if any(isinstance(mark, InjectMark) for mark in each.metadata):
@@ -352,14 +361,14 @@ class _MethodReader:
     # who plays what part
 
     def _roles(self, memory: str | None, system: Template | FunctionMessage | None, user: Template | None) -> _Roles:
-        rest = [each for each in self.parameters.values() if each.name != memory]
+        rest = [each for each in self.parameters.values() if each.name != memory and each not in self.unreadable]
         in_system = system.variables if isinstance(system, Template) else frozenset()
         used = in_system | (user.variables if user is not None else frozenset())
         values = {name: name for name in used if name in self.parameters}
         if "it" in used and "it" not in self.parameters:
             if len(rest) == 1:
                 values["it"] = rest[0].name
-            else:
+            elif not self.unreadable:
                 self.problem(
                     "uses {it}, and has not exactly one parameter that is no memory id", "use the parameter's name"
                 )
@@ -382,13 +391,13 @@ class _MethodReader:
         able = [each for each in left if _may_speak(each)]
         if len(able) == 1:
             return able[0].name, [each for each in left if each is not able[0]]
-        if not able and not left and not contents:
+        if not able and not left and not contents and not self.unreadable:
             self.problem("has nothing to say to the model", 'add a `str` parameter, or @user_message("…")')
         return None, left
 
     # what it offers
 
-    def _toolset(self, output: Output, memory: str | None) -> Toolset:
+    def _toolset(self, output: Output | None, memory: str | None) -> Toolset:
         own = toolbox_of(self.function)
         if own is None:
             tools: Sequence[Tool] = self.class_tools
@@ -402,7 +411,7 @@ class _MethodReader:
                     f"offers tool {tool.specification.name!r}, which needs a memory id, and has none",
                     "add a MemoryId parameter here, or say `MemoryId[… | None]` in the tool",
                 )
-        if toolset.immediate and not output.allows_immediate:
+        if toolset.immediate and output is not None and not output.allows_immediate:
             self.problem(
                 f"offers {', '.join(sorted(toolset.immediate))}, which return immediately, and returns {output.type}",
                 "return a Result[…], None or a stream",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import sys
 from collections.abc import Mapping
 from threading import Lock
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from ..context import ActiveScope, CallScope
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..execution import LoopThread, Workers
 from ..tools.failures import ToolErrors
-from .declaration import ServiceOptions
+from .declaration import ServiceOptions, names_around
 from .implementation import implementation_of
 from .memory import ChatMemories, InMemoryChatMemoryStore
 from .planning import as_sources, plan_service, service_cycles
@@ -123,7 +124,7 @@ def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any
     if problems:
         raise IllegalConfigurationError(problems)
     settings = ServiceOptions(tools=sources, **options)
-    plans, problems = plan_service(cls, settings)
+    plans, problems = plan_service(cls, settings, around=names_around(cls, sys._getframe(1)))
     problems += service_cycles(cls)
     for plan in plans.values():
         problems += [
