@@ -33,7 +33,12 @@ _LASTING: tuple[type[Any], ...] = (
     providers.Object,
     providers.Configuration,
 )
-_ASYNC_RESOURCES = (resources.AsyncResource,)
+_CALLING: tuple[type[Any], ...] = (
+    providers.Factory,
+    providers.BaseSingleton,
+    providers.Callable,
+    providers.BaseResource,
+)
 _LEFT_OUT: tuple[type[Any], ...] = (providers.Self, providers.DependenciesContainer, BeanProvider)
 
 
@@ -47,7 +52,9 @@ def read_container(container: Any) -> Reading:
         yield from unsafe
 
     definitions = tuple(
-        _definition(name, provider, where) for name, provider in found if not isinstance(provider, tuple(_UNSAFE))
+        _definition(name, provider, where)
+        for name, provider in found
+        if not isinstance(provider, tuple(_UNSAFE)) and not _is_undefined(provider)
     )
     return Reading(definitions, check=check)
 
@@ -68,7 +75,10 @@ def _named_providers(container: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _unsafe(found: list[tuple[str, Any]], where: str) -> Iterator[Problem]:
     names = {id(provider): name for name, provider in found}
-    for provider in providers.traverse(*(provider for _, provider in found)):
+    order = list(names)
+    everything = list(providers.traverse(*(provider for _, provider in found)))
+    everything.sort(key=lambda each: order.index(id(each)) if id(each) in names else len(order))
+    for provider in everything:
         for kind, reason in _UNSAFE.items():
             if isinstance(provider, kind):
                 name = names.get(id(provider))
@@ -172,21 +182,21 @@ def _is_async(provider: Any, seen: frozenset[int] = frozenset()) -> bool:
         or provider.is_async_mode_enabled()
     ):
         return True
-    if isinstance(provides, type) and issubclass(provides, _ASYNC_RESOURCES):
+    if isinstance(provides, type) and issubclass(provides, resources.AsyncResource):
         return True
     return any(_is_async(each, seen | {id(provider)}) for each in provider.related)
 
 
 def _provides(provider: Any) -> Any:
     """The class or function behind it: of a resource's context manager, the generator."""
-    provides = None if isinstance(provider, providers.Object) else getattr(provider, "provides", None)
+    provides = provider.provides if isinstance(provider, _CALLING) else None
     return inspect.unwrap(provides) if callable(provides) and not isinstance(provides, type) else provides
 
 
 def _type_of(provider: Any) -> Any:
     """The type that it gives, as far as it says; `object` when it does not."""
     if isinstance(provider, providers.Configuration):
-        return dict
+        return dict[str, Any]
     if isinstance(provider, providers.Object):
         value = provider.provides
         return type[value] if isinstance(value, type) else type(value)
@@ -220,8 +230,15 @@ def _returned(function: Callable[..., Any]) -> Any:
 def undefined_in(provider: Any) -> Iterator[Any]:
     """The `Dependency` providers behind it, itself included, that nobody has defined."""
     for each in providers.traverse(provider):
-        if isinstance(each, providers.Dependency) and not each.is_defined and each.instance_of is not object:
+        if _is_undefined(each) and each.instance_of is not object:
             yield each
+
+
+def _is_undefined(provider: Any) -> bool:
+    # What we have filled ourselves, while the container is started, is still ours to fill.
+    return isinstance(provider, providers.Dependency) and (
+        not provider.is_defined or isinstance(provider.last_overriding, BeanProvider)
+    )
 
 
 def undefined_dependencies(container: Any) -> dict[Any, InjectionPoint]:

@@ -367,7 +367,7 @@ class BeanGraph:
         if look_alikes:
             return f"{look_alikes[0]} looks like one: bind({wanted}, {look_alikes[0]}) if it is meant"
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-        return f"register one{hint}, or ask for `{wanted} | None`"
+        return f"register one{hint}, or ask for `{type_name(point.wants)} | None`"
 
     def near_misses(self, point: InjectionPoint) -> tuple[str, ...]:
         """Beans that come close to what is wanted: by type under another name, by shape, by the sound of the name."""

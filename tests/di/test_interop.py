@@ -1,0 +1,420 @@
+"""Together with a program that already uses dependency_injector."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
+
+import pytest
+from dependency_injector import containers, providers, resources
+from dependency_injector.wiring import Provide, inject
+
+from toolbox import (
+    Container,
+    MissingBeanError,
+    Named,
+    application_scoped,
+    dependent,
+    produces,
+    request_scoped,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+class Engine:
+    def __init__(self, url: str = "") -> None:
+        self.url = url
+
+
+class Mailer:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+
+class Report:
+    pass
+
+
+def make_report() -> Report:
+    return Report()
+
+
+def open_file() -> Iterator[bytes]:
+    log.append("open")
+    yield b"file"
+    log.append("close")
+
+
+async def open_session() -> AsyncIterator[bytearray]:
+    log.append("open session")
+    yield bytearray(b"session")
+    log.append("close session")
+
+
+async def load() -> complex:
+    await asyncio.sleep(0)
+    return 1j
+
+
+class Lock(resources.Resource):  # type: ignore[type-arg]  # generic in its stubs only
+    def init(self) -> memoryview:
+        return memoryview(b"lock")
+
+
+log: list[str] = []
+
+
+def legacy() -> Any:
+    class Legacy(containers.DeclarativeContainer):
+        config = providers.Configuration()
+        engine = providers.Singleton(Engine, url=config.url)
+        second = providers.ThreadSafeSingleton(Engine, url="second")
+        mailer = providers.Factory(Mailer, engine=engine)
+        report = providers.Callable(make_report)
+        answer = providers.Object(42)
+        file = providers.Resource(open_file)
+        lock = providers.Resource(Lock)
+        untyped = providers.Callable(lambda: 1)
+        names = providers.List(providers.Object("a"))
+
+    return Legacy
+
+
+async def test_its_providers_are_beans_under_their_types_and_names() -> None:
+    log.clear()
+
+    class Uses:
+        def __init__(
+            self,
+            mailer: Mailer,
+            engine: Annotated[Engine, Named("engine")],
+            second: Annotated[Engine, Named("second")],
+            report: Report,
+            answer: int,
+            engines: dict[str, Engine],
+            config: Annotated[dict[str, Any], Named("config")],
+        ) -> None:
+            self.__dict__.update(locals())
+
+    old = legacy()()
+    old.config.from_dict({"url": "first"})
+    async with Container().include(old).register(Uses) as c:
+        found = vars(c.get(Uses))
+        assert found["mailer"].engine is found["engine"] is old.engine()
+        assert found["engine"].url == "first"
+        assert found["second"] is old.second()
+        assert isinstance(found["report"], Report)
+        assert found["answer"] == 42
+        assert list(found["engines"]) == ["engine", "second"]
+        assert found["config"] == {"url": "first"}
+        assert c.get(bytes) is c.get(bytes)
+        assert bytes(c.get(memoryview)) == b"lock"
+        assert log == ["open"]
+    assert log == ["open", "close"]
+
+
+async def test_a_container_class_can_be_included_too() -> None:
+    old = legacy()
+    async with Container().include(old) as c:
+        assert c.get(Engine, "engine") is old.engine()
+
+
+async def test_its_overrides_count() -> None:
+    old = legacy()()
+
+    @request_scoped
+    class Uses:
+        def __init__(self, mailer: Mailer) -> None:
+            self.url = mailer.engine.url
+
+    async with Container().include(old).register(Uses) as c:
+        real = c.get(Engine, "engine")
+        with old.engine.override(Engine("fake")):
+            assert c.get(Engine, "engine").url == "fake"
+            async with c.request_scope():
+                assert c.get(Uses).url == "fake"
+        assert c.get(Engine, "engine") is real
+        c.get(bytes)
+        with old.file.override(b"fake"):
+            assert c.get(bytes) == b"fake"
+        assert c.get(bytes) == b"file"
+
+
+async def test_our_override_of_its_beans() -> None:
+    old = legacy()()
+    async with Container().include(old) as c:
+        with c.override(Engine, Engine("fake"), name="engine"):
+            assert c.get(Engine, "engine").url == "fake"
+
+
+async def test_asynchronous_providers_are_awaited() -> None:
+    log.clear()
+
+    class Legacy(containers.DeclarativeContainer):
+        number = providers.Coroutine(load)
+        session = providers.Resource(open_session)
+
+    @dependent
+    class Uses:
+        def __init__(self, number: complex, session: bytearray) -> None:
+            self.found = number, session
+
+    async with Container().include(Legacy()).register(Uses) as c:
+        assert c.get(bytearray) == b"session"
+        assert (await c.aget(Uses)).found == (1j, c.get(bytearray))
+    assert log == ["open session", "close session"]
+
+
+async def test_threads_make_one_instance_of_its_singletons() -> None:
+    import threading
+
+    made: list[int] = []
+    barrier = threading.Barrier(6)
+
+    class Slow:
+        def __init__(self) -> None:
+            made.append(1)
+            threading.Event().wait(0.01)
+
+    class Legacy(containers.DeclarativeContainer):
+        slow = providers.Singleton(Slow)
+
+    async with Container().include(Legacy()) as c:
+
+        def ask() -> Slow:
+            barrier.wait()
+            return c.get(Slow)
+
+        found = await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(6)))
+    assert made == [1]
+    assert len(set(map(id, found))) == 1
+
+
+async def test_nested_containers() -> None:
+    class Gateways(containers.DeclarativeContainer):
+        engine = providers.Singleton(Engine, url="gateway")
+
+    class Legacy(containers.DeclarativeContainer):
+        gateways = providers.Container(Gateways)
+        mailer = providers.Factory(Mailer, engine=gateways.engine)
+
+    async with Container().include(Legacy()) as c:
+        assert c.get(Engine, "gateways.engine").url == "gateway"
+        assert c.get(Mailer).engine is c.get(Engine)
+
+
+def test_unsafe_providers_say_why() -> None:
+    class Legacy(containers.DeclarativeContainer):
+        per_thread = providers.ThreadLocalSingleton(Engine)
+        per_context = providers.ContextLocalSingleton(Report)
+        resource = providers.ContextLocalResource(open_file)
+        mailer = providers.Factory(Mailer, engine=providers.ThreadLocalSingleton(Engine))
+
+    problems = Container().include(Legacy()).check()
+
+    assert [problem.where for problem in problems] == [
+        "Legacy.per_thread",
+        "Legacy.per_context",
+        "Legacy.resource",
+        "Legacy, Engine",
+    ]
+    assert "per thread" in problems[0].what
+    assert "tasks" in problems[1].what
+    assert all("request-scoped" in problem.fix for problem in problems)
+
+
+def test_a_name_in_both_is_a_clash() -> None:
+    [problem] = Container().include(legacy()()).register(Engine).check()
+
+    assert "'engine'" in problem.what
+
+
+# --- our beans for its providers
+
+
+async def test_what_it_leaves_undefined_is_filled_with_our_beans() -> None:
+    class Legacy(containers.DeclarativeContainer):
+        engine = providers.Dependency(instance_of=Engine)
+        mailer = providers.Factory(Mailer, engine=engine)
+
+    @application_scoped
+    class OurEngine(Engine):
+        def __init__(self) -> None:
+            super().__init__("ours")
+
+    old = Legacy()
+    container = Container().include(old).register(OurEngine)
+    async with container as c:
+        assert c.get(Mailer).engine is c.get(OurEngine)
+        assert old.mailer().engine is c.get(OurEngine)
+    assert not old.engine.is_defined
+    [problem] = Container().include(Legacy()).check()
+    assert problem.where == "Legacy.mailer"
+    assert "Engine" in problem.what
+
+
+async def test_what_it_keeps_must_not_hold_shorter_lived_beans_of_ours() -> None:
+    class Legacy(containers.DeclarativeContainer):
+        engine = providers.Dependency(instance_of=Engine)
+        mailer = providers.Singleton(Mailer, engine=engine)
+
+    @request_scoped
+    class OurEngine(Engine):
+        def __init__(self) -> None:
+            super().__init__("ours")
+
+    [problem] = Container().include(Legacy()).register(OurEngine).check()
+
+    assert problem.where == "Legacy.mailer"
+    assert "OurEngine" in problem.what
+
+
+@application_scoped
+class Pool:
+    pass
+
+
+@request_scoped
+class Basket:
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+
+
+@dependent
+class Line:
+    def __init__(self, basket: Basket, amount: int = 1) -> None:
+        self.basket, self.amount = basket, amount
+
+
+class HTTPClient:
+    pass
+
+
+class Parent:
+    """Its provider's name is an attribute of every dependency_injector container."""
+
+
+@produces(scope="request")
+async def session() -> AsyncIterator[bytearray]:
+    yield bytearray(b"session")
+
+
+@produces(scope="application", name="answer")
+def answer() -> int:
+    return 42
+
+
+def ours() -> Container:
+    return Container().register(Pool, Basket, Line, HTTPClient, Parent, session, answer)
+
+
+async def test_each_bean_is_a_provider_under_its_name() -> None:
+    async with ours() as c:
+        assert {"pool", "basket", "line", "http_client", "parent", "bytearray", "answer", "container"} <= set(
+            c.providers.providers
+        )
+        assert c.providers.answer() == 42
+        assert c.providers.pool() is c.get(Pool)
+        assert c.providers.parent is None
+        assert isinstance(c.providers.providers["parent"](), Parent)
+        async with c.request_scope():
+            assert c.providers.basket() is c.get(Basket)
+            assert c.providers.line(amount=3).amount == 3
+            assert c.providers.line().basket is c.get(Basket)
+            assert await c.providers.bytearray() is c.get(bytearray)
+            assert c.providers.bytearray() is c.get(bytearray)
+
+
+async def test_overriding_a_provider_reaches_our_beans() -> None:
+    async with ours() as c:
+        real = c.get(Pool)
+        fake, other = Pool(), Pool()
+        with c.providers.pool.override(fake):
+            async with c.request_scope():
+                assert c.get(Basket).pool is fake
+            with c.providers.override_providers(pool=other):
+                assert c.get(Pool) is other
+            assert c.get(Pool) is fake
+        async with c.request_scope():
+            assert c.get(Basket).pool is real
+        c.providers.pool.override(fake)
+        c.providers.pool.override(other)
+        assert c.get(Pool) is other
+        c.providers.pool.reset_override()
+        assert c.get(Pool) is real
+
+
+async def test_our_beans_in_its_providers() -> None:
+    async with ours() as c:
+
+        class Legacy(containers.DeclarativeContainer):
+            pool = c.providers.pool
+            pair = providers.Factory(dict, pool=c.providers.pool, basket=c.providers.basket)
+
+        async with c.request_scope():
+            assert Legacy().pair() == {"pool": c.get(Pool), "basket": c.get(Basket)}
+
+
+@inject
+def injected(pool: Any = Provide["pool"], line: Any = Provide["line"]) -> Any:
+    return pool, line
+
+
+@inject
+async def awaited(value: Any = Provide["bytearray"], pool: Any = Provide["pool"]) -> Any:
+    return value, pool
+
+
+async def test_its_wiring_works_with_our_providers() -> None:
+    async with ours() as c:
+        c.providers.wire(modules=[sys.modules[__name__]])
+        try:
+            async with c.request_scope():
+                pool, line = injected()
+                assert pool is c.get(Pool)
+                assert line.basket is c.get(Basket)
+                assert await awaited() == (c.get(bytearray), pool)
+                fake = Pool()
+                with c.override(Pool, fake):
+                    assert injected()[0] is fake
+        finally:
+            c.providers.unwire()
+
+
+class LegacyOfModule(containers.DeclarativeContainer):
+    legacy_engine = providers.Singleton(Engine, url="legacy")
+
+
+@inject
+def still_injected(engine: Any = Provide["legacy_engine"]) -> Any:
+    return engine
+
+
+async def test_its_own_wiring_goes_on_working() -> None:
+    old = LegacyOfModule()
+    old.wire(modules=[sys.modules[__name__]])
+    try:
+        async with Container().include(old) as c:
+            assert still_injected() is c.get(Engine)
+            with old.legacy_engine.override(Engine("fake")):
+                assert still_injected() is c.get(Engine)
+    finally:
+        old.unwire()
+
+
+async def test_a_provider_finds_its_container_after_a_restart() -> None:
+    c = ours()
+    async with c:
+        provider = c.providers.pool
+        first = provider()
+    async with c:
+        assert provider() is c.get(Pool)
+        assert provider() is not first
+
+
+async def test_the_type_that_nobody_knows() -> None:
+    async with Container().include(legacy()()) as c:
+        with pytest.raises(MissingBeanError):
+            c.get(float)
+        assert c.providers.untyped() == 1
