@@ -1,0 +1,153 @@
+"""What a model round trip costs: CPU per request, per streamed chunk, runs per second; ours and the peers in one run.
+
+    make bench-models                        # or ARGS="--rounds 5 --peers toolbox,typed"
+
+Each peer is a process of its own, measured in turn, one at a time, several rounds; a model server that costs next to
+nothing answers in another process. Printed: medians, and ratios to the loop on the same transport written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import Any
+
+from .models_peers import PEERS
+from .ports import free_port
+
+NEEDS = {"pydantic-ai": "pydantic_ai", "openai-agents": "agents", "langchain": "langchain_openai"}
+FRAMEWORKS = tuple(NEEDS)
+TRIPS = (("1 tool", 1, 0), ("50 tools", 50, 0), ("50 tools, 200 messages", 50, 200))
+GOALS = {"1 tool": 5, "50 tools": 9, "50 tools, 200 messages": 45}
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """The model server, up as long as the block lasts."""
+    port = free_port()
+    child = subprocess.Popen([sys.executable, "-m", "benchmarks.models_server", str(port)])
+    base = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(200):
+            try:
+                urllib.request.urlopen(urllib.request.Request(f"{base}/0/", data=b"{}")).close()
+                break
+            except urllib.error.URLError:
+                time.sleep(0.05)
+        yield base
+    finally:
+        child.terminate()
+        child.wait()
+
+
+class Peer:
+    """A peer's process."""
+
+    def __init__(self, name: str, base: str) -> None:
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.models_peers", name, base],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.name = name
+        self._line()
+
+    def measure(self, **asked: Any) -> list[float]:
+        """The numbers for this."""
+        assert self.child.stdin is not None
+        self.child.stdin.write(json.dumps(asked) + "\n")
+        self.child.stdin.flush()
+        numbers: list[float] = json.loads(self._line())
+        return numbers
+
+    def _line(self) -> str:
+        assert self.child.stdout is not None
+        line = self.child.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended; run: python -m benchmarks.models_peers '{self.name}' URL")
+        return line
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.terminate()
+        self.child.wait()
+
+
+def questions(quick: bool) -> list[tuple[str, dict[str, Any]]]:
+    """What is measured, each with how much of it."""
+    few = 3 if quick else 8
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (title, {"kind": "trip", "tools": tools, "messages": messages, "runs": few}) for title, tools, messages in TRIPS
+    ]
+    asked.append(("chunk", {"kind": "stream", "runs": few}))
+    asked += [(f"{count} at once", {"kind": "throughput", "at_once": count}) for count in (50, 400)]
+    return asked
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--quick", action="store_true", help="fewer runs in a round")
+    options = parser.parse_args()
+    names = [name for name in options.peers.split(",") if importlib.util.find_spec(NEEDS.get(name, "json"))]
+    found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    with ExitStack() as stack:
+        base = stack.enter_context(server())
+        peers = [stack.enter_context(Peer(name, base)) for name in names]
+        for round_ in range(options.rounds):
+            for title, asked in questions(options.quick):
+                for peer in peers if round_ % 2 == 0 else reversed(peers):
+                    found[peer.name, title].append(peer.measure(**asked))
+    report(names, {key: [median(each) for each in zip(*values, strict=True)] for key, values in found.items()})
+
+
+def report(names: list[str], found: dict[tuple[str, str], list[float]]) -> None:
+    """The tables."""
+    titles = [title for title, *_ in TRIPS]
+    print(f"\n{'CPU per request, ms':22}" + "".join(f"{title:>26}" for title in titles))
+    for name in names:
+        print(
+            f"{name:22}"
+            + "".join(f"{found[name, title][0]:>19.3f} {_ratio(found, name, title):>6}" for title in titles)
+        )
+    print(f"\n{'':22}{'chunk, us':>14}{'first, ms':>12}{'50 at once, runs/s':>22}{'400 at once, runs/s':>22}")
+    for name in names:
+        chunk, first = found[name, "chunk"]
+        fifty, many = found[name, "50 at once"][0], found[name, "400 at once"][0]
+        print(f"{name:22}{chunk:>14.1f}{first:>12.2f}{fifty:>22.0f}{many:>22.0f}")
+    frameworks = [name for name in FRAMEWORKS if name in names]
+    if "toolbox" not in names or not frameworks:
+        return
+    print("\nAgainst the best framework:")
+    for title in titles:
+        ratio = min(found[name, title][0] for name in frameworks) / found["toolbox", title][0]
+        print(f"  {title:24} {ratio:5.1f} times less CPU (goal {GOALS[title]})")
+    ratio = found["toolbox", "400 at once"][0] / max(found[name, "400 at once"][0] for name in frameworks)
+    print(f"  {'400 at once':24} {ratio:5.1f} times the runs per second (goal 8)")
+    print(f"  {'chunk':24} {found['toolbox', 'chunk'][0]:5.1f} us (goal at most 12)")
+
+
+def _ratio(found: dict[tuple[str, str], list[float]], name: str, title: str) -> str:
+    """To the low-level loop on the same transport."""
+    hand = found.get(("low-level httpx2" if name == "toolbox httpx2" else "low-level aiohttp", title))
+    return f"{found[name, title][0] / hand[0]:.2f}x" if hand else ""
+
+
+if __name__ == "__main__":
+    main()
