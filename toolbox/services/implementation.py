@@ -91,7 +91,12 @@ def _waited_for(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocat
     loop = host.sync_loop()
     invocation = begin()
     runner = cast("CallerRunner", invocation.runner)
-    return runner.wait_for(asyncio.run_coroutine_threadsafe(run_to_end(invocation), loop))
+    return runner.wait_for(asyncio.run_coroutine_threadsafe(_while_caller_waits(invocation), loop))
+
+
+async def _while_caller_waits(invocation: Invocation) -> Any:
+    with WhileCallerWaits():
+        return await run_to_end(invocation)
 
 
 def _stream(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
