@@ -108,6 +108,15 @@ def local_names(functions: Iterable[Any], frame: FrameType | None) -> dict[str, 
     return found
 
 
+def names_around(function: Any) -> dict[str, Any]:
+    """`local_names` as they are by now, where the function that `function` is defined in still runs on this thread."""
+    around = getattr(function, "__qualname__", "").rpartition(".<locals>.")[0]
+    frame = sys._getframe(1) if around else None
+    while frame is not None and (frame.f_code.co_qualname != around or frame.f_globals is not function.__globals__):
+        frame = frame.f_back
+    return local_names([function], frame)
+
+
 def _texts_in(annotation: object) -> Iterator[str]:
     if isinstance(annotation, str):
         yield annotation

@@ -141,8 +141,10 @@ def _has_inexact(text: str) -> bool:
 
 
 def _is_inexact(number: str) -> bool:
-    """Whether a number with a fraction or an exponent is not what a float would be written as."""
-    return not number.lstrip("-").isdecimal() and repr(float(number)) != number
+    """Whether a number is another one, or written otherwise, after it has been a float."""
+    if number.lstrip("-").isdecimal():
+        return False
+    return number.endswith(".0") or repr(float(number)) != number  # 1.0 comes back as 1
 
 
 def _exact(number: str) -> float | Decimal:

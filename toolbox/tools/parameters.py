@@ -17,7 +17,7 @@ from typing_extensions import Doc, TypeAliasType, TypeIs
 
 from ..context import InjectMark, InvocationContext, MemoryIdMark
 from ..errors import Problem
-from ..signatures import EMPTY, Unresolved, resolve
+from ..signatures import EMPTY, Unresolved, names_around, resolve
 
 
 class Role(Enum):
@@ -89,8 +89,13 @@ def read_parameters(
     declared = list(signature.parameters.values())
     if bound and declared and declared[0].kind in (declared[0].POSITIONAL_ONLY, declared[0].POSITIONAL_OR_KEYWORD):
         del declared[0]
-    found = [_read(each, resolve(each.annotation, known), where, problems) for each in declared]
-    return Taken(tuple(each for each in found if each is not None), resolve(signature.return_annotation, known))
+    annotations = [*(each.annotation for each in declared), signature.return_annotation]
+    *resolved, returns = [resolve(each, known) for each in annotations]
+    if any(isinstance(each, Unresolved) for each in (*resolved, returns)):
+        known |= names_around(inner)
+        *resolved, returns = [resolve(each, known) for each in annotations]
+    found = [_read(each, annotation, where, problems) for each, annotation in zip(declared, resolved, strict=True)]
+    return Taken(tuple(each for each in found if each is not None), returns)
 
 
 def _read(declared: inspect.Parameter, annotation: Any, where: str, problems: list[Problem]) -> ToolParameter | None:
