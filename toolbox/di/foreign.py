@@ -10,7 +10,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from dependency_injector import providers, resources
 
@@ -234,7 +234,7 @@ def undefined_in(provider: Any) -> Iterator[Any]:
             yield each
 
 
-def _is_undefined(provider: Any) -> bool:
+def _is_undefined(provider: Any) -> TypeGuard[Any]:
     # What we have filled ourselves, while the container is started, is still ours to fill.
     return isinstance(provider, providers.Dependency) and (
         not provider.is_defined or isinstance(provider.last_overriding, BeanProvider)

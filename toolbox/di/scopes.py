@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar, Token
@@ -331,14 +330,18 @@ class OpenScope:
             while self.closers:
                 await close_awaiting(self.closers, error, failures)
                 self._end()
-        finally:
-            if failures and sys.exc_info()[1] is not None:
-                _log.error("closing a %s failed", self.what, exc_info=BaseExceptionGroup("closing", failures))
-        if isinstance(error, asyncio.CancelledError) and failures:
-            # Who is cancelled must end as cancelled; what failed meanwhile can only be told.
-            _log.error("closing a %s failed", self.what, exc_info=BaseExceptionGroup("closing", failures))
+        except asyncio.CancelledError:
+            self._tell(failures)
+            raise
+        if isinstance(error, asyncio.CancelledError):
+            self._tell(failures)
             return
         raise_failures(self.what, failures)
+
+    def _tell(self, failures: list[BaseException]) -> None:
+        # Who is cancelled must end as cancelled: what failed meanwhile can only be told.
+        if failures:
+            _log.error("closing a %s failed", self.what, exc_info=BaseExceptionGroup("closing", failures))
 
     def close_waiting(self, error: BaseException | None) -> None:
         """Closes everything from a thread that runs no loop."""
