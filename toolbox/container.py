@@ -201,6 +201,11 @@ class Container:
 
     # --- start and stop
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it has been started and not stopped since."""
+        return self._wiring is not None
+
     async def __aenter__(self) -> Self:
         self._refuse_started("start")
         await self._start(asyncio.get_running_loop())

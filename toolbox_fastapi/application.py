@@ -6,7 +6,7 @@ Not here: how an endpoint gets its beans (`endpoints`), what a client is told of
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -22,6 +22,7 @@ from starlette.websockets import WebSocket
 
 from toolbox.context import current_caller
 from toolbox.errors import ToolboxError
+from toolbox.settings import ToolboxSettings
 
 from .endpoints import InjectRoute, missing_beans, tools_of_endpoints
 from .exchanges import EXCHANGE_KEY, Exchange, current_connection, current_exchange
@@ -66,14 +67,23 @@ class Installation:
         async def started(app: FastAPI) -> AsyncIterator[Any]:
             for each in mounted_in(app):
                 see_failures(each)
-            self.container.register(*tools_of_endpoints(app.routes))
-            async with self.container, lifespan(app) as state:
-                self.stopping = stopping = Stopping(10.0)
-                with stopping.listening():
-                    yield state
-                await stopping.wait()
+            async with self._started(app), lifespan(app) as state:
+                settings = await self.container.aget(ToolboxSettings)
+                self.stopping = stopping = Stopping(settings.stop_timeout)
+                try:
+                    with stopping.listening():
+                        yield state
+                finally:
+                    await stopping.wait()
+                    self.stopping = None
 
         return started
+
+    def _started(self, app: FastAPI) -> AbstractAsyncContextManager[object]:
+        """The container's life; of one that somebody else has started, nothing."""
+        if self.container.is_started:
+            return nullcontext()
+        return self.container.register(*tools_of_endpoints(app.routes))
 
 
 def mounted_in(app: FastAPI) -> Iterator[FastAPI]:
@@ -142,8 +152,8 @@ def see_failures(app: FastAPI) -> None:
     if app in _seen:
         return
     _seen.add(app)
-    app.exception_handlers.setdefault(ToolboxError, answer_with_problem)
-    app.exception_handlers.setdefault(WebSocketException, close_websocket)
+    own: dict[Any, Any] = {ToolboxError: answer_with_problem, WebSocketException: close_websocket}
+    app.exception_handlers = {**own, **app.exception_handlers}
     build = app.build_middleware_stack
 
     def build_seeing() -> ASGIApp:

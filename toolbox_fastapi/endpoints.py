@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from fastapi import Depends, params
@@ -165,17 +165,14 @@ def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...]
     injected, others = [], []
     for parameter in signature.parameters.values():
         metadata = metadata_of(resolve(parameter.annotation, names))
-        if bean := next((each.dependency for each in metadata if _is_ours(each)), None):
+        dependencies = [each.dependency for each in metadata if isinstance(each, params.Depends)]
+        if bean := next((each for each in dependencies if isinstance(each, BeanOf)), None):
             injected.append(Injected(parameter.name, bean.wanted, parameter.default))
         elif any(isinstance(each, InjectMark) for each in metadata):
             raise IllegalConfigurationError([_wrong_inject(endpoint, parameter.name)])
         else:
             others.append(parameter)
     return tuple(injected), signature.replace(parameters=others)
-
-
-def _is_ours(metadata: object) -> bool:
-    return isinstance(metadata, params.Depends) and isinstance(metadata.dependency, BeanOf)
 
 
 def _wrong_inject(endpoint: Callable[..., Any], parameter: str) -> Problem:
@@ -259,9 +256,9 @@ def enter_route(exchange: Exchange, connection: HTTPConnection) -> None:
     if stack is None:
         return
     stack.push(exchange.note)
-    if toolbox_of(endpoint) is not None:
-        # A generator runs when the endpoint has returned, until the response has been sent.
-        stack = connection.scope["fastapi_inner_astack"] if _is_generator(endpoint) else stack
+    if callable(endpoint) and toolbox_of(endpoint) is not None:
+        if _is_generator(endpoint):  # runs when FastAPI thinks it has returned, until the response has been sent
+            stack = cast("AsyncExitStack", connection.scope["fastapi_inner_astack"])
         stack.enter_context(tools_added(endpoint_tools(endpoint)))
 
 

@@ -57,11 +57,11 @@ def _steps(stream: Stream) -> AsyncIterable[Any]:
 
 async def _close(stream: object) -> None:
     """Ends a stream, so that what it holds is given back."""
-    if hasattr(stream, "aclose"):
-        await stream.aclose()
-    elif hasattr(stream, "close"):
+    if close := getattr(stream, "aclose", None):
+        await close()
+    elif close := getattr(stream, "close", None):
         with suppress(ValueError):  # a generator whose thread is still inside it; it ends when it is dropped
-            await run_in_threadpool(stream.close)
+            await run_in_threadpool(close)
 
 
 # --- server-sent events
