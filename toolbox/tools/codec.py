@@ -90,13 +90,13 @@ class ArgumentDecoder:
 
     def _validated(self, text: str) -> dict[str, Any]:
         """Validates a JSON object; numbers that no float can hold reach decimals as they are written."""
+        from pydantic import ValidationError
+
         validator: Any = self._validator
         if validator is None:
             return {}
         values: dict[str, Any]
         if self._decimals and _has_inexact(text):
-            from pydantic import ValidationError
-
             try:
                 values = validator.validate_python(json.loads(text, parse_float=_exact))
                 return values
@@ -107,7 +107,13 @@ class ArgumentDecoder:
                 return values
             except ValidationError:
                 pass
-        values = validator.validate_json(text)
+        try:
+            values = validator.validate_json(text)
+        except ValidationError as error:
+            if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
+                raise
+            # It has been read as JSON before: pydantic's parser is stricter about depth and lone surrogates.
+            values = validator.validate_python(json.loads(text))
         return values
 
 
