@@ -268,12 +268,3 @@ async def test_the_default_raises_the_error_and_the_tool_does_not_run() -> None:
 @pytest.mark.parametrize("text", ["[" * 10_000, '{"text": ' + "[" * 10_000 + "]" * 10_000 + "}"])
 def test_deep_nesting_is_a_typed_error(text: str) -> None:
     refusal(echo, text)
-
-
-def test_a_lone_surrogate_is_a_value_or_a_typed_error() -> None:
-    request = ToolExecutionRequest("1", "f", '{"text": "\\ud800"}')
-
-    result: Any = tool_executor_from(echo)(request, None)
-
-    assert result.is_error
-    assert "surrogate" in result.text

@@ -9,7 +9,8 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from types import FrameType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
@@ -121,10 +122,7 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `output_mode`: `"schema"`, `"tool"` or `"prompt"`: how a structured reply is asked for.
     - `temperature`, `tool_choice`, and any further `parameters` of the wire, by its names.
     """
-    if options.get("parameters", ...) is None:
-        del options["parameters"]
-
-    given = ServiceOptions(**options)  # an unknown option fails where it is written
+    given = _options(ServiceOptions(), options, "register_ai_service")  # an unknown option fails where it is written
     if cls is None:
         return lambda target: _mark(target, given, sys._getframe(1))
     return _mark(cls, given, sys._getframe(1))
@@ -135,6 +133,21 @@ def _mark(cls: C, options: ServiceOptions, frame: FrameType) -> C:
     if names := names_around(cls, frame):
         setattr(cls, NAMES_MARK, names)
     return cls
+
+
+def options_for(cls: type[Any], given: Mapping[str, Any]) -> ServiceOptions:
+    """The options of a service that is given these besides those it is marked with."""
+    return _options(service_options_of(cls) or ServiceOptions(), given, "create_ai_service")
+
+
+def _options(marked: ServiceOptions, given: Mapping[str, Any], what: str) -> ServiceOptions:
+    names = [each.name for each in fields(ServiceOptions)]
+    for name in given:
+        if name not in names:
+            near = get_close_matches(name, names, n=1)
+            hint = f"; did you mean {near[0]}=?" if near else ""
+            raise TypeError(f"{what}() has no option {name}={hint}")
+    return replace(marked, **{name: value for name, value in given.items() if (name, value) != ("parameters", None)})
 
 
 def names_around(cls: type[Any], frame: FrameType | None) -> dict[str, Any]:

@@ -20,11 +20,14 @@ from ..chat import (
     ChatResponse,
     CompleteResponse,
     CompleteToolCall,
+    Content,
+    ImageContent,
     IntermediateResponse,
     Message,
     PartialResponse,
     ServiceEvent,
     SystemMessage,
+    TextContent,
     ToolSpecification,
     UserMessage,
 )
@@ -35,7 +38,7 @@ from ..context import (
     current_invocation,
     current_limit,
 )
-from ..errors import IllegalConfigurationError, InvocationTimeoutError, Problem
+from ..errors import IllegalConfigurationError, InvocationTimeoutError, MissingBeanError, Problem
 from ..execution import BLOCKING, COROUTINE, CallerRunner, LoopRunner, Workers, is_async
 from ..models.streaming import stream_of
 from ..tools.failures import ToolErrors
@@ -57,11 +60,11 @@ from .loop import (
 )
 from .memory import ChatMemories, ChatMemoryKey
 from .outputs import ANSWER_TOOL, ItemReader, OutputMode, Result, Shape
-from .plans import FunctionMessage, MethodPlan, Toolset, added_tools
+from .plans import FunctionMessage, MethodPlan, Provider, Toolset, added_tools
 from .records import note
 from .rounds import Round
 from .running import Running
-from .templates import Template
+from .templates import Template, text_of
 
 
 class ServiceHost(Protocol):
@@ -164,13 +167,25 @@ class Invocation:
         if plan.user is not None:
             contents.append(plan.user.render(self._values()))
         elif plan.user_parameter is not None:
-            said = self.arguments[plan.user_parameter]
-            contents += said.contents if isinstance(said, UserMessage) else UserMessage(said).contents
+            contents += self._said(plan.user_parameter)
         for name in plan.contents:
             value = self.arguments[name]
             if value is not None:
                 contents += UserMessage(value).contents
         return UserMessage(contents)
+
+    def _said(self, parameter: str) -> Sequence[Content]:
+        match self.arguments[parameter]:
+            case UserMessage(contents):
+                return contents
+            case None if self.plan.contents:
+                return ()
+            case None:
+                raise TypeError(f"{self.label}(): {parameter} is what the user says, and is None")
+            case str() | TextContent() | ImageContent() | list() | tuple() as said:
+                return UserMessage(said).contents
+            case other:
+                return UserMessage(text_of(other)).contents
 
     @property
     def label(self) -> str:
@@ -248,11 +263,24 @@ class Invocation:
                 return None
             case Template() as template:
                 return SystemMessage(template.render(self._values()))
-            case FunctionMessage(function, injected):
-                beans = {name: await self.host.scope.aget(wanted) for name, wanted in injected.items()}
+            case FunctionMessage(function) as message:
+                beans = await self._injected_into(message)
                 kind = COROUTINE if is_async(function) else BLOCKING
                 text = await self.runner.run(kind, lambda: function(self.context, **beans), self.label)
+                if not isinstance(text, str):
+                    kind_of_text = type(text).__name__
+                    raise TypeError(f"the system message function of {self.label} returned {kind_of_text}, not str")
                 return SystemMessage(text)
+
+    async def _injected_into(self, message: FunctionMessage) -> dict[str, Any]:
+        beans: dict[str, Any] = {}
+        for each in message.injected:
+            try:
+                beans[each.name] = await self.host.scope.aget(each.wanted)
+            except MissingBeanError:
+                if not each.optional:
+                    raise
+        return beans
 
     def _mode(self, model: ChatModel) -> OutputMode:
         if self.plan.options.output_mode is not None and not self.plan.output.is_stream:
@@ -276,8 +304,8 @@ class Invocation:
             )
         return toolset
 
-    async def _provided_by(self, provider: Any) -> Sequence[Any]:
-        bean = await self.host.scope.aget(provider) if isinstance(provider, type) else provider
+    async def _provided_by(self, provider: Provider) -> Sequence[Any]:
+        bean = provider.given if provider.bean is None else await self.host.scope.aget(provider.bean)
         provide = getattr(bean, "provide_tools", bean)
         asked_for = self.context.user_message or UserMessage("")
         request = ToolProviderRequest(asked_for, self.context.memory_id, self.context)

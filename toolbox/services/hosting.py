@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,13 @@ from ..di.marks import Scope
 from ..errors import ContainerNotStartedError, MissingBeanError, Problem
 from ..execution import ExecutionModel, Workers, unknown_executor
 from ..tools.failures import ToolErrors
-from ..tools.invocation import Tool
+from ..tools.invocation import InjectedParameter, Tool
 from ..tools.sources import bean_types
 from .declaration import ServiceOptions, service_options_of
 from .implementation import implementation_of
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
-from .planning import is_interface, plan_service, service_cycles, sources_of
-from .plans import MethodPlan
+from .planning import is_interface, plan_service, providers_of, service_cycles, sources_of
+from .plans import FunctionMessage, MethodPlan
 from .running import Running
 
 logger = logging.getLogger("toolbox.services")
@@ -137,12 +137,15 @@ class ContainerHost:
             return None
         service = _Service(registered, options, self)
         definition: BeanDefinition = definition_of(service.make, registered, scope=Scope.APPLICATION, source=registered)
-        return Reading((definition,), tuple(_registrable(sources_of(registered))), service.check)
+        listed = *bean_types(sources_of(registered)), *(each.bean for each in providers_of(options))
+        return Reading((definition,), tuple(registrable(listed)), service.check)
 
 
-def _registrable(sources: Iterable[Any]) -> Iterator[type[Any]]:
+def registrable(listed: Iterable[Any]) -> Iterator[type[Any]]:
     """The classes that become beans by being listed: all but interfaces, which are bound to a bean."""
-    for cls in bean_types(sources):
+    for cls in listed:
+        if not isinstance(cls, type):
+            continue
         if not is_interface(cls) or any(name.startswith("__toolbox_") for name in vars(cls)):
             yield cls
 
@@ -165,8 +168,13 @@ class _Service:
         yield from service_cycles(self._cls)
         if (problem := self._host.models.problem(self._options.model, self._cls.__name__)) is not None:
             yield problem
-        seen: set[Callable[..., Any] | str] = set()
+        for provider in providers_of(self._options):
+            if provider.bean is not None:
+                yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))
+        seen: set[str] = set()
         for plan in self._plans.values():
+            if isinstance(plan.system, FunctionMessage):
+                yield from _injection_problems(f"{plan.where}, system message", plan.system.injected, graph)
             for tool in plan.toolset.tools:
                 if tool.specification.name not in seen:
                     seen.add(tool.specification.name)
@@ -177,8 +185,17 @@ class _Service:
         execution = tool.execution
         if execution.model is ExecutionModel.EXECUTOR and self._host.workers.executor(execution) is None:
             yield unknown_executor(where, execution)
-        if tool.bean is not None:
-            yield from graph.problems_of(point_of(tool.bean, where))
-        for each in tool.injected:
-            default = None if each.optional else MISSING
-            yield from graph.problems_of(point_of(each.wanted, f"{where}, parameter {each.name}", default=default))
+        yield from tool_bean_problems(where, tool, graph)
+
+
+def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:
+    """What is wrong with the beans that a tool offered at `where` needs."""
+    if tool.bean is not None:
+        yield from graph.problems_of(point_of(tool.bean, where))
+    yield from _injection_problems(where, tool.injected, graph)
+
+
+def _injection_problems(where: str, injected: Iterable[InjectedParameter], graph: BeanGraph) -> Iterator[Problem]:
+    for each in injected:
+        default = None if each.optional else MISSING
+        yield from graph.problems_of(point_of(each.wanted, f"{where}, parameter {each.name}", default=default))

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from ..chat import Content, ImageContent, Message, TextContent, UserMessage
 from ..context import InjectMark, MemoryIdMark
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, without_none
 from ..tools.failures import ToolErrors
-from ..tools.invocation import Tool
+from ..tools.invocation import InjectedParameter, Tool
 from ..tools.marks import toolbox_of
 from ..tools.sources import bean_types, read_tools
 from .declaration import (
@@ -36,7 +36,7 @@ from .declaration import (
 )
 from .memory import MessageWindow
 from .outputs import Output, read_output
-from .plans import FunctionMessage, MethodPlan, Toolset
+from .plans import FunctionMessage, MethodPlan, Provider, Toolset
 from .templates import Template, doubled_names, parse
 
 
@@ -90,13 +90,33 @@ def _services_offered_by(cls: type[Any]) -> Iterator[type[Any]]:
             yield each
 
 
-def sources_of(cls: type[Any]) -> tuple[Any, ...]:
-    """Everything that a service's class or methods list as tools or providers."""
-    options = service_options_of(cls) or ServiceOptions()
-    listed = [*as_sources(options.tools), *as_sources(options.tool_provider)]
+def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[Any, ...]:
+    """Everything that a service's class, or these options, and its methods list as tools."""
+    options = options or service_options_of(cls) or ServiceOptions()
+    listed = [*as_sources(options.tools)]
     for name in method_names(cls):
         listed += toolbox_of(getattr(cls, name)) or ()
     return tuple(listed)
+
+
+def providers_of(options: ServiceOptions) -> tuple[Provider, ...]:
+    """The tool providers that these options name."""
+    given = as_sources(options.tool_provider)
+    return tuple(Provider(bean=each) if is_bean_type(each) else Provider(each) for each in given)
+
+
+def is_bean_type(listed: object) -> bool:
+    """Whether what is listed is a type to look up, also `Annotated` with a name."""
+    return isinstance(listed, type) or get_origin(listed) is Annotated
+
+
+def _provider_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
+    for each in providers_of(options):
+        named = each.bean.__origin__ if get_origin(each.bean) is Annotated else each.bean
+        able = callable(getattr(named or each.given, "provide_tools", None))
+        if not able and (named is not None or not callable(each.given)):
+            name = getattr(named, "__name__", None) or repr(each.given)
+            yield Problem(where, f"{name} is no tool provider", "give it a method `provide_tools(request)`")
 
 
 def as_sources(given: Any) -> tuple[Any, ...]:
@@ -174,7 +194,7 @@ def plan_service(
     service is defined in, as far as its mark does not know them. A method with problems has no plan.
     """
     where = cls.__name__
-    problems = list(option_problems(where, options))
+    problems = [*option_problems(where, options), *_provider_problems(where, options)]
     if not is_interface(cls):
         problems.append(Problem(where, "is neither a Protocol nor an ABC", f"declare it `class {where}(Protocol):`"))
         return {}, problems
@@ -258,7 +278,7 @@ class _MethodReader:
             specifications_and_answer=(
                 (*toolset.specifications, output.structure.tool) if output.structure is not None else ()
             ),
-            providers=as_sources(self.options.tool_provider),
+            providers=providers_of(self.options),
             options=self.options,
             failures=ToolErrors(
                 on_unknown_tool=self.options.on_unknown_tool,
@@ -321,10 +341,10 @@ class _MethodReader:
 
     def _function_message(self, function: MessageFunction) -> FunctionMessage:
         parameters = read_signature(function, self.known, self.around).parameters
-        injected: dict[str, Any] = {}
+        injected: list[InjectedParameter] = []
         for each in parameters[1:]:
             if any(isinstance(mark, InjectMark) for mark in each.metadata):
-                injected[each.name] = each.annotation
+                injected.append(InjectedParameter(each.name, each.annotation, each.default is not EMPTY))
             elif each.default is EMPTY:
                 self.problem(
                     f"the system message function takes {each.name}, which nothing fills",
@@ -332,7 +352,7 @@ class _MethodReader:
                 )
         if not parameters:
             self.problem("the system message function takes nothing", "let it take the `InvocationContext`")
-        return FunctionMessage(function, injected)
+        return FunctionMessage(function, tuple(injected))
 
     def _template(self, mark: MessageMark, decorator: str) -> Template | None:
         text = mark.text

@@ -16,7 +16,7 @@ from ..chat import ToolSpecification
 from ..context import current_invocation
 from ..errors import IllegalConfigurationError
 from ..tools.failures import ToolErrors
-from ..tools.invocation import Tool
+from ..tools.invocation import InjectedParameter, Tool
 from ..tools.marks import ReturnBehavior
 from ..tools.sources import clashes, read_tools
 from .declaration import MessageFunction, ServiceOptions
@@ -28,10 +28,18 @@ from .templates import Template
 
 @dataclass(frozen=True, slots=True)
 class FunctionMessage:
-    """A system message made by a function; `injected` are its further parameters, by name."""
+    """A system message made by a function; `injected` are its further parameters."""
 
     function: MessageFunction
-    injected: Mapping[str, Any]
+    injected: tuple[InjectedParameter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A tool provider: `bean`, a type to look up for each call, or else `given`, the object or function itself."""
+
+    given: Any = None
+    bean: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class MethodPlan:
     contents: tuple[str, ...]
     toolset: Toolset
     specifications_and_answer: tuple[ToolSpecification, ...]
-    providers: tuple[Any, ...]
+    providers: tuple[Provider, ...]
     options: ServiceOptions
     failures: ToolErrors
 

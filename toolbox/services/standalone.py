@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -19,10 +19,12 @@ from ..context import ActiveScope, CallScope
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..execution import LoopThread, Workers
 from ..tools.failures import ToolErrors
-from .declaration import ServiceOptions, names_around
+from ..tools.sources import bean_types
+from .declaration import ServiceOptions, names_around, options_for
 from .implementation import implementation_of
 from .memory import ChatMemories, InMemoryChatMemoryStore
-from .planning import as_sources, plan_service, service_cycles
+from .planning import as_sources, is_bean_type, plan_service, providers_of, service_cycles, sources_of
+from .plans import FunctionMessage, MethodPlan
 from .running import Running
 
 T = TypeVar("T")
@@ -109,34 +111,39 @@ def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any
     """An implementation of the Protocol or ABC `service`, which need not be marked, without a container.
 
     `tools` holds instances, functions, other services, `AiServiceTool`s and mappings `{ToolSpecification:
-    ToolExecutor}`, or is one mapping. `options` are those of `register_ai_service`. Raises `IllegalConfigurationError`.
+    ToolExecutor}`, or is one mapping. `options` are those of `register_ai_service`; what is not given is as the class
+    is marked. Raises `IllegalConfigurationError`.
     """
     cls: Any = service
-    sources = (tools,) if isinstance(tools, Mapping) else as_sources(tools)
-    where = getattr(cls, "__name__", str(cls))
-    problems = [
-        Problem(
-            where, f"tool {each.__name__} is a class, and there is no container to make it", "give an instance of it"
-        )
-        for each in sources
-        if isinstance(each, type)
-    ]
-    if problems:
-        raise IllegalConfigurationError(problems)
-    settings = ServiceOptions(tools=sources, **options)
+    given = (tools,) if isinstance(tools, Mapping) else as_sources(tools)
+    settings = options_for(cls, {**options, "tools": given} if given else options)
     plans, problems = plan_service(cls, settings, around=names_around(cls, sys._getframe(1)))
     problems += service_cycles(cls)
-    for plan in plans.values():
-        problems += [
-            Problem(
-                plan.where,
-                f"tool {tool.specification.name!r} is injected {each.name}, and there is no container",
-                "register the service with a Container",
-            )
-            for tool in plan.toolset.tools
-            for each in tool.injected
-        ]
+    problems += _container_needed(cls, settings, plans.values())
     if problems:
         raise IllegalConfigurationError(problems)
     made: T = implementation_of(cls, plans, _Host(chat_model))()
     return made
+
+
+def _container_needed(cls: type[Any], options: ServiceOptions, plans: Iterable[MethodPlan]) -> Iterator[Problem]:
+    """A problem for all that only a container can find."""
+    for listed in sources_of(cls, options):
+        if bean_types([listed]) or (is_bean_type(listed) and not isinstance(listed, type)):
+            name = getattr(listed, "__name__", str(listed))
+            fact = f"tool {name} is a class, and there is no container to make it"
+            yield Problem(cls.__name__, fact, "give an instance of it in tools=")
+    for provider in providers_of(options):
+        if provider.bean is not None:
+            name = getattr(provider.bean, "__name__", str(provider.bean))
+            fact = f"tool provider {name} is a class, and there is no container to make it"
+            yield Problem(cls.__name__, fact, "give an instance of it")
+    for plan in plans:
+        wanted = [(f"tool {tool.specification.name!r}", tool.injected) for tool in plan.toolset.tools]
+        if isinstance(plan.system, FunctionMessage):
+            wanted.append(("the system message function", plan.system.injected))
+        for taker, injected in wanted:
+            for each in injected:
+                if not each.optional:
+                    fact = f"{taker} is injected {each.name}, and there is no container"
+                    yield Problem(plan.where, fact, "register the service with a Container")
