@@ -300,32 +300,33 @@ class Container:
         Raises `MissingBeanError`, `AmbiguousBeanError`, `AsyncBeanError` when a part of it has to be awaited, and
         `ScopeNotActiveError` outside its scope.
         """
-        scope, wiring = active.get(), self._wiring
-        if name is None and wiring is not None and scope is not None and scope.direct is wiring:
-            resolver = _known(wiring, wanted)
-            if resolver is not None:
+        wiring = self._wiring
+        if wiring is not None and name is None:
+            scope = active.get() or wiring.application
+            if scope.direct is wiring and (resolver := _known(wiring.unnamed, wanted)) is not None:
                 try:
                     return resolver(scope)  # type: ignore[no-any-return]  # of the type that was asked for
-                except MustAwait:
-                    pass
+                except MustAwait as error:
+                    return wiring.instead(wiring.value_of(wanted, None), scope, error)  # type: ignore[no-any-return]
         return self._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # likewise
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """The bean, awaiting what has to be. Raises as `get` does."""
-        scope, wiring = active.get(), self._wiring
-        if name is None and wiring is not None and scope is not None and scope.direct is wiring:
-            resolver = _known(wiring, wanted)
+        wiring = self._wiring
+        if wiring is not None and name is None:
+            scope = active.get() or wiring.application
             # What another thread is making is awaited, not waited for.
-            if resolver is not None and not scope.making and not wiring.application.making:
-                try:
+            if scope.direct is wiring and not scope.making and not wiring.application.making:
+                resolver = _known(wiring.plain, wanted)
+                if resolver is not None:
                     return resolver(scope)  # type: ignore[no-any-return]  # of the type that was asked for
-                except MustAwait:
-                    pass
         return await self._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
         """See `ActiveScope.prepare`."""
-        await self._started(wanted).prepare(wanted, name)
+        wiring = self._wiring
+        if wiring is None or name is not None or _known(wiring.plain, wanted) is None:
+            await self._started(wanted).prepare(wanted, name)
 
     def _started(self, what: Any) -> Wiring:
         if self._wiring is None:
@@ -412,10 +413,10 @@ class Container:
                 override.take_back(self._wiring)
 
 
-def _known(wiring: Wiring, wanted: Any) -> Resolver | None:
-    """The function that finds what was asked for before, if it can be asked at once."""
+def _known(resolvers: Mapping[Any, Resolver], wanted: Any) -> Resolver | None:
+    """The function that finds what was asked for before."""
     try:
-        return wiring.unnamed.get(wanted)
+        return resolvers.get(wanted)
     except TypeError:  # the metadata of an Annotated cannot be hashed
         return None
 

@@ -238,11 +238,14 @@ class Providers:
         if dependency.last_overriding is provider:
             dependency.reset_last_overriding()
 
-    def grow(self) -> bool:
-        """Makes providers of the beans that the graph has gained; whether it has."""
+    @property
+    def has_all(self) -> bool:
+        """Whether there is a provider of each bean."""
+        return len(self._of_bean) == len(self._graph.beans)
+
+    def grow(self) -> None:
+        """Makes providers of the beans that the graph has gained."""
         first = len(self._of_bean)
-        if first == len(self._graph.beans):
-            return False
         for bean in self._graph.beans[first:]:
             provider = BeanProvider(bean.definition.factory).belong_to(self._started, bean.key, bean.definition)
             self._of_bean.append(provider)
@@ -250,7 +253,6 @@ class Providers:
             self._put(provider_name(bean.definition), bean.key)
         for bean in self._graph.beans[first:]:
             self._inject(self._of_bean[bean.key], bean.needs)
-        return True
 
     def _put(self, name: str, key: int) -> None:
         if key in self._graph.templates or name in self.container.providers:

@@ -74,6 +74,7 @@ class OpenScope:
     seeds: dict[int, Any] | None = None
     extras: dict[Any, Any] | None = None
     prepared: dict[int, list[Any]] | None = None
+    is_seeded = False
     closed = False
     closing = False
     entered_on_loop = False
@@ -368,7 +369,10 @@ class OpenScope:
 
     def _deactivate(self) -> None:
         if self._token is not None:
-            _reset(active, self._token)
+            try:
+                active.reset(self._token)
+            except ValueError:  # left in another context than entered, as when a generator is finalised
+                return
 
 
 def _reset(variable: ContextVar[Any], token: Token[Any]) -> None:
@@ -463,6 +467,13 @@ class CallScope(OpenScope):
     """The beans of one tool call, below whatever scope is active where it is opened."""
 
     what = "call scope"
+
+    def __init__(self, home: Home, request: OpenScope | None, direct: Home | None) -> None:
+        self.home, self.request, self.direct = home, request, direct
+        self.store = {}
+        self.making = {}
+        self.closers = []
+        self.outer = self.wakers = None
 
     def __enter__(self) -> CallScope:
         self._activate()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from functools import partial
 from typing import Any
 
 from ..context import ActiveScope
-from ..errors import AsyncBeanError, MissingBeanError, ScopeNotActiveError
+from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
 from .beans import MISSING, InjectionPoint, Making, seed_of
+from .checks import problems_in
 from .forms import forms_of, plain
 from .graph import DEFAULT, BeanGraph, ByName, Every, Fixed, Later, One, Value, beans_in
 from .marks import Instance, Scope
@@ -29,10 +31,14 @@ GENERATE = True
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What has to happen before a value can be made without awaiting: `awaited` in order; `others` are made then."""
+    """What has to happen before a value can be made without awaiting: `awaited` in order; `others` are made then.
+
+    `is_plain` when nothing in it is ever awaited.
+    """
 
     awaited: tuple[int, ...]
     others: frozenset[int]
+    is_plain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ class Wiring(Home):
         self.providers = Providers(graph, self, self._instance)
         self._resolvers = Resolvers(graph, self, self._instance)
         self.unnamed: dict[Any, Resolver] = {}
+        self.plain: dict[Any, Resolver] = {}
+        self._growing = threading.Lock()
         self._found: dict[tuple[Any, str | None], Value] = {}
         self._by_value: dict[Value, Resolver] = {}
         self._plans: dict[Value, _Plan] = {}
@@ -105,17 +113,19 @@ class Wiring(Home):
             scope.direct = None
         elif has_place(self.graph.definitions[key]) and self.graph.definitions[key].scope is Scope.REQUEST:
             scope.store[key] = value
+            scope.is_seeded = True
         else:
             # A bean that is not looked up in a request's store: the generated functions would not see the seed.
             scope.seeds = {**(scope.seeds or {}), key: value}
+            scope.is_seeded = True
             scope.direct = None
 
     def open_call(self) -> CallScope:
         """A new call scope below the active scope."""
-        outer = self.scope()
-        scope = CallScope(self, outer.request)
-        scope.direct = outer.direct
-        return scope
+        outer = active.get()
+        if outer is None or outer.home is not self:
+            outer = self.scope()
+        return CallScope(self, outer.request, outer.direct)
 
     def place_of(self, key: int, owner: OpenScope) -> OpenScope:
         """The scope that a bean needed inside `owner` lives in."""
@@ -144,7 +154,14 @@ class Wiring(Home):
 
     def follow_graph(self) -> None:
         """Follows the graph, which gains a bean when settings or a generic class are first asked for."""
-        if self.providers.grow():
+        if self.providers.has_all:
+            return
+        with self._growing:
+            if self.providers.has_all:
+                return
+            if problems := list(problems_in(self.graph)):
+                raise IllegalConfigurationError(problems)
+            self.providers.grow()
             self.awaited = self._awaited()
 
     def get(self, wanted: Any, name: str | None) -> Any:
@@ -154,13 +171,16 @@ class Wiring(Home):
             value = self.value_of(wanted, name)
         except MissingBeanError:
             return _of_extras(scope, wanted)
-        if name is None and scope.direct is self:
-            resolver = self._resolver(value)
-            self._remember(wanted, resolver)
+        if name is None:
+            self._remember(wanted, value)
         return self.get_value(value, scope)
 
-    def _remember(self, wanted: Any, resolver: Resolver) -> None:
+    def _remember(self, wanted: Any, value: Value) -> None:
+        """From now on the container finds the function itself: in `plain` if it never has to await."""
+        resolver = self._resolver(value)
         try:
+            if self._plan(value).is_plain:
+                self.plain[wanted] = resolver
             self.unnamed[wanted] = resolver
         except TypeError:  # the metadata of an Annotated cannot be hashed
             return
@@ -170,10 +190,14 @@ class Wiring(Home):
         try:
             return self._now(value, scope)
         except MustAwait as error:
-            prepared = scope.prepared.get(error.key) if scope.prepared is not None else None
-            if prepared and value == One(error.key):
-                return prepared.pop()
-            raise self.must_await(value, error) from None
+            return self.instead(value, scope, error)
+
+    def instead(self, value: Value, scope: OpenScope, error: MustAwait) -> Any:
+        """What `prepare` made for a value that cannot be made without awaiting; raises when there is nothing."""
+        prepared = scope.prepared.get(error.key) if scope.prepared is not None else None
+        if prepared and value == One(error.key):
+            return prepared.pop()
+        raise self.must_await(value, error) from None
 
     def must_await(self, value: Value, error: MustAwait) -> AsyncBeanError:
         """The error of who asks without awaiting, with the way from what was asked for to what has to be awaited."""
@@ -235,13 +259,9 @@ class Wiring(Home):
             value = self.value_of(wanted, name)
         except MissingBeanError:
             return _of_extras(scope, wanted)
-        if name is None and scope.direct is self and self._never_awaits(value):
-            self._remember(wanted, self._resolver(value))
+        if name is None:
+            self._remember(wanted, value)
         return await self.aget_value(value, scope)
-
-    def _never_awaits(self, value: Value) -> bool:
-        """Whether a value is made without awaiting whenever it is asked for."""
-        return not self._plan(value).awaited and self.awaited.isdisjoint(beans_in(value))
 
     async def aget_value(self, value: Value, scope: OpenScope) -> Any:
         """A value, awaiting what has to be."""
@@ -265,15 +285,15 @@ class Wiring(Home):
 
     async def _ready(self, value: Value, scope: OpenScope) -> None:
         """Makes the beans with a place of their own that have to be awaited."""
-        plan = self._plan(value)
-        seeds = (scope.request or scope).seeds
+        request = scope.request
+        # What a seed stands for is not made, nor what only that would have needed.
+        plan = self._plan(value) if request is None or not request.is_seeded else self._new_plan(value, scope)
         for key in plan.awaited:
-            if seeds is None or key not in seeds:
-                place = self.place_of(key, scope)
-                if key not in place.store:
-                    await place.create_awaiting(key, partial(self._build, key))
+            place = self.place_of(key, scope)
+            if key not in place.store:
+                await place.create_awaiting(key, partial(self._build, key))
         # What a thread is making is awaited, so that the loop does not stand still meanwhile.
-        for place in {self.application, scope, scope.request or scope}:
+        for place in {self.application, scope, request or scope}:
             for key in plan.others.intersection(place.making) if place.making else ():
                 await place.settled(key)
 
@@ -286,12 +306,13 @@ class Wiring(Home):
             return self._new_plan(value)
         return plan
 
-    def _new_plan(self, value: Value) -> _Plan:
+    def _new_plan(self, value: Value, seeded: OpenScope | None = None) -> _Plan:
+        """The plan for a value; in a scope with seeds, only of what these leave to be made."""
         order: dict[int, None] = {}
         seen: set[int] = set()
 
         def visit(key: int) -> None:
-            if key in seen or self.providers[key].last_overriding is not None:
+            if key in seen or self.providers[key].last_overriding is not None or self._is_there(key, seeded):
                 return
             seen.add(key)
             for _, held in self.graph[key].holds:
@@ -302,7 +323,12 @@ class Wiring(Home):
         for key in beans_in(value):
             visit(key)
         awaited = tuple(key for key in order if key in self.awaited)
-        return _Plan(awaited, frozenset(order).difference(awaited))
+        return _Plan(awaited, frozenset(order).difference(awaited), self.awaited.isdisjoint(seen))
+
+    def _is_there(self, key: int, scope: OpenScope | None) -> bool:
+        """Whether a scope with seeds has this one: it was given or made before."""
+        request = scope.request if scope is not None else None
+        return request is not None and (key in request.store or key in (request.seeds or ()))
 
     async def _awaiting(self, value: Value, owner: OpenScope) -> Any:
         """A value for `owner`, once the beans with a place are ready."""
@@ -444,6 +470,7 @@ class Wiring(Home):
 
     def _forget(self) -> None:
         self.unnamed.clear()
+        self.plain.clear()
         self._by_value.clear()
         self._plans.clear()
         self.awaited = self._awaited()
