@@ -315,11 +315,11 @@ class Container:
         wiring = self._wiring
         if wiring is not None and name is None:
             scope = active.get() or wiring.application
+            request = scope.request or scope
             # What another thread is making is awaited, not waited for.
-            if scope.direct is wiring and not scope.making and not wiring.application.making:
-                resolver = _known(wiring.plain, wanted)
-                if resolver is not None:
-                    return resolver(scope)  # type: ignore[no-any-return]  # of the type that was asked for
+            is_busy = scope.making or request.making or wiring.application.making
+            if scope.direct is wiring and not is_busy and (resolver := _known(wiring.plain, wanted)) is not None:
+                return resolver(scope)  # type: ignore[no-any-return]  # of the type that was asked for
         return await self._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:

@@ -323,9 +323,10 @@ class OpenScope:
         """Closes what is left, all of it, with `error` thrown into generators; raises what they raise."""
         self.closing = True
         if not self.closers:
-            self._end()
-        if not self.closers:
-            return
+            self.closed = True
+            self.store = {}
+            if not self.closers:  # nobody has added one meanwhile, who would have found it open
+                return
         failures: list[BaseException] = []
         try:
             while self.closers:
@@ -362,10 +363,13 @@ class OpenScope:
 
     def _activate(self) -> None:
         if self._token is not None or self.closing:
-            problem = Problem(f"a {self.what}", "it is entered a second time", "open a new one")
-            raise IllegalConfigurationError([problem])
+            self._refuse_second_entry()
         self.outer = active.get()
         self._token = active.set(self)
+
+    def _refuse_second_entry(self) -> NoReturn:
+        problem = Problem(f"a {self.what}", "it is entered a second time", "open a new one")
+        raise IllegalConfigurationError([problem])
 
     def _deactivate(self) -> None:
         if self._token is not None:
@@ -476,7 +480,10 @@ class CallScope(OpenScope):
         self.outer = self.wakers = None
 
     def __enter__(self) -> CallScope:
-        self._activate()
+        if self._token is not None or self.closing:
+            self._refuse_second_entry()
+        self.outer = active.get()
+        self._token = active.set(self)
         return self
 
     def __exit__(
