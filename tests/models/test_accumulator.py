@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.models.scripted_server import chunk, sse
 from toolbox import (
-    ChatRequest,
     CompleteResponse,
     CompleteToolCall,
     ModelError,
@@ -17,20 +16,23 @@ from toolbox import (
     PartialResponse,
     PartialToolCall,
     StreamEvent,
-    ToolSpecification,
-    UserMessage,
 )
 from toolbox.json_text import parse_json
+from toolbox.models.accumulator import ReplyAccumulator
 from toolbox.models.chat_wire import ChatWire, encode_message
+from toolbox.models.reading import ReplyReader
 from toolbox.models.responses_wire import ResponsesWire, encode_items
 from toolbox.models.sse import EventReader
 
-REQUEST = ChatRequest([UserMessage("Go")], [ToolSpecification("add"), ToolSpecification("now")])
 WIRES: dict[str, Any] = {"chat": ChatWire(), "responses": ResponsesWire()}
 
 
+def reader_of(wire: str) -> ReplyReader:
+    return ReplyReader(WIRES[wire].interpreter(ReplyAccumulator({"add", "now"})))
+
+
 def read(wire: str, *blocks: bytes) -> list[StreamEvent]:
-    reader = WIRES[wire].reader(REQUEST)
+    reader = reader_of(wire)
     events: list[StreamEvent] = []
     for block in blocks:
         events += reader.feed(block)
@@ -277,7 +279,7 @@ def test_the_events_of_a_stream_come_in_order() -> None:
 
 
 def test_a_call_is_complete_when_the_next_begins_and_not_before() -> None:
-    reader = ChatWire().reader(REQUEST)
+    reader = reader_of("chat")
     entries = [
         {"index": 0, "id": "c", "function": {"name": "add", "arguments": '{"a": 1}'}},
         {"index": 1, "id": "d", "function": {"name": "now", "arguments": "{"}},
@@ -293,7 +295,7 @@ def test_a_call_is_complete_when_the_next_begins_and_not_before() -> None:
 
 
 def test_a_call_that_may_go_on_is_not_complete_when_the_next_begins() -> None:
-    reader = ChatWire().reader(REQUEST)
+    reader = reader_of("chat")
     for each in (
         {"index": 0, "id": "c", "function": {"name": "add", "arguments": "{"}},
         {"index": 1, "id": "d", "function": {"name": "now", "arguments": "{}"}},

@@ -67,7 +67,7 @@ class ReplyAccumulator:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
-        self._held = {"text": "", "reasoning": ""}
+        self._held: dict[str, str] = {}  # half a character of a channel
         self._calls: list[Call] = []
         self._at_index: dict[Hashable, list[Call]] = {}
         self._ids: set[str] = set()
@@ -81,7 +81,7 @@ class ReplyAccumulator:
 
     def text(self, piece: str) -> None:
         """A piece of the answer."""
-        if not piece.isascii() or self._held["text"]:
+        if not piece.isascii() or "text" in self._held:
             piece = self._mended("text", piece)
         if piece:
             self._text.append(piece)
@@ -89,7 +89,7 @@ class ReplyAccumulator:
 
     def reasoning(self, piece: str) -> None:
         """A piece of what the model thinks."""
-        if not piece.isascii() or self._held["reasoning"]:
+        if not piece.isascii() or "reasoning" in self._held:
             piece = self._mended("reasoning", piece)
         if piece:
             self._reasoning.append(piece)
@@ -287,8 +287,7 @@ class ReplyAccumulator:
 
     def _mended(self, channel: str, piece: str) -> str:
         """Joins the halves of a character that a server cut in two; a lone half is replaced."""
-        piece = self._held[channel] + piece
-        self._held[channel] = ""
+        piece = self._held.pop(channel, "") + piece
         try:
             piece.encode()
         except UnicodeEncodeError:
@@ -299,10 +298,9 @@ class ReplyAccumulator:
 
     def _release(self) -> None:
         """A half that never got its other half."""
-        for channel, add in (("text", self.text), ("reasoning", self.reasoning)):
-            if self._held[channel]:
-                self._held[channel] = ""
-                add("\ufffd")
+        held, self._held = self._held, {}
+        for channel in held:
+            (self.text if channel == "text" else self.reasoning)("\ufffd")
 
 
 def settled(fragments: list[str]) -> str:
@@ -383,5 +381,7 @@ def merged_details(details: list[dict[str, Any]], more: object) -> None:
             continue
         for key, value in piece.items():
             before = last.get(key)
-            goes_on = key in ("text", "summary", "data") and isinstance(before, str) and isinstance(value, str)
-            last[key] = before + value if goes_on else value if value is not None else before
+            if key in ("text", "summary", "data") and isinstance(before, str) and isinstance(value, str):
+                last[key] = before + value
+            elif value is not None:
+                last[key] = value

@@ -15,7 +15,6 @@ from ..chat import (
     ImageContent,
     Message,
     ResponseFormat,
-    StreamEvent,
     SystemMessage,
     TextContent,
     ToolExecutionRequest,
@@ -23,17 +22,18 @@ from ..chat import (
     ToolSpecification,
     UserMessage,
 )
-from ..errors import ModelHttpError, ModelProtocolError
+from ..errors import ModelHttpError
 from ..json_text import object_text
 from .accumulator import Call, ReplyAccumulator, merged_details
 from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_or_plain
 from .server_errors import error_in
-from .sse import EventReader
 from .usage import usage_of
 
 REASONING_FIELD = "reasoning_field"
 REASONING_DETAILS = "reasoning_details"
 EXTRA_CONTENT = "extra_content"
+IMAGES_FOLLOW = b"\0"
+"""Ends the form of a result whose images this wire can only carry in a message of their own; no JSON holds it."""
 
 
 class ChatWire:
@@ -50,7 +50,7 @@ class ChatWire:
 
     def fields(self, request: ChatRequest) -> Fields:
         """The request's own fields, in the wire's order, each as JSON."""
-        fields: Fields = {"messages": b"[" + b",".join(self._messages(request.messages)) + b"]"}
+        fields: Fields = {"messages": b"[%s]" % self._messages(request.messages)}
         if request.tool_specifications:
             fields["tools"] = self._tools.of(request.tool_specifications)
             if request.tool_choice is not None:
@@ -67,24 +67,14 @@ class ChatWire:
         """A parameter by this wire's name."""
         return name, value
 
-    def reader(self, request: ChatRequest) -> ChatReader:
-        """Reads the reply to `request`."""
-        names = frozenset(each.name for each in request.tool_specifications)
-        return ChatReader(names, request.response_format is not None)
+    def interpreter(self, reply: ReplyAccumulator) -> ChatInterpreter:
+        """Interprets one reply."""
+        return ChatInterpreter(reply)
 
-    def _messages(self, messages: Sequence[Message]) -> Iterator[bytes]:
-        images: list[ImageContent] = []
-        for message in messages:
-            if images and not isinstance(message, ToolExecutionResultMessage):
-                yield _user_of_images(images)
-                images = []
-            form = message.encoded_by(self._encode_message, message)
-            if form:
-                yield form
-            if isinstance(message, ToolExecutionResultMessage) and message.contents:
-                images += images_of(message.contents)
-        if images:
-            yield _user_of_images(images)
+    def _messages(self, messages: Sequence[Message]) -> bytes:
+        encode = self._encode_message
+        forms = b",".join(filter(None, [each.encoded_by(encode, each) for each in messages]))
+        return forms if IMAGES_FOLLOW not in forms else b",".join(_with_images(messages))
 
     def _encode_tool(self, tool: ToolSpecification) -> bytes:
         function: dict[str, Any] = {"name": tool.name}
@@ -109,7 +99,8 @@ def encode_message(message: Message) -> bytes:
         case UserMessage():
             return json_bytes({"role": "user", "content": _content(message)})
         case ToolExecutionResultMessage():
-            return json_bytes({"role": "tool", "tool_call_id": message.id, "content": message.text})
+            form = json_bytes({"role": "tool", "tool_call_id": message.id, "content": message.text})
+            return form + IMAGES_FOLLOW if images_of(message.contents) else form
         case AiMessage():
             return _encode_reply(message)
 
@@ -123,6 +114,21 @@ def _content(message: UserMessage) -> str | list[dict[str, Any]]:
         else {"type": "image_url", "image_url": {"url": data_url(part)}}
         for part in message.contents
     ]
+
+
+def _with_images(messages: Sequence[Message]) -> Iterator[bytes]:
+    """The messages, with the images of results in a user message after the last result of their round."""
+    images: list[ImageContent] = []
+    for message in messages:
+        if images and not isinstance(message, ToolExecutionResultMessage):
+            yield _user_of_images(images)
+            images = []
+        if form := encode_message(message):
+            yield form.removesuffix(IMAGES_FOLLOW)
+        if isinstance(message, ToolExecutionResultMessage):
+            images += images_of(message.contents)
+    if images:
+        yield _user_of_images(images)
 
 
 def _user_of_images(images: Sequence[ImageContent]) -> bytes:
@@ -191,56 +197,29 @@ _FINISH = {
 }
 
 
-class ChatReader:
-    """Reads one reply: the blocks of a stream, or of a document in its place, with `feed`; then `finish`.
+class ChatInterpreter:
+    """Knows what a chat completion and the chunks of its stream mean."""
 
-    `is_ended`: the reply has said that it is complete; a connection that breaks after that has lost nothing.
-    """
+    kind = "chat completion: it has no choices"
+    final = False
 
-    def __init__(self, tool_names: frozenset[str], wants_json: bool) -> None:
-        self.begun = False
-        self._reply = ReplyAccumulator(tool_names, wants_json)
-        self._events = EventReader()
+    def __init__(self, reply: ReplyAccumulator) -> None:
+        self.reply = reply
+        self.answered = False
         self._choice: object = None
-        self._answered = False
         self._by_deltas = False
         self._is_whole = False
 
     @property
-    def is_done(self) -> bool:
-        """Whether nothing that follows counts."""
-        return self._events.done
+    def ended(self) -> bool:
+        """Whether the reply has said that it is complete."""
+        return self._is_whole or self.reply.finish_reason is not None
 
-    @property
-    def is_ended(self) -> bool:
-        """Whether the reply is complete, though more may follow."""
-        return self._events.done or self._is_whole or self._reply.finish_reason is not None
+    def close(self) -> None:
+        """Nothing is left to be told."""
 
-    def feed(self, block: bytes) -> list[StreamEvent]:
-        """The events of this block. Raises `ModelHttpError` and `ModelProtocolError`."""
-        for value in self._events.feed(block):
-            self._value(value)
-        self._check_broken()
-        return self._reply.take_events()
-
-    def finish(self) -> list[StreamEvent]:
-        """The last events, a `CompleteResponse` in the end; nothing more will come. Raises any `ModelError`."""
-        for value in self._events.finish():
-            self._value(value)
-        self._check_broken()
-        if not self._answered:
-            raise ModelProtocolError("what came is no chat completion: it has no choices", self._events.excerpt())
-        if not self.is_ended:
-            raise ModelProtocolError("the stream stopped before the reply ended")
-        self._reply.finish()
-        return self._reply.take_events()
-
-    def _check_broken(self) -> None:
-        if self._events.broken is not None and not self.is_ended:
-            raise ModelProtocolError("an event of the model's stream is not JSON", self._events.broken)
-
-    def _value(self, value: dict[str, Any]) -> None:
-        self.begun = True
+    def take(self, value: dict[str, Any], is_document: bool) -> None:
+        """Reads a completion or a chunk. Raises `ModelHttpError` when it is an error."""
         if (value.get("error") or "choices" not in value) and (error := error_in(value)) is not None:
             raise error
         usage = value.get("usage")
@@ -251,17 +230,17 @@ class ChatReader:
             if (groq := value.get("x_groq")) and isinstance(groq, dict):
                 self._usage(groq.get("usage"))
             return
-        self._about(value)
+        if self.reply.id is None:
+            self._about(value)
         for choice in choices:
             if isinstance(choice, dict):
-                self._one_choice(choice, self._events.is_document or value.get("object") == "chat.completion")
+                self._one_choice(choice, is_document or value.get("object") == "chat.completion")
 
     def _about(self, value: dict[str, Any]) -> None:
-        reply = self._reply
-        if reply.id is None and isinstance(found := value.get("id"), str):
-            reply.id = found or None
-        if reply.model is None and isinstance(found := value.get("model"), str):
-            reply.model = found or None
+        if isinstance(found := value.get("id"), str):
+            self.reply.id = found or None
+        if isinstance(found := value.get("model"), str):
+            self.reply.model = found or None
 
     def _one_choice(self, choice: dict[str, Any], whole: bool) -> None:
         index = choice.get("index") or 0
@@ -275,25 +254,25 @@ class ChatReader:
         delta, message = choice.get("delta"), choice.get("message")
         if isinstance(delta, dict) and (delta or not isinstance(message, dict)):
             if delta:
-                self._answered = self._by_deltas = True
+                self.answered = self._by_deltas = True
                 self._delta(delta, whole=False)
         elif isinstance(message, dict) and not self._by_deltas:
             # After deltas, a message only says all of it again.
-            self._answered = True
+            self.answered = True
             self._is_whole = self._is_whole or whole
             self._delta(message, whole or bool(reason))
         if reason:
-            self._answered = True
+            self.answered = True
             self._finish_reason(reason)
 
     def _finish_reason(self, reason: object) -> None:
         word = str(reason).lower()
         if word == "error":
             raise ModelHttpError(200, "the server ended the reply with finish_reason error")
-        self._reply.finish_reason = _FINISH.get(word, FinishReason.OTHER)
+        self.reply.finish_reason = _FINISH.get(word, FinishReason.OTHER)
 
     def _delta(self, delta: dict[str, Any], whole: bool) -> None:
-        reply = self._reply
+        reply = self.reply
         content = delta.get("content")
         if content:
             if type(content) is str:
@@ -323,16 +302,16 @@ class ChatReader:
         """Content as a list of parts, thoughts among them."""
         for part in parts if isinstance(parts, list) else [parts]:
             if isinstance(part, str):
-                self._reply.text(part)
+                self.reply.text(part)
             elif isinstance(part, dict):
                 if isinstance(text := part.get("text"), str):
-                    self._reply.text(text)
+                    self.reply.text(text)
                 elif isinstance(refusal := part.get("refusal"), str):
-                    self._reply.refusal(refusal)
+                    self.reply.refusal(refusal)
                 thoughts = part.get("thinking")
                 for inner in thoughts if isinstance(thoughts, list) else ():
                     if isinstance(inner, dict) and isinstance(thought := inner.get("text"), str):
-                        self._reply.reasoning(thought)
+                        self.reply.reasoning(thought)
 
     def _call(self, entry: dict[str, Any], whole: bool) -> None:
         function = entry.get("function")
@@ -340,12 +319,12 @@ class ChatReader:
         name, arguments = part.get("name"), part.get("arguments")
         call: Call
         if whole:
-            call = self._reply.whole_call(entry.get("id"), name, arguments)
+            call = self.reply.whole_call(entry.get("id"), name, arguments)
         else:
-            call = self._reply.call_piece(entry.get("index"), entry.get("id"), name, arguments)
+            call = self.reply.call_piece(entry.get("index"), entry.get("id"), name, arguments)
         if extra := entry.get(EXTRA_CONTENT):
             call.attributes[EXTRA_CONTENT] = extra
 
     def _usage(self, usage: object) -> None:
         if isinstance(usage, Mapping) and (found := usage_of(usage)) is not None:
-            self._reply.usage = found
+            self.reply.usage = found

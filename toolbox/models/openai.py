@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..chat import ChatRequest, ChatResponse, CompleteResponse, StreamEvent
+from ..chat import ChatRequest, ChatResponse, StreamEvent
 from ..errors import (
     IllegalConfigurationError,
     ModelConnectionError,
@@ -18,27 +18,16 @@ from ..errors import (
     ModelProtocolError,
     Problem,
 )
+from .accumulator import ReplyAccumulator
 from .chat_wire import ChatWire
 from .encoding import Fields, joined, json_bytes
+from .reading import Interpreter, ReplyReader
 from .transport import AFTER_DONE, AFTER_END, ApiKey, Stream, Transport, TransportSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PUBLIC_URL = "https://api.openai.com/v1"
-
-
-class Reader(Protocol):
-    """Reads one reply; see `ChatReader`."""
-
-    begun: bool
-
-    @property
-    def is_done(self) -> bool: ...
-    @property
-    def is_ended(self) -> bool: ...
-    def feed(self, block: bytes) -> list[StreamEvent]: ...
-    def finish(self) -> list[StreamEvent]: ...
 
 
 class Wire(Protocol):
@@ -49,7 +38,7 @@ class Wire(Protocol):
     def fields(self, request: ChatRequest) -> Fields: ...
     def stream_fields(self, usage: bool) -> Fields: ...
     def parameter(self, name: str, value: Any) -> tuple[str, Any]: ...
-    def reader(self, request: ChatRequest) -> Reader: ...
+    def interpreter(self, reply: ReplyAccumulator) -> Interpreter: ...
 
 
 class OpenAiChatModel:
@@ -132,14 +121,10 @@ class OpenAiChatModel:
         """The whole reply. Raises `ModelError`."""
         body, headers = self._body(request, {})
         received = await self._transport.post(self._wire.path, body, headers)
-        reader = self._wire.reader(request)
         try:
-            reader.feed(received.body)
-            last = reader.finish()[-1]
+            return self._reader(request).read(received.body)
         except ModelError as error:
             raise _located(error, received.status, received.request_id) from error.__cause__
-        assert isinstance(last, CompleteResponse)
-        return last.response
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """The reply in pieces, a `CompleteResponse` last. Raises `ModelError` in the iteration."""
@@ -177,6 +162,11 @@ class OpenAiChatModel:
                 fields[name] = json_bytes(value)
         return joined(fields), headers
 
+    def _reader(self, request: ChatRequest) -> ReplyReader:
+        names = {each.name for each in request.tool_specifications}
+        reply = ReplyAccumulator(names, wants_json=request.response_format is not None)
+        return ReplyReader(self._wire.interpreter(reply))
+
     def _refuses_usage(self, error: ModelHttpError) -> bool:
         """Whether the server refused a stream because it was asked for its token counts."""
         return self._stream_usage and error.status in (400, 422) and "stream_options" in f"{error.message}{error.body}"
@@ -184,7 +174,7 @@ class OpenAiChatModel:
     async def _streamed(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         body, headers = self._body(request, self._wire.stream_fields(self._stream_usage))
         async with self._transport.open(self._wire.path, body, headers) as stream:
-            reader = self._wire.reader(request)
+            reader = self._reader(request)
             try:
                 while not reader.is_ended and (block := await _next_block(stream, reader)) is not None:
                     for event in reader.feed(block):
@@ -205,7 +195,7 @@ class OpenAiChatModel:
                 yield event
 
 
-async def _next_block(stream: Stream, reader: Reader) -> bytes | None:
+async def _next_block(stream: Stream, reader: ReplyReader) -> bytes | None:
     """The next block; a connection that broke before the first event is tried again."""
     while True:
         try:

@@ -15,19 +15,18 @@ from ..chat import (
     FinishReason,
     Message,
     ResponseFormat,
-    StreamEvent,
     SystemMessage,
     TextContent,
     ToolExecutionResultMessage,
     ToolSpecification,
     UserMessage,
 )
-from ..errors import ModelHttpError, ModelProtocolError
+from ..errors import ModelHttpError
 from ..json_text import compact_json, object_text
 from .accumulator import Call, ReplyAccumulator, key_of
 from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_or_plain
 from .server_errors import error_in, message_of
-from .sse import EventReader, excerpt
+from .sse import excerpt
 from .usage import usage_of
 
 LAYOUT = "responses_output"
@@ -71,10 +70,9 @@ class ResponsesWire:
             return "reasoning", {"effort": value}
         return _RENAMED.get(name, name), value
 
-    def reader(self, request: ChatRequest) -> ResponsesReader:
-        """Reads the reply to `request`."""
-        names = frozenset(each.name for each in request.tool_specifications)
-        return ResponsesReader(names, request.response_format is not None)
+    def interpreter(self, reply: ReplyAccumulator) -> ResponsesInterpreter:
+        """Interprets one reply."""
+        return ResponsesInterpreter(reply)
 
     def _encode_tool(self, tool: ToolSpecification) -> bytes:
         form: dict[str, Any] = {"type": "function", "name": tool.name}
@@ -150,68 +148,36 @@ def _encode_format(response_format: ResponseFormat) -> bytes:
 _INCOMPLETE = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
 
 
-class ResponsesReader:
-    """Reads one reply: the blocks of a stream, or of a document in its place, with `feed`; then `finish`.
+class ResponsesInterpreter:
+    """Knows what a response and the events of its stream mean."""
 
-    `is_ended`: the reply has said that it is complete; a connection that breaks after that has lost nothing.
-    """
+    kind = "response: it has no output"
 
-    def __init__(self, tool_names: frozenset[str], wants_json: bool) -> None:
-        self.begun = False
-        self._reply = ReplyAccumulator(tool_names, wants_json)
-        self._events = EventReader()
+    def __init__(self, reply: ReplyAccumulator) -> None:
+        self.reply = reply
+        self.answered = False
+        self.ended = False
         self._items: dict[object, Call] = {}
         self._layout: list[Any] = []
         self._said: set[tuple[object, object, object]] = set()  # pieces that came as deltas, not to be taken twice
-        self._answered = False
-        self._ended = False
         self._stored = True
 
     @property
-    def is_done(self) -> bool:
+    def final(self) -> bool:
         """Whether nothing that follows counts."""
-        return self._ended or self._events.done
+        return self.ended
 
-    @property
-    def is_ended(self) -> bool:
-        """Whether the reply is complete."""
-        return self.is_done
-
-    def feed(self, block: bytes) -> list[StreamEvent]:
-        """The events of this block. Raises `ModelHttpError` and `ModelProtocolError`."""
-        for value in self._events.feed(block):
-            self._value(value)
-        self._check_broken()
-        return self._reply.take_events()
-
-    def finish(self) -> list[StreamEvent]:
-        """The last events, a `CompleteResponse` in the end; nothing more will come. Raises any `ModelError`."""
-        for value in self._events.finish():
-            self._value(value)
-        self._check_broken()
-        if not self._answered:
-            raise ModelProtocolError("what came is no response: it has no output", self._events.excerpt())
-        if not self.is_ended:
-            raise ModelProtocolError("the stream stopped before the response ended")
-        self._keep_layout()
-        self._reply.finish()
-        return self._reply.take_events()
-
-    def _check_broken(self) -> None:
-        if self._events.broken is not None and not self.is_ended:
-            raise ModelProtocolError("an event of the model's stream is not JSON", self._events.broken)
-
-    def _value(self, value: dict[str, Any]) -> None:
-        if self._ended:
+    def take(self, value: dict[str, Any], is_document: bool) -> None:
+        """Reads a response or an event. Raises `ModelHttpError` when it is an error."""
+        if self.ended:
             return
-        self.begun = True
         kind = value.get("type")
         if isinstance(kind, str) and kind.startswith("response."):
             self._event(kind, value)
-        elif (error := error_in(value)) is not None and "output" not in value:
-            raise error
         elif "output" in value or value.get("status") == "failed":
             self._response(value)
+        elif (error := error_in(value)) is not None:
+            raise error
 
     # --- events
 
@@ -233,7 +199,7 @@ class ResponsesReader:
                 self._call(key, {"arguments": value.get("delta")})
             case "function_call_arguments.done":
                 if key in self._items:
-                    self._reply.end_call(self._items[key], value.get("arguments"))
+                    self.reply.end_call(self._items[key], value.get("arguments"))
             case "output_item.added":
                 self._item(key, value.get("item"), done=False)
             case "output_item.done":
@@ -243,19 +209,19 @@ class ResponsesReader:
                 self._response(response if isinstance(response, dict) else {})
 
     def _piece(self, name: str, piece: object) -> None:
-        self._answered = True
+        self.answered = True
         if not isinstance(piece, str) or not piece:
             return
         if name.startswith("output_text"):
-            self._reply.text(piece)
+            self.reply.text(piece)
         elif name.startswith("refusal"):
-            self._reply.refusal(piece)
+            self.reply.refusal(piece)
         else:
-            self._reply.reasoning(piece)
+            self.reply.reasoning(piece)
 
     def _call(self, key: object, part: Mapping[str, Any]) -> Call:
-        self._answered = True
-        call = self._reply.call_piece(key, part.get("call_id"), part.get("name"), part.get("arguments"))
+        self.answered = True
+        call = self.reply.call_piece(key, part.get("call_id"), part.get("name"), part.get("arguments"))
         self._items[key] = call
         return call
 
@@ -271,7 +237,7 @@ class ResponsesReader:
                     call = self._call(key, begun if done else {**begun, "arguments": None})
                     self._layout.append(call)
                 if done:
-                    self._reply.end_call(call, item.get("arguments"))
+                    self.reply.end_call(call, item.get("arguments"))
             case "message":
                 if "" not in self._layout:
                     self._layout.append("")
@@ -282,7 +248,7 @@ class ResponsesReader:
                 self._thoughts(key, item)
 
     def _message(self, key: object, item: Mapping[str, Any]) -> None:
-        self._answered = True
+        self.answered = True
         parts = item.get("content")
         if isinstance(parts, str):
             parts = [{"type": "output_text", "text": parts}]
@@ -294,7 +260,7 @@ class ResponsesReader:
                     self._piece(name, part.get("refusal") if name == "refusal" else part.get("text"))
 
     def _thoughts(self, key: object, item: Mapping[str, Any]) -> None:
-        self._answered = True
+        self.answered = True
         for field, name in (("summary", "reasoning_summary_text"), ("content", "reasoning_text")):
             parts = item.get(field)
             for index, part in enumerate(parts if isinstance(parts, list) else ()):
@@ -315,11 +281,11 @@ class ResponsesReader:
         self._stored = response.get("store") is not False
         output = response.get("output")
         for index, item in enumerate(output if isinstance(output, list) else ()):
-            if index not in self._items and not (self._answered and _is_known(item, self._layout)):
+            if index not in self._items and not (self.answered and _is_known(item, self._layout)):
                 self._item(index, item, done=True)
         if isinstance(output, list):
-            self._answered = True
-        reply = self._reply
+            self.answered = True
+        reply = self.reply
         if isinstance(usage := response.get("usage"), Mapping):
             reply.usage = usage_of(usage)
         reply.id = response["id"] if isinstance(response.get("id"), str) else None
@@ -330,9 +296,9 @@ class ResponsesReader:
             reply.finish_reason = _INCOMPLETE.get(str(reason), FinishReason.OTHER)
         else:
             reply.finish_reason = FinishReason.STOP
-        self._ended = True
+        self.ended = True
 
-    def _keep_layout(self) -> None:
+    def close(self) -> None:
         """Keeps the order of the items where thoughts are among them, which the server wants to see again."""
         thoughts = [each for each in self._layout if isinstance(each, dict) and self._can_return(each)]
         if not thoughts or not any(isinstance(each, Call) for each in self._layout):
@@ -340,10 +306,10 @@ class ResponsesReader:
         layout: list[Any] = []
         for each in self._layout:
             if isinstance(each, Call) and each.name is not None:
-                layout.append(self._reply.id_of(each))
+                layout.append(self.reply.id_of(each))
             elif each == "" or each in thoughts:
                 layout.append(each)
-        self._reply.attributes[LAYOUT] = layout
+        self.reply.attributes[LAYOUT] = layout
 
     def _can_return(self, thought: dict[str, Any]) -> bool:
         """Whether the server can read a thought again: because it keeps it, or because it is sealed in the item."""

@@ -59,7 +59,12 @@ class Received:
 
     status: int
     body: bytes
-    request_id: str | None
+    headers: Mapping[str, str]
+
+    @property
+    def request_id(self) -> str | None:
+        """The server's id of this request."""
+        return self.headers.get("x-request-id")
 
 
 class Transport:
@@ -79,7 +84,7 @@ class Transport:
         try:
             async with asyncio.timeout(self.settings.timeout), connection.limit:
                 response = await self.send(connection.client, path, body, headers, self.settings.max_retries, False)
-                return Received(response.status_code, response.content, response.headers.get("x-request-id"))
+                return Received(response.status_code, response.content, response.headers)
         except TimeoutError as error:
             self.fail(error)
 
