@@ -113,10 +113,14 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
         assert self._definition is not None
         return self._definition
 
+    def begin(self, scope: OpenScope, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """What the factory gives for `scope`: the bean, or what has to be entered or awaited for it."""
+        with owned_by(scope):
+            return super()._provide(args, kwargs or {})  # type: ignore[misc]  # missing in its stubs
+
     def make(self, scope: OpenScope, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """The bean made anew, without awaiting, kept by `scope`."""
-        with owned_by(scope):
-            made = super()._provide(args, kwargs or {})  # type: ignore[misc]  # missing in its stubs
+        made = self.begin(scope, args, kwargs)
         definition = self.definition
         key = self._key if has_place(definition) else None
         if definition.made is Making.GENERATOR:

@@ -28,6 +28,7 @@ class Resolvers:
         self._graph, self._home, self._later = graph, home, later
         self._lock = threading.RLock()
         self._written: dict[int, Resolver] = {}
+        self._begun: dict[int, Resolver] = {}
         self._constants = 0
         self.too_long: set[int] = set()
         application = home.application
@@ -52,6 +53,16 @@ class Resolvers:
                 bean = self._graph[key]
                 writing = _Writing(self, bean.definition.scope)
                 known = self._written[key] = self._compile(f"make_{key}", writing, writing.call(bean, key))
+            return known
+
+    def beginner(self, key: int) -> Resolver:
+        """A function that calls the bean's factory, for the scope it is given; what it gives is not entered yet."""
+        with self._lock:
+            known = self._begun.get(key)
+            if known is None:
+                bean = self._graph[key]
+                writing = _Writing(self, bean.definition.scope)
+                known = self._begun[key] = self._compile(f"begin_{key}", writing, writing.construct(bean))
             return known
 
     def _compile(self, name: str, writing: _Writing, expression: str) -> Resolver:
@@ -167,7 +178,7 @@ class _Writing:
     def call(self, bean: Bean, key: int | None) -> str:
         """An expression that makes a bean anew and keeps what closes it, under `key` unless it is a dependent one."""
         definition = bean.definition
-        call = f"{self._resolvers.constant(definition.factory)}({self._arguments(bean)})"
+        call = self.construct(bean)
         kept = key if definition.caches and definition.scope is not Scope.DEPENDENT else None
         if definition.made is Making.GENERATOR:
             return f"s.enter({call}, {kept})"
@@ -176,6 +187,10 @@ class _Writing:
         if definition.stop is Stop.ASYNC:
             return f"s.keep_stopping_async({call}, {kept})"
         return call
+
+    def construct(self, bean: Bean) -> str:
+        """An expression that calls a bean's factory."""
+        return f"{self._resolvers.constant(bean.definition.factory)}({self._arguments(bean)})"
 
     def _arguments(self, bean: Bean) -> str:
         written: list[str] = []

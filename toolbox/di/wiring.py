@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError
 from .beans import MISSING, InjectionPoint, Making, seed_of
 from .checks import problems_in
 from .forms import forms_of, plain
-from .graph import DEFAULT, BeanGraph, ByName, Every, Fixed, Later, One, Value, beans_in
+from .graph import DEFAULT, Bean, BeanGraph, ByName, Every, Fixed, Later, One, Value, beans_in
 from .marks import Instance, Scope
 from .providers import Providers, has_place, kept, owned_by
 from .resolvers import Resolver, Resolvers
@@ -33,11 +33,12 @@ GENERATE = True
 class _Plan:
     """What has to happen before a value can be made without awaiting: `awaited` in order; `others` are made then.
 
-    `is_plain` when nothing in it is ever awaited.
+    `is_direct` when the value itself is made without awaiting then, `is_plain` when nothing in it is ever awaited.
     """
 
     awaited: tuple[int, ...]
     others: frozenset[int]
+    is_direct: bool
     is_plain: bool
 
 
@@ -48,6 +49,17 @@ class _Layer:
     key: int
     holders: frozenset[int]
     scope: ApplicationScope
+
+
+class _Builders(dict[int, Callable[[OpenScope], Awaitable[Any]]]):
+    """For each bean, the function that makes it by awaiting."""
+
+    def __init__(self, build: Callable[[int, OpenScope], Awaitable[Any]]) -> None:
+        self._build = build
+
+    def __missing__(self, key: int) -> Callable[[OpenScope], Awaitable[Any]]:
+        self[key] = builder = partial(self._build, key)
+        return builder
 
 
 class Wiring(Home):
@@ -62,6 +74,7 @@ class Wiring(Home):
         self._resolvers = Resolvers(graph, self, self._instance)
         self.unnamed: dict[Any, Resolver] = {}
         self.plain: dict[Any, Resolver] = {}
+        self._builders = _Builders(self._build)
         self._growing = threading.Lock()
         self._found: dict[tuple[Any, str | None], Value] = {}
         self._by_value: dict[Value, Resolver] = {}
@@ -246,7 +259,11 @@ class Wiring(Home):
     def _by_providers(self, value: Value, owner: OpenScope) -> Any:
         with owned_by(owner):
             made = self.providers.of_value(value)()
-        if isinstance(value, One) and self.providers[value.bean].last_overriding is not None and _is_awaitable(made):
+        if (
+            isinstance(value, One)
+            and self.providers[value.bean].last_overriding is not None
+            and inspect.isawaitable(made)
+        ):
             raise MustAwait(value.bean)
         return made
 
@@ -259,13 +276,15 @@ class Wiring(Home):
             value = self.value_of(wanted, name)
         except MissingBeanError:
             return _of_extras(scope, wanted)
-        if name is None:
+        if name is None and self._plan(value).is_plain:
             self._remember(wanted, value)
         return await self.aget_value(value, scope)
 
     async def aget_value(self, value: Value, scope: OpenScope) -> Any:
         """A value, awaiting what has to be."""
-        await self._ready(value, scope)
+        plan = await self._ready(value, scope)
+        if plan.is_direct and not self._layers:
+            return self._now(value, scope)
         return await self._awaiting(value, scope)
 
     async def prepare(self, wanted: Any, name: str | None) -> None:
@@ -276,26 +295,28 @@ class Wiring(Home):
         except MissingBeanError:
             return
         await self._ready(value, scope)
-        if isinstance(value, One) and self._is_made_for_one(value.bean, scope):
+        if isinstance(value, One) and self._is_made_for_one(value.bean) and value.bean not in (scope.seeds or ()):
             # Of the kind of which there is a new one each time: it waits here for the `get` that follows.
             made = await self._build(value.bean, scope)
             if scope.prepared is None:
                 scope.prepared = {}
             scope.prepared.setdefault(value.bean, []).append(made)
 
-    async def _ready(self, value: Value, scope: OpenScope) -> None:
+    async def _ready(self, value: Value, scope: OpenScope) -> _Plan:
         """Makes the beans with a place of their own that have to be awaited."""
-        request = scope.request
+        request = scope.request or scope
         # What a seed stands for is not made, nor what only that would have needed.
-        plan = self._plan(value) if request is None or not request.is_seeded else self._new_plan(value, scope)
+        plan = self._new_plan(value, scope) if request.is_seeded else self._plan(value)
         for key in plan.awaited:
             place = self.place_of(key, scope)
             if key not in place.store:
-                await place.create_awaiting(key, partial(self._build, key))
+                await place.create_awaiting(key, self._builders[key])
         # What a thread is making is awaited, so that the loop does not stand still meanwhile.
-        for place in {self.application, scope, request or scope}:
-            for key in plan.others.intersection(place.making) if place.making else ():
-                await place.settled(key)
+        if scope.making or request.making or self.application.making:
+            for place in {self.application, scope, request}:
+                for key in plan.others.intersection(place.making):
+                    await place.settled(key)
+        return plan
 
     def _plan(self, value: Value) -> _Plan:
         try:
@@ -323,7 +344,12 @@ class Wiring(Home):
         for key in beans_in(value):
             visit(key)
         awaited = tuple(key for key in order if key in self.awaited)
-        return _Plan(awaited, frozenset(order).difference(awaited), self.awaited.isdisjoint(seen))
+        return _Plan(
+            awaited,
+            frozenset(order).difference(awaited),
+            is_direct=not any(self._is_made_for_one(key) for key in beans_in(value)),
+            is_plain=self.awaited.isdisjoint(seen),
+        )
 
     def _is_there(self, key: int, scope: OpenScope | None) -> bool:
         """Whether a scope with seeds has this one: it was given or made before."""
@@ -332,8 +358,9 @@ class Wiring(Home):
 
     async def _awaiting(self, value: Value, owner: OpenScope) -> Any:
         """A value for `owner`, once the beans with a place are ready."""
+        seeds = (owner.request or owner).seeds or ()
         match value:
-            case One(key) if self._is_made_for_one(key, owner):
+            case One(key) if self._is_made_for_one(key) and key not in seeds:
                 return await self._build(key, owner)
             case Every(keys):
                 return [await self._awaiting(One(key), owner) for key in keys]
@@ -342,23 +369,33 @@ class Wiring(Home):
             case One(key) if self.providers[key].last_overriding is not None:
                 with owned_by(owner):
                     made = self.providers[key]()
-                return await made if _is_awaitable(made) else made
+                return await made if inspect.isawaitable(made) else made
             case _:
                 return self._now(value, owner)
 
-    def _is_made_for_one(self, key: int, owner: OpenScope) -> bool:
+    def _is_made_for_one(self, key: int) -> bool:
         """Whether it is a dependent bean that is made by awaiting."""
-        seeds = (owner.request or owner).seeds
-        return (
-            key in self.awaited
-            and not has_place(self.graph.definitions[key])
-            and not (seeds is not None and key in seeds)
-        )
+        return key in self.awaited and not has_place(self.graph.definitions[key])
 
     async def _build(self, key: int, owner: OpenScope) -> Any:
         """A bean made anew by awaiting, kept by `owner`."""
         bean = self.graph[key]
         definition = bean.definition
+        if self._layers or any(self._is_made_for_one(held) for _, held in bean.holds):
+            made = await self._begin_stepwise(bean, owner)
+        elif GENERATE and owner.direct is self:
+            made = self._resolvers.beginner(key)(owner)
+        else:
+            made = self.providers[key].begin(owner)
+        place = key if has_place(definition) else None
+        if definition.made is Making.ASYNC_GENERATOR:
+            return await owner.enter_async(made, place, definition.own_task)
+        if definition.made is Making.GENERATOR:
+            return owner.enter(made, place)
+        return kept(await made if definition.made is Making.COROUTINE else made, definition, place, owner)
+
+    async def _begin_stepwise(self, bean: Bean, owner: OpenScope) -> Any:
+        """Calls the factory of a bean that is given others which are made by awaiting for it alone."""
         args, kwargs = [], {}
         for point, value in bean.needs:
             if value == DEFAULT:
@@ -368,13 +405,7 @@ class Wiring(Home):
                 args.append(await self._awaiting(value, owner))
             else:
                 kwargs[point.parameter] = await self._awaiting(value, owner)
-        made = definition.factory(*args, **kwargs)
-        place = key if has_place(definition) else None
-        if definition.made is Making.ASYNC_GENERATOR:
-            return await owner.enter_async(made, place, definition.own_task)
-        if definition.made is Making.GENERATOR:
-            return owner.enter(made, place)
-        return kept(await made if definition.made is Making.COROUTINE else made, definition, place, owner)
+        return bean.definition.factory(*args, **kwargs)
 
     def _awaited(self) -> frozenset[int]:
         """The beans that are made by awaiting: by their own factory, or for a dependent bean that they hold."""
@@ -498,10 +529,6 @@ class Wiring(Home):
                     found.add(holder)
                     todo.append(holder)
         return frozenset(each for each in found if self.graph.definitions[each].scope is Scope.APPLICATION)
-
-
-def _is_awaitable(made: Any) -> bool:
-    return inspect.isawaitable(made)
 
 
 def _of_extras(scope: OpenScope, wanted: Any) -> Any:

@@ -59,7 +59,7 @@ from .loop import (
     may_run,
 )
 from .memory import ChatMemories, ChatMemoryKey
-from .outputs import ANSWER_TOOL, ItemReader, OutputMode, Result, Shape
+from .outputs import ItemReader, OutputMode, Result, Shape
 from .plans import FunctionMessage, MethodPlan, Provider, Toolset, added_tools
 from .records import note
 from .rounds import Round
@@ -283,8 +283,9 @@ class Invocation:
         return beans
 
     def _mode(self, model: ChatModel) -> OutputMode:
-        if self.plan.options.output_mode is not None and not self.plan.output.is_stream:
-            return self.plan.options.output_mode
+        mode = self.plan.options.output_mode
+        if mode is not None and not (mode == "tool" and self.plan.output.is_stream):
+            return mode
         return "schema" if getattr(model, "supports_response_format", False) else "prompt"
 
     # --- tools offered
@@ -356,7 +357,7 @@ class Invocation:
                         response = event.response
                         break
                     yield event
-                    if early and isinstance(event, CompleteToolCall) and event.request.name != ANSWER_TOOL:
+                    if early and isinstance(event, CompleteToolCall):
                         round_.start(event.index, event.request)
                     for happened in round_.happened():
                         yield happened

@@ -11,12 +11,13 @@ import sys
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from ..chat import Content, ImageContent, Message, TextContent, UserMessage
 from ..context import InjectMark, MemoryIdMark
+from ..di.forms import arguments_for, substitute
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, without_none
 from ..tools.failures import ToolErrors
@@ -36,7 +37,7 @@ from .declaration import (
 )
 from .memory import MessageWindow
 from .outputs import Output, read_output
-from .plans import FunctionMessage, MethodPlan, Provider, Toolset
+from .plans import FunctionMessage, MethodPlan, Provider, Toolset, answer_tool_problems
 from .templates import Template, doubled_names, parse
 
 
@@ -232,11 +233,19 @@ class _MethodReader:
         self.known, self.around = known, around
         self.class_tools = class_tools
         self.function = inspect.getattr_static(cls, name)
-        self.signature: Signature = read_signature(self.function, known, around)
+        self.signature = self._signature()
         self.parameters = {each.name: each for each in self.signature.parameters[1:]}
         self.unreadable = [each for each in self.parameters.values() if isinstance(each.annotation, Unresolved)]
         self.where = f"{cls.__name__}.{name}"
         self.problems: list[Problem] = []
+
+    def _signature(self) -> Signature:
+        """The method's signature, with the type variables of generic bases replaced."""
+        read = read_signature(self.function, self.known, self.around)
+        owner = next(base for base in self.cls.__mro__ if self.name in vars(base))
+        variables = arguments_for(self.cls, owner)
+        parameters = (replace(each, annotation=substitute(each.annotation, variables)) for each in read.parameters)
+        return Signature(tuple(parameters), substitute(read.returns, variables))
 
     def problem(self, what: str, fix: str) -> None:
         self.problems.append(Problem(self.where, what, fix))
@@ -304,7 +313,9 @@ class _MethodReader:
             output = read_output(returns)
             _ = output.structure
         except Exception as error:  # pydantic raises many kinds for a type it cannot read
-            self.problem(f"cannot return {returns}: {error}", "return str, a pydantic model, a Result[…] or a stream")
+            reason = str(error).split("\n", 1)[0].partition(". Set `")[0].rstrip(".")
+            name = getattr(returns, "__name__", None) if isinstance(returns, type) else returns
+            self.problem(f"cannot return {name}: {reason}", "return str, a pydantic model, a Result[…] or a stream")
             return None
         if output.is_stream and inspect.iscoroutinefunction(self.function):
             self.problem(
@@ -436,6 +447,8 @@ class _MethodReader:
                 f"offers {', '.join(sorted(toolset.immediate))}, which return immediately, and returns {output.type}",
                 "return a Result[…], None or a stream",
             )
+        if self.options.output_mode == "tool" and output is not None and output.structure is not None:
+            self.problems += answer_tool_problems(self.where, toolset)
         choice = self.options.tool_choice
         offers = {tool.specification.name for tool in toolset.tools} | {"auto", "none"}
         if toolset.tools:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..chat import ToolSpecification
 from ..context import current_invocation
-from ..errors import IllegalConfigurationError
+from ..errors import IllegalConfigurationError, Problem
 from ..tools.failures import ToolErrors
 from ..tools.invocation import InjectedParameter, Tool
 from ..tools.marks import ReturnBehavior
@@ -22,8 +22,18 @@ from ..tools.sources import clashes, read_tools
 from .declaration import MessageFunction, ServiceOptions
 from .loop import Rules
 from .memory import Window
-from .outputs import Output, OutputMode
+from .outputs import ANSWER_TOOL, Output, OutputMode
 from .templates import Template
+
+
+def answer_tool_problems(where: str, toolset: Toolset) -> Iterator[Problem]:
+    """A problem when a tool has the name of the one that gives the answer in output mode `tool`."""
+    if (tool := toolset.by_name.get(ANSWER_TOOL)) is not None:
+        yield Problem(
+            where,
+            f"{tool.where} is called {ANSWER_TOOL!r}, as the tool that gives the answer in output mode 'tool'",
+            'give it another name: @tool(name="…"), or use another output_mode',
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +119,14 @@ class MethodPlan:
         return self.output.synchronous
 
     def with_answer_tool(self, toolset: Toolset) -> tuple[ToolSpecification, ...]:
-        """What is offered in output mode `tool`; the same object for every call that offers the plan's own toolset."""
+        """What is offered in output mode `tool`; the same object for every call that offers the plan's own toolset.
+
+        Raises `IllegalConfigurationError` when a tool has the name of the one that gives the answer.
+        """
         assert self.output.structure is not None
         if toolset is not self.toolset:
+            if problems := list(answer_tool_problems(self.where, toolset)):
+                raise IllegalConfigurationError(problems)
             return (*toolset.specifications, self.output.structure.tool)
         return self.specifications_and_answer
 

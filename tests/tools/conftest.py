@@ -1,0 +1,97 @@
+"""What the tests of a single tool call share: surroundings with the real runner and a scope that notes its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from toolbox import InvocationContext, MissingBeanError, ToolErrors, ToolExecutionRequest
+from toolbox.execution import LoopRunner, Workers
+from toolbox.tools.invocation import Tool, ToolOutcome, ToolSurroundings, execute_tool
+from toolbox.tools.sources import read_tools
+
+
+class NotedScope:
+    """A scope whose beans are given, and which notes what happens to its call scopes in `events`."""
+
+    def __init__(self, beans: dict[Any, Any] | None = None, close_error: Exception | None = None) -> None:
+        self.beans, self.close_error = beans or {}, close_error
+        self.events: list[object] = []
+
+    def get(self, wanted: Any, name: str | None = None) -> Any:
+        if wanted not in self.beans:
+            raise MissingBeanError(str(wanted))
+        return self.beans[wanted]
+
+    async def aget(self, wanted: Any, name: str | None = None) -> Any:
+        return self.get(wanted)
+
+    async def prepare(self, wanted: Any, name: str | None = None) -> None:
+        self.get(wanted)
+
+    def open_call_scope(self) -> NotedScope:
+        return self
+
+    def __enter__(self) -> NotedScope:
+        self.events.append("entered")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.events.append("left")
+
+    def close_here(self, error: BaseException | None) -> None:
+        self.events.append(("closed here", error))
+        if self.close_error is not None:
+            raise self.close_error
+
+    async def aclose(self, error: BaseException | None) -> None:
+        self.events.append(("closed", error))
+
+
+class Bench:
+    """Runs tools by themselves, as a service would."""
+
+    def __init__(self) -> None:
+        self.workers = Workers(pool_size=2)
+        self.scope = NotedScope()
+        self.failures = ToolErrors()
+        self.context = InvocationContext(Bench, "ask", memory_id="m1")
+        self.max_result_chars: int | None = None
+
+    def surroundings(self) -> ToolSurroundings:
+        return ToolSurroundings(
+            self.context, self.scope, LoopRunner(self.workers), self.failures, self.max_result_chars
+        )
+
+    async def run(self, source: Any, arguments: str = "{}") -> ToolOutcome:
+        """The outcome of one call of the only tool of `source`."""
+        tool = tool_in(source)
+        request = ToolExecutionRequest("1", tool.specification.name, arguments)
+        return await execute_tool(tool, request, self.surroundings())
+
+
+def tool_in(source: Any) -> Tool:
+    """The only tool of `source`."""
+    [tool], problems = read_tools((source,), "here")
+    assert not problems
+    return tool
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    if made.workers._pool is not None:
+        made.workers._pool.shutdown()
+
+
+@pytest.fixture
+def problems_of() -> Callable[..., list[str]]:
+    """The texts of the problems of sources."""
+
+    def read(*sources: Any) -> list[str]:
+        return [str(each) for each in read_tools(sources, "here")[1]]
+
+    return read

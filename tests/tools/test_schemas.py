@@ -1,0 +1,223 @@
+"""What a model reads of a type, and the strict form of it."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Annotated, Any, Literal, NamedTuple
+
+import pytest
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, Field, TypeAdapter
+
+from toolbox import ToolSpecification, tool
+from toolbox.schemas import is_strict_compatible, schema_of, strict_output, strict_parameters
+from toolbox.tools.standalone import tool_specification_from
+
+
+class Address(BaseModel):
+    """Where somebody lives."""
+
+    title: str = Field(description="of the street", title="T")
+    country: str | None = None
+
+
+class Person(BaseModel):
+    """Somebody."""
+
+    home: Address
+    work: Address = Field(description="where they work")
+    friends: list[Person] = []
+
+
+class A(BaseModel):
+    b: B | None = None
+    c: list[C] = []
+
+
+class B(BaseModel):
+    a: A
+    c: C
+
+
+class C(BaseModel):
+    a: A | None = None
+
+
+class Pair(NamedTuple):
+    """Two numbers."""
+
+    left: int
+    right: int
+
+
+def parameters(function: Any) -> Any:
+    return tool_specification_from(function).parameters
+
+
+def test_the_specification_of_the_page() -> None:
+    @tool(name="sum", description="…", metadata={"k": 1})
+    def add(a: int, b: Annotated[int, "second"] = 0) -> int:
+        return a + b
+
+    assert tool_specification_from(add) == ToolSpecification(
+        "sum",
+        "…",
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer", "description": "second"}},
+            "required": ["a"],
+        },
+        {"k": 1},
+    )
+
+
+def test_a_type_used_twice_is_in_both_places_with_the_nearer_description() -> None:
+    schema = schema_of(TypeAdapter(Person))
+    home, work = schema["properties"]["home"], schema["properties"]["work"]
+
+    assert home["properties"] == work["properties"]
+    assert home["properties"]["title"] == {"type": "string", "description": "of the street"}
+    assert (home["description"], work["description"]) == ("Where somebody lives.", "where they work")
+    assert list(schema["$defs"]) == ["Person"]
+    assert schema["properties"]["friends"]["items"] == {"$ref": "#/$defs/Person"}
+
+
+def test_types_that_contain_each_other_are_finite() -> None:
+    def take(a: A, more: list[C]) -> None: ...
+
+    schema = parameters(take)
+
+    assert sorted(schema["$defs"]) == ["A", "B", "C"]
+    judge = Draft202012Validator(schema)
+    judge.check_schema(schema)
+    assert judge.is_valid({"a": {"b": {"a": {}, "c": {"a": {}}}}, "more": [{"a": None}]})
+    assert not judge.is_valid({"a": {"b": {"a": {"c": [1]}, "c": {}}}, "more": []})
+
+
+def test_no_titles_defaults_or_references_to_what_is_inlined() -> None:
+    def take(person: Address, kind: Annotated[A | Address, Field(title="X")] | None = None, n: int = 3) -> None: ...
+
+    text = json.dumps(parameters(take))
+
+    assert '"title": "' not in text
+    assert '"default"' not in text
+    assert "Address" not in text
+
+
+def test_null_is_shown_where_it_means_something() -> None:
+    def take(needed: int | None, left_out: int | None = None, inside: Address | None = None) -> None: ...
+
+    found = parameters(take)
+
+    assert found["properties"]["needed"] == {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    assert found["properties"]["left_out"] == {"type": "integer"}
+    assert found["properties"]["inside"]["properties"]["country"]["anyOf"][1] == {"type": "null"}
+    assert found["required"] == ["needed"]
+
+
+def test_collections_and_maps() -> None:
+    def take(a: set[int], b: dict[str, Any], c: dict[str, int], d: Pair, e: Any, f: Decimal) -> None: ...
+
+    assert parameters(take)["properties"] == {
+        "a": {"type": "array", "items": {"type": "integer"}},
+        "b": {"type": "object"},
+        "c": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "d": {
+            "type": "array",
+            "prefixItems": [{"type": "integer"}, {"type": "integer"}],
+            "minItems": 2,
+            "maxItems": 2,
+            "description": "Two numbers.",
+        },
+        "e": {},
+        "f": {"anyOf": [{"type": "number"}, {"type": "string"}]},
+    }
+
+
+# --- strict
+
+
+def test_what_may_be_left_out_inside_has_no_strict_form_unless_null_means_the_same() -> None:
+    class Town(BaseModel):
+        country: str = "France"
+
+    def take(town: Town) -> None: ...
+
+    def take_address(address: Address) -> None: ...
+
+    assert not is_strict_compatible(parameters(take))
+    assert is_strict_compatible(parameters(take_address))
+
+
+class Place(BaseModel):
+    name: str = Field(max_length=80)
+    country: str | None
+
+
+def test_the_strict_form() -> None:
+    def take(
+        place: Annotated[Place, "where"],
+        age: Annotated[int, Field(ge=0)] = 3,
+        kind: Annotated[Literal["a", "b"], "which"] = "a",
+        when: list[Place] | str = "",
+    ) -> None: ...
+
+    schema = parameters(take)
+    place = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "country": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+        "required": ["name", "country"],
+        "additionalProperties": False,
+    }
+
+    assert is_strict_compatible(schema)
+    assert strict_parameters(schema) == {
+        "type": "object",
+        "properties": {
+            "place": {**place, "description": "where"},
+            "age": {"type": ["integer", "null"], "minimum": 0},
+            "kind": {"anyOf": [{"type": "string", "enum": ["a", "b"]}, {"type": "null"}], "description": "which"},
+            "when": {"anyOf": [{"type": "array", "items": place}, {"type": "string"}, {"type": "null"}]},
+        },
+        "required": ["place", "age", "kind", "when"],
+        "additionalProperties": False,
+    }
+    assert strict_output(schema) is None  # in an answer, null is not a default
+    assert "minLength" not in json.dumps(schema)
+
+
+@pytest.mark.parametrize("kind", [Any, dict[str, int], dict, list, tuple[int, str], A, Person])
+def test_what_has_no_strict_form(kind: Any) -> None:
+    def take(value: Any) -> None: ...
+
+    take.__annotations__["value"] = kind
+    assert not is_strict_compatible(parameters(take))
+
+
+def test_nothing_is_strictly_nothing() -> None:
+    def take() -> None: ...
+
+    assert strict_parameters(parameters(take)) == {
+        "type": "object",
+        "properties": {},
+        "required": [],
+        "additionalProperties": False,
+    }
+
+
+def test_tagged_unions_and_recursion_may_be_strict() -> None:
+    class Leaf(BaseModel):
+        kind: Literal["leaf"]
+
+    class Branch(BaseModel):
+        kind: Literal["branch"]
+        left: Branch | Leaf
+
+    def take(tree: Annotated[Branch | Leaf, Field(discriminator="kind")]) -> None: ...
+
+    strict: Any = strict_parameters(parameters(take))
+
+    assert "oneOf" not in json.dumps(strict)
+    assert strict["$defs"]["Branch"]["additionalProperties"] is False
+    assert Draft202012Validator(strict).is_valid({"tree": {"kind": "branch", "left": {"kind": "leaf"}}})

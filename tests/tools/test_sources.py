@@ -1,0 +1,428 @@
+"""Where tools come from, and what is wrong with them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import pytest
+
+from toolbox import (
+    AiServiceTool,
+    Inject,
+    InvocationContext,
+    MemoryId,
+    ReturnBehavior,
+    ToolExecutionRequest,
+    ToolProviderResult,
+    ToolSpecification,
+    blocking,
+    non_blocking,
+    run_on_thread,
+    tool,
+)
+from toolbox.execution import BLOCKING, COROUTINE, NON_BLOCKING, THREAD
+from toolbox.tools.marks import ToolMark, tool_mark_of, toolbox, toolbox_of
+from toolbox.tools.sources import bean_types, read_tools
+from toolbox.tools.standalone import tool_executor_from, tool_specifications_from, tools_from
+
+from .conftest import Bench, tool_in
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+Problems = Callable[..., list[str]]
+
+
+class Calculator:
+    @tool
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+    @tool
+    @staticmethod
+    def zero() -> int:
+        return 0
+
+
+@tool
+def double(n: int) -> int:
+    """Doubles."""
+    return 2 * n
+
+
+def by_hand(request: ToolExecutionRequest, memory_id: object) -> str:
+    return f"{request.arguments} {memory_id}"
+
+
+def names(*sources: Any) -> list[str]:
+    tools, problems = read_tools(sources, "here")
+    assert not problems
+    return [each.specification.name for each in tools]
+
+
+# --- kinds of source
+
+
+def test_all_kinds_of_source_in_order() -> None:
+    ready = AiServiceTool(ToolSpecification("ready"), by_hand)
+    mapping = {ToolSpecification("mapped"): by_hand, ToolSpecification("also"): by_hand}
+
+    assert names(double, mapping, Calculator, ready) == ["double", "mapped", "also", "add", "zero", "ready"]
+
+
+def test_a_class_is_a_bean_and_its_static_tools_need_none() -> None:
+    (add, zero), _ = read_tools([Calculator], "here")
+
+    assert (add.bean, add.member, add.where) == (Calculator, "add", "Calculator.add")
+    assert (zero.bean, zero.function) == (None, Calculator.zero)
+
+
+def test_a_named_bean_is_looked_up_with_its_name() -> None:
+    named: Any = Annotated[Calculator, "name"]
+    (add, _), problems = read_tools([named], "here")
+
+    assert not problems
+    assert add.bean is named
+
+
+def test_bean_types_are_the_classes_that_need_an_instance() -> None:
+    class Statics:
+        @staticmethod
+        @tool
+        def only() -> None: ...
+
+    assert bean_types([Calculator, double, Statics, Calculator(), {}]) == (Calculator,)
+
+
+async def call(bench: Bench, source: Any, arguments: str = "{}") -> str:
+    return (await bench.run(source, arguments)).message.text
+
+
+@pytest.mark.anyio
+async def test_instances_bound_methods_and_partial_calls(bench: Bench) -> None:
+    class Greeter:
+        def __init__(self, word: str) -> None:
+            self.word = word
+
+        @tool
+        async def greet(self, name: str) -> str:
+            return f"{self.word} {name}"
+
+    assert await call(bench, Greeter("hello"), '{"name": "Ann"}') == "hello Ann"
+    assert await call(bench, Greeter("hi").greet, '{"name": "Ann"}') == "hi Ann"
+    assert await call(bench, functools.partial(double, 4)) == "8"
+
+
+@pytest.mark.anyio
+async def test_an_executor_of_ours_given_to_a_service_is_a_tool_like_any_other(bench: Bench) -> None:
+    async def fails(n: int) -> None:
+        raise LookupError("x")
+
+    [(specification, executor)] = tools_from(fails).items()
+    made = tool_in(AiServiceTool(specification, executor, ReturnBehavior.IMMEDIATE, timeout=3))
+
+    assert (made.execution, made.return_behavior, made.timeout) == (COROUTINE, ReturnBehavior.IMMEDIATE, 3)
+    assert made.decode is not None
+    assert await call(bench, {ToolSpecification("other"): tool_executor_from(double)}, '{"n": 2}') == "4"
+
+
+@pytest.mark.anyio
+async def test_an_executor_by_hand_gets_the_request_and_the_memory_id(bench: Bench) -> None:
+    class Executor:
+        async def __call__(self, request: ToolExecutionRequest, memory_id: object) -> object:
+            return by_hand(request, memory_id)
+
+    assert await call(bench, {ToolSpecification("by_hand"): by_hand}, "{broken") == "{broken m1"
+    assert await call(bench, {ToolSpecification("by_hand"): Executor()}, "{}") == "{} m1"
+    assert tool_in({ToolSpecification("by_hand"): Executor()}).execution is COROUTINE
+
+
+def test_a_providers_list_becomes_a_tuple() -> None:
+    result = ToolProviderResult([double])
+
+    assert result == ToolProviderResult((double,))
+    assert hash(result) == hash(ToolProviderResult((double,)))
+
+
+# --- where they run
+
+
+def test_what_kind_of_function_runs_where() -> None:
+    class Kinds:
+        @tool
+        def plain(self) -> None: ...
+
+        @tool
+        async def coroutine(self) -> None: ...
+
+        @tool
+        def awaitable(self) -> Awaitable[str]: ...
+
+        @tool
+        @non_blocking
+        def quick(self) -> None: ...
+
+        @run_on_thread
+        @tool
+        @staticmethod
+        def alone() -> None: ...
+
+    class Overriding(Kinds):
+        def quick(self) -> None: ...
+
+        async def plain(self) -> None: ...  # type: ignore[override]  # an override may be asynchronous
+
+    def places(cls: type) -> list[Any]:
+        return [each.execution for each in read_tools([cls], "here")[0]]
+
+    assert places(Kinds) == [BLOCKING, COROUTINE, NON_BLOCKING, NON_BLOCKING, THREAD]
+    assert places(Overriding) == [COROUTINE, COROUTINE, NON_BLOCKING, NON_BLOCKING, THREAD]
+
+
+def test_a_blocking_coroutine_is_a_problem(problems_of: Problems) -> None:
+    class Wrong:
+        @tool
+        @blocking
+        async def work(self) -> None: ...
+
+    [problem] = problems_of(Wrong)
+
+    assert problem.startswith("Wrong.work: an `async def` tool cannot be marked blocking")
+
+
+# --- inheritance
+
+
+class Base:
+    @tool("Adds", name="sum")
+    def add(self, a: int) -> int:
+        """The base's."""
+        return a
+
+    @tool
+    def gone(self) -> None: ...
+
+    @tool
+    def described(self) -> None:
+        """By the base."""
+
+
+class Child(Base):
+    def add(self, a: int, b: int = 0) -> int:
+        return a + b
+
+    gone = None  # type: ignore[assignment]  # taken away
+
+    def described(self) -> None: ...
+
+    @tool
+    def more(self) -> None: ...
+
+
+def test_an_override_keeps_the_mark_and_takes_its_own_signature() -> None:
+    found = {each.name: each for each in tool_specifications_from(Child)}
+
+    assert list(found) == ["sum", "described", "more"]
+    assert found["sum"].description == "Adds"
+    assert list(found["sum"].parameters["properties"]) == ["a", "b"]
+    assert found["described"].description == "By the base."
+
+
+def test_a_private_name_is_taken_as_written() -> None:
+    class Private:
+        @tool
+        def __secret(self) -> str:
+            return "told"
+
+        @tool
+        def _hidden(self) -> None: ...
+
+    assert names(Private) == ["__secret", "_hidden"]
+    [secret, _] = tools_from(Private()).values()
+    result: Any = secret(ToolExecutionRequest("1", "__secret", "{}"), None)
+    assert result.text == "told"
+
+
+def test_protocol_methods_are_tools_of_their_bean() -> None:
+    class Booking(Protocol):
+        @tool
+        async def cancel(self, number: str) -> bool: ...
+
+    made = tool_in(Booking)
+
+    assert (made.bean, made.member, made.execution) == (Booking, "cancel", COROUTINE)
+
+
+# --- problems
+
+
+class Odd:
+    @tool(name="no spaces")
+    def named(self) -> None: ...
+
+    @tool
+    def variadic(self, *args: int, **more: int) -> None: ...
+
+    @tool
+    def unannotated(self, a, b: int) -> None:  # type: ignore[no-untyped-def]
+        ...
+
+    @tool
+    def generator(self) -> Iterator[int]:
+        yield 1
+
+    @tool
+    def stream(self) -> AsyncIterator[int]: ...  # type: ignore[empty-body]  # never called
+
+    @tool
+    def later(self, a: Fraction, b: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    @tool
+    def callback(self, done: Callable[[], None], fine: int) -> None: ...
+
+    @tool
+    def bean(self, calculator: Calculator) -> None: ...
+
+    @tool(timeout=0, max_result_chars=-1)
+    def limits(self) -> None: ...
+
+
+def test_everything_that_is_wrong_is_told_with_place_and_fix(problems_of: Problems) -> None:
+    found = problems_of(Odd)
+
+    assert [each.split(":")[0] for each in found] == [
+        "Odd.named",
+        "Odd.variadic",
+        "Odd.variadic",
+        "Odd.unannotated",
+        "Odd.generator",
+        "Odd.stream",
+        "Odd.later",
+        "Odd.later",
+        "Odd.callback",
+        "Odd.bean",
+        "Odd.limits",
+        "Odd.limits",
+    ]
+    text = "\n".join(found)
+    for fact in [
+        "'no spaces'",
+        "*args",
+        "**more",
+        "parameter 'a' has no annotation",
+        "'Fraction' of parameter 'a' cannot be resolved",
+        "'Nowhere' of parameter 'b' cannot be resolved",
+        "parameter 'done'",
+        "or Inject[…] if it is a bean",
+        "timeout is 0",
+        "max_result_chars is -1",
+    ]:
+        assert fact in text
+
+
+def test_two_tools_of_one_name_are_a_problem_that_names_both(problems_of: Problems) -> None:
+    def add(a: int) -> int:
+        return a
+
+    [problem] = problems_of(Calculator, add, double)
+
+    assert problem.startswith("here: 2 tools are called 'add': Calculator.add, add; give one another name")
+
+
+@pytest.mark.parametrize(
+    ("source", "fact"),
+    [
+        ([Calculator], "a collection"),
+        ("calculator", "'calculator' is among its tools"),
+        (object(), "object has no tools"),
+        (Bench, "Bench has no tools"),
+        ({"name": by_hand}, "a mapping of tools holds 'name'"),
+        ({ToolSpecification("bad name"): by_hand}, "'bad name'"),
+        (AiServiceTool(ToolSpecification("late"), by_hand, timeout=-1), "timeout is -1"),
+    ],
+)
+def test_what_is_no_tool_is_a_problem(problems_of: Problems, source: Any, fact: str) -> None:
+    [problem] = problems_of(source)
+
+    assert fact in problem
+
+
+def test_a_description_given_twice_is_a_type_error() -> None:
+    twice: Any = tool
+    with pytest.raises(TypeError, match="twice"):
+        twice("Adds", description="Adds")
+
+
+def test_marks_are_found_on_what_they_stand_on() -> None:
+    marked = toolbox(Calculator, double)(double)
+
+    assert toolbox_of(marked) == (Calculator, double)
+    assert toolbox_of(by_hand) is None
+    assert tool_mark_of(double) == ToolMark()
+    assert tool_mark_of(by_hand) is None
+    assert toolbox_of(toolbox()(by_hand)) == ()
+
+
+# --- what a tool needs
+
+
+def test_what_is_hidden_is_told_to_whoever_checks() -> None:
+    def needs(
+        me: MemoryId[str], it: Inject[Calculator], other: Inject[Calculator] | None, d: Inject[int] = 1
+    ) -> None: ...
+
+    def may(me: MemoryId[str | None], also: MemoryId[int] | None, context: InvocationContext | None) -> None: ...
+
+    first, second = tool_in(needs), tool_in(may)
+
+    assert first.needs_memory_id
+    assert not second.needs_memory_id
+    assert [(each.name, each.wanted, each.optional) for each in first.injected] == [
+        ("it", Calculator, False),
+        ("other", Calculator | None, False),
+        ("d", int, True),
+    ]
+    assert second.specification.parameters == {"type": "object", "properties": {}}
+
+
+# --- names that only a function knows
+
+
+def test_classes_of_a_function_are_known_to_its_tools() -> None:
+    from pydantic import BaseModel
+
+    class Local(BaseModel):
+        n: int
+
+    class Tools:
+        @tool
+        def take(self, value: list[Local], later: Later) -> Local: ...  # type: ignore[empty-body]  # never called
+
+    class Later(BaseModel):
+        n: int
+
+    [specification] = tool_specifications_from(Tools)
+
+    assert list(specification.parameters["properties"]) == ["value", "later"]
+    assert specification.parameters["properties"]["value"]["items"]["properties"] == {"n": {"type": "integer"}}
+
+
+def made_tools() -> Any:
+    from pydantic import BaseModel
+
+    class Local(BaseModel):
+        n: int
+
+    class Tools:
+        @tool
+        def take(self, value: Local) -> None: ...
+
+    return Tools
+
+
+def test_classes_of_a_function_that_has_returned_are_known_to_its_tools() -> None:
+    [specification] = tool_specifications_from(made_tools())
+
+    assert specification.parameters["properties"]["value"]["properties"] == {"n": {"type": "integer"}}

@@ -1,0 +1,128 @@
+"""Conversations and specifications as JSON, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolbox import (
+    AiMessage,
+    ImageContent,
+    SystemMessage,
+    TextContent,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+    UserMessage,
+)
+from toolbox.errors import TranscriptError
+from toolbox.transcripts import (
+    message_from_dict,
+    message_to_dict,
+    messages_from_json,
+    messages_to_json,
+    specification_from_json,
+    specification_to_json,
+)
+
+texts = st.text(max_size=20)
+attributes = st.dictionaries(texts, st.none() | st.booleans() | st.integers() | texts | st.lists(texts), max_size=3)
+contents = st.lists(
+    st.builds(TextContent, texts)
+    | st.builds(ImageContent, url=texts)
+    | st.builds(ImageContent, data=st.binary(max_size=9) | texts, mime_type=st.none() | st.just("image/png")),
+    max_size=3,
+)
+requests = st.builds(ToolExecutionRequest, texts, texts, texts, attributes)
+messages = st.one_of(
+    st.builds(SystemMessage, texts),
+    st.builds(UserMessage, contents),
+    st.builds(AiMessage, st.none() | texts, st.lists(requests, max_size=3), st.none() | texts, attributes),
+    st.builds(ToolExecutionResultMessage, texts, texts, texts, st.booleans(), attributes, contents),
+)
+
+
+@given(st.lists(messages, max_size=5))
+@settings(deadline=None)
+def test_any_conversation_comes_back_as_it_was(conversation: list[Any]) -> None:
+    text = messages_to_json(conversation)
+
+    assert messages_from_json(text) == tuple(conversation)
+    assert messages_from_json(text.encode()) == tuple(conversation)
+
+
+def test_the_form_says_its_version_and_leaves_out_what_is_empty() -> None:
+    text = messages_to_json([UserMessage("é"), AiMessage("ok"), AiMessage("")])
+
+    assert text == (
+        '{"version":1,"messages":[{"type":"user","contents":[{"type":"text","text":"é"}]},'
+        '{"type":"ai","text":"ok"},{"type":"ai","text":""}]}'
+    )
+
+
+def test_a_message_alone() -> None:
+    message = ToolExecutionResultMessage("1", "add", "3", is_error=True, attributes={"a": [1]})
+
+    assert message_from_dict(json.loads(json.dumps(message_to_dict(message)))) == message
+
+
+@pytest.mark.parametrize(
+    "specification",
+    [
+        ToolSpecification("add"),
+        ToolSpecification("add", "Adds", {"type": "object", "properties": {"a": {"type": "integer"}}}, {"k": {"x": 1}}),
+        ToolSpecification("add", ""),
+    ],
+)
+def test_a_specification_comes_back_as_it_was(specification: ToolSpecification) -> None:
+    assert specification_from_json(specification_to_json(specification)) == specification
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "what"),
+    [
+        ("{", "", "is not JSON"),
+        ("[" * 100_000, "", "is not JSON"),
+        ("[]", "", "an object is needed"),
+        ('{"messages":[]}', "version", "is missing"),
+        ('{"version":2,"messages":[]}', "version", "is 2"),
+        ('{"version":1}', "messages", "is missing"),
+        ('{"version":1,"messages":[1]}', "messages.0", "an object is needed"),
+        ('{"version":1,"messages":[{"type":"dog"}]}', "messages.0.type", "'dog' is no type of message"),
+        ('{"version":1,"messages":[{"type":"system","text":1}]}', "messages.0.text", "is a int"),
+        (
+            '{"version":1,"messages":[{"type":"ai","tool_execution_requests":[{"id":"1","name":"a"}]}]}',
+            "messages.0.tool_execution_requests.0.arguments",
+            "is missing",
+        ),
+        (
+            '{"version":1,"messages":[{"type":"user","contents":[{"type":"image","bytes":"?"}]}]}',
+            "messages.0.contents.0",
+            "",
+        ),
+        ('{"version":1,"messages":[{"type":"user","contents":[{"type":"image"}]}]}', "messages.0.contents.0", "url="),
+        ('{"version":1,"messages":[{"type":"user","contents":[{"type":"x"}]}]}', "messages.0.contents.0.type", "'x'"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_with_its_place(text: str, path: str, what: str) -> None:
+    with pytest.raises(TranscriptError) as raised:
+        messages_from_json(text)
+
+    assert raised.value.path == path
+    assert what in raised.value.what
+
+
+@pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
+def test_what_json_cannot_say_is_refused(value: object) -> None:
+    with pytest.raises(TranscriptError, match="cannot be written as JSON"):
+        messages_to_json([AiMessage("x", attributes={"a": value})])
+
+
+def test_what_is_no_message_is_refused() -> None:
+    wrong: Any = "hello"
+    with pytest.raises(TranscriptError, match="str is no message"):
+        messages_to_json([wrong])
