@@ -24,7 +24,7 @@ from toolbox.context import current_caller
 from toolbox.errors import ToolboxError
 from toolbox.settings import ToolboxSettings
 
-from .endpoints import InjectRoute, missing_beans, tools_of_endpoints
+from .endpoints import InjectRoute, endpoint_problems, tools_of_endpoints
 from .exchanges import EXCHANGE_KEY, Exchange, current_connection, current_exchange
 from .problems import answer_with_problem, is_async_handler
 from .stopping import Stopping
@@ -43,7 +43,7 @@ def install(app: FastAPI, container: Container) -> None:
     installation = Installation(app, container)
     for kind in (HTTPConnection, Request, WebSocket):
         container.declare_seed(kind, partial(current_connection, kind))
-    container.add_check(lambda graph: missing_beans(app.routes, graph))
+    container.add_check(lambda graph: endpoint_problems(app.routes, graph))
     if app.router.route_class is APIRoute:
         app.router.route_class = InjectRoute
     app.router.lifespan_context = installation.around(app.router.lifespan_context)

@@ -27,6 +27,7 @@ from toolbox.context import INJECT, InjectMark, current_caller
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.graph import BeanGraph
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
+from toolbox.services.hosting import registrable, tool_bean_problems
 from toolbox.services.plans import tools_added
 from toolbox.signatures import EMPTY, metadata_of, resolve
 from toolbox.tools.invocation import Tool
@@ -280,11 +281,11 @@ def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tupl
 def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type]:
     """The tool classes among what the endpoints' `@toolbox` lists: beans that need no registration."""
     for _, context in endpoints_of(routes):
-        yield from bean_types(toolbox_of(context.endpoint) or ())
+        yield from registrable(bean_types(toolbox_of(context.endpoint) or ()))
 
 
-def missing_beans(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Problem]:
-    """What is wrong with the `Inject[…]` parameters of all endpoints and their dependencies."""
+def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Problem]:
+    """What is wrong with the `Inject[…]` parameters of all endpoints and their dependencies, and with their tools."""
     for where, context in endpoints_of(routes):
         for each in getattr(context.endpoint, ENDPOINT_MARK, ()):
             default = MISSING if each.default is EMPTY else each.default
@@ -293,6 +294,10 @@ def missing_beans(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Pro
         dependant = getattr(context, "dependant", None)
         for point in _points_in(dependant, where) if dependant is not None else ():
             yield from graph.problems_of(point)
+        tools, problems = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
+        yield from problems
+        for tool in tools:
+            yield from tool_bean_problems(f"{where}, tool {tool.specification.name}", tool, graph)
 
 
 def _points_in(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:

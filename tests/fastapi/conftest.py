@@ -39,11 +39,19 @@ def serving() -> Running:
         listening = socket.create_server(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, ws="websockets-sansio")
-        server = uvicorn.Server(config)
+        started = asyncio.Event()
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                try:
+                    await super().startup(sockets)
+                finally:
+                    started.set()
+
+        server = Server(config)
         task = asyncio.create_task(server.serve(sockets=[listening]))
         try:
-            while not server.started and not task.done():
-                await asyncio.sleep(0.005)
+            await started.wait()
             async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
                 yield client
         finally:

@@ -63,6 +63,7 @@ class Probe:
         self.model = Silent()
         self.ended: list[str] = []
         self.happened: list[str] = []
+        self.over = asyncio.Event()
 
         @produces(scope="request")
         async def session() -> AsyncIterator[Session]:
@@ -73,6 +74,8 @@ class Probe:
                 raise
             else:
                 self.ended.append("well")
+            finally:
+                self.over.set()
 
         self.container = Container(models={"default": self.model})
         self.container.register(session, Assistant, SyncAssistant)
@@ -144,16 +147,16 @@ async def test_it_is_so_under_uvicorn(serving, path: str) -> None:
 
     async with serving(probe.app) as client:
         port = client.base_url.port
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
         method, body = ("POST", b'{"a": 1}') if path == "/posted" else ("GET", b"")
         writer.write(
             f"{method} {path} HTTP/1.1\r\nhost: app\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n\r\n".encode() + body
+            f"content-length: {len(body)}\r\n\r\n".encode()
+            + body
         )
         await probe.model.asked.wait()
         writer.close()
-        while not probe.ended:
-            await asyncio.sleep(0.005)
+        await asyncio.wait_for(probe.over.wait(), 5)
 
     assert probe.model.cancelled == (2 if path == "/gathered" else 1)
     assert probe.ended == ["ClientDisconnectedError"]
@@ -319,4 +322,3 @@ async def test_a_cancellation_from_elsewhere_stays_one(connect) -> None:
             await task
 
     assert probe.ended == ["CancelledError"]
-

@@ -1,4 +1,4 @@
-"""`Inject[T]` wherever FastAPI calls something, with no trace in the OpenAPI document; missing beans are seen at start."""
+"""`Inject[T]` wherever FastAPI calls something, without a trace in OpenAPI; missing beans are seen at start."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Protocol

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from fastapi import (
@@ -17,7 +17,6 @@ from fastapi import (
     WebSocketDisconnect,
 )
 from fastapi.responses import JSONResponse, StreamingResponse
-from starlette.middleware.base import BaseHTTPMiddleware
 
 from toolbox import Container, produces, request_scoped
 from toolbox_fastapi import ClientDisconnectedError, Inject, InjectRoute, install
@@ -95,7 +94,9 @@ async def test_all_parts_of_a_request_share_its_beans(running) -> None:
         return session
 
     @app.get("/")
-    def endpoint(one: Inject[Session], other: Inject[Session], third: Session = Depends(by_dependency)) -> None:
+    def endpoint(
+        one: Inject[Session], other: Inject[Session], third: Annotated[Session, Depends(by_dependency)]
+    ) -> None:
         seen.extend([one, other, third])
 
     async with running(app) as client:
@@ -328,7 +329,6 @@ async def test_a_websocket_whose_endpoint_does_not_expect_the_end_rolls_back(con
 
 
 async def test_request_and_websocket_are_beans(running, connect) -> None:
-    app = application()
     seen: list[object] = []
 
     @request_scoped
@@ -336,23 +336,23 @@ async def test_request_and_websocket_are_beans(running, connect) -> None:
         def __init__(self, request: Request) -> None:
             self.name = request.headers["user-agent"]
 
-    app2 = FastAPI()
-    install(app2, Container().register(Agent))
+    app = FastAPI()
+    install(app, Container().register(Agent))
 
-    @app2.get("/")
+    @app.get("/")
     async def endpoint(agent: Inject[Agent], bean: Inject[Request], request: Request) -> str:
         seen.append(bean is request)
         return agent.name
 
-    @app2.websocket("/ws")
+    @app.websocket("/ws")
     async def conversation(websocket: WebSocket, bean: Inject[WebSocket]) -> None:
         seen.append(bean is websocket)
         await bean.accept()
         await bean.close()
 
-    async with running(app2) as client:
+    async with running(app) as client:
         assert (await client.get("/", headers={"user-agent": "me"})).json() == "me"
-        await connect(app2, "/ws", "websocket").start()
+        await connect(app, "/ws", "websocket").start()
 
     assert seen == [True, True]
 

@@ -217,11 +217,14 @@ async def test_a_client_that_leaves_closes_the_stream_and_background_tasks_still
 
 async def test_a_slow_client_slows_the_stream_down(connect) -> None:
     made = 0
+    enough = asyncio.Event()
 
     async def eager() -> AsyncIterator[int]:
         nonlocal made
         while True:
             made += 1
+            if made == 3:
+                enough.set()
             yield made
 
     app = streaming(eager, ping=0.01)
@@ -235,8 +238,7 @@ async def test_a_slow_client_slows_the_stream_down(connect) -> None:
 
         client._send = send
         task = client.start()
-        while made < 3:
-            await asyncio.sleep(0)
+        await enough.wait()
         await asyncio.sleep(0.05)
         assert made == 3
         client.leave()

@@ -1,0 +1,255 @@
+"""`@toolbox` on an endpoint adds tools to the services it calls directly, and to nothing else."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import pytest
+from fastapi import APIRouter, FastAPI, WebSocket
+from fastapi.responses import StreamingResponse
+
+from toolbox import (
+    ChatRequest,
+    Container,
+    IllegalConfigurationError,
+    call_scoped,
+    register_ai_service,
+    request_scoped,
+    tool,
+    toolbox,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import Inject, InjectRoute, install, send_stream, sse
+
+pytestmark = pytest.mark.anyio
+
+
+@request_scoped
+class User:
+    name = "me"
+
+
+@call_scoped
+class RefundTools:
+    def __init__(self, user: User) -> None:
+        self.user = user
+
+    @tool
+    def refund(self, order: int) -> str:
+        """Refunds an order."""
+        return f"{order} refunded to {self.user.name}"
+
+
+@tool
+def greet() -> str:
+    return "Hello"
+
+
+@register_ai_service
+class Helper(Protocol):
+    @tool
+    async def help(self, question: str) -> str: ...
+
+
+@register_ai_service(tools=[greet, Helper])
+class Assistant(Protocol):
+    async def chat(self, text: str) -> str: ...
+
+    def stream(self, text: str) -> AsyncIterator[str]: ...
+
+
+@register_ai_service
+class SyncAssistant(Protocol):
+    def chat(self, text: str) -> str: ...
+
+
+class Refusing(ScriptedChatModel):
+    """A model that must not be asked."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+
+def offered(request: ChatRequest) -> list[str]:
+    return [each.name for each in request.tool_specifications]
+
+
+def answering(asked: list[list[str]]) -> ScriptedChatModel:
+    """Answers `ok`, and keeps what it was offered."""
+
+    def answer(request: ChatRequest) -> str:
+        asked.append(offered(request))
+        return "ok"
+
+    return ScriptedChatModel([answer] * 10)
+
+
+def application(model: ScriptedChatModel) -> FastAPI:
+    app = FastAPI()
+    container = Container(models={"default": model}).register(User, Assistant, SyncAssistant, Helper)
+    install(app, container)
+    return app
+
+
+def declare(routes: Any) -> None:
+    @routes.get("/awaited")
+    @toolbox(RefundTools)
+    async def awaited(assistant: Inject[Assistant]) -> str:
+        return await assistant.chat("go")
+
+    @routes.get("/threaded")
+    @toolbox(RefundTools)
+    def threaded(assistant: Inject[SyncAssistant]) -> str:
+        return assistant.chat("go")
+
+    @routes.get("/streamed")
+    @toolbox(RefundTools)
+    async def streamed(assistant: Inject[Assistant]) -> StreamingResponse:
+        return StreamingResponse(assistant.stream("go"))
+
+    @routes.get("/events")
+    @toolbox(RefundTools)
+    async def events(assistant: Inject[Assistant]) -> Any:
+        return sse(assistant.stream("go"))
+
+    @routes.get("/generated")
+    @toolbox(RefundTools)
+    async def generated(assistant: Inject[Assistant]) -> AsyncIterator[str]:
+        async for text in assistant.stream("go"):
+            yield text
+
+    @routes.get("/without")
+    async def without(assistant: Inject[Assistant]) -> str:
+        return await assistant.chat("go")
+
+
+PATHS = ["/awaited", "/threaded", "/streamed", "/events", "/generated"]
+
+
+@pytest.mark.parametrize("routes", [None, APIRouter, lambda: APIRouter(route_class=InjectRoute)], ids=["app", "r", "o"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_endpoints_tools_are_added_to_the_services_it_calls(running, path: str, routes: Any) -> None:
+    asked: list[list[str]] = []
+    app = application(answering(asked))
+    router = app if routes is None else routes()
+    declare(router)
+    if routes is not None:
+        app.include_router(router)
+
+    async with running(app) as client:
+        assert "ok" in (await client.get(path)).text
+        assert (await client.get("/without")).json() == "ok"
+
+    own = [] if path == "/threaded" else ["greet", "help"]
+    assert asked == [[*own, "refund"], ["greet", "help"]]
+
+
+async def test_the_tools_are_beans_of_the_request(running) -> None:
+    model = ScriptedChatModel([tool_call("refund", {"order": 7}), lambda request: request.messages[-1].text])
+    app = application(model)
+    declare(app)
+
+    async with running(app) as client:
+        assert (await client.get("/awaited")).json() == "7 refunded to me"
+
+
+async def test_services_that_its_tools_call_do_not_get_them(running) -> None:
+    asked: list[list[str]] = []
+
+    def note(reply: Any) -> Any:
+        def answer(request: ChatRequest) -> Any:
+            asked.append(offered(request))
+            return reply
+
+        return answer
+
+    app = application(ScriptedChatModel([note(tool_call("help", {"question": "?"})), note("helped"), note("ok")]))
+    declare(app)
+
+    async with running(app) as client:
+        assert (await client.get("/awaited")).json() == "ok"
+
+    assert asked == [["greet", "help", "refund"], [], ["greet", "help", "refund"]]
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain router", "application"])
+async def test_a_name_clash_raises_before_the_model_is_asked(running, plain: bool) -> None:
+    model = Refusing()
+    app = application(model)
+    routes: Any = APIRouter() if plain else app
+
+    @tool(name="greet")
+    def other() -> str:
+        return ""
+
+    seen: list[Exception] = []
+
+    @routes.get("/")
+    @toolbox(other)
+    async def endpoint(assistant: Inject[Assistant]) -> None:
+        try:
+            await assistant.chat("go")
+        except IllegalConfigurationError as error:
+            seen.append(error)
+
+    if plain:
+        app.include_router(routes)
+
+    async with running(app) as client:
+        await client.get("/")
+
+    assert "'greet'" in str(seen[0])
+    assert model.requests == []
+
+
+async def test_what_is_no_tool_is_a_problem_at_start() -> None:
+    app = application(Refusing())
+
+    class Nothing: ...
+
+    @app.get("/")
+    @toolbox(Nothing)
+    async def endpoint(assistant: Inject[Assistant]) -> None: ...
+
+    with pytest.raises(IllegalConfigurationError) as caught:
+        async with app.router.lifespan_context(app):
+            pass
+
+    [problem] = caught.value.problems
+    assert "GET / (endpoint)" in problem.where
+    assert "Nothing" in str(problem)
+
+
+async def test_a_websocket_endpoint_may_have_tools(connect) -> None:
+    asked: list[list[str]] = []
+    app = application(answering(asked))
+
+    @app.websocket("/")
+    @toolbox(RefundTools)
+    async def conversation(websocket: WebSocket, assistant: Inject[Assistant]) -> None:
+        await websocket.accept()
+        await send_stream(websocket, assistant.stream("go"))
+        await websocket.close()
+
+    async with app.router.lifespan_context(app):
+        await connect(app, "/", "websocket").start()
+
+    assert asked == [["greet", "help", "refund"]]
+
+
+async def test_the_tools_of_one_request_are_not_those_of_the_next(running) -> None:
+    asked: list[list[str]] = []
+    app = application(answering(asked))
+    declare(app)
+
+    async with running(app) as client:
+        for path in ("/awaited", "/without", "/events", "/without"):
+            await client.get(path)
+
+    assert [("refund" in each) for each in asked] == [True, False, True, False]
+
+
+async def test_an_endpoint_with_tools_shows_nothing_of_them_in_the_openapi_document() -> None:
+    app = application(Refusing())
+    declare(app)
+
+    assert app.openapi()["paths"]["/awaited"]["get"].get("parameters") is None
