@@ -1,0 +1,553 @@
+"""What a service method returns: every type, how it is asked for, how the reply is read."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel, Field
+
+from toolbox import (
+    AiMessage,
+    ChatResponse,
+    Container,
+    FinishReason,
+    IllegalConfigurationError,
+    MemoryId,
+    ModelTruncatedError,
+    OutputParsingError,
+    Problem,
+    Result,
+    SystemMessage,
+    TokenUsage,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    UserMessage,
+    create_ai_service,
+    register_ai_service,
+    tool,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str = Field(description="as its people call it")
+    founded: date | None = None
+
+
+@dataclass
+class Point:
+    x: int
+    y: float
+
+
+class Colour(Enum):
+    RED = "red"
+    GREEN = "green"
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Pair(NamedTuple):
+    a: int
+    b: str
+
+
+class Node(BaseModel):
+    value: int
+    children: list["Node"] = []
+
+
+def service_of(annotation: Any, *replies: Any, **options: Any) -> tuple[Any, ScriptedChatModel]:
+    async def chat(self, text: str):  # type: ignore[no-untyped-def]
+        ...
+
+    chat.__annotations__ = {"text": str, "return": annotation}
+    model = ScriptedChatModel(replies, supports_response_format=options.pop("supports", False))
+    cls = type("Assistant", (Protocol,), {"chat": chat, "__module__": __name__})
+    return create_ai_service(cls, chat_model=model, **options), model
+
+
+async def answer(annotation: Any, *replies: Any, **options: Any) -> Any:
+    service, _ = service_of(annotation, *replies, **options)
+    return await service.chat("x")
+
+
+# --- every type
+
+
+@pytest.mark.parametrize("reply", ["hello", "", " spaced ", "```json\n{}\n```", "null"])
+async def test_text_is_as_it_is(reply: str) -> None:
+    assert await answer(str, reply) == reply
+
+
+async def test_an_empty_reply_is_an_empty_text() -> None:
+    assert await answer(str, AiMessage(None)) == ""
+    assert (await answer(Result[str], AiMessage(None))).content == ""
+
+
+async def test_none_drops_the_reply() -> None:
+    assert await answer(None, "whatever") is None
+    assert (await answer(Result[None], "whatever")).content is None
+
+
+async def test_an_ai_message_is_the_reply_itself() -> None:
+    message = AiMessage("hi", reasoning="because", attributes={"a": 1})
+    assert await answer(AiMessage, message) is message
+    assert (await answer(Result[AiMessage], message)).content is message
+
+
+VALUES: list[tuple[Any, str, Any]] = [
+    (bool, "true", True),
+    (bool, '{"value": false}', False),
+    (bool, "True", True),
+    (int, "3", 3),
+    (int, '{"value": 3}', 3),
+    (int, " 42\n", 42),
+    (int, '"42"', 42),
+    (int, '{"value": "42"}', 42),
+    (float, "3.5", 3.5),
+    (float, "3", 3.0),
+    (Decimal, '{"value": "1.10"}', Decimal("1.10")),
+    (Colour, "red", Colour.RED),
+    (Colour, '"red"', Colour.RED),
+    (Colour, '{"value": "red"}', Colour.RED),
+    (Colour, "RED", Colour.RED),
+    (Level, "2", Level.HIGH),
+    (Level, '{"value": 2}', Level.HIGH),
+    (Literal["yes", "no"], "yes", "yes"),
+    (Literal["yes", "no"], '"yes"', "yes"),
+    (Literal["yes", "no"], '{"value": "no"}', "no"),
+    (Literal[1, 2], "2", 2),
+    (date, "2026-01-02", date(2026, 1, 2)),
+    (date, '{"value": "2026-01-02"}', date(2026, 1, 2)),
+    (datetime, '"2026-01-02T03:04:05"', datetime(2026, 1, 2, 3, 4, 5)),
+    (time, "03:04", time(3, 4)),
+    (timedelta, '"PT1H"', timedelta(hours=1)),
+    (UUID, "00000000-0000-0000-0000-000000000001", UUID(int=1)),
+    (City, '{"name": "Bern"}', City(name="Bern")),
+    (
+        City,
+        'Here:\n```json\n{"name": "Bern", "founded": "1191-01-01"}\n```\n',
+        City(name="Bern", founded=date(1191, 1, 1)),
+    ),
+    (City, '```\n{"name": "Bern"}\n```', City(name="Bern")),
+    (Point, '{"x": 1, "y": 2.5}', Point(1, 2.5)),
+    (Node, '{"value": 1, "children": [{"value": 2}]}', Node(value=1, children=[Node(value=2)])),
+    (Pair, '{"value": [1, "b"]}', Pair(1, "b")),
+    (list[City], '{"value": [{"name": "Bern"}]}', [City(name="Bern")]),
+    (list[City], '[{"name": "Bern"}]', [City(name="Bern")]),
+    (list[City], "[]", []),
+    (list[str], '["a", "b"]', ["a", "b"]),
+    (list[str], '```json\n["a"]\n```', ["a"]),
+    (set[int], "[1, 1]", {1}),
+    (tuple[int, str], '[1, "a"]', (1, "a")),
+    (dict[str, int], '{"a": 1}', {"a": 1}),
+    (dict[str, int], '{"value": 1}', {"value": 1}),
+    (City | Point, '{"x": 1, "y": 2}', Point(1, 2)),
+    (City | Point, '{"value": {"name": "Bern"}}', City(name="Bern")),
+    (City | None, "null", None),
+    (City | None, '{"value": null}', None),
+    (City | None, '{"name": "Bern"}', City(name="Bern")),
+    (int | str, '{"value": 3}', 3),
+    (int | str, '{"value": "a"}', "a"),
+    (str | None, '{"value": "a"}', "a"),
+    (str | None, '{"value": null}', None),
+    (list[int] | City, "[1]", [1]),
+    (Annotated[int, Field(gt=0)], "3", 3),
+    (Any, '{"value": [1]}', [1]),
+]
+
+
+@pytest.mark.parametrize(("annotation", "reply", "value"), VALUES, ids=[f"{a}-{r}" for a, r, _ in VALUES])
+async def test_a_reply_becomes_the_declared_type(annotation: Any, reply: str, value: object) -> None:
+    got = await answer(annotation, reply)
+
+    assert got == value
+    assert type(got) is type(value)
+    assert (await answer(Result[annotation], reply)).content == value
+
+
+async def test_a_type_that_is_no_object_is_wrapped_and_an_object_is_not() -> None:
+    service, model = service_of(int, "3", supports=True)
+    await service.chat("x")
+    schema = model.requests[0].response_format.schema  # type: ignore[union-attr]
+    assert schema["type"] == "object"
+    assert list(schema["properties"]) == ["value"]
+    assert schema["properties"]["value"]["type"] == "integer"
+    assert schema["required"] == ["value"]
+
+    service, model = service_of(City, '{"name": "x"}', supports=True)
+    await service.chat("x")
+    schema = model.requests[0].response_format.schema  # type: ignore[union-attr]
+    assert list(schema["properties"]) == ["name", "founded"]
+    assert schema["properties"]["name"]["description"] == "as its people call it"
+
+
+# --- output modes
+
+
+async def test_schema_where_the_model_supports_it_else_prompt() -> None:
+    service, model = service_of(City, '{"name": "x"}', supports=True)
+    await service.chat("x")
+    assert model.requests[0].response_format is not None
+    assert model.requests[0].messages == (UserMessage("x"),)
+
+    service, model = service_of(City, '{"name": "x"}')
+    await service.chat("x")
+    assert model.requests[0].response_format is None
+    text = model.requests[0].messages[0].text  # type: ignore[union-attr]
+    assert text.startswith("x")
+    assert "JSON" in text
+    assert '"name"' in text
+
+
+async def test_a_mode_that_is_set_is_taken() -> None:
+    service, model = service_of(City, '{"name": "x"}', supports=True, output_mode="prompt")
+    await service.chat("x")
+    assert model.requests[0].response_format is None
+    assert "JSON" in model.requests[0].messages[0].text  # type: ignore[union-attr]
+
+    service, model = service_of(City, '{"name": "x"}', output_mode="schema")
+    await service.chat("x")
+    assert model.requests[0].response_format is not None
+
+    def reply(request: Any) -> ToolExecutionRequest:
+        [specification] = request.tool_specifications
+        return tool_call(specification.name, {"name": "Bern"})
+
+    service, model = service_of(City, reply, output_mode="tool")
+    assert await service.chat("x") == City(name="Bern")
+    assert model.requests[0].response_format is None
+    assert model.requests[0].tool_choice is not None
+    assert list(model.requests[0].tool_specifications[0].parameters["properties"]) == ["name", "founded"]
+
+
+async def test_text_is_asked_for_in_no_mode() -> None:
+    for mode in ("schema", "tool", "prompt"):
+        service, model = service_of(str, "hi", supports=True, output_mode=mode)
+        assert await service.chat("x") == "hi"
+        assert model.requests[0].response_format is None
+        assert model.requests[0].tool_specifications == ()
+        assert model.requests[0].messages == (UserMessage("x"),)
+
+
+async def test_what_is_asked_for_in_words_is_not_remembered() -> None:
+    class Assistant(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> City: ...
+
+    model = ScriptedChatModel(['{"name": "a"}', '{"name": "b"}'])
+    service = create_ai_service(Assistant, chat_model=model)
+    await service.chat("room", "one")
+    await service.chat("room", "two")
+
+    assert model.requests[1].messages[:2] == (UserMessage("one"), AiMessage('{"name": "a"}'))
+
+
+async def test_in_mode_tool_other_tools_run_before() -> None:
+    ran = []
+
+    def find(name: str) -> str:
+        ran.append(name)
+        return "found"
+
+    def last(request: Any) -> ToolExecutionRequest:
+        answer_tool = request.tool_specifications[-1]
+        return tool_call(answer_tool.name, {"name": "Bern"})
+
+    replies = tool_call("find", {"name": "b"}), last
+    result = await answer(Result[City], *replies, output_mode="tool", tools=(find,))
+    assert result.content == City(name="Bern")
+    assert ran == ["b"]
+    assert [each.request.name for each in result.tool_executions] == ["find"]
+    assert result.finish_reason is FinishReason.STOP
+    assert isinstance(result.messages[-1], AiMessage)
+
+
+async def test_in_mode_tool_an_answer_in_text_is_read_too() -> None:
+    assert await answer(City, '{"name": "Bern"}', output_mode="tool") == City(name="Bern")
+
+
+async def test_structured_output_after_tools_keeps_asking_for_it() -> None:
+    def find() -> str:
+        return "found"
+
+    service, model = service_of(City, tool_call("find"), '{"name": "Bern"}', tools=(find,), supports=True)
+    assert await service.chat("x") == City(name="Bern")
+    assert all(request.response_format is not None for request in model.requests)
+    assert model.requests[0].response_format == model.requests[1].response_format
+
+
+# --- replies that do not validate
+
+
+async def test_a_bad_reply_goes_back_with_its_errors() -> None:
+    service, model = service_of(Result[City], '{"nome": "Bern"}', '{"name": "Bern"}')
+    result = await service.chat("x")
+
+    assert result.content == City(name="Bern")
+    *_, bad, correction = model.requests[1].messages
+    assert bad == AiMessage('{"nome": "Bern"}')
+    assert isinstance(correction, UserMessage)
+    assert "name" in correction.text
+    assert result.messages == (UserMessage("x"), AiMessage('{"name": "Bern"}'))
+
+
+async def test_only_the_good_reply_is_remembered() -> None:
+    class Assistant(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> int: ...
+
+    model = ScriptedChatModel(["many", "several", "3", "4"])
+    service = create_ai_service(Assistant, chat_model=model)
+    assert await service.chat("room", "how many?") == 3
+    assert await service.chat("room", "more?") == 4
+
+    *earlier, _ = model.requests[3].messages
+    assert earlier == [UserMessage("how many?"), AiMessage("3")]
+
+
+async def test_then_the_error_has_the_reply_and_its_problems() -> None:
+    service, model = service_of(City, "one", '{"name": 1.5, "founded": "x"}', '{"founded": "never"}')
+    with pytest.raises(OutputParsingError) as raised:
+        await service.chat("x")
+
+    assert len(model.requests) == 3
+    assert raised.value.text == '{"founded": "never"}'
+    assert {path for path, _ in raised.value.problems} == {"name", "founded"}
+    assert isinstance(raised.value.problems, list)
+
+
+@pytest.mark.parametrize(("retries", "asked"), [(0, 1), (1, 2), (2, 3)])
+async def test_as_often_as_allowed(retries: int, asked: int) -> None:
+    service, model = service_of(int, *["no"] * 5, max_output_retries=retries)
+    with pytest.raises(OutputParsingError):
+        await service.chat("x")
+    assert len(model.requests) == asked
+
+
+@pytest.mark.parametrize("reply", ["", "no JSON", "{", '{"name": NaN}', "[1]"])
+async def test_what_is_no_json_is_an_error(reply: str) -> None:
+    with pytest.raises(OutputParsingError) as raised:
+        await answer(City, reply, max_output_retries=0)
+    assert raised.value.text == reply
+    assert raised.value.problems
+
+
+async def test_a_bad_answer_by_tool_goes_back_as_its_result() -> None:
+    def reply(arguments: dict[str, Any]) -> Any:
+        return lambda request: tool_call(request.tool_specifications[-1].name, arguments)
+
+    service, model = service_of(City, reply({"nome": "x"}), reply({"name": "Bern"}), output_mode="tool")
+    assert await service.chat("x") == City(name="Bern")
+    last = model.requests[1].messages[-1]
+    assert isinstance(last, ToolExecutionResultMessage)
+    assert last.is_error
+    assert "name" in last.text
+
+
+async def test_an_enum_that_is_none_of_them_is_an_error() -> None:
+    with pytest.raises(OutputParsingError):
+        await answer(Colour, "blue", max_output_retries=0)
+
+
+async def test_a_structured_reply_that_was_cut_is_truncated() -> None:
+    cut = ChatResponse(AiMessage('{"name": "Be'), finish_reason=FinishReason.LENGTH)
+    with pytest.raises(ModelTruncatedError):
+        await answer(City, cut)
+
+
+async def test_plain_text_that_was_cut_comes_back() -> None:
+    cut = ChatResponse(AiMessage("Once upon"), finish_reason=FinishReason.LENGTH)
+    result = await answer(Result[str], cut)
+    assert result.content == "Once upon"
+    assert result.finish_reason is FinishReason.LENGTH
+
+
+# --- Result
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+async def test_a_result_has_all_of_the_call() -> None:
+    request = tool_call("add", {"a": 1, "b": 2})
+    asked = ChatResponse(AiMessage(None, [request]), TokenUsage(10, 5, 2, 1), FinishReason.TOOL_EXECUTION)
+    said = ChatResponse(AiMessage("3"), TokenUsage(20, 7, 3, 2), FinishReason.STOP)
+    result = await answer(Result[str], asked, said, tools=(add,))
+
+    assert result.content == "3"
+    assert result.token_usage == TokenUsage(30, 12, 5, 3)
+    assert result.token_usage.total_tokens == 42
+    assert result.finish_reason is FinishReason.STOP
+    assert result.messages == (
+        UserMessage("x"),
+        AiMessage(None, [request]),
+        ToolExecutionResultMessage(request.id, "add", "3"),
+        AiMessage("3"),
+    )
+    [execution] = result.tool_executions
+    assert execution.request == request
+    assert execution.result == "3"
+    assert execution.result_object == 3
+    assert isinstance(result.tool_executions, tuple)
+    assert isinstance(result.messages, tuple)
+
+
+async def test_usage_is_summed_over_what_had_one_and_none_without() -> None:
+    request = tool_call("add", {"a": 1, "b": 2})
+    result = await answer(
+        Result[str],
+        ChatResponse(AiMessage(None, [request])),
+        ChatResponse(AiMessage("3"), TokenUsage(1, 2)),
+        tools=(add,),
+    )
+    assert result.token_usage == TokenUsage(1, 2)
+    assert (await answer(Result[str], "x")).token_usage is None
+
+
+async def test_usage_of_replies_that_went_back_counts() -> None:
+    result = await answer(
+        Result[int], ChatResponse(AiMessage("no"), TokenUsage(1, 2)), ChatResponse(AiMessage("3"), TokenUsage(10, 20))
+    )
+    assert result.token_usage == TokenUsage(11, 22)
+
+
+async def test_the_messages_are_of_this_call_only() -> None:
+    class Assistant(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> Result[str]: ...
+
+    service = create_ai_service(Assistant, chat_model=ScriptedChatModel(["one", "two"]))
+    await service.chat("room", "x")
+    assert (await service.chat("room", "y")).messages == (UserMessage("y"), AiMessage("two"))
+
+
+async def test_a_bare_result_is_one_of_text() -> None:
+    assert (await answer(Result, "hi")).content == "hi"
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+async def test_the_reason_is_the_models(reason: FinishReason) -> None:
+    if reason is FinishReason.TOOL_EXECUTION:
+        return
+    result = await answer(Result[str], ChatResponse(AiMessage("x"), finish_reason=reason))
+    assert result.finish_reason is reason
+
+
+# --- generics
+
+
+T = TypeVar("T")
+
+
+class Extractor(Protocol[T]):
+    async def extract(self, text: str) -> T: ...
+
+    async def all(self, text: str) -> Result[list[T]]: ...
+
+    def each(self, text: str) -> AsyncIterator[T]: ...
+
+
+@register_ai_service
+class CityExtractor(Extractor[City], Protocol):
+    async def count(self, text: str) -> int: ...
+
+
+async def test_a_type_variable_is_what_the_service_says_it_is() -> None:
+    model = ScriptedChatModel(['{"name": "a"}', '[{"name": "b"}]', '[{"name": "c"}]', "3"])
+    async with Container(models={"default": model}).register(CityExtractor) as container:
+        extractor = container.get(CityExtractor)
+        assert await extractor.extract("x") == City(name="a")
+        assert (await extractor.all("x")).content == [City(name="b")]
+        assert [each async for each in extractor.each("x")] == [City(name="c")]
+        assert await extractor.count("x") == 3
+
+
+# --- problems
+
+
+def problems_of(cls: Any) -> list[Problem]:
+    with pytest.raises(IllegalConfigurationError) as raised:
+        create_ai_service(cls, chat_model=ScriptedChatModel([]))
+    return list(raised.value.problems)
+
+
+def test_no_return_annotation_is_a_problem() -> None:
+    class Assistant(Protocol):
+        async def chat(self, text: str): ...  # type: ignore[no-untyped-def]
+
+    [problem] = problems_of(Assistant)
+    assert problem.where == "Assistant.chat"
+    assert "return" in problem.what
+
+
+def test_a_type_that_pydantic_cannot_read_is_a_problem() -> None:
+    class Socket: ...
+
+    class Assistant(Protocol):
+        async def chat(self, text: str) -> Socket: ...
+
+        async def result(self, text: str) -> Result[Socket]: ...
+
+        async def many(self, text: str) -> list[Socket]: ...
+
+    problems = problems_of(Assistant)
+    assert [problem.where for problem in problems] == ["Assistant.chat", "Assistant.result", "Assistant.many"]
+    assert all("Socket" in problem.what for problem in problems)
+    assert all(len(str(problem)) < 400 for problem in problems)
+
+
+def test_a_coroutine_that_returns_a_stream_is_a_problem() -> None:
+    class Assistant(Protocol):
+        async def chat(self, text: str) -> AsyncIterator[str]: ...
+
+    [problem] = problems_of(Assistant)
+    assert problem.where == "Assistant.chat"
+    assert "def chat" in problem.fix
+
+
+async def test_sequential_json_of_a_reply_is_not_guessed() -> None:
+    with pytest.raises(OutputParsingError):
+        await answer(City, '{"name": "a"}{"name": "b"}', max_output_retries=0)
+
+
+async def test_the_schema_that_is_sent_is_json() -> None:
+    for annotation in (City, Node, list[City], Colour, City | None, dict[str, Point]):
+        service, model = service_of(annotation, "x", supports=True, max_output_retries=0)
+        with pytest.raises(OutputParsingError):
+            await service.chat("x")
+        json.dumps(model.requests[0].response_format.schema)  # type: ignore[union-attr]
+
+
+async def test_a_services_answer_by_tool_may_not_clash_with_its_tools() -> None:
+    class Tools:
+        @tool
+        def final_answer(self) -> str:
+            return "not this"
+
+    with pytest.raises(IllegalConfigurationError, match="final_answer"):
+        service_of(City, output_mode="tool", tools=(Tools(),))
+
+
+async def test_a_system_message_stays_first_when_a_reply_goes_back() -> None:
+    from toolbox import system_message
+
+    class Assistant(Protocol):
+        @system_message("Count.")
+        async def chat(self, text: str) -> int: ...
+
+    model = ScriptedChatModel(["no", "3"])
+    await create_ai_service(Assistant, chat_model=model).chat("x")
+    assert all(request.messages[0] == SystemMessage("Count.") for request in model.requests)
