@@ -25,7 +25,7 @@ from ..chat import (
 from ..errors import ModelHttpError
 from ..json_text import object_text
 from .accumulator import Call, ReplyAccumulator, merged_details
-from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_or_plain
+from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_answer, strict_tool
 from .server_errors import error_in
 from .usage import usage_of
 
@@ -80,7 +80,7 @@ class ChatWire:
         function: dict[str, Any] = {"name": tool.name}
         if tool.description:
             function["description"] = tool.description
-        schema, strict = strict_or_plain(tool.parameters) if self._strict_tools else (dict(tool.parameters), False)
+        schema, strict = strict_tool(tool.parameters) if self._strict_tools else (dict(tool.parameters), False)
         function["parameters"] = schema
         if strict:
             function["strict"] = True
@@ -168,7 +168,7 @@ def _tool_choice(choice: str) -> bytes:
 
 
 def _encode_format(response_format: ResponseFormat) -> bytes:
-    schema, strict = strict_or_plain(response_format.schema)
+    schema, strict = strict_answer(response_format.schema)
     named: dict[str, Any] = {"name": function_name(response_format.name), "schema": schema}
     if strict:
         named["strict"] = True

@@ -16,7 +16,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from ..chat import Content, ImageContent, ToolSpecification
 from ..json_text import compact_json
-from .schemas import strict_form
+from ..schemas import strict_output, strict_parameters
 
 Fields: TypeAlias = dict[str, bytes]
 """The top level of a request: each field's value as JSON."""
@@ -49,9 +49,15 @@ def function_name(name: str) -> str:
     return _ILLEGAL.sub("_", name.strip())[:64] or "unknown"
 
 
-def strict_or_plain(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The schema in its strict form, if it qualifies, and whether it did."""
-    form = strict_form(schema)
+def strict_tool(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """A tool's parameters in their strict form, if they qualify, and whether they did."""
+    form = strict_parameters(schema)
+    return (dict(schema), False) if form is None else (form, True)
+
+
+def strict_answer(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The schema of a reply in its strict form, if it qualifies, and whether it did."""
+    form = strict_output(schema)
     return (dict(schema), False) if form is None else (form, True)
 
 

@@ -22,7 +22,7 @@ from .accumulator import ReplyAccumulator
 from .chat_wire import ChatWire
 from .encoding import Fields, joined, json_bytes
 from .reading import Interpreter, ReplyReader
-from .transport import AFTER_DONE, AFTER_END, ApiKey, Stream, Transport, TransportSettings
+from .transport import ApiKey, Stream, Transport, TransportSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,17 +128,26 @@ class OpenAiChatModel:
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """The reply in pieces, a `CompleteResponse` last. Raises `ModelError` in the iteration."""
-        try:
-            async for event in self._streamed(request):
-                yield event
-        except ModelHttpError as error:
-            if not self._refuses_usage(error):
-                raise
-            self._stream_usage = False
-        else:
-            return
-        async for event in self._streamed(request):
-            yield event
+        while True:
+            body, headers = self._body(request, self._wire.stream_fields(self._stream_usage))
+            try:
+                async with self._transport.open(self._wire.path, body, headers) as stream:
+                    reader = self._reader(request)
+                    try:
+                        while (block := await _next_block(stream, reader)) is not None:
+                            for event in reader.feed(block):
+                                yield event
+                        last = reader.finish()
+                    except ModelError as error:
+                        raise _located(error, 200, stream.request_id) from error.__cause__
+                    await stream.drain()
+                    for event in last:
+                        yield event
+                    return
+            except ModelHttpError as error:
+                if not self._refuses_usage(error):
+                    raise
+                self._stream_usage = False
 
     async def aclose(self) -> None:
         """Closes the connections. The model may be used again, on new ones."""
@@ -171,32 +180,13 @@ class OpenAiChatModel:
         """Whether the server refused a stream because it was asked for its token counts."""
         return self._stream_usage and error.status in (400, 422) and "stream_options" in f"{error.message}{error.body}"
 
-    async def _streamed(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        body, headers = self._body(request, self._wire.stream_fields(self._stream_usage))
-        async with self._transport.open(self._wire.path, body, headers) as stream:
-            reader = self._reader(request)
-            try:
-                while not reader.is_ended and (block := await _next_block(stream, reader)) is not None:
-                    for event in reader.feed(block):
-                        yield event
-                # What counts may still follow a finish_reason; after the end of all nothing does.
-                if not reader.is_done:
-                    async for block in stream.rest(AFTER_END):
-                        for event in reader.feed(block):
-                            yield event
-                        if reader.is_done:
-                            break
-                events = reader.finish()
-            except ModelError as error:
-                raise _located(error, 200, stream.request_id) from error.__cause__
-            async for _ in stream.rest(AFTER_DONE):
-                pass
-            for event in events:
-                yield event
-
 
 async def _next_block(stream: Stream, reader: ReplyReader) -> bytes | None:
-    """The next block; a connection that broke before the first event is tried again."""
+    """The next block that may count; a connection that broke before the first event is tried again."""
+    if reader.is_done:
+        return None
+    if reader.is_ended:  # what counts may still follow a finish_reason
+        return await stream.more()
     while True:
         try:
             return await stream.next_block()

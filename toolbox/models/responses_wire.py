@@ -24,7 +24,7 @@ from ..chat import (
 from ..errors import ModelHttpError
 from ..json_text import compact_json, object_text
 from .accumulator import Call, ReplyAccumulator, key_of
-from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_or_plain
+from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_answer, strict_tool
 from .server_errors import error_in, message_of
 from .sse import excerpt
 from .usage import usage_of
@@ -80,7 +80,7 @@ class ResponsesWire:
             form["description"] = tool.description
         # This wire takes every schema for a strict one unless it is told otherwise.
         form["parameters"], form["strict"] = (
-            strict_or_plain(tool.parameters) if self._strict_tools else (dict(tool.parameters), False)
+            strict_tool(tool.parameters) if self._strict_tools else (dict(tool.parameters), False)
         )
         form |= {key: tool.metadata[key] for key in self._send_tool_metadata if key in tool.metadata}
         return json_bytes(form)
@@ -138,7 +138,7 @@ def _tool_choice(choice: str) -> bytes:
 
 
 def _encode_format(response_format: ResponseFormat) -> bytes:
-    schema, strict = strict_or_plain(response_format.schema)
+    schema, strict = strict_answer(response_format.schema)
     name = function_name(response_format.name)
     return json_bytes({"format": {"type": "json_schema", "name": name, "schema": schema, "strict": strict}})
 

@@ -1,4 +1,4 @@
-"""JSON schemas as models are sent them: whether a value fits, what an example would be, whether `strict` is possible.
+"""JSON schemas as models are sent them: whether a value fits, what an example would be.
 
 Not here: making a schema of a Python type (`tools.specification`), validating what a user's code is given (pydantic).
 """
@@ -103,52 +103,6 @@ def schema_in(text: str) -> dict[str, Any] | None:
     return None
 
 
-def strict_form(schema: Schema) -> dict[str, Any] | None:
-    """The schema as servers want it for `strict`, or None when it does not qualify.
-
-    It qualifies when every property of every object is required and no object is a free map; then saying so with
-    `additionalProperties: false` changes nothing but what the server enforces.
-    """
-    try:
-        form = _strict(schema)
-    except _NotStrictError:
-        return None
-    return form if isinstance(form, dict) and "object" in types_of(form) else None
-
-
-class _NotStrictError(Exception):
-    pass
-
-
-def _strict(schema: object) -> object:
-    if not isinstance(schema, Mapping):
-        raise _NotStrictError
-    form = dict(schema)
-    if _NOT_STRICT & form.keys():
-        raise _NotStrictError
-    for key in ("$defs", "properties"):
-        if key in form:
-            form[key] = {name: _strict(each) for name, each in form[key].items()}
-    if "anyOf" in form:
-        form["anyOf"] = [_strict(each) for each in form["anyOf"]]
-    if "items" in form:
-        form["items"] = _strict(form["items"])
-    if "object" in types_of(form):
-        if form.get("additionalProperties", False) is not False:
-            raise _NotStrictError
-        if set(form.get("required", ())) != set(form.get("properties", ())):
-            raise _NotStrictError
-        form["properties"] = form.get("properties", {})
-        form["required"] = list(form["properties"])
-        form["additionalProperties"] = False
-    elif not (types_of(form) or "anyOf" in form or "$ref" in form or "enum" in form or "const" in form):
-        raise _NotStrictError  # anything at all
-    return form
-
-
-_NOT_STRICT = frozenset(
-    {"allOf", "oneOf", "not", "if", "patternProperties", "prefixItems", "dependentRequired", "propertyNames", "default"}
-)
 _PLAINEST: dict[str, Any] = {"string": "", "integer": 0, "number": 0, "boolean": False, "null": None, "array": []}
 
 

@@ -250,16 +250,21 @@ class Stream:
         except Exception as error:
             self._transport.fail(error)
 
-    async def rest(self, wait: float) -> AsyncIterator[bytes]:
-        """What still comes after the end of the reply: no longer than `wait` seconds for each block, and no errors."""
+    async def more(self) -> bytes | None:
+        """What still comes after a reply that has said it is complete; None when nothing does, for whatever reason."""
         assert self._blocks is not None
         with contextlib.suppress(Exception):
-            while True:
-                async with asyncio.timeout(wait):
-                    block = await anext(self._blocks, None)
-                if block is None:
-                    return
-                yield block
+            async with asyncio.timeout(AFTER_END):
+                return await anext(self._blocks, None)
+        return None
+
+    async def drain(self) -> None:
+        """Reads what is left, if that is quickly done, so that the connection can be used again."""
+        assert self._blocks is not None
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(AFTER_DONE):
+                while await anext(self._blocks, None) is not None:
+                    pass
 
     async def aclose(self) -> None:
         """Lets go of the connection."""
