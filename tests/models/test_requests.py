@@ -177,7 +177,7 @@ STRING = {"type": "string"}
     [
         ({"type": "object", "properties": {"a": STRING}, "required": ["a"]}, True),
         ({"type": "object", "properties": {}}, True),
-        ({"type": "object", "properties": {"a": STRING}}, False),
+        ({"type": "object", "properties": {"a": STRING}}, True),  # null instead of leaving it out
         ({"type": "object", "properties": {}, "additionalProperties": True}, False),
         (
             {
