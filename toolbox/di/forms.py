@@ -37,6 +37,15 @@ def plain(annotation: Any) -> Any:
     return annotation
 
 
+def is_hashable(annotation: Any) -> bool:
+    """Whether it can be a key: the metadata of an `Annotated` may be anything."""
+    try:
+        hash(annotation)
+    except TypeError:
+        return False
+    return True
+
+
 def is_union(annotation: Any) -> bool:
     """Whether it is `A | B`, in either spelling."""
     return get_origin(annotation) in (typing.Union, types.UnionType)

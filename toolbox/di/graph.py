@@ -25,7 +25,18 @@ from .beans import (
     read_class,
 )
 from .environment import is_settings
-from .forms import class_of, fitted, forms_of, is_union, opened, parameters_of, plain, snake_case, type_name
+from .forms import (
+    class_of,
+    fitted,
+    forms_of,
+    is_hashable,
+    is_union,
+    opened,
+    parameters_of,
+    plain,
+    snake_case,
+    type_name,
+)
 from .marks import Scope
 
 
@@ -395,11 +406,7 @@ class BeanGraph:
 
 
 def _is_key(form: Any) -> bool:
-    try:
-        hash(form)
-    except TypeError:
-        return False
-    return form is not object and form is not Any
+    return is_hashable(form) and form is not object and form is not Any
 
 
 def wanted_text(point: InjectionPoint) -> str:

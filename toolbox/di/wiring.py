@@ -18,7 +18,7 @@ from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
 from .beans import MISSING, InjectionPoint, Making, seed_of
 from .checks import problems_in
-from .forms import forms_of, plain
+from .forms import forms_of, is_hashable, plain
 from .graph import DEFAULT, Bean, BeanGraph, ByName, Every, Fixed, Later, One, Value, beans_in
 from .marks import Instance, Scope
 from .providers import Providers, has_place, kept, owned_by
@@ -81,7 +81,9 @@ class Wiring(Home):
         self._plans: dict[Value, _Plan] = {}
         self._seeded: dict[Any, int | None] = {}
         self._filled: list[tuple[Any, Any]] = []
-        self.awaited = self._awaited()
+        self._recipes: dict[Any, tuple[_Plan, Resolver]] = {}
+        self._stepwise: frozenset[int] = frozenset()
+        self._find_awaited()
 
     def _instance(self, later: Later) -> Instance[Any]:
         return Instance(self._lookup, later.wanted, later.name)
@@ -156,10 +158,9 @@ class Wiring(Home):
 
     def value_of(self, wanted: Any, name: str | None) -> Value:
         """What `get` is asked for; raises `MissingBeanError` or `AmbiguousBeanError`."""
-        try:
-            value = self._found.get((wanted, name))
-        except TypeError:  # the metadata of an Annotated cannot be hashed
+        if not is_hashable(wanted):
             return self.graph.find(wanted, name)
+        value = self._found.get((wanted, name))
         if value is None:
             value = self._found[wanted, name] = self.graph.find(wanted, name)
             self.follow_graph()
@@ -175,7 +176,7 @@ class Wiring(Home):
             if problems := list(problems_in(self.graph)):
                 raise IllegalConfigurationError(problems)
             self.providers.grow()
-            self.awaited = self._awaited()
+            self._find_awaited()
 
     def get(self, wanted: Any, name: str | None) -> Any:
         """The bean, made without awaiting."""
@@ -184,19 +185,16 @@ class Wiring(Home):
             value = self.value_of(wanted, name)
         except MissingBeanError:
             return _of_extras(scope, wanted)
-        if name is None:
+        if name is None and is_hashable(wanted):
             self._remember(wanted, value)
         return self.get_value(value, scope)
 
     def _remember(self, wanted: Any, value: Value) -> None:
         """From now on the container finds the function itself: in `plain` if it never has to await."""
         resolver = self._resolver(value)
-        try:
-            if self._plan(value).is_plain:
-                self.plain[wanted] = resolver
-            self.unnamed[wanted] = resolver
-        except TypeError:  # the metadata of an Annotated cannot be hashed
-            return
+        if self._plan(value).is_plain:
+            self.plain[wanted] = resolver
+        self.unnamed[wanted] = resolver
 
     def get_value(self, value: Value, scope: OpenScope) -> Any:
         """A value made without awaiting; what `prepare` made for it is taken first."""
@@ -272,20 +270,42 @@ class Wiring(Home):
     async def aget(self, wanted: Any, name: str | None) -> Any:
         """The bean, awaiting what has to be."""
         scope = self.scope()
+        recipe = self._recipes.get(wanted) if name is None and scope.direct is self and is_hashable(wanted) else None
+        if recipe is not None and not (scope.request or scope).is_seeded:
+            plan, resolver = recipe
+            await self._follow(plan, scope)
+            try:
+                return resolver(scope)
+            except MustAwait as error:
+                raise self._gone(error) from None
         try:
             value = self.value_of(wanted, name)
         except MissingBeanError:
             return _of_extras(scope, wanted)
-        if name is None and self._plan(value).is_plain:
-            self._remember(wanted, value)
+        if name is None and is_hashable(wanted):
+            self._remember_awaiting(wanted, value)
         return await self.aget_value(value, scope)
+
+    def _remember_awaiting(self, wanted: Any, value: Value) -> None:
+        plan = self._plan(value)
+        if plan.is_plain:
+            self._remember(wanted, value)
+        elif plan.is_direct and not self._layers:
+            self._recipes[wanted] = plan, self._resolver(value)
 
     async def aget_value(self, value: Value, scope: OpenScope) -> Any:
         """A value, awaiting what has to be."""
         plan = await self._ready(value, scope)
-        if plan.is_direct and not self._layers:
-            return self._now(value, scope)
-        return await self._awaiting(value, scope)
+        try:
+            if plan.is_direct and not self._layers:
+                return self._now(value, scope)
+            return await self._awaiting(value, scope)
+        except MustAwait as error:
+            raise self._gone(error) from None
+
+    def _gone(self, error: MustAwait) -> ScopeNotActiveError:
+        """The error of who awaited what a scope holds while that scope ended."""
+        return ScopeNotActiveError(self.label(error.key), "its scope has ended meanwhile, and this code outlived it")
 
     async def prepare(self, wanted: Any, name: str | None) -> None:
         """Makes what has to be awaited for a bean; `get` then makes the rest, on any thread."""
@@ -304,19 +324,22 @@ class Wiring(Home):
 
     async def _ready(self, value: Value, scope: OpenScope) -> _Plan:
         """Makes the beans with a place of their own that have to be awaited."""
-        request = scope.request or scope
         # What a seed stands for is not made, nor what only that would have needed.
-        plan = self._new_plan(value, scope) if request.is_seeded else self._plan(value)
+        plan = self._new_plan(value, scope) if (scope.request or scope).is_seeded else self._plan(value)
+        await self._follow(plan, scope)
+        return plan
+
+    async def _follow(self, plan: _Plan, scope: OpenScope) -> None:
         for key in plan.awaited:
             place = self.place_of(key, scope)
             if key not in place.store:
                 await place.create_awaiting(key, self._builders[key])
         # What a thread is making is awaited, so that the loop does not stand still meanwhile.
+        request = scope.request or scope
         if scope.making or request.making or self.application.making:
             for place in {self.application, scope, request}:
                 for key in plan.others.intersection(place.making):
                     await place.settled(key)
-        return plan
 
     def _plan(self, value: Value) -> _Plan:
         try:
@@ -381,7 +404,7 @@ class Wiring(Home):
         """A bean made anew by awaiting, kept by `owner`."""
         bean = self.graph[key]
         definition = bean.definition
-        if self._layers or any(self._is_made_for_one(held) for _, held in bean.holds):
+        if self._layers or key in self._stepwise:
             made = await self._begin_stepwise(bean, owner)
         elif GENERATE and owner.direct is self:
             made = self._resolvers.beginner(key)(owner)
@@ -407,8 +430,8 @@ class Wiring(Home):
                 kwargs[point.parameter] = await self._awaiting(value, owner)
         return bean.definition.factory(*args, **kwargs)
 
-    def _awaited(self) -> frozenset[int]:
-        """The beans that are made by awaiting: by their own factory, or for a dependent bean that they hold."""
+    def _find_awaited(self) -> None:
+        """Finds the beans that are made by awaiting: by their own factory, or for a dependent bean that they hold."""
         overridden = {key for key, _ in enumerate(self.graph.beans) if self.providers[key].last_overriding is not None}
         found = {bean.key for bean in self.graph.beans if bean.definition.is_awaited} - overridden
         while True:
@@ -419,9 +442,13 @@ class Wiring(Home):
                 and bean.key not in overridden
                 and any(key in found and not has_place(self.graph.definitions[key]) for _, key in bean.holds)
             }
-            if not more:
-                return frozenset(found)
             found |= more
+            if not more:
+                break
+        self.awaited = frozenset(found)
+        self._stepwise = frozenset(
+            bean.key for bean in self.graph.beans if any(self._is_made_for_one(held) for _, held in bean.holds)
+        )
 
     # --- from outside, through a provider
 
@@ -502,9 +529,10 @@ class Wiring(Home):
     def _forget(self) -> None:
         self.unnamed.clear()
         self.plain.clear()
+        self._recipes.clear()
         self._by_value.clear()
         self._plans.clear()
-        self.awaited = self._awaited()
+        self._find_awaited()
 
     def _end_layer(self, scope: ApplicationScope) -> None:
         scope.close_here(None)
