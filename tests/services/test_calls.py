@@ -876,7 +876,7 @@ def problems_of(service: Any, **options: Any) -> str:
         ({"tools": [Calculator(), Calculator()]}, "2 tools are called 'add'"),
         ({"tools": [object()]}, "tool"),
         ({"tools": [Calculator]}, "instance"),
-        ({"tools": [Immediate()]}, "immediately"),
+        ({"tools": [Immediate()]}, "immediate"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], text: str) -> None:

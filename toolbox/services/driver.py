@@ -301,7 +301,7 @@ class Invocation:
             names = ", ".join(sorted(toolset.immediate))
             fix = "return a Result[…], None or a stream from the method"
             raise IllegalConfigurationError(
-                [Problem(self.plan.where, f"is offered {names}, which return immediately", fix)]
+                [Problem(self.plan.where, f"is offered immediate tools ({names}) by a provider or an endpoint", fix)]
             )
         return toolset
 

@@ -168,7 +168,7 @@ def _interrupted(waiting: dict[str, str]) -> list[Message]:
 # --- turns
 
 
-class _Turns:
+class Turns:
     """Lets one caller at a time into each conversation, first come, first served; for tasks on any loop."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class ChatMemories:
 
     def __init__(self, store: ChatMemoryStore) -> None:
         self.store = store
-        self._turns = _Turns()
+        self._turns = Turns()
 
     def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[object]:
         """Lets one caller at a time into a conversation: the store's own lock, else one in this process."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from ..chat import Content, ImageContent, Message, TextContent, UserMessage
 from ..context import InjectMark, MemoryIdMark
-from ..di.forms import arguments_for, substitute
+from ..di.forms import arguments_for, substitute, type_name
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, without_none
 from ..tools.failures import ToolErrors
@@ -314,8 +314,9 @@ class _MethodReader:
             _ = output.structure
         except Exception as error:  # pydantic raises many kinds for a type it cannot read
             reason = str(error).split("\n", 1)[0].partition(". Set `")[0].rstrip(".")
-            name = getattr(returns, "__name__", None) if isinstance(returns, type) else returns
-            self.problem(f"cannot return {name}: {reason}", "return str, a pydantic model, a Result[…] or a stream")
+            self.problem(
+                f"cannot return {type_name(returns)}: {reason}", "return str, a pydantic model, a Result[…] or a stream"
+            )
             return None
         if output.is_stream and inspect.iscoroutinefunction(self.function):
             self.problem(
@@ -444,7 +445,7 @@ class _MethodReader:
                 )
         if toolset.immediate and output is not None and not output.allows_immediate:
             self.problem(
-                f"offers {', '.join(sorted(toolset.immediate))}, which return immediately, and returns {output.type}",
+                f"offers immediate tools ({', '.join(sorted(toolset.immediate))}) and returns {type_name(output.type)}",
                 "return a Result[…], None or a stream",
             )
         if self.options.output_mode == "tool" and output is not None and output.structure is not None:

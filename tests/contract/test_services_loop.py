@@ -1,0 +1,642 @@
+"""The tool loop: rounds, order, concurrency, limits, immediate return, forced choices, parameters."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import pytest
+
+from toolbox import (
+    AiMessage,
+    AiServiceTool,
+    ChatRequest,
+    ChatResponse,
+    Container,
+    FinishReason,
+    IllegalConfigurationError,
+    MemoryId,
+    Problem,
+    Result,
+    ReturnBehavior,
+    SystemMessage,
+    TokenStream,
+    ToolAbort,
+    ToolboxSettings,
+    ToolCallsLimitExceededError,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    ToolProviderRequest,
+    ToolProviderResult,
+    ToolRoundsExceededError,
+    ToolSpecification,
+    UserMessage,
+    create_ai_service,
+    register_ai_service,
+    return_to_model,
+    system_message,
+    tool,
+    tool_specifications_from,
+    toolbox,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+class Assistant(Protocol):
+    async def chat(self, text: str) -> Result[str]: ...
+
+
+class Tools:
+    def __init__(self) -> None:
+        self.ran: list[Any] = []
+
+    @tool
+    def sync(self, n: int = 0) -> int:
+        self.ran.append(("sync", n))
+        return n
+
+    @tool
+    async def later(self, n: int = 0) -> int:
+        self.ran.append(("later", n))
+        return n
+
+    @tool
+    def fail(self) -> str:
+        self.ran.append("fail")
+        raise ValueError("broken")
+
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE)
+    def now(self, n: int = 0) -> int:
+        self.ran.append(("now", n))
+        return n
+
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE)
+    def now_fails(self) -> str:
+        raise ValueError("broken now")
+
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE)
+    def now_nothing(self) -> None:
+        self.ran.append("now_nothing")
+
+
+def calls(*names: str) -> AiMessage:
+    return AiMessage(
+        None, [tool_call(name, {"n": number} if "fail" not in name else {}) for number, name in enumerate(names)]
+    )
+
+
+def assistant(*replies: Any, **options: Any) -> tuple[Any, ScriptedChatModel, Tools]:
+    model, tools = ScriptedChatModel(replies), Tools()
+    return create_ai_service(Assistant, chat_model=model, tools=(tools,), **options), model, tools
+
+
+def results(model: ScriptedChatModel, number: int = -1) -> list[str]:
+    return [each.text for each in model.requests[number].messages if isinstance(each, ToolExecutionResultMessage)]
+
+
+# --- rounds
+
+
+async def test_model_tools_results_model() -> None:
+    service, model, _ = assistant(calls("sync", "later"), calls("sync"), "done")
+    result = await service.chat("x")
+
+    assert [len(request.messages) for request in model.requests] == [1, 4, 6]
+    kinds = [type(each).__name__ for each in model.requests[2].messages]
+    assert kinds == [
+        "UserMessage",
+        "AiMessage",
+        "ToolExecutionResultMessage",
+        "ToolExecutionResultMessage",
+        "AiMessage",
+        "ToolExecutionResultMessage",
+    ]
+    assert [each.request.name for each in result.tool_executions] == ["sync", "later", "sync"]
+    assert all(request.tool_specifications == model.requests[0].tool_specifications for request in model.requests)
+
+
+async def test_text_beside_calls_does_not_end_the_loop() -> None:
+    request = tool_call("sync", {"n": 3})
+    service, _, _ = assistant(AiMessage("Let me see.", [request]), "done")
+    result = await service.chat("x")
+
+    assert result.content == "done"
+    assert result.messages[1] == AiMessage("Let me see.", [request])
+
+
+async def test_results_answer_their_requests_in_call_order() -> None:
+    message = calls("later", "sync", "fail", "later")
+    service, model, _ = assistant(message, "done")
+    result = await service.chat("x")
+
+    answers = [each for each in model.requests[1].messages if isinstance(each, ToolExecutionResultMessage)]
+    assert [each.id for each in answers] == [each.id for each in message.tool_execution_requests]
+    assert [each.tool_name for each in answers] == ["later", "sync", "fail", "later"]
+    assert [each.text for each in answers] == ["0", "1", "broken", "3"]
+    assert [each.is_error for each in answers] == [False, False, True, False]
+    assert [each.is_error for each in result.tool_executions] == [False, False, True, False]
+
+
+async def test_one_tool_after_another_by_default() -> None:
+    service, _, tools = assistant(calls("later", "sync", "later"), "done")
+    await service.chat("x")
+    assert tools.ran == [("later", 0), ("sync", 1), ("later", 2)]
+
+
+async def test_calls_without_an_id_or_with_the_same_id_all_run() -> None:
+    requests = [ToolExecutionRequest("1", "sync", '{"n": 1}'), ToolExecutionRequest("1", "sync", '{"n": 2}')]
+    for together in (False, True):
+        service, model, _ = assistant(AiMessage(None, requests), "done", concurrent_tools=together)
+        await service.chat("x")
+        assert results(model) == ["1", "2"]
+
+
+# --- together
+
+
+class Meeting:
+    """Tools that wait for each other: they end only when all run at once."""
+
+    def __init__(self, parties: int) -> None:
+        self.barrier = threading.Barrier(parties, timeout=5)
+        self.met = asyncio.Event()
+        self.waiting = 0
+        self.parties = parties
+        self.threads: list[threading.Thread] = []
+
+    @tool
+    def block(self, n: int) -> int:
+        self.threads.append(threading.current_thread())
+        self.barrier.wait()
+        return n
+
+    @tool
+    async def wait(self, n: int) -> int:
+        self.waiting += 1
+        if self.waiting == self.parties:
+            self.met.set()
+        await asyncio.wait_for(self.met.wait(), 5)
+        return n
+
+
+@pytest.mark.parametrize("name", ["block", "wait"])
+async def test_together_tools_of_a_round_run_at_once_and_results_keep_their_order(name: str) -> None:
+    meeting = Meeting(3)
+    message = AiMessage(None, [tool_call(name, {"n": n}) for n in range(3)])
+    model = ScriptedChatModel([message, "done"])
+    service = create_ai_service(Assistant, chat_model=model, tools=(meeting,), concurrent_tools=True)
+    result = await service.chat("x")
+
+    assert results(model) == ["0", "1", "2"]
+    assert [each.result_object for each in result.tool_executions] == [0, 1, 2]
+    assert threading.current_thread() not in meeting.threads
+
+
+async def test_together_on_an_executor_of_ones_own() -> None:
+    meeting = Meeting(2)
+    message = AiMessage(None, [tool_call("block", {"n": n}) for n in range(2)])
+    model = ScriptedChatModel([message, "done"])
+    with ThreadPoolExecutor(2, thread_name_prefix="mine") as executor:
+        names: list[str] = []
+        meeting.barrier._action = lambda: names.append("met")  # type: ignore[attr-defined]
+        service = create_ai_service(Assistant, chat_model=model, tools=(meeting,), concurrent_tools=executor)
+        await service.chat("x")
+        assert set(meeting.threads) == set(executor._threads)
+
+
+async def test_at_most_max_concurrent_tools_at_once() -> None:
+    running: list[int] = [0]
+    most: list[int] = [0]
+
+    @tool
+    async def count(n: int) -> int:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running[0] -= 1
+        return n
+
+    @register_ai_service(tools=(count,), concurrent_tools=True)
+    class Together(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    message = AiMessage(None, [tool_call("count", {"n": n}) for n in range(7)])
+    model = ScriptedChatModel([message, "done"])
+    container = Container(models={"default": model}, settings=ToolboxSettings(max_concurrent_tools=2))
+    async with container.register(Together):
+        await container.get(Together).chat("x")
+    assert most == [2]
+    assert results(model) == [str(n) for n in range(7)]
+
+
+async def test_together_what_a_handler_raises_is_the_callers_and_the_rest_is_cancelled() -> None:
+    cancelled = asyncio.Event()
+    error = LookupError("handler")
+
+    @tool
+    async def slow() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return "never"
+
+    @tool
+    async def bad() -> str:
+        await asyncio.sleep(0)
+        raise ValueError
+
+    def handler(failed: Exception, context: Any) -> str:
+        raise error
+
+    model = ScriptedChatModel([AiMessage(None, [tool_call("slow"), tool_call("bad")])])
+    service = create_ai_service(
+        Assistant, chat_model=model, tools=(slow, bad), concurrent_tools=True, on_tool_execution_error=handler
+    )
+    with pytest.raises(LookupError) as raised:
+        await asyncio.wait_for(service.chat("x"), 5)
+    assert raised.value is error
+    assert cancelled.is_set()
+    assert len(model.requests) == 1
+
+
+def test_together_a_single_call_of_a_synchronous_method_stays_on_the_callers_thread() -> None:
+    threads: list[threading.Thread] = []
+
+    @tool
+    def where(n: int) -> int:
+        threads.append(threading.current_thread())
+        return n
+
+    class Sync(Protocol):
+        def chat(self, text: str) -> str: ...
+
+    several = AiMessage(None, [tool_call("where", {"n": n}) for n in range(2)])
+    model = ScriptedChatModel([tool_call("where", {"n": 0}), several, "done"])
+    service = create_ai_service(Sync, chat_model=model, tools=(where,), concurrent_tools=True)
+    assert service.chat("x") == "done"
+
+    assert threads[0] is threading.current_thread()
+    assert threading.current_thread() not in threads[1:]
+
+
+# --- limits
+
+
+async def test_as_many_rounds_as_allowed_and_an_answer() -> None:
+    service, _, tools = assistant(calls("sync"), calls("sync"), "done", max_tool_rounds=2)
+    assert (await service.chat("x")).content == "done"
+    assert len(tools.ran) == 2
+
+
+async def test_a_further_reply_with_calls_raises_and_none_of_its_tools_runs() -> None:
+    last = calls("sync", "later")
+    service, model, tools = assistant(calls("sync"), calls("sync"), last, "never", max_tool_rounds=2)
+    with pytest.raises(ToolRoundsExceededError) as raised:
+        await service.chat("x")
+
+    assert len(tools.ran) == 2
+    assert len(model.requests) == 3
+    assert "2" in str(raised.value)
+    assert isinstance(raised.value.transcript, tuple)
+    assert raised.value.transcript == (*model.requests[2].messages, last)
+
+
+async def test_no_round_at_all_may_be_allowed() -> None:
+    service, _, tools = assistant(calls("sync"), max_tool_rounds=0)
+    with pytest.raises(ToolRoundsExceededError):
+        await service.chat("x")
+    assert tools.ran == []
+
+
+async def test_ten_rounds_are_the_default() -> None:
+    service, _, tools = assistant(*[calls("sync")] * 10, "done")
+    assert (await service.chat("x")).content == "done"
+    service, _, tools = assistant(*[calls("sync")] * 11, "done")
+    with pytest.raises(ToolRoundsExceededError):
+        await service.chat("x")
+    assert len(tools.ran) == 10
+
+
+async def test_a_reply_with_too_many_calls_raises_and_none_of_them_runs() -> None:
+    message = calls("sync", "sync", "sync")
+    service, _, tools = assistant(calls("sync", "sync"), message, max_tool_calls_per_response=2)
+    with pytest.raises(ToolCallsLimitExceededError) as raised:
+        await service.chat("x")
+
+    assert len(tools.ran) == 2
+    assert raised.value.transcript[-1] == message
+    assert raised.value.transcript[0] == UserMessage("x")
+    assert "3" in str(raised.value)
+    assert "2" in str(raised.value)
+
+
+async def test_the_limit_of_calls_is_per_response() -> None:
+    service, _, tools = assistant(calls("sync", "sync"), calls("sync", "sync"), "done", max_tool_calls_per_response=2)
+    await service.chat("x")
+    assert len(tools.ran) == 4
+
+
+async def test_without_a_limit_any_number_of_calls_runs() -> None:
+    service, _, tools = assistant(calls(*["sync"] * 50), "done")
+    await service.chat("x")
+    assert len(tools.ran) == 50
+
+
+async def test_limits_hold_in_streams_and_together_too() -> None:
+    class Streaming(Protocol):
+        def chat(self, text: str) -> TokenStream: ...
+
+    for together in (False, True):
+        for options, error in (
+            ({"max_tool_rounds": 1}, ToolRoundsExceededError),
+            ({"max_tool_calls_per_response": 1}, ToolCallsLimitExceededError),
+        ):
+            tools = Tools()
+            model = ScriptedChatModel([calls("sync"), calls("later", "sync"), "never"])
+            service: Any = create_ai_service(
+                Streaming, chat_model=model, tools=(tools,), concurrent_tools=together, **options
+            )
+            with pytest.raises(error):
+                async for _ in service.chat("x"):
+                    pass
+            assert tools.ran == [("sync", 0)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tool_rounds": -1},
+        {"max_tool_calls_per_response": -1},
+        {"max_output_retries": -1},
+        {"max_result_chars": -1},
+        {"timeout": -1},
+    ],
+)
+def test_a_negative_limit_is_a_problem(options: dict[str, Any]) -> None:
+    [name] = options
+    with pytest.raises(IllegalConfigurationError) as raised:
+        assistant(**options)
+    [problem] = raised.value.problems
+    assert name in problem.what
+    assert "-1" in problem.what
+    assert problem.where == "Assistant"
+
+    @register_ai_service(**options)
+    class Marked(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    [problem] = Container(models={"default": ScriptedChatModel([])}).register(Marked).check()
+    assert name in problem.what
+
+
+# --- forced choice and parameters
+
+
+async def test_a_forced_choice_is_relaxed_after_the_first_round() -> None:
+    for choice in ("required", "sync"):
+        service, model, _ = assistant(calls("sync"), calls("later"), "done", tool_choice=choice)
+        await service.chat("x")
+        assert model.requests[0].tool_choice == choice
+        assert all(request.tool_choice in (None, "auto") for request in model.requests[1:])
+
+
+async def test_auto_and_none_stay() -> None:
+    for choice in ("auto", "none"):
+        service, model, _ = assistant(calls("sync"), "done", tool_choice=choice)
+        await service.chat("x")
+        assert [request.tool_choice for request in model.requests] == [choice, choice]
+
+
+def test_a_choice_of_no_tool_is_a_problem() -> None:
+    with pytest.raises(IllegalConfigurationError, match="nothing_like_it"):
+        assistant(tool_choice="nothing_like_it")
+
+
+async def test_parameters_are_sent_by_the_wires_names() -> None:
+    service, model, _ = assistant(
+        calls("sync"), "done", temperature=0.5, parameters={"seed": 1, "reasoning_effort": "low"}
+    )
+    await service.chat("x")
+    assert all(
+        request.parameters == {"seed": 1, "reasoning_effort": "low", "temperature": 0.5} for request in model.requests
+    )
+
+
+async def test_a_temperature_of_zero_is_sent_and_none_is_not() -> None:
+    service, model, _ = assistant("done", temperature=0)
+    await service.chat("x")
+    assert model.requests[0].parameters == {"temperature": 0}
+    service, model, _ = assistant("done")
+    await service.chat("x")
+    assert model.requests[0].parameters == {}
+    assert model.requests[0].tool_choice is None
+
+
+# --- immediate return
+
+
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (("now",), True),
+        (("now", "now"), True),
+        (("now", "now_nothing"), True),
+        (("sync",), False),
+        (("now", "sync"), False),
+        (("sync", "now"), False),
+        (("now_fails",), False),
+        (("now", "now_fails"), False),
+        (("now", "fail"), False),
+        (("now", "unknown"), False),
+    ],
+)
+@pytest.mark.parametrize("together", [False, True])
+async def test_it_ends_when_all_of_a_round_is_immediate_and_nothing_failed(
+    names: tuple[str, ...], ends: bool, together: bool
+) -> None:
+    service, model, _ = assistant(calls(*names), "done", concurrent_tools=together, on_unknown_tool=return_to_model)
+    result = await service.chat("x")
+
+    assert len(result.tool_executions) == len(names)
+    if ends:
+        assert len(model.requests) == 1
+        assert result.content is None
+        assert result.finish_reason is FinishReason.TOOL_EXECUTION
+        assert isinstance(result.messages[-1], ToolExecutionResultMessage)
+    else:
+        assert result.content == "done"
+        assert results(model)[-1] is not None
+
+
+async def test_the_value_is_in_the_last_execution() -> None:
+    service, _, _ = assistant(calls("sync"), calls("now", "now"))
+    result = await service.chat("x")
+
+    assert result.tool_executions[-1].result_object == 1
+    assert result.tool_executions[-1].result == "1"
+    assert [each.result_object for each in result.tool_executions] == [0, 0, 1]
+
+
+async def test_a_tool_without_value_is_success() -> None:
+    service, _, _ = assistant(calls("now_nothing"))
+    result = await service.chat("x")
+    assert result.tool_executions[-1].result == "Success"
+    assert result.tool_executions[-1].result_object is None
+    assert result.content is None
+
+
+async def test_usage_and_messages_are_there() -> None:
+    from toolbox import TokenUsage
+
+    message = calls("now")
+    service, _, _ = assistant(ChatResponse(message, TokenUsage(1, 2), FinishReason.TOOL_EXECUTION))
+    result = await service.chat("x")
+    assert result.token_usage == TokenUsage(1, 2)
+    assert result.messages[:2] == (UserMessage("x"), message)
+    assert len(result.messages) == 3
+
+
+async def test_it_is_remembered_and_the_next_turn_works() -> None:
+    class Remembering(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([calls("now"), calls("now"), "answer"])
+    service = create_ai_service(Remembering, chat_model=model, tools=(Tools(),))
+    assert (await service.chat("room", "one")).content is None
+    assert (await service.chat("room", "two")).content is None
+    assert (await service.chat("room", "three")).content == "answer"
+    assert [type(each).__name__ for each in model.requests[2].messages] == [
+        *("UserMessage", "AiMessage", "ToolExecutionResultMessage") * 2,
+        "UserMessage",
+    ]
+
+
+async def test_methods_of_all_allowed_returns() -> None:
+    class Allowed(Protocol):
+        async def result(self, text: str) -> Result[str]: ...
+
+        async def structured(self, text: str) -> Result[int]: ...
+
+        async def none(self, text: str) -> None: ...
+
+        def events(self, text: str) -> TokenStream: ...
+
+    model = ScriptedChatModel([calls("now")] * 4)
+    service = create_ai_service(Allowed, chat_model=model, tools=(Tools(),))
+    assert (await service.result("x")).content is None
+    assert (await service.structured("x")).content is None
+    await service.none("x")
+    events = [each async for each in service.events("x")]
+    assert type(events[-1]).__name__ == "CompleteResponse"
+    assert events[-1].response.ai_message.has_tool_execution_requests  # type: ignore[union-attr]
+    assert len(model.requests) == 4
+
+
+def test_a_method_that_has_no_place_for_it_is_a_problem() -> None:
+    class Plain(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+        async def number(self, text: str) -> int: ...
+
+        @toolbox()
+        async def without(self, text: str) -> str: ...
+
+    with pytest.raises(IllegalConfigurationError) as raised:
+        create_ai_service(Plain, chat_model=ScriptedChatModel([]), tools=(Tools(),))
+    assert [problem.where for problem in raised.value.problems] == ["Plain.chat", "Plain.number"]
+    assert all("now" in problem.what and "Result" in problem.fix for problem in raised.value.problems)
+
+
+def test_the_problems_text_is_readable() -> None:
+    class Plain(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    with pytest.raises(IllegalConfigurationError) as raised:
+        create_ai_service(
+            Plain,
+            chat_model=ScriptedChatModel([]),
+            tools=(AiServiceTool(ToolSpecification("fast"), lambda r, m: "x", ReturnBehavior.IMMEDIATE),),
+        )
+    [problem] = raised.value.problems
+    assert problem == Problem(
+        "Plain.chat", "offers immediate tools (fast) and returns str", "return a Result[…], None or a stream"
+    )
+
+
+async def test_a_provider_s_immediate_tool_fails_the_call_of_such_a_method() -> None:
+    class Plain(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    def provide(request: ToolProviderRequest) -> ToolProviderResult:
+        return ToolProviderResult(
+            [AiServiceTool(ToolSpecification("fast"), lambda r, m: "x", ReturnBehavior.IMMEDIATE)]
+        )
+
+    model = ScriptedChatModel([])
+    service = create_ai_service(Plain, chat_model=model, tool_provider=provide)
+    with pytest.raises(IllegalConfigurationError, match="fast"):
+        await service.chat("x")
+    assert model.requests == []
+
+
+# --- what is sent
+
+
+async def test_the_specifications_are_those_of_the_tools() -> None:
+    service, model, tools = assistant("done")
+    await service.chat("x")
+    assert list(model.requests[0].tool_specifications) == tool_specifications_from(tools)
+
+
+async def test_the_system_message_is_first_in_every_round() -> None:
+    class Told(Protocol):
+        @system_message("Be brief.")
+        async def chat(self, text: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([calls("sync"), calls("sync"), "done"])
+    result = await create_ai_service(Told, chat_model=model, tools=(Tools(),)).chat("x")
+    assert all(request.messages[0] == SystemMessage("Be brief.") for request in model.requests)
+    assert SystemMessage("Be brief.") not in result.messages
+
+
+async def test_what_the_model_raises_reaches_the_caller() -> None:
+    error = ConnectionError("gone")
+
+    def reply(request: ChatRequest) -> str:
+        raise error
+
+    service, _, _ = assistant(calls("sync"), reply)
+    with pytest.raises(ConnectionError) as raised:
+        await service.chat("x")
+    assert raised.value is error
+
+
+async def test_an_abort_ends_the_call_at_once() -> None:
+    class Enough(ToolAbort):
+        pass
+
+    error = Enough("no more", 3)
+
+    @tool
+    def stop() -> str:
+        raise error
+
+    tools = Tools()
+    for together in (False, True):
+        model = ScriptedChatModel([AiMessage(None, [tool_call("stop"), tool_call("sync")]), "never"])
+        service = create_ai_service(
+            Assistant,
+            chat_model=model,
+            tools=(stop, tools),
+            concurrent_tools=together,
+            on_tool_execution_error=return_to_model,
+        )
+        with pytest.raises(Enough) as raised:
+            await service.chat("x")
+        assert raised.value is error
+        assert len(model.requests) == 1
+    assert len(tools.ran) <= 1
