@@ -900,3 +900,46 @@ async def test_prepare_serves_a_dependent_bean_that_is_awaited() -> None:
             assert (await asyncio.to_thread(c.get, Tool)).client == 7
             await c.prepare(int)
             assert c.get(int) == 7
+
+
+async def test_a_task_group_may_span_a_yield_when_one_task_makes_and_closes_it() -> None:
+    import anyio
+    from anyio.abc import TaskGroup
+
+    log: list[str] = []
+
+    def producer(scope: Any) -> Any:
+        @produces(scope=scope)
+        async def group() -> AsyncIterator[TaskGroup]:
+            async with anyio.create_task_group() as tasks:
+                try:
+                    yield tasks
+                finally:
+                    tasks.cancel_scope.cancel()
+            log.append(scope)
+
+        return group
+
+    async with Container().register(producer("application")) as c:
+        c.get(TaskGroup).start_soon(anyio.sleep_forever)
+    async with Container().register(producer("request")) as c, c.request_scope():
+        (await c.aget(TaskGroup)).start_soon(anyio.sleep_forever)
+    assert log == ["application", "request"]
+
+
+async def test_context_variables_set_by_a_producer_reach_who_asked() -> None:
+    from contextvars import ContextVar
+
+    variable = ContextVar("variable", default=0)
+
+    @produces(scope="request")
+    async def value() -> AsyncIterator[int]:
+        token = variable.set(5)
+        yield 1
+        variable.reset(token)
+
+    async with Container().register(value) as c:
+        async with c.request_scope():
+            await c.aget(int)
+            assert variable.get() == 5
+        assert variable.get() == 0

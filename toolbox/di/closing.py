@@ -9,8 +9,7 @@ import asyncio
 import math
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 CANCELLATION_GRACE = 2.0
 """Seconds for which a bean that is being closed is kept from being cancelled."""
@@ -111,11 +110,10 @@ async def close_awaiting(closers: list[Closer], error: BaseException | None, fai
     task = asyncio.current_task()
     cancelling = task.cancelling() if task is not None else 0
     held: asyncio.CancelledError | None = None
-    with _shielded_from_anyio():
-        while closers:
-            close_on_this_thread(closers, error, failures)
-            if closers:
-                held = await _close_one(closers.pop(), error, failures) or held
+    while closers:
+        close_on_this_thread(closers, error, failures)
+        if closers:
+            held = await _close_one(closers.pop(), error, failures) or held
     # A time-out inside a producer cancels the task as well, and takes that back.
     if held is not None and task is not None and task.cancelling() > cancelling:
         raise held
@@ -174,12 +172,14 @@ class uninterrupted:  # noqa: N801 - reads as a verb: `await uninterrupted(work)
     """Awaits `work` in this task to its end, although the task is cancelled; `held` is the cancellation held back.
 
     `asyncio.shield` would run it in a task of its own, where a cancel scope that a producer entered cannot be left.
-    It is held back for `CANCELLATION_GRACE` only, since a time-out inside `work` cancels in the same way.
+    Nor would an anyio scope around it do, inside which such a scope cannot be left either. Cancellation is held back
+    for `CANCELLATION_GRACE` only, since a time-out inside `work` cancels in the same way.
     """
 
     def __init__(self, work: Awaitable[None]) -> None:
         self._work = work
         self._until = 0.0
+        self._was_cancelled = _is_cancelled_by_anyio()
         self.held: asyncio.CancelledError | None = None
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -213,7 +213,8 @@ class uninterrupted:  # noqa: N801 - reads as a verb: `await uninterrupted(work)
         if self.held is None:
             self._until = now + CANCELLATION_GRACE
         self.held = cancellation
-        return now >= self._until or _inner_scope_is_cancelled()
+        # A scope that was not cancelled before is one that `work` has entered itself, to give something up.
+        return now >= self._until or (not self._was_cancelled and _is_cancelled_by_anyio())
 
     def _pause(self, waiting: asyncio.Future[Any]) -> Generator[Any, Any, None]:
         """Waits for a future by way of another one, so that only that one can be cancelled; at most for the grace."""
@@ -234,19 +235,9 @@ class uninterrupted:  # noqa: N801 - reads as a verb: `await uninterrupted(work)
                 timer.cancel()
 
 
-def _anyio() -> Any:
-    """anyio, when the program uses it: its cancel scopes cancel again and again until they are left."""
-    return sys.modules.get("anyio")
-
-
-def _shielded_from_anyio() -> AbstractContextManager[Any]:
-    anyio = _anyio()
-    return nullcontext() if anyio is None else cast("AbstractContextManager[Any]", anyio.CancelScope(shield=True))
-
-
-def _inner_scope_is_cancelled() -> bool:
-    """Whether what is being closed has cancelled itself, by an anyio scope of its own."""
-    anyio = _anyio()
+def _is_cancelled_by_anyio() -> bool:
+    """Whether an anyio cancel scope around this code is cancelled; not asked of a program that does not use anyio."""
+    anyio = sys.modules.get("anyio")
     return anyio is not None and bool(anyio.current_effective_deadline() == -math.inf)
 
 
