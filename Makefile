@@ -50,14 +50,14 @@ endef
 
 $(RUN_STAMP): $(INPUTS)
 	$(call make_venv,$(VENV))
-	$(call install,$(PY),-e '.[fastapi]')
+	$(call install,$(PY),-e '.[fastapi,sql]')
 	@touch $@
 
 # Dependency groups need pip 25.1.
 $(DEV_STAMP): $(INPUTS)
 	$(call make_venv,$(VENV))
 	@$(PY) $(PIP) --upgrade 'pip>=25.1'
-	$(call install,$(PY),-e '.[fastapi]' --group dev)
+	$(call install,$(PY),-e '.[fastapi,sql]' --group dev)
 	@touch $@ $(RUN_STAMP)
 
 $(BENCH_STAMP): $(INPUTS)
@@ -69,7 +69,7 @@ $(BENCH_STAMP): $(INPUTS)
 constraints:
 	$(PYTHON) -m venv --clear build/constraints
 	build/constraints/bin/python $(PIP) --upgrade 'pip>=25.1'
-	build/constraints/bin/python $(PIP) -e '.[fastapi]' --group dev
+	build/constraints/bin/python $(PIP) -e '.[fastapi,sql]' --group dev
 	build/constraints/bin/python -m pip --disable-pip-version-check freeze --exclude-editable > constraints.txt
 
 clean:

@@ -68,7 +68,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "starlette": ("toolbox_fastapi", "sample_app"),
     "uvicorn": ("sample_app",),
     "mcp": ("toolbox.mcp",),
-    "sqlalchemy": ("toolbox.sql",),
+    "sqlalchemy": ("toolbox.sql", "sample_app"),
     "redis": ("toolbox.redis",),
     "opentelemetry": ("toolbox.otel",),
 }
@@ -224,7 +224,7 @@ def test_the_root_offers_nothing_of_the_seventh_floor() -> None:
 
 def test_the_sample_is_written_with_the_public_packages_only() -> None:
     """There is nothing in it that a user could not write."""
-    public = ("toolbox", "toolbox.rest", "toolbox.testing", "toolbox_fastapi")
+    public = ("toolbox", "toolbox.rest", "toolbox.sql", "toolbox.testing", "toolbox_fastapi")
     wrong = [
         str(each)
         for each in within_packages(IMPORTS)

@@ -278,6 +278,37 @@ class InvocationTimeoutError(_Timeout):
         return f"{self.service}.{self.method} took longer than its limit of {self.limit:g} s"
 
 
+class MemoryLeaseLostError(ToolboxError):
+    """A call was not kept: its conversation had meanwhile gone to another process, for its lease ran out."""
+
+    def __init__(self, service: str, memory_id: str) -> None:
+        super().__init__(service, memory_id)
+        self.service, self.memory_id = service, memory_id
+
+    def __str__(self) -> str:
+        return (
+            f"conversation {self.memory_id!r} of {self.service} was not written: this process could not renew its lease "
+            "in time, and another may be in it now; ask again, or give the memory store a longer lease="
+        )
+
+
+# --- databases
+
+
+class TransactionRolledBackError(ToolboxError):
+    """A `@transactional` call ended well, but one inside of it had failed, and so nothing of it was kept."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was rolled back, for a @transactional call inside of it failed; let that error through, "
+            "or do what may fail in a savepoint (`session.begin_nested()`)"
+        )
+
+
 # --- models
 
 

@@ -107,6 +107,29 @@ class RestSettings(_Section):
     log: bool = False
 
 
+class SqlSettings(_Section):
+    """The database of `toolbox.sql`, `TOOLBOX_SQL__<FIELD>`; times in seconds.
+
+    `url` is SQLAlchemy's; without a driver in it, an installed one is taken. `pool_size` connections are kept, and up
+    to `max_overflow` more opened; who finds none free waits for `pool_timeout`. `pool_recycle`: a connection older than
+    this is replaced. `pool_pre_ping`: each is tried before use. `echo`: statements are logged.
+    """
+
+    url: SecretStr | None = None
+    pool_size: PositiveInt = 10
+    max_overflow: NonNegativeInt = 10
+    pool_timeout: PositiveFloat = 30.0
+    pool_recycle: PositiveFloat | None = None
+    pool_pre_ping: bool = False
+    echo: bool = False
+
+
+class RedisSettings(_Section):
+    """The server of `toolbox.redis`, `TOOLBOX_REDIS__<FIELD>`: `url` as `redis://host:6379/0`."""
+
+    url: SecretStr | None = None
+
+
 class ToolboxSettings(BaseSettings):
     """The library's settings; each may be given here, else as `TOOLBOX_<FIELD>`, nested ones with `__`.
 
@@ -132,3 +155,5 @@ class ToolboxSettings(BaseSettings):
     demo: bool = False
     models: Annotated[dict[str, ModelSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
     rest: Annotated[dict[str, RestSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
+    sql: SqlSettings = Field(default_factory=SqlSettings)
+    redis: RedisSettings = Field(default_factory=RedisSettings)

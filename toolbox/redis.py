@@ -1,0 +1,133 @@
+"""Conversations in Redis (extra `redis`): two keys each, for the messages and for who has it at the moment.
+
+The home of redis, which is imported absolutely: this module is `toolbox.redis`. Not here: how a lease is held
+(`toolbox.services.leases`), the messages' JSON (`toolbox.transcripts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+try:
+    from redis.asyncio import Redis
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(
+        "toolbox.redis needs the redis client; install it with: pip install 'toolbox-di[redis]'", name=_error.name
+    ) from None
+
+from .chat import Message
+from .di.marks import application_scoped, produces
+from .errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
+from .services.leases import LEASE, Leases
+from .services.memory import ChatMemoryKey, ChatMemoryStore
+from .settings import RedisSettings, ToolboxSettings
+from .transcripts import messages_from_json, messages_to_json
+
+__all__ = ["MemoryLeaseLostError", "RedisChatMemoryStore", "RedisSettings", "client"]
+
+
+@produces(scope="application")
+async def client(settings: ToolboxSettings) -> AsyncIterator[Redis]:
+    """The client of the settings' server (`TOOLBOX_REDIS__URL`), closed when the container stops."""
+    if settings.redis.url is None:
+        fix = "set TOOLBOX_REDIS__URL, such as redis://localhost:6379/0"
+        raise IllegalConfigurationError([Problem("toolbox.redis", "no server is named", fix)])
+    made = Redis.from_url(settings.redis.url.get_secret_value())
+    try:
+        yield made
+    finally:
+        await made.aclose()
+
+
+# KEYS: the lease, the messages. ARGV: the token, then what is needed. 1 when the lease is the token's, else 0.
+_RENEW = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+_GIVE_BACK = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])
+"""
+_UPDATE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[3] == '' then redis.call('SET', KEYS[2], ARGV[2])
+else redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3]) end
+return 1
+"""
+_DELETE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('DEL', KEYS[2])
+return 1
+"""
+
+
+@application_scoped
+class RedisChatMemoryStore(ChatMemoryStore):
+    """Keeps conversations in Redis, under keys that begin with `prefix`.
+
+    A call holds a lease of `lease` seconds on its conversation, renewed while it lasts; no other process gets past it.
+    If it could not be renewed in time, the call ends with `MemoryLeaseLostError` instead of writing. A conversation is
+    forgotten `expires_after` seconds after its last call; None: never.
+    """
+
+    def __init__(
+        self, client: Redis, *, lease: float = LEASE, expires_after: float | None = None, prefix: str = "toolbox"
+    ) -> None:
+        self._client = client
+        self._lifetime = None if expires_after is None else round(expires_after * 1000)
+        self._prefix = prefix
+        self._leases = Leases(self, lease)
+        self._renew, self._give_back = client.register_script(_RENEW), client.register_script(_GIVE_BACK)
+        self._update, self._delete = client.register_script(_UPDATE), client.register_script(_DELETE)
+
+    # --- ChatMemoryStore
+
+    async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
+        """See `ChatMemoryStore`."""
+        text: Any = await self._client.get(self._keys(key)[1])
+        return messages_from_json(text) if text is not None else ()
+
+    async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` when this process has lost the conversation."""
+        text, token = messages_to_json(messages), self._leases.token(key)
+        if token is None:
+            await self._client.set(self._keys(key)[1], text, px=self._lifetime)
+        elif not await self._update(self._keys(key), [token, text, self._lifetime or ""]):
+            raise MemoryLeaseLostError(key.service, key.memory_id)
+
+    async def delete_messages(self, key: ChatMemoryKey) -> None:
+        """See `ChatMemoryStore`. Raises as `update_messages` does."""
+        token = self._leases.token(key)
+        if token is None:
+            await self._client.delete(self._keys(key)[1])
+        elif not await self._delete(self._keys(key), [token]):
+            raise MemoryLeaseLostError(key.service, key.memory_id)
+
+    def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[None]:
+        """Lets one caller at a time into the conversation, over all processes that use the server."""
+        return self._leases.lock(key)
+
+    async def stop(self) -> None:
+        """Gives back what is still held."""
+        await self._leases.stop()
+
+    # --- leases
+
+    async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        """See `LeaseKeeper`."""
+        return bool(await self._client.set(self._keys(key)[0], token, nx=True, px=round(seconds * 1000)))
+
+    async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        """See `LeaseKeeper`."""
+        return bool(await self._renew(self._keys(key), [token, round(seconds * 1000)]))
+
+    async def give_back(self, key: ChatMemoryKey, token: str) -> None:
+        """See `LeaseKeeper`."""
+        await self._give_back(self._keys(key), [token])
+
+    def _keys(self, key: ChatMemoryKey) -> list[str]:
+        # The braces keep both on one node of a cluster. A service's name has no colon.
+        name = f"{self._prefix}:{{{key.service}:{key.memory_id}}}"
+        return [f"{name}:lease", f"{name}:messages"]

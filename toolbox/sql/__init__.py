@@ -1,0 +1,31 @@
+"""Databases by SQLAlchemy (extra `sql`): engine and session as beans, `@transactional`, conversations in tables."""
+
+from __future__ import annotations
+
+try:
+    import sqlalchemy as _  # noqa: F401 - whether it is there
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(
+        "toolbox.sql needs SQLAlchemy; install it with: pip install 'toolbox-di[sql]'", name=_error.name
+    ) from None
+
+from ..errors import MemoryLeaseLostError, TransactionRolledBackError
+from ..settings import SqlSettings
+from .engines import open_engine, open_sync_engine
+from .memory import SqlChatMemoryStore
+from .producers import engine, session, sync_engine, sync_session
+from .transactions import transactional
+
+__all__ = [
+    "MemoryLeaseLostError",
+    "SqlChatMemoryStore",
+    "SqlSettings",
+    "TransactionRolledBackError",
+    "engine",
+    "open_engine",
+    "open_sync_engine",
+    "session",
+    "sync_engine",
+    "sync_session",
+    "transactional",
+]

@@ -1,0 +1,116 @@
+"""From an address to an engine: the driver, SQLite's transactions, a database that lasts as long as its engine.
+
+Not here: engines and sessions as beans (`producers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from ..errors import IllegalConfigurationError, Problem
+
+FOR_WRITING = {"toolbox_for_writing": True}
+"""Execution options of a connection whose next transaction is going to write.
+
+SQLite refuses a transaction that has read and then wants to write, if another one has written in between. One that
+says so when it begins waits for its turn.
+"""
+
+_SQLITE_PATIENCE = 30.0  # seconds that a connection waits for another one's write
+
+# Drivers by database, the first installed one is taken.
+_ASYNC = {"sqlite": ("aiosqlite",), "postgresql": ("asyncpg", "psycopg")}
+_SYNC = {"sqlite": ("pysqlite",), "postgresql": ("psycopg", "psycopg2")}
+_MODULES = {"pysqlite": "sqlite3"}
+
+
+@asynccontextmanager
+async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngine]:
+    """An asynchronous engine, disposed in the end; `options` are `create_async_engine`'s.
+
+    A `url` without a driver gets an installed one. `sqlite://` is a database of its own that is gone in the end.
+    """
+    with _database(make_url(url), _ASYNC, _SYNC) as address:
+        engine = create_async_engine(address, **_options(address, options))
+        _prepare(engine.sync_engine)
+        try:
+            yield engine
+        finally:
+            await engine.dispose()
+
+
+@contextmanager
+def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
+    """The same for synchronous code."""
+    with _database(make_url(url), _SYNC, _ASYNC) as address:
+        engine = create_engine(address, **_options(address, options))
+        _prepare(engine)
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+
+
+# --- the address
+
+
+@contextmanager
+def _database(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple[str, ...]]) -> Iterator[URL]:
+    url = _with_driver(url, own, others)
+    if url.get_backend_name() != "sqlite" or url.database not in (None, "", ":memory:"):
+        yield url
+        return
+    # In memory, all connections would have to be one connection, and two sessions one transaction.
+    with TemporaryDirectory(prefix="toolbox-", ignore_cleanup_errors=True) as folder:
+        yield url.set(database=str(Path(folder, "database.sqlite")))
+
+
+def _with_driver(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple[str, ...]]) -> URL:
+    database, _, driver = url.drivername.partition("+")
+    known = own.get(database)
+    if known is None or (driver and (driver in known or driver not in others[database])):
+        return url
+    for each in known:
+        if find_spec(_MODULES.get(each, each)) is not None:
+            return url.set(drivername=f"{database}+{each}")
+    kind = "asynchronous" if own is _ASYNC else "synchronous"
+    fix = f"install one: pip install {known[0]}"
+    raise IllegalConfigurationError([Problem(f"the database {database}", f"no {kind} driver for it is installed", fix)])
+
+
+# --- SQLite
+
+
+def _options(url: URL, options: dict[str, Any]) -> dict[str, Any]:
+    if url.get_backend_name() != "sqlite":
+        return options
+    # Without a level, the driver leaves the beginning of transactions to us: by itself it begins them only when
+    # something is written, so that what was read before may have changed by then.
+    ours = {"timeout": _SQLITE_PATIENCE, "isolation_level": None}
+    return {**options, "connect_args": {**ours, **options.get("connect_args", {})}}
+
+
+def _prepare(engine: Engine) -> None:
+    if engine.dialect.name != "sqlite":
+        return
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA foreign_keys = ON")
+        # Who reads does not keep others from writing, and sees what there was when it began.
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        writing = connection.get_execution_options().get("toolbox_for_writing", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")

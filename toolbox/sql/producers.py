@@ -1,0 +1,61 @@
+"""Engine and session as beans: `container.register(sql.engine, sql.session)`.
+
+Not here: what an address means (`engines`), when a transaction ends (`transactions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from ..di.marks import produces
+from ..errors import IllegalConfigurationError, Problem
+from ..settings import SqlSettings, ToolboxSettings
+from .engines import open_engine, open_sync_engine
+
+
+@produces(scope="application")
+async def engine(settings: ToolboxSettings) -> AsyncIterator[AsyncEngine]:
+    """The engine of the settings' database (`TOOLBOX_SQL__URL`), disposed when the container stops."""
+    async with open_engine(_url(settings.sql), **_options(settings.sql)) as made:
+        yield made
+
+
+@produces(scope="call")
+async def session(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+    """A session for each tool call, or for the request outside of one; what was not committed is rolled back."""
+    made = AsyncSession(engine, expire_on_commit=False)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@produces(scope="application")
+def sync_engine(settings: ToolboxSettings) -> Iterator[Engine]:
+    """The same engine for `def` tools, which run on threads."""
+    with open_sync_engine(_url(settings.sql), **_options(settings.sql)) as made:
+        yield made
+
+
+@produces(scope="call")
+def sync_session(engine: Engine) -> Iterator[Session]:
+    """The same session for `def` tools; made, used and closed on the tool's thread."""
+    with Session(engine, expire_on_commit=False) as made:
+        yield made
+
+
+def _url(settings: SqlSettings) -> str:
+    if settings.url is None:
+        fix = "set TOOLBOX_SQL__URL, such as sqlite:///shop.db or postgresql://user:password@host/shop"
+        raise IllegalConfigurationError([Problem("toolbox.sql", "no database is named", fix)])
+    return settings.url.get_secret_value()
+
+
+def _options(settings: SqlSettings) -> dict[str, Any]:
+    recycle = -1 if settings.pool_recycle is None else settings.pool_recycle
+    return {**settings.model_dump(exclude={"url", "pool_recycle"}), "pool_recycle": recycle}
