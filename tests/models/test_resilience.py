@@ -241,6 +241,29 @@ async def test_cancelling_a_call_closes_its_connection_and_frees_its_place(serve
     await model.aclose()
 
 
+async def test_a_server_that_never_closes_a_finished_stream_does_not_hold_the_reply(serve: Serve) -> None:
+    never = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+        writer.write(b"".join(sse(chunk({"content": "ok"}), chunk({}, "stop"))))
+        await never.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
+    model = OpenAiChatModel("m", f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1")
+
+    began = time.monotonic()
+    assert await text_of(model) == "ok"
+    waited = time.monotonic() - began
+    never.set()
+    await model.aclose()
+    listener.close()
+
+    assert waited < 2
+
+
 async def test_connections_are_used_again_streamed_or_not() -> None:
     opened = 0
 

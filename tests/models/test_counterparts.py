@@ -1,0 +1,262 @@
+"""Servers that nobody here wrote, where they are installed: aimock for every day, llama.cpp with a tiny random model.
+
+npm install --prefix .cache/counterparts @copilotkit/aimock
+pip install xllamacpp gguf
+"""
+
+import importlib.util
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import pytest
+
+from toolbox import (
+    ChatRequest,
+    CompleteResponse,
+    FinishReason,
+    ModelError,
+    ModelHttpError,
+    ModelTruncatedError,
+    OpenAiChatModel,
+    PartialResponse,
+    ResponseFormat,
+    Result,
+    StreamEvent,
+    TokenStream,
+    ToolExecutionRequest,
+    ToolSpecification,
+    UserMessage,
+    create_ai_service,
+)
+from toolbox.models.streaming import stream_of
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parent.parent.parent
+AIMOCK = ROOT / ".cache/counterparts/node_modules/@copilotkit/aimock/dist/cli.js"
+FIXTURES = {
+    "fixtures": [
+        {
+            "match": {"userMessage": "weather", "hasToolResult": False},
+            "response": {
+                "toolCalls": [
+                    {"name": "forecast", "arguments": {"city": "Nürnberg", "days": 3}},
+                    {"name": "now", "arguments": {}},
+                ]
+            },
+        },
+        {"match": {"userMessage": "weather", "hasToolResult": True}, "response": {"content": "Sunny, und 😀."}},
+        {"match": {"userMessage": "person"}, "response": {"content": '{"name": "Ada", "age": 36}'}},
+    ]
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def process(*command: str, port: int, path: str) -> Iterator[str]:
+    """A server, from when it answers until the end of the block."""
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1).close()
+                break
+            except urllib.error.HTTPError:
+                break
+            except OSError:
+                if child.poll() is not None or time.monotonic() > deadline:
+                    pytest.skip(f"{command[0]} did not start")
+                time.sleep(0.05)  # another process, with no other way to tell
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        child.terminate()
+        child.wait()
+
+
+@pytest.fixture(scope="module")
+def aimock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    node = shutil.which("node")
+    if node is None or not AIMOCK.exists():
+        pytest.skip("aimock is not installed: npm install --prefix .cache/counterparts @copilotkit/aimock")
+    fixtures = tmp_path_factory.mktemp("aimock") / "fixtures.json"
+    fixtures.write_text(json.dumps(FIXTURES), encoding="utf-8")
+    port = free_port()
+    with process(node, str(AIMOCK), "-p", str(port), "-f", str(fixtures), "--strict", port=port, path="/health") as url:
+        yield url
+
+
+class Assistant(Protocol):
+    async def ask(self, question: str) -> Result[str]: ...
+    def stream(self, question: str) -> TokenStream: ...
+
+
+def tools(ran: list[Any]) -> list[Any]:
+    async def forecast(city: str, days: Annotated[int, "how many"]) -> str:
+        ran.append((city, days))
+        return "sunny"
+
+    async def now() -> str:
+        ran.append("now")
+        return "noon"
+
+    return [forecast, now]
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+async def test_aimock_calls_tools_and_answers(aimock: str, wire: Any) -> None:
+    ran: list[Any] = []
+    model = OpenAiChatModel("gpt-4o", aimock, "test", wire=wire)
+    service = create_ai_service(Assistant, chat_model=model, tools=tools(ran))
+
+    result = await service.ask("How is the weather?")
+    await model.aclose()
+
+    assert result.content == "Sunny, und 😀."
+    assert ran == [("Nürnberg", 3), "now"]
+    assert result.token_usage is not None
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+async def test_aimock_streams_tools_and_text(aimock: str, wire: Any) -> None:
+    ran: list[Any] = []
+    model = OpenAiChatModel("gpt-4o", aimock, "test", wire=wire)
+    service = create_ai_service(Assistant, chat_model=model, tools=tools(ran))
+
+    events = [event async for event in service.stream("How is the weather?")]
+    await model.aclose()
+
+    assert ran == [("Nürnberg", 3), "now"]
+    assert "".join(each.text for each in events if isinstance(each, PartialResponse)) == "Sunny, und 😀."
+    assert isinstance(events[-1], CompleteResponse)
+
+
+async def test_aimock_breaks_off_and_refuses(aimock: str) -> None:
+    dropped = OpenAiChatModel("m", aimock, "test", max_retries=0, extra_headers={"x-aimock-chaos-disconnect": "1"})
+    unmatched = OpenAiChatModel("m", aimock, "test", max_retries=0)
+
+    for ask in (dropped.chat, lambda request: anext(stream_of(dropped, request))):
+        with pytest.raises(ModelError):
+            await ask(ChatRequest([UserMessage("weather")]))
+    with pytest.raises(ModelHttpError):
+        await unmatched.chat(ChatRequest([UserMessage("nothing that matches")]))
+    await dropped.aclose()
+    await unmatched.aclose()
+
+
+# --- llama.cpp: what a random model says is noise, but its grammar is not
+
+
+def llama(tmp_path: Path, kind: str) -> Any:
+    if any(importlib.util.find_spec(each) is None for each in ("xllamacpp", "gguf")):
+        pytest.skip("llama.cpp is not installed: pip install xllamacpp gguf")
+    port = free_port()
+    script = [sys.executable, "-m", "tests.models.tiny_llama", str(tmp_path / "tiny.gguf"), str(port), kind]
+    return process(*script, port=port, path="/v1/models")
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with llama(tmp_path_factory.mktemp("talking"), "text") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def calling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with llama(tmp_path_factory.mktemp("calling"), "calls") as url:
+        yield url
+
+
+SHORT: dict[str, Any] = {"seed": 1, "max_tokens": 24}
+
+
+async def test_llama_talks_and_streams_the_same(talking: str) -> None:
+    model = OpenAiChatModel("tiny", talking, **SHORT, temperature=0.0)
+    request = ChatRequest([UserMessage("Hello")])
+
+    whole = await model.chat(request)
+    events = [event async for event in model.stream(request)]
+    await model.aclose()
+
+    assert whole.finish_reason is FinishReason.LENGTH
+    assert whole.token_usage is not None
+    assert whole.token_usage.output_tokens == 24
+    assert isinstance(events[-1], CompleteResponse)
+    assert "".join(each.text for each in events if isinstance(each, PartialResponse)) == (
+        events[-1].response.ai_message.text or ""
+    )
+
+
+async def test_llama_follows_a_response_format(talking: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"k": {"enum": ["a", "b"]}, "n": {"enum": [1, 2]}},
+        "required": ["k", "n"],
+    }
+    model = OpenAiChatModel("tiny", talking, seed=1, max_tokens=200)
+
+    reply = await model.chat(ChatRequest([UserMessage("Hello")], response_format=ResponseFormat("Answer", schema)))
+    await model.aclose()
+
+    value = json.loads(reply.ai_message.text or "")
+    assert value["k"] in ("a", "b")
+    assert value["n"] in (1, 2)
+
+
+LOOK = ToolSpecification(
+    "look", "Looks", {"type": "object", "properties": {"unit": {"enum": ["c", "k"]}}, "required": ["unit"]}
+)
+FORCED = ChatRequest([UserMessage("Hello")], [LOOK], tool_choice="required")
+
+
+async def calls_of(url: str, limit: int, streamed: bool) -> list[ToolExecutionRequest]:
+    model = OpenAiChatModel("tiny", url, seed=1, max_tokens=limit)
+    try:
+        *_, last = [event async for event in (model.stream(FORCED) if streamed else whole_of(model))]
+    finally:
+        await model.aclose()
+    assert isinstance(last, CompleteResponse)
+    return list(last.response.ai_message.tool_execution_requests)
+
+
+async def whole_of(model: OpenAiChatModel) -> AsyncIterator[StreamEvent]:
+    yield CompleteResponse(await model.chat(FORCED))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_llama_calls_tools_side_by_side(calling: str, streamed: bool) -> None:
+    calls = await calls_of(calling, 400, streamed)
+
+    assert len(calls) > 1
+    assert len({each.id for each in calls}) == len(calls)
+    assert {each.name for each in calls} == {"look"}
+    assert {json.loads(each.arguments)["unit"] for each in calls} <= {"c", "k"}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_llama_cut_anywhere_gives_whole_calls_or_says_that_it_was_cut(calling: str, streamed: bool) -> None:
+    cut = 0
+    for limit in range(20, 50, 3):
+        try:
+            for call in await calls_of(calling, limit, streamed):
+                assert json.loads(call.arguments)["unit"] in ("c", "k")
+        except ModelTruncatedError:
+            cut += 1
+
+    assert cut
