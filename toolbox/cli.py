@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from .chat import ToolSpecification, UserMessage
 from .container import Container
-from .di.graph import BeanDescription
+from .di.description import BeanDescription
 from .errors import IllegalConfigurationError, Problem, ToolboxError
 from .services.declaration import service_options_of
 from .services.memory import estimate_tokens

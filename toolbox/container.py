@@ -17,9 +17,10 @@ from typing_extensions import TypeForm
 
 from .chat import ChatModel
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class
+from .di.description import BeanDescription, describe
 from .di.environment import settings_problem
 from .di.forms import type_name
-from .di.graph import DEFAULT, BeanDescription, BeanGraph, Binding, Reading, describe
+from .di.graph import DEFAULT, BeanGraph, Binding, Reading
 from .di.marks import Scope, producer_mark_of, scope_mark_of
 from .di.registry import (
     Reader,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, get_args, get_origin
+from typing import Any, TypeAlias, get_args
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
 from .beans import (
@@ -37,7 +37,6 @@ from .forms import (
     snake_case,
     type_name,
 )
-from .marks import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,51 +428,3 @@ def _members_of(cls: Any) -> set[str]:
 def provider_name(definition: BeanDefinition) -> str:
     """The name of a bean's provider: its own, else its type's in snake_case."""
     return definition.name if definition.name is not None else snake_case(definition.provides)
-
-
-# --- the graph as data
-
-
-@dataclass(frozen=True, slots=True)
-class BeanDescription:
-    """A bean as `toolbox graph` prints it; `dependencies` maps parameters to the names of the beans they get."""
-
-    name: str
-    type: str
-    scope: Scope
-    made_by: str
-    source: object
-    dependencies: Mapping[str, tuple[str, ...]]
-    lazy: Mapping[str, tuple[str, ...]]
-
-
-def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
-    """All beans of a graph, in registration order; `lazy` are those reached through an `Instance`."""
-    names = [provider_name(each) for each in graph.definitions]
-
-    def named(keys: Iterable[int]) -> tuple[str, ...]:
-        return tuple(names[key] for key in keys)
-
-    return tuple(
-        BeanDescription(
-            name=names[bean.key],
-            type=type_name(bean.definition.provides),
-            scope=bean.definition.scope,
-            made_by=_made_by(bean.definition),
-            source=bean.definition.source,
-            dependencies={
-                point.parameter: named(beans_in(value)) for point, value in bean.needs + bean.behind if beans_in(value)
-            },
-            lazy={point.parameter: named(value.found) for point, value in bean.needs if isinstance(value, Later)},
-        )
-        for bean in graph.beans
-    )
-
-
-def _made_by(definition: BeanDefinition) -> str:
-    if definition.made is Making.SEED:
-        return "seed"
-    source = definition.source
-    if isinstance(source, type) or get_origin(source) is not None:
-        return "class"
-    return f"{definition.made} {type_name(source)}" if inspect.isroutine(source) else "instance"

@@ -243,6 +243,11 @@ class Providers:
             dependency.reset_last_overriding()
 
     @property
+    def overridden(self) -> frozenset[int]:
+        """The beans that something else stands for."""
+        return frozenset(key for key, each in enumerate(self._of_bean) if each.last_overriding is not None)
+
+    @property
     def has_all(self) -> bool:
         """Whether there is a provider of each bean."""
         return len(self._of_bean) == len(self._graph.beans)

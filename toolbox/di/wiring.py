@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,27 +18,15 @@ from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError
 from .beans import MISSING, InjectionPoint, Making, seed_of
 from .checks import problems_in
 from .forms import forms_of, is_hashable, plain
-from .graph import DEFAULT, Bean, BeanGraph, ByName, Every, Fixed, Later, One, Value, beans_in
+from .graph import DEFAULT, Bean, BeanGraph, ByName, Every, Fixed, Later, One, Value
 from .marks import Instance, Scope
+from .plans import Plan, Planner
 from .providers import Providers, has_place, kept, owned_by
 from .resolvers import Resolver, Resolvers
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
 
 GENERATE = True
 """Whether beans are looked up by generated functions where nothing is overridden; False: by the providers alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What has to happen before a value can be made without awaiting: `awaited` in order; `others` are made then.
-
-    `is_direct` when the value itself is made without awaiting then, `is_plain` when nothing in it is ever awaited.
-    """
-
-    awaited: tuple[int, ...]
-    others: frozenset[int]
-    is_direct: bool
-    is_plain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +65,9 @@ class Wiring(Home):
         self._growing = threading.Lock()
         self._found: dict[tuple[Any, str | None], Value] = {}
         self._by_value: dict[Value, Resolver] = {}
-        self._plans: dict[Value, _Plan] = {}
         self._seeded: dict[Any, int | None] = {}
         self._filled: list[tuple[Any, Any]] = []
-        self._recipes: dict[Any, tuple[_Plan, Resolver]] = {}
-        self._stepwise: frozenset[int] = frozenset()
+        self._recipes: dict[Any, tuple[Plan, Resolver]] = {}
         self._find_awaited()
 
     def _instance(self, later: Later) -> Instance[Any]:
@@ -192,7 +177,7 @@ class Wiring(Home):
     def _remember(self, wanted: Any, value: Value) -> None:
         """From now on the container finds the function itself: in `plain` if it never has to await."""
         resolver = self._resolver(value)
-        if self._plan(value).is_plain:
+        if self._planner.plan(value).is_plain:
             self.plain[wanted] = resolver
         self.unnamed[wanted] = resolver
 
@@ -212,24 +197,8 @@ class Wiring(Home):
 
     def must_await(self, value: Value, error: MustAwait) -> AsyncBeanError:
         """The error of who asks without awaiting, with the way from what was asked for to what has to be awaited."""
-        keys = self._path(value, error.key)
-        while not self.graph.definitions[keys[-1]].is_awaited:  # it is made by awaiting for a dependent bean in it
-            held = [key for _, key in self.graph[keys[-1]].holds if key in self.awaited]
-            keys.append(next(key for key in held if not has_place(self.graph.definitions[key])))
-        path = [self.label(key) for key in keys]
+        path = [self.label(key) for key in self._planner.path(value, error.key)]
         return AsyncBeanError(path[0], " -> ".join(path))
-
-    def _path(self, value: Value, goal: int) -> list[int]:
-        queue = deque([key] for key in beans_in(value))
-        seen: set[int] = set()
-        while queue:
-            path = queue.popleft()
-            if path[-1] == goal:
-                return path
-            if path[-1] not in seen:
-                seen.add(path[-1])
-                queue.extend([*path, key] for _, key in self.graph[path[-1]].holds)
-        return [goal]
 
     def _now(self, value: Value, owner: OpenScope) -> Any:
         """A value for `owner`, without awaiting; raises `MustAwait`."""
@@ -287,7 +256,7 @@ class Wiring(Home):
         return await self.aget_value(value, scope)
 
     def _remember_awaiting(self, wanted: Any, value: Value) -> None:
-        plan = self._plan(value)
+        plan = self._planner.plan(value)
         if plan.is_plain:
             self._remember(wanted, value)
         elif plan.is_direct and not self._layers:
@@ -315,21 +284,29 @@ class Wiring(Home):
         except MissingBeanError:
             return
         await self._ready(value, scope)
-        if isinstance(value, One) and self._is_made_for_one(value.bean) and value.bean not in (scope.seeds or ()):
+        if (
+            isinstance(value, One)
+            and self._planner.is_made_for_one(value.bean)
+            and value.bean not in (scope.seeds or ())
+        ):
             # Of the kind of which there is a new one each time: it waits here for the `get` that follows.
             made = await self._build(value.bean, scope)
             if scope.prepared is None:
                 scope.prepared = {}
             scope.prepared.setdefault(value.bean, []).append(made)
 
-    async def _ready(self, value: Value, scope: OpenScope) -> _Plan:
+    async def _ready(self, value: Value, scope: OpenScope) -> Plan:
         """Makes the beans with a place of their own that have to be awaited."""
         # What a seed stands for is not made, nor what only that would have needed.
-        plan = self._new_plan(value, scope) if (scope.request or scope).is_seeded else self._plan(value)
+        request = scope.request
+        if request is not None and request.is_seeded:
+            plan = self._planner.plan_in(request, value)
+        else:
+            plan = self._planner.plan(value)
         await self._follow(plan, scope)
         return plan
 
-    async def _follow(self, plan: _Plan, scope: OpenScope) -> None:
+    async def _follow(self, plan: Plan, scope: OpenScope) -> None:
         for key in plan.awaited:
             place = self.place_of(key, scope)
             if key not in place.store:
@@ -341,49 +318,11 @@ class Wiring(Home):
                 for key in plan.others.intersection(place.making):
                     await place.settled(key)
 
-    def _plan(self, value: Value) -> _Plan:
-        try:
-            plan = self._plans.get(value)
-            if plan is None:
-                plan = self._plans[value] = self._new_plan(value)
-        except TypeError:  # a default that cannot be hashed
-            return self._new_plan(value)
-        return plan
-
-    def _new_plan(self, value: Value, seeded: OpenScope | None = None) -> _Plan:
-        """The plan for a value; in a scope with seeds, only of what these leave to be made."""
-        order: dict[int, None] = {}
-        seen: set[int] = set()
-
-        def visit(key: int) -> None:
-            if key in seen or self.providers[key].last_overriding is not None or self._is_there(key, seeded):
-                return
-            seen.add(key)
-            for _, held in self.graph[key].holds:
-                visit(held)
-            if has_place(self.graph.definitions[key]):
-                order[key] = None
-
-        for key in beans_in(value):
-            visit(key)
-        awaited = tuple(key for key in order if key in self.awaited)
-        return _Plan(
-            awaited,
-            frozenset(order).difference(awaited),
-            is_direct=not any(self._is_made_for_one(key) for key in beans_in(value)),
-            is_plain=self.awaited.isdisjoint(seen),
-        )
-
-    def _is_there(self, key: int, scope: OpenScope | None) -> bool:
-        """Whether a scope with seeds has this one: it was given or made before."""
-        request = scope.request if scope is not None else None
-        return request is not None and (key in request.store or key in (request.seeds or ()))
-
     async def _awaiting(self, value: Value, owner: OpenScope) -> Any:
         """A value for `owner`, once the beans with a place are ready."""
         seeds = (owner.request or owner).seeds or ()
         match value:
-            case One(key) if self._is_made_for_one(key) and key not in seeds:
+            case One(key) if self._planner.is_made_for_one(key) and key not in seeds:
                 return await self._build(key, owner)
             case Every(keys):
                 return [await self._awaiting(One(key), owner) for key in keys]
@@ -396,15 +335,11 @@ class Wiring(Home):
             case _:
                 return self._now(value, owner)
 
-    def _is_made_for_one(self, key: int) -> bool:
-        """Whether it is a dependent bean that is made by awaiting."""
-        return key in self.awaited and not has_place(self.graph.definitions[key])
-
     async def _build(self, key: int, owner: OpenScope) -> Any:
         """A bean made anew by awaiting, kept by `owner`."""
         bean = self.graph[key]
         definition = bean.definition
-        if self._layers or key in self._stepwise:
+        if self._layers or key in self._planner.stepwise:
             made = await self._begin_stepwise(bean, owner)
         elif GENERATE and owner.direct is self:
             made = self._resolvers.beginner(key)(owner)
@@ -431,24 +366,8 @@ class Wiring(Home):
         return bean.definition.factory(*args, **kwargs)
 
     def _find_awaited(self) -> None:
-        """Finds the beans that are made by awaiting: by their own factory, or for a dependent bean that they hold."""
-        overridden = {key for key, _ in enumerate(self.graph.beans) if self.providers[key].last_overriding is not None}
-        found = {bean.key for bean in self.graph.beans if bean.definition.is_awaited} - overridden
-        while True:
-            more = {
-                bean.key
-                for bean in self.graph.beans
-                if bean.key not in found
-                and bean.key not in overridden
-                and any(key in found and not has_place(self.graph.definitions[key]) for _, key in bean.holds)
-            }
-            found |= more
-            if not more:
-                break
-        self.awaited = frozenset(found)
-        self._stepwise = frozenset(
-            bean.key for bean in self.graph.beans if any(self._is_made_for_one(held) for _, held in bean.holds)
-        )
+        self._planner = Planner(self.graph, self.providers.overridden)
+        self.awaited = self._planner.awaited
 
     # --- from outside, through a provider
 
@@ -531,7 +450,6 @@ class Wiring(Home):
         self.plain.clear()
         self._recipes.clear()
         self._by_value.clear()
-        self._plans.clear()
         self._find_awaited()
 
     def _end_layer(self, scope: ApplicationScope) -> None:

@@ -1,0 +1,177 @@
+"""Injection points: what a parameter's annotation and default say that it wants.
+
+Not here: what a class or a producer is (`beans`), which bean a point gets (`graph`).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any, Final, get_args, get_origin
+
+from ..errors import Problem
+from ..signatures import EMPTY, Parameter, Unresolved, metadata_of, read_signature
+from .forms import is_union, plain
+from .marks import Instance, Named
+
+Names = Mapping[str, Any]
+"""Classes by name that annotations may mean besides those of their module: the registered ones local to functions."""
+
+
+class Missing(Enum):
+    """The one value that says there is none."""
+
+    MISSING = "missing"
+
+
+MISSING: Final = Missing.MISSING
+
+
+class Shape(StrEnum):
+    """How an injection point wants its bean."""
+
+    ONE = "one"
+    LIST = "list"
+    DICT = "dict"
+    INSTANCE = "instance"
+
+
+@dataclass(frozen=True, slots=True)
+class InjectionPoint:
+    """A place that wants a bean: where it is, what it wants, and what it takes when there is none.
+
+    `wants` is the type without `Annotated`, `None` and shape: `Payments` of `list[Payments] | None`; `whole` keeps the
+    shape. `default` is `MISSING` where the parameter has none. `problem` is set where the annotation cannot be read.
+    """
+
+    where: str
+    wants: Any
+    whole: Any = None
+    name: str | None = None
+    shape: Shape = Shape.ONE
+    optional: bool = False
+    parameter: str = ""
+    default: Any = MISSING
+    positional: bool = False
+    keyword: bool = False
+    problem: Problem | None = None
+
+
+def point_of(
+    annotation: Any,
+    where: str,
+    *,
+    parameter: str = "",
+    default: Any = MISSING,
+    positional: bool = False,
+    keyword: bool = False,
+) -> InjectionPoint:
+    """What a place with this annotation wants: a constructor's, a producer's, an injected function's parameter."""
+    if isinstance(annotation, Unresolved):
+        problem: Problem | None = unresolved(annotation, where)
+        annotation = Any
+    elif annotation is EMPTY and default is MISSING:
+        problem = Problem(
+            where, "the parameter has no annotation", f"annotate {parameter or 'it'} with the type to inject"
+        )
+        annotation = Any
+    else:
+        problem = None
+        annotation = Any if annotation is EMPTY else annotation
+    name, optional, inner = unwrapped(annotation)
+    shape, wants, whole = Shape.ONE, inner, inner
+    origin, arguments = get_origin(inner), get_args(inner)
+    if origin is list and len(arguments) == 1:
+        shape, wants = Shape.LIST, plain(arguments[0])
+    elif origin is dict and len(arguments) == 2 and arguments[0] is str:
+        shape, wants = Shape.DICT, plain(arguments[1])
+    elif origin is Instance:
+        shape, wants = Shape.INSTANCE, arguments[0]
+    elif inner is Instance and problem is None:
+        problem = Problem(where, "Instance says not of what", "write Instance[T]")
+    return InjectionPoint(
+        where=where,
+        wants=wants,
+        whole=whole,
+        name=name,
+        shape=shape,
+        optional=optional,
+        parameter=parameter,
+        default=default,
+        positional=positional,
+        keyword=keyword,
+        problem=problem,
+    )
+
+
+def unwrapped(annotation: Any) -> tuple[str | None, bool, Any]:
+    """The name it asks for, whether it admits None, and the type itself."""
+    name, optional = None, False
+    for each in metadata_of(annotation):
+        if isinstance(each, Named):
+            name = each.name
+            break
+    while True:
+        annotation = plain(annotation)
+        arguments = get_args(annotation)
+        if not is_union(annotation) or type(None) not in arguments:
+            return name, optional, annotation
+        optional = True
+        rest = tuple(each for each in arguments if each is not type(None))
+        annotation = rest[0] if len(rest) == 1 else typing.Union[rest]  # noqa: UP007 - of a tuple made here
+
+
+def points_of(function: Callable[..., Any], where: str, names: Names | None = None) -> tuple[InjectionPoint, ...]:
+    """The injection points of a function, one for each of its parameters but `*args` and `**kwargs`."""
+    return tuple(
+        point_of_parameter(each, where) for each in read_signature(function, names).parameters if not each.is_variadic
+    )
+
+
+def point_of_parameter(parameter: Parameter, where: str) -> InjectionPoint:
+    return point_of(
+        parameter.annotation,
+        f"{where}.{parameter.name}",
+        parameter=parameter.name,
+        default=MISSING if parameter.default is EMPTY else parameter.default,
+        positional=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
+        keyword=parameter.kind is inspect.Parameter.KEYWORD_ONLY,
+    )
+
+
+def unresolved(annotation: Unresolved, where: str) -> Problem:
+    what = f"the annotation {annotation.text!r} cannot be resolved ({annotation.reason})"
+    return Problem(where, what, "import what it names where the program runs, or correct it")
+
+
+def with_type_checking_hint(point: InjectionPoint, annotation: Any, module: str) -> InjectionPoint:
+    """The same point; its problem says so when what cannot be found is imported for type checkers only."""
+    if point.problem is None or not isinstance(annotation, Unresolved):
+        return point
+    for name in _names_for_checkers(module):
+        if f"'{name}'" in annotation.reason:
+            problem = Problem(
+                point.where,
+                f"the annotation {annotation.text!r} cannot be resolved: "
+                f"{module} imports {name} only under TYPE_CHECKING",
+                f"import {name} outside of `if TYPE_CHECKING:`",
+            )
+            return dataclasses.replace(point, problem=problem)
+    return point
+
+
+def _names_for_checkers(module: str) -> Iterator[str]:
+    """The names that a module imports under `if TYPE_CHECKING:`."""
+    with suppress(OSError, TypeError, SyntaxError):
+        for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
+            if isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING":
+                for each in ast.walk(node):
+                    if isinstance(each, (ast.Import, ast.ImportFrom)):
+                        yield from (alias.asname or alias.name for alias in each.names)
