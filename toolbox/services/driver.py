@@ -11,10 +11,11 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..chat import (
+    AiMessage,
     ChatModel,
     ChatRequest,
     ChatResponse,
@@ -122,6 +123,7 @@ class Invocation:
         self.runner = runner(host.workers, pool if isinstance(pool, Executor) else None)
         self.state: State | None = None
         self.finish: Finish | None = None
+        self._round: Round | None = None
         memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
         remembers = plan.window is not None and memory_id is not None
         self._key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
@@ -203,34 +205,50 @@ class Invocation:
         """The call, from the first look into the conversation to the answer; what happens on the way is yielded."""
         try:
             async with self._turn() as history:
-                model = self.host.model(self.plan.options.model)
-                toolset = await self._toolset()
-                mode = self._mode(model)
-                rules = self.plan.rules(toolset, mode)
-                surroundings = self._surroundings()
-                self.state, effect = await self._begin(history, mode)
-                while isinstance(effect, (CallModel, RunTools)):
-                    performed = (
-                        self._ask(model, toolset, mode, rules, surroundings, effect)
-                        if isinstance(effect, CallModel)
-                        else self._run(toolset, rules, surroundings, effect)
-                    )
-                    async with aclosing(performed):
-                        async for event in performed:
-                            yield event
-                    effect = self._next
-                if isinstance(effect, Fail):
-                    raise effect.error
-                await self._remember(history)
-            # The conversation is free again before whoever iterates may stop here.
-            self.finish = effect
-            yield CompleteResponse(effect.response)
+                try:
+                    model = self.host.model(self.plan.options.model)
+                    toolset = await self._toolset()
+                    mode = self._mode(model)
+                    rules = self.plan.rules(toolset, mode)
+                    surroundings = self._surroundings()
+                    self.state, effect = await self._begin(history, mode)
+                    while isinstance(effect, (CallModel, RunTools)):
+                        performed = (
+                            self._ask(model, toolset, mode, rules, surroundings, effect)
+                            if isinstance(effect, CallModel)
+                            else self._run(toolset, rules, surroundings, effect)
+                        )
+                        async with aclosing(performed):
+                            async for event in performed:
+                                yield event
+                        effect = self._next
+                    if isinstance(effect, Fail):
+                        raise effect.error
+                    await self._remember(history)
+                    self.finish = effect
+                    yield CompleteResponse(effect.response)
+                finally:
+                    if self._round is not None:
+                        await self._round.cancel()
         except BaseException:
             self.context.cancellation.cancelled = True
             raise
         finally:
             if self.state is not None:
-                note(self.state)
+                note(self._reached(self.state))
+
+    def _reached(self, state: State) -> State:
+        """The state, with what has come of a round that something ended half-way."""
+        outcomes = self._round.outcomes if self._round is not None else ()
+        if not outcomes:
+            return state
+        last = state.messages[-1]
+        asked = isinstance(last, AiMessage) and last.has_tool_execution_requests  # else the reply was not complete
+        return replace(
+            state,
+            executions=(*state.executions, *(each.execution for each in outcomes)),
+            messages=(*state.messages, *(each.message for each in outcomes if asked)),
+        )
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[tuple[Message, ...]]:
@@ -350,23 +368,19 @@ class Invocation:
         early = bool(self.plan.options.concurrent_tools) and may_run(rules, self.state)
         self._round = round_ = self._new_round(toolset, surroundings)
         response: ChatResponse | None = None
-        try:
-            async with aclosing(_closable(stream_of(model, request))) as events:
-                async for event in events:
-                    if isinstance(event, CompleteResponse):
-                        response = event.response
-                        break
-                    yield event
-                    if early and isinstance(event, CompleteToolCall):
-                        round_.start(event.index, event.request)
-                    for happened in round_.happened():
-                        yield happened
-            if response is None:
-                raise RuntimeError(f"the stream of {type(model).__name__} ended without a CompleteResponse")
-            self._advance(rules, ModelReplied(response))
-        except BaseException:
-            await round_.cancel()
-            raise
+        async with aclosing(_closable(stream_of(model, request))) as events:
+            async for event in events:
+                if isinstance(event, CompleteResponse):
+                    response = event.response
+                    break
+                if early and isinstance(event, CompleteToolCall):
+                    round_.start(event.index, event.request)
+                yield event
+                for happened in round_.happened():
+                    yield happened
+        if response is None:
+            raise RuntimeError(f"the stream of {type(model).__name__} ended without a CompleteResponse")
+        self._advance(rules, ModelReplied(response))
 
     def _request(self, toolset: Toolset, mode: OutputMode, effect: CallModel) -> ChatRequest:
         options, structure = self.plan.options, self.plan.output.structure
@@ -402,11 +416,12 @@ class Invocation:
         intermediate = IntermediateResponse(effect.response)
         if not immediate:
             yield intermediate
-        round_ = self._round if self.streaming else self._new_round(toolset, surroundings)
+        # In a stream the round may have begun before its reply was complete.
+        self._round = round_ = self._round or self._new_round(toolset, surroundings)
         async with aclosing(round_.run(requests)) as events:
             async for event in events:
                 yield event
-        outcomes = round_.outcomes
+        outcomes, self._round = round_.outcomes, None
         executions = [each.execution for each in outcomes]
         self._advance(rules, ToolsRan(effect.response, executions, [each.message for each in outcomes]))
         if immediate and not isinstance(self._next, Finish):
@@ -426,7 +441,6 @@ class Invocation:
         )
 
     _next: Effect
-    _round: Round
 
 
 def _closable(stream: AsyncIterator[Any]) -> Any:

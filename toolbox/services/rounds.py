@@ -23,10 +23,16 @@ class Round:
         self._started: dict[int, asyncio.Task[ToolOutcome]] = {}
         self._events: asyncio.Queue[ServiceEvent | None] = asyncio.Queue()
         self._places = asyncio.Semaphore(at_once)
-        self.outcomes: list[ToolOutcome] = []
+        self._one_by_one: list[ToolOutcome] = []
+
+    @property
+    def outcomes(self) -> list[ToolOutcome]:
+        """What came of the calls that have ended, in the order of the reply; of all of them once `run` has ended."""
+        ended = [task for _, task in sorted(self._started.items()) if task.done() and not _has_failed(task)]
+        return self._one_by_one + [task.result() for task in ended]
 
     async def run(self, requests: Sequence[ToolExecutionRequest]) -> AsyncGenerator[ServiceEvent, None]:
-        """Runs the calls that have not been started yet; `outcomes` has the results in their order."""
+        """Runs the calls that have not been started yet; `outcomes` has what came of them."""
         runner = self._surroundings.runner
         if isinstance(runner, CallerRunner):
             runner.together = self._together and len(requests) > 1
@@ -34,7 +40,7 @@ class Round:
             for request in requests:
                 yield BeforeToolExecution(request)
                 outcome = await self._execute(request)
-                self.outcomes.append(outcome)
+                self._one_by_one.append(outcome)
                 yield ToolExecuted(outcome.execution)
             return
         try:
@@ -45,11 +51,10 @@ class Round:
                 event = await self._events.get()
                 if event is not None:
                     yield event
-                if any(task.done() and (task.cancelled() or task.exception()) for task in tasks):
+                if any(task.done() and _has_failed(task) for task in tasks):
                     break
-            for task in sorted(tasks, key=_failed_first):
+            for task in sorted(tasks, key=lambda each: not (each.done() and _has_failed(each))):  # what failed first
                 await task
-            self.outcomes = [task.result() for task in tasks]
             for event in self.happened():
                 yield event
         finally:
@@ -95,5 +100,5 @@ class Round:
         return await execute_tool(tool, request, self._surroundings)
 
 
-def _failed_first(task: asyncio.Task[ToolOutcome]) -> int:
-    return 0 if task.done() and (task.cancelled() or task.exception() is not None) else 1
+def _has_failed(task: asyncio.Task[ToolOutcome]) -> bool:
+    return task.cancelled() or task.exception() is not None
