@@ -9,42 +9,48 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from fastapi import Depends, params
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response
+from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Mount
 
-from toolbox.context import INJECT, InjectMark, current_caller
+from toolbox.context import INJECT, InjectMark
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.graph import BeanGraph
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
 from toolbox.services.hosting import registrable, tool_bean_problems
 from toolbox.services.plans import tools_added
-from toolbox.signatures import EMPTY, metadata_of, resolve
+from toolbox.signatures import EMPTY, Unresolved, metadata_of, resolve
 from toolbox.tools.invocation import Tool
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.sources import bean_types, read_tools
 
-from .exchanges import Exchange, current_exchange
+from .exchanges import EXCHANGE_KEY, Exchange
 
 T = TypeVar("T")
 
 ENDPOINT_MARK = "__toolbox_endpoint__"
 
+CONNECTION = "toolbox_connection"
+"""The parameter by which a filled endpoint gets its `Request`."""
 
-def the_exchange() -> Exchange:
-    """The exchange this code runs in. Raises `IllegalConfigurationError` in an application without the container."""
-    exchange = current_caller.get()
-    if type(exchange) is not Exchange:
+
+def the_exchange(connection: HTTPConnection) -> Exchange:
+    """The exchange of a request or WebSocket, which is given the endpoint's own object for it.
+
+    Raises `IllegalConfigurationError` in an application without a container.
+    """
+    exchange: Exchange | None = connection.scope.get(EXCHANGE_KEY)
+    if exchange is None:
         raise IllegalConfigurationError(
             [
                 Problem(
@@ -54,6 +60,7 @@ def the_exchange() -> Exchange:
                 )
             ]
         )
+    exchange.connection = connection
     return exchange
 
 
@@ -78,7 +85,7 @@ class BeanOf:
         return f"BeanOf({self.wanted!r})"
 
     async def __call__(self, connection: HTTPConnection) -> Any:
-        exchange = the_exchange()
+        exchange = the_exchange(connection)
         enter_route(exchange, connection)
         return await exchange.container.aget(self.wanted)
 
@@ -116,22 +123,6 @@ class InjectRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, filled(endpoint), **options)
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_noting(request: Request) -> Response:
-            exchange = current_exchange()
-            if exchange is None:
-                return await handle(request)
-            exchange.connection = request
-            try:
-                return await handle(request)
-            except BaseException as error:
-                exchange.fail(error)
-                raise
-
-        return handle_noting
-
 
 def filled(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     """`endpoint` as FastAPI should see it: without its injected parameters, and calling with its tools around it.
@@ -143,8 +134,8 @@ def filled(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     injected, signature = _split_signature(endpoint)
     if not injected and toolbox_of(endpoint) is None:
         return endpoint
-    caller = _async_caller if _is_coroutine(endpoint) else _thread_caller
-    call = functools.wraps(endpoint)(caller(endpoint, injected))
+    signature, connection = _with_connection(signature, endpoint)
+    call = functools.wraps(endpoint)(_filling(endpoint, injected, connection))
     call.__signature__ = signature  # type: ignore[attr-defined]  # what inspect looks at before anything else
     setattr(call, ENDPOINT_MARK, injected)
     return call
@@ -162,18 +153,54 @@ def _is_coroutine(endpoint: Callable[..., Any]) -> bool:
 def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...], inspect.Signature]:
     """The parameters we fill, and the signature without them."""
     signature = inspect.signature(endpoint)
-    names = getattr(inspect.unwrap(endpoint), "__globals__", {})
+    names, around = getattr(inspect.unwrap(endpoint), "__globals__", {}), _names_around(endpoint)
     injected, others = [], []
     for parameter in signature.parameters.values():
-        metadata = metadata_of(resolve(parameter.annotation, names))
+        annotation = resolve(parameter.annotation, names, around)
+        metadata = metadata_of(annotation)
         dependencies = [each.dependency for each in metadata if isinstance(each, params.Depends)]
         if bean := next((each for each in dependencies if isinstance(each, BeanOf)), None):
             injected.append(Injected(parameter.name, bean.wanted, parameter.default))
         elif any(isinstance(each, InjectMark) for each in metadata):
             raise IllegalConfigurationError([_wrong_inject(endpoint, parameter.name)])
+        elif problem := unreadable_inject(f"endpoint {endpoint.__name__}", parameter.name, annotation):
+            raise IllegalConfigurationError([problem])
         else:
-            others.append(parameter)
+            known = around and not isinstance(annotation, Unresolved)
+            others.append(parameter.replace(annotation=annotation) if known else parameter)
     return tuple(injected), signature.replace(parameters=others)
+
+
+def _names_around(endpoint: Callable[..., Any]) -> Mapping[str, Any]:
+    """The names known where an endpoint inside a function is being declared, for annotations that are text."""
+    plain = inspect.unwrap(endpoint)
+    around, _, _ = plain.__qualname__.rpartition(".<locals>.")
+    frame = sys._getframe(1) if around else None
+    while frame is not None:
+        if frame.f_code.co_qualname == around and frame.f_globals is plain.__globals__:
+            return frame.f_locals
+        frame = frame.f_back
+    return {}
+
+
+def unreadable_inject(where: str, parameter: str, annotation: object) -> Problem | None:
+    """A problem if what seems to be `Inject[…]` names something that cannot be found: FastAPI would ask the client."""
+    text = annotation.text if isinstance(annotation, Unresolved) else annotation
+    if not isinstance(text, str) or "Inject[" not in text:
+        return None
+    what = f"the annotation {text!r} cannot be resolved"
+    return Problem(f"{where}, parameter {parameter!r}", what, "import or define what it names at the top of the module")
+
+
+def _with_connection(signature: inspect.Signature, endpoint: Callable[..., Any]) -> tuple[inspect.Signature, str]:
+    """The signature with a parameter by which FastAPI passes its `Request`, undocumented; and that parameter's name."""
+    names = getattr(inspect.unwrap(endpoint), "__globals__", {})
+    for each in signature.parameters.values():
+        if resolve(each.annotation, names) is HTTPConnection:  # FastAPI fills no more than one of this type
+            return signature, each.name
+    connection = inspect.Parameter(CONNECTION, inspect.Parameter.KEYWORD_ONLY, annotation=HTTPConnection)
+    parameters = sorted([*signature.parameters.values(), connection], key=lambda each: each.kind)
+    return signature.replace(parameters=parameters), CONNECTION
 
 
 def _wrong_inject(endpoint: Callable[..., Any], parameter: str) -> Problem:
@@ -184,46 +211,48 @@ def _wrong_inject(endpoint: Callable[..., Any], parameter: str) -> Problem:
     )
 
 
-def _async_caller(endpoint: Callable[..., Any], injected: Sequence[Injected]) -> Callable[..., Any]:
-    if toolbox_of(endpoint) is None and all(each.default is EMPTY for each in injected):
-        beans = [(each.name, each.wanted) for each in injected]
-
-        async def call(**values: Any) -> Any:
-            container = the_exchange().container
-            for name, wanted in beans:
-                values[name] = await container.aget(wanted)
-            return await endpoint(**values)
-
-        return call
-
-    async def call_with_tools(**values: Any) -> Any:
-        await _fill(values, injected)
-        with tools_added(endpoint_tools(endpoint)):
-            return await endpoint(**values)
-
-    return call_with_tools
-
-
-def _thread_caller(endpoint: Callable[..., Any], injected: Sequence[Injected]) -> Callable[..., Any]:
-    def call_here(values: dict[str, Any]) -> Any:
-        with tools_added(endpoint_tools(endpoint)):
-            return endpoint(**values)
+def _filling(endpoint: Callable[..., Any], injected: Sequence[Injected], connection: str) -> Callable[..., Any]:
+    run = _running(endpoint)
+    wanted_by_itself = connection != CONNECTION
+    beans = [(each.name, each.wanted, each.default) for each in injected]
 
     async def call(**values: Any) -> Any:
-        await _fill(values, injected)
-        return await run_in_threadpool(call_here, values)
+        exchange = the_exchange(values[connection] if wanted_by_itself else values.pop(connection))
+        try:
+            for name, wanted, default in beans:
+                try:
+                    values[name] = await exchange.container.aget(wanted)
+                except MissingBeanError:
+                    if default is EMPTY:
+                        raise  # else the parameter, of which FastAPI knows nothing, keeps its default
+            return await run(**values)
+        except BaseException as error:
+            exchange.fail(error)
+            raise
 
     return call
 
 
-async def _fill(values: dict[str, Any], injected: Sequence[Injected]) -> None:
-    container = the_exchange().container
-    for each in injected:
-        try:
-            values[each.name] = await container.aget(each.wanted)
-        except MissingBeanError:
-            if each.default is EMPTY:
-                raise  # else FastAPI knows nothing of the parameter, and it keeps its default
+def _running(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """The endpoint as a coroutine function, with its tools around it."""
+    if not _is_coroutine(endpoint):
+
+        def call_here(values: dict[str, Any]) -> Any:
+            with tools_added(endpoint_tools(endpoint)):
+                return endpoint(**values)
+
+        async def on_thread(**values: Any) -> Any:
+            return await run_in_threadpool(call_here, values)
+
+        return on_thread
+    if toolbox_of(endpoint) is None:
+        return endpoint
+
+    async def with_tools(**values: Any) -> Any:
+        with tools_added(endpoint_tools(endpoint)):
+            return await endpoint(**values)
+
+    return with_tools
 
 
 # --- @toolbox on an endpoint
@@ -248,7 +277,6 @@ def enter_route(exchange: Exchange, connection: HTTPConnection) -> None:
 
     FastAPI keeps, for each request, a stack of what ends with the endpoint and one of what ends with the response.
     """
-    exchange.connection = connection
     endpoint = connection.scope.get("endpoint")
     if exchange.entered or hasattr(endpoint, ENDPOINT_MARK):
         return
@@ -292,12 +320,22 @@ def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator
             place = f"{where}, parameter {each.name!r}"
             yield from graph.problems_of(point_of(each.wanted, place, parameter=each.name, default=default))
         dependant = getattr(context, "dependant", None)
+        yield from _unreadable(dependant, where)
         for point in _points_in(dependant, where) if dependant is not None else ():
             yield from graph.problems_of(point)
         tools, problems = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
         yield from problems
         for tool in tools:
             yield from tool_bean_problems(f"{where}, tool {tool.specification.name}", tool, graph)
+
+
+def _unreadable(dependant: Dependant | None, where: str) -> Iterator[Problem]:
+    """The parameters that FastAPI takes for the query's, because it could not read their `Inject[…]`."""
+    for field in dependant.query_params if dependant is not None else ():
+        annotation = field.field_info.annotation
+        text = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else None
+        if problem := unreadable_inject(where, field.name, text):
+            yield problem
 
 
 def _points_in(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:

@@ -299,6 +299,17 @@ async def test_classes_and_methods_may_be_endpoints_and_dependencies(running) ->
         assert (await client.get("/filter?limit=7")).json() == "/filter 7"
 
 
+async def test_an_endpoint_may_ask_for_the_connection_itself(running) -> None:
+    app = application()
+
+    @app.get("/here")
+    async def endpoint(page: Inject[Page], connection: HTTPConnection, request: Request) -> list[Any]:
+        return [page.path, connection.url.path, connection is request]
+
+    async with running(app) as client:
+        assert (await client.get("/here")).json() == ["/here", "/here", True]
+
+
 async def test_dependency_overrides_still_work(running) -> None:
     app = application()
 

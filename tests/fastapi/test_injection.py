@@ -313,6 +313,53 @@ def test_the_other_inject_is_refused_at_the_decorator(ours: bool, wanted: Any) -
         routes.get("/")(chat)
 
 
+def text(annotation: str) -> Any:
+    """An endpoint whose annotation is text, as `from __future__ import annotations` makes it."""
+
+    async def endpoint(wanted: Any) -> str:
+        return type(wanted).__name__
+
+    endpoint.__annotations__["wanted"] = annotation
+    return endpoint
+
+
+async def test_annotations_may_be_text_and_name_what_is_local_to_a_function(running) -> None:
+    class Local: ...
+
+    class Body(BaseModel):
+        number: int
+
+    app = FastAPI()
+    install(app, Container().register(Local, Counter))
+
+    async def endpoint(body: Any, local: Any, counter: Any) -> str:
+        return f"{type(local).__name__} {body.number} {counter.next()}"
+
+    endpoint.__annotations__ |= {"body": "Body", "local": "Inject[Local]", "counter": "Inject[Counter]"}
+    app.post("/")(endpoint)
+
+    router = APIRouter()
+    router.get("/plain")(text("Inject[Counter]"))
+    app.include_router(router)
+
+    async with running(app) as client:
+        assert (await client.post("/", json={"number": 7})).json() == "Local 7 1"
+        assert (await client.get("/plain")).json() == "Counter"
+
+
+async def test_an_inject_that_cannot_be_read_is_not_taken_for_something_of_the_clients() -> None:
+    app, router = application(), APIRouter()
+
+    with pytest.raises(IllegalConfigurationError, match=r"endpoint, parameter 'wanted': .*'Inject\[Nowhere\]'"):
+        app.get("/")(text("Inject[Nowhere]"))
+
+    router.get("/plain")(text("Inject[Nowhere]"))
+    app.include_router(router)
+    with pytest.raises(IllegalConfigurationError, match=r"GET /plain \(endpoint\), parameter 'wanted'"):
+        async with app.router.lifespan_context(app):
+            pass
+
+
 async def test_an_application_without_a_container_says_so(running) -> None:
     app = FastAPI()
 

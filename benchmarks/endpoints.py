@@ -1,0 +1,159 @@
+"""What an injected endpoint costs: the container benchmark's ten beans, asked for by a FastAPI endpoint.
+
+Whole ASGI calls, without a network. Printed is what each application takes more than one that injects nothing; the
+applications take turns in each round, so that what else the machine does hits all of them alike.
+
+    python -m benchmarks.endpoints [--rounds 15] [--json]
+
+Not shared alike: ours alone keeps the scope open until the response has been sent, tells it of errors that FastAPI
+handles, and notices clients that leave; wireup's middleware mode comes closest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+
+from benchmarks.container import APPLICATION, DEPENDENT, REQUEST, Handler
+from toolbox import Container, application_scoped, dependent, request_scoped
+from toolbox_fastapi import Inject, install
+
+CALLS = 150
+REQUESTED: dict[str, Any] = {
+    "type": "http",
+    "asgi": {"version": "3.0", "spec_version": "2.3"},
+    "http_version": "1.1",
+    "method": "GET",
+    "path": "/",
+    "raw_path": b"/",
+    "query_string": b"",
+    "root_path": "",
+    "scheme": "http",
+    "headers": [(b"host", b"benchmark")],
+    "client": ("127.0.0.1", 1),
+    "server": ("127.0.0.1", 80),
+}
+
+
+def nothing(routes: Any) -> None:
+    @routes.get("/")
+    async def endpoint() -> int:
+        return 1
+
+
+def toolbox(routes: Any) -> None:
+    @routes.get("/")
+    async def endpoint(handler: Inject[Handler]) -> int:
+        return 1
+
+
+def wireup(routes: Any) -> None:
+    from wireup import Injected
+
+    async def endpoint(handler: Any) -> int:
+        return 1
+
+    endpoint.__annotations__["handler"] = Injected[Handler]
+    routes.get("/")(endpoint)
+
+
+def declared_on(app: FastAPI, routes: APIRouter | None, declare: Callable[[Any], None]) -> FastAPI:
+    declare(app if routes is None else routes)
+    if routes is not None:
+        app.include_router(routes)
+    return app
+
+
+def ours(routes: APIRouter | None = None, declare: Callable[[Any], None] = toolbox) -> FastAPI:
+    for mark, classes in ((application_scoped, APPLICATION), (request_scoped, REQUEST), (dependent, DEPENDENT)):
+        for cls in classes:
+            mark(cls)
+    app = FastAPI()
+    install(app, Container().register(*APPLICATION, *REQUEST, *DEPENDENT))
+    return declared_on(app, routes, declare)
+
+
+def theirs(routes: APIRouter | None = None, *, own_route: bool = True, middleware: bool = False) -> FastAPI:
+    import wireup as library
+    from wireup.integration.fastapi import WireupRoute, setup
+
+    lifetimes = (("singleton", APPLICATION), ("scoped", REQUEST), ("transient", DEPENDENT))
+    injectables: list[Any] = [
+        library.injectable(cls, lifetime=lifetime)  # type: ignore[call-overload]  # one overload for each literal
+        for lifetime, classes in lifetimes
+        for cls in classes
+    ]
+    app = FastAPI()
+    if own_route:
+        app.router.route_class = WireupRoute
+    declared_on(app, routes, wireup)
+    setup(library.create_async_container(injectables=injectables), app, middleware_mode=middleware)
+    return app
+
+
+APPLICATIONS: dict[str, Callable[[], FastAPI]] = {
+    "nothing injected": lambda: declared_on(FastAPI(), None, nothing),
+    "toolbox, an endpoint without beans": lambda: ours(declare=nothing),
+    "toolbox": ours,
+    "wireup, its route class": theirs,
+    "wireup, its route class and middleware": lambda: theirs(middleware=True),
+    "nothing injected, in a router": lambda: declared_on(FastAPI(), APIRouter(), nothing),
+    "toolbox, in a plain router": lambda: ours(APIRouter()),
+    "wireup, in a plain router": lambda: theirs(APIRouter(), own_route=False),
+}
+
+
+async def measure(rounds: int) -> dict[str, list[float]]:
+    """Microseconds per call, for each application and round."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: dict[str, Any]) -> None:
+        assert message.get("status", 200) == 200
+
+    async with AsyncExitStack() as lifespans:
+        apps: dict[str, Any] = {name: make() for name, make in APPLICATIONS.items()}
+        for app in apps.values():
+            await lifespans.enter_async_context(app.router.lifespan_context(app))
+            for _ in range(CALLS):
+                await app(dict(REQUESTED), receive, send)
+        found: dict[str, list[float]] = {name: [] for name in apps}
+        for number in range(rounds):
+            for name in apps if number % 2 == 0 else reversed(apps):
+                gc.collect()
+                begin = time.perf_counter()
+                for _ in range(CALLS):
+                    await apps[name](dict(REQUESTED), receive, send)
+                found[name].append((time.perf_counter() - begin) / CALLS * 1e6)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found = asyncio.run(measure(options.rounds))
+    if options.json:
+        print(json.dumps({"microseconds": found}))
+        return
+    print(f"{'':40} {'µs/call':>8} {'added':>8}")
+    base = ""
+    for name, times in found.items():
+        base = name if name.startswith("nothing") else base
+        added = statistics.median(mine - other for mine, other in zip(times, found[base], strict=True))
+        print(f"{name:40} {statistics.median(times):8.1f} {added:8.1f}")
+
+
+if __name__ == "__main__":
+    main()
