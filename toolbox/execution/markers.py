@@ -1,0 +1,110 @@
+"""The execution-model markers: how a tool says where it must be run.
+
+Not here: the places (`threads`), which of them a call gets (`runners`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from ..errors import Problem
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXECUTION_MARK = "__toolbox_execution__"
+
+
+class ExecutionModel(StrEnum):
+    """How a tool must be run."""
+
+    BLOCKING = "blocking"
+    NON_BLOCKING = "non_blocking"
+    THREAD = "thread"
+    EXECUTOR = "executor"
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How one tool is run: its model, and for `EXECUTOR` the executor or its name in `Container(executors=…)`."""
+
+    model: ExecutionModel
+    executor: Executor | str | None = None
+    is_coroutine: bool = False  # of a non-blocking one: it only makes a coroutine, which needs the loop
+
+
+BLOCKING = Execution(ExecutionModel.BLOCKING)
+NON_BLOCKING = Execution(ExecutionModel.NON_BLOCKING)
+COROUTINE = Execution(ExecutionModel.NON_BLOCKING, is_coroutine=True)
+THREAD = Execution(ExecutionModel.THREAD)
+
+
+def _leave(execution: Execution, target: F) -> F:
+    # A static or class method keeps its marks on the wrapper, which takes attributes since Python 3.10.
+    setattr(target, EXECUTION_MARK, execution)
+    return target
+
+
+def blocking(target: F) -> F:
+    """The tool waits (files, sockets, locks): it is kept off the event loop. The default for `def`."""
+    return _leave(BLOCKING, target)
+
+
+def non_blocking(target: F) -> F:
+    """The tool never waits: it may run on the event loop. The default for `async def`."""
+    return _leave(NON_BLOCKING, target)
+
+
+def run_on_thread(target: F) -> F:
+    """The tool gets a fresh thread for each call."""
+    return _leave(THREAD, target)
+
+
+def run_on(executor: Executor | str) -> Callable[[F], F]:
+    """The tool runs on this `concurrent.futures.Executor`, or the one of this name in `Container(executors=…)`."""
+    execution = Execution(ExecutionModel.EXECUTOR, executor)
+    return lambda target: _leave(execution, target)
+
+
+def is_async(function: object) -> bool:
+    """Whether calling `function` makes a coroutine."""
+    return inspect.iscoroutinefunction(inspect.unwrap(function) if callable(function) else function)
+
+
+def returns_awaitable(annotation: object) -> bool:
+    """Whether a resolved return annotation says that the value has to be awaited."""
+    origin = typing.get_origin(annotation) or annotation
+    return isinstance(origin, type) and issubclass(origin, Awaitable)
+
+
+def execution_of(function: object, mark: Execution | None, returns: object = None) -> Execution:
+    """How `function` is run: as `mark` says, else by its kind and by its resolved return annotation."""
+    if is_async(function):
+        return COROUTINE if mark is None or mark.model is ExecutionModel.NON_BLOCKING else mark
+    if mark is not None:
+        return mark
+    return NON_BLOCKING if returns_awaitable(returns) else BLOCKING
+
+
+def execution_problems(where: str, function: object, execution: Execution) -> Iterator[Problem]:
+    """What is wrong with running `function` so."""
+    if is_async(function) and execution.model is not ExecutionModel.NON_BLOCKING:
+        yield Problem(
+            where,
+            f"an `async def` tool cannot be marked {execution.model.value}: it runs on the event loop",
+            "remove the marker, or make it a `def`",
+        )
+
+
+def unknown_executor(where: str, execution: Execution) -> Problem:
+    """What to say of an executor that the container does not have."""
+    return Problem(
+        where,
+        f"there is no executor {execution.executor!r}",
+        f'give it: Container(executors={{"{execution.executor}": …}})',
+    )

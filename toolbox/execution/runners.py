@@ -1,0 +1,211 @@
+"""Runs the parts of one invocation where they belong: for an asynchronous method, and for a synchronous one.
+
+Not here: the places themselves (`threads`), what is run (`tools.invocation`), for whom (`services`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+from ..context import InvocationContext, invocation_attributes
+from ..errors import IllegalConfigurationError
+from .markers import Execution, ExecutionModel, unknown_executor
+from .threads import Finish, Workers, named, settle
+
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """Runs the parts of one invocation where they belong."""
+
+    async def run(
+        self,
+        execution: Execution,
+        call: Callable[[], Any],
+        label: str,
+        *,
+        finish: Finish | None = None,
+        shipped: Callable[[], Callable[[], Any]] | None = None,
+    ) -> Any:
+        """`call()` in the place that `execution` means for this invocation, in a copy of the current context.
+
+        A value that turns out to be awaitable is awaited on the loop. `finish(error)` is awaited on the loop exactly
+        once: when the call has ended (`error` is what it raised, or None), or when it is certain that it never starts.
+        Cancelled while the call is on a thread, this raises `CancelledError` at once; the thread goes on, and `finish`
+        follows when it leaves. `label` names the thread meanwhile. `shipped` makes a picklable form of the call for an
+        executor of other processes.
+        """
+        ...
+
+
+def _crosses_process(executor: Executor) -> bool:
+    """Whether what this executor runs has to be pickled."""
+    processes = sys.modules.get("concurrent.futures.process")  # not imported: then it is none of them
+    if processes is not None and isinstance(executor, processes.ProcessPoolExecutor):
+        return True
+    return type(executor).__module__.partition(".")[0] in {"distributed", "loky", "mpi4py"}
+
+
+def _run_elsewhere(call: Callable[[], Any], attributes: Mapping[str, Any]) -> Any:
+    """In the other process: only the attributes have come along."""
+    with invocation_attributes(**attributes):
+        return call()
+
+
+def _picklable(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    import pickle
+
+    kept = {}
+    for name, value in attributes.items():
+        try:
+            pickle.dumps(value)
+        except Exception:  # whatever an object's own pickling raises: it cannot travel
+            continue
+        kept[name] = value
+    return kept
+
+
+async def _on_loop(call: Callable[[], Any], finish: Finish | None) -> Any:
+    try:
+        value = call()
+        if inspect.isawaitable(value):
+            value = await value
+    except BaseException as error:
+        if finish is not None:
+            await finish(error)
+        raise
+    if finish is not None:
+        await finish(None)
+    return value
+
+
+class LoopRunner:
+    """Runs the tools of an asynchronous service method: the loop is never held up.
+
+    `blocking_on`: the executor for blocking tools, instead of the container's pool.
+    """
+
+    def __init__(self, workers: Workers, blocking_on: Executor | None = None) -> None:
+        self._workers, self._blocking_on = workers, blocking_on
+
+    async def run(
+        self,
+        execution: Execution,
+        call: Callable[[], Any],
+        label: str,
+        *,
+        finish: Finish | None = None,
+        shipped: Callable[[], Callable[[], Any]] | None = None,
+    ) -> Any:
+        """See `Runner.run`."""
+        if execution.model is ExecutionModel.NON_BLOCKING:
+            began = time.perf_counter()
+
+            def timed() -> Any:
+                value = call()
+                self._workers.warn_if_slow(label, began)
+                return value
+
+            return await _on_loop(timed, finish)
+        return await self._awaited(self._submit(execution, call, label, shipped), label, finish)
+
+    async def _awaited(self, future: Future[Any], label: str, finish: Finish | None) -> Any:
+        value = await self._workers.outcome(future, label, finish)
+        if inspect.isawaitable(value):
+            pending = value
+
+            async def rest() -> Any:
+                return await pending
+
+            return await _on_loop(rest, finish)
+        return value
+
+    def _submit(
+        self,
+        execution: Execution,
+        call: Callable[[], Any],
+        label: str,
+        shipped: Callable[[], Callable[[], Any]] | None,
+    ) -> Future[Any]:
+        context = contextvars.copy_context()
+
+        def work() -> Any:
+            return context.run(named, call, label)
+
+        if execution.model is ExecutionModel.THREAD:
+            return self._workers.submit_to_thread(work)
+        if execution.model is ExecutionModel.EXECUTOR:
+            executor = self._workers.executor(execution)
+            if executor is None:
+                raise IllegalConfigurationError([unknown_executor(label, execution)])
+            if shipped is not None and _crosses_process(executor):
+                current = InvocationContext.current()
+                return executor.submit(_run_elsewhere, shipped(), _picklable(current.attributes if current else {}))
+            return executor.submit(work)
+        return self._submit_blocking(work)
+
+    def _submit_blocking(self, work: Callable[[], Any]) -> Future[Any]:
+        if self._blocking_on is not None:
+            return self._blocking_on.submit(work)
+        return self._workers.submit_to_pool(work)
+
+
+class CallerRunner(LoopRunner):
+    """Runs the tools of a synchronous service method: its caller's thread serves them while it waits.
+
+    `together`: whether several tools may run at once; then the blocking ones go to the pool while it has room.
+    """
+
+    def __init__(self, workers: Workers, blocking_on: Executor | None = None) -> None:
+        super().__init__(workers, blocking_on)
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.together = False
+
+    async def run(
+        self,
+        execution: Execution,
+        call: Callable[[], Any],
+        label: str,
+        *,
+        finish: Finish | None = None,
+        shipped: Callable[[], Callable[[], Any]] | None = None,
+    ) -> Any:
+        """See `Runner.run`."""
+        if execution.model is ExecutionModel.NON_BLOCKING and not execution.is_coroutine:
+            context = contextvars.copy_context()
+            future = self._submit_to_caller(lambda: context.run(named, call, label))
+            return await self._awaited(future, label, finish)
+        return await super().run(execution, call, label, finish=finish, shipped=shipped)
+
+    def _submit_blocking(self, work: Callable[[], Any]) -> Future[Any]:
+        if self.together and (self._blocking_on is not None or not self._workers.is_full):
+            return super()._submit_blocking(work)
+        return self._submit_to_caller(work)
+
+    def _submit_to_caller(self, work: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def job() -> None:
+            if future.set_running_or_notify_cancel():
+                settle(future, work)
+
+        self._jobs.put(job)
+        return future
+
+    def wait_for(self, future: Future[T]) -> T:
+        """On the caller's thread: serves jobs until `future`, the invocation on the loop, has ended."""
+        future.add_done_callback(lambda _: self._jobs.put(None))
+        try:
+            while (job := self._jobs.get()) is not None:
+                job()
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
