@@ -224,28 +224,46 @@ def printable(text: str) -> str:
 class Encoded:
     """What a tool returned, as the model is told it: not yet cut, and not yet said who asked."""
 
-    __slots__ = ("attributes", "contents", "is_error", "text", "value")
+    __slots__ = ("text", "value")
+    is_error = False
+    contents: Sequence[Content] = ()
+    attributes: Mapping[str, Any] | None = None
+
+    def __init__(self, text: str, value: object = None) -> None:
+        self.text, self.value = text, value
+
+    def as_result(self) -> ToolExecutionResult:
+        """In the form that programs see."""
+        return ToolExecutionResult(self.text, self.value, self.is_error, self.attributes or {}, self.contents)
+
+
+class EncodedInFull(Encoded):
+    """What says more than a text and a value: an error, contents, attributes."""
+
+    __slots__ = ("attributes", "contents", "is_error")
 
     def __init__(
         self,
         text: str,
         value: object = None,
+        *,
         is_error: bool = False,
         contents: Sequence[Content] = (),
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        self.text, self.value, self.is_error = text, value, is_error
-        self.contents, self.attributes = contents, attributes
+        super().__init__(text, value)
+        self.is_error, self.contents, self.attributes = is_error, contents, attributes
 
     @classmethod
     def of(cls, result: ToolExecutionResult) -> Encoded:
         """What a tool, an executor or a handler has put together itself."""
-        value = None if result.is_error else result.result_object
-        return cls(result.text, value, result.is_error, result.contents, result.attributes)
-
-    def as_result(self) -> ToolExecutionResult:
-        """In the form that programs see."""
-        return ToolExecutionResult(self.text, self.value, self.is_error, self.attributes or {}, self.contents)
+        return cls(
+            result.text,
+            None if result.is_error else result.result_object,
+            is_error=result.is_error,
+            contents=result.contents,
+            attributes=result.attributes,
+        )
 
 
 class ResultEncoder:
@@ -269,13 +287,13 @@ class ResultEncoder:
             return Encoded(self._none)
         if kind not in _PLAIN:
             if isinstance(value, ToolExecutionResult):
-                return Encoded.of(value)
+                return EncodedInFull.of(value)
             if hasattr(kind, "__tool_value__"):  # it says itself what it stands for
                 return self(value.__tool_value__())
             if isinstance(value, str):
                 return Encoded(self._sendable(str.__str__(value), value), value)
             if contents := _contents_of(value):
-                return Encoded(joined_text(contents), value, contents=contents)
+                return EncodedInFull(joined_text(contents), value, contents=contents)
         return Encoded(self._json(value), value)
 
     def _sendable(self, text: str, value: Any) -> str:

@@ -10,13 +10,14 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import perf_counter
 from types import CoroutineType
 from typing import Any
 
 from ..chat import (
+    Content,
     ToolExecution,
     ToolExecutionRequest,
     ToolExecutionResult,
@@ -40,8 +41,7 @@ from ..errors import (
     UnknownToolError,
 )
 from ..execution import EXECUTION_MARK, Execution, Runner, execution_of
-from ..frozen import quickly_made
-from .codec import ArgumentDecoder, Encoded, ResultEncoder, cut, printable
+from .codec import ArgumentDecoder, Encoded, EncodedInFull, ResultEncoder, cut, printable
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
 from .marks import ReturnBehavior
 
@@ -61,7 +61,8 @@ class Tool:
 
     `bean` is looked up for each call in the scope that is active then, and asked for `member`; without one, `function`
     is called as it is. `decode` is None for an executor made by hand, which is given the request itself. `positional`
-    has the names and defaults of the parameters that cannot be given by name.
+    has the names and defaults of the parameters that cannot be given by name. `is_plain`: the function takes what the
+    model fills in, and nothing else.
     """
 
     specification: ToolSpecification
@@ -80,6 +81,12 @@ class Tool:
     context_names: tuple[str, ...] = ()
     needs_memory_id: bool = False
     injected: tuple[InjectedParameter, ...] = ()
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        hidden = self.memory_id_names or self.context_names or self.injected
+        plain = self.decode is not None and self.bean is None and not hidden and not self.positional
+        object.__setattr__(self, "is_plain", plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +100,22 @@ class ToolSurroundings:
     max_result_chars: int | None = None
 
 
-@quickly_made
-@dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What came of a tool call: for the caller, and for the model."""
+    """What came of a tool call: `execution` for the caller, `message` for the model."""
 
-    execution: ToolExecution
-    message: ToolExecutionResultMessage
+    __slots__ = ("_contents", "execution")
+
+    def __init__(self, execution: ToolExecution, contents: Sequence[Content]) -> None:
+        self.execution, self._contents = execution, contents
+
+    @property
+    def message(self) -> ToolExecutionResultMessage:
+        """The answer to the call, made when it is asked for."""
+        told = self.execution
+        request = told.request
+        return ToolExecutionResultMessage(
+            request.id, request.name, told.result, told.is_error, told.attributes, self._contents
+        )
 
 
 async def execute_tool(tool: Tool, request: ToolExecutionRequest, surroundings: ToolSurroundings) -> ToolOutcome:
@@ -108,16 +124,28 @@ async def execute_tool(tool: Tool, request: ToolExecutionRequest, surroundings: 
     Raises `ToolAbort`, `FrameworkError`s, cancellation, and what a handler raises.
     """
     started_at, clock = datetime.now(UTC), perf_counter()
-    context = _context_of(tool, request, surroundings.context)
+    outer = surroundings.context
+    if tool.timeout is None:
+        context = outer.in_tool(request)
+    else:
+        context = outer.in_tool(request, _CallCancellation(outer.cancellation))
     token = current_invocation.set(context)
     try:
         try:
-            told = await _perform(tool, request, context, surroundings)
+            arguments = None if tool.decode is None else tool.decode(request)
+            with surroundings.scope.open_call_scope() as opened:
+                call = ToolCall(tool, request, arguments, context, surroundings.scope, opened)
+                if not tool.is_plain:
+                    await call.prepare()
+                if tool.execution.is_coroutine and tool.timeout is None:
+                    told = await call.here()
+                else:
+                    told = await call.elsewhere(surroundings.runner)
         except Exception as error:
             told = await _told(error, request, context, surroundings)
     finally:
         _reset(token)
-    limit = surroundings.max_result_chars if tool.max_result_chars is None else tool.max_result_chars
+    limit = tool.max_result_chars or surroundings.max_result_chars
     return _outcome(request, told, limit, started_at, perf_counter() - clock)
 
 
@@ -143,56 +171,10 @@ def _outcome(
     if limit is not None and len(text) > limit:
         text, contents = cut(text, tuple(contents), limit)
     attributes = told.attributes or {}
-    return ToolOutcome(
-        ToolExecution(request, text, told.value, failed, started_at, duration, attributes),
-        ToolExecutionResultMessage(request.id, request.name, text, failed, attributes, contents),
-    )
+    return ToolOutcome(ToolExecution(request, text, told.value, failed, started_at, duration, attributes), contents)
 
 
 # --- the call
-
-
-async def _perform(
-    tool: Tool, request: ToolExecutionRequest, context: InvocationContext, surroundings: ToolSurroundings
-) -> Encoded:
-    arguments = None if tool.decode is None else tool.decode(request)
-    scope, runner = surroundings.scope, surroundings.runner
-    with scope.open_call_scope() as opened:
-        call = ToolCall(tool, request, arguments, context, scope, opened)
-        if tool.bean is not None or tool.injected:
-            await call.prepare()
-        if tool.execution.is_coroutine:
-            running = call.here()
-        else:
-            running = runner.run(tool.execution, call, call.name, finish=call.finish, shipped=call.shipped)
-        if tool.timeout is None:
-            try:
-                returned = await running
-            except asyncio.CancelledError as error:
-                call.given_up = error
-                raise
-        else:
-            returned = await _limited(running, call, tool.timeout)
-    # What another process returned has not been encoded there.
-    return returned if type(returned) is Encoded else tool.encode(returned)
-
-
-async def _limited(running: Any, call: ToolCall, timeout: float) -> Any:
-    late = ToolTimeoutError(call.name, timeout)
-    limit = asyncio.timeout(timeout)
-    try:
-        async with limit:
-            try:
-                return await running
-            except asyncio.CancelledError as error:
-                call.given_up = late if limit.expired() else error
-                raise
-    except TimeoutError:
-        if not limit.expired():
-            raise  # the tool's own
-        if isinstance(call.context.cancellation, _CallCancellation):
-            call.context.cancellation.late = True
-        raise late from None
 
 
 class ToolCall:
@@ -236,6 +218,39 @@ class ToolCall:
             await self.finish(error)
             raise
 
+    async def elsewhere(self, runner: Runner) -> Encoded:
+        """The whole call, where the tool's execution model says, and within its time."""
+        tool = self.tool
+        if tool.execution.is_coroutine:
+            running: Any = self.here()
+        else:
+            running = runner.run(tool.execution, self, self.name, finish=self.finish, shipped=self.shipped)
+        try:
+            returned = await (running if tool.timeout is None else self._limited(running, tool.timeout))
+        except asyncio.CancelledError as error:
+            self.given_up = error
+            raise
+        # What another process returned has not been encoded there.
+        return returned if isinstance(returned, Encoded) else tool.encode(returned)
+
+    async def _limited(self, running: Any, timeout: float) -> Any:
+        late = ToolTimeoutError(self.name, timeout)
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                try:
+                    return await running
+                except asyncio.CancelledError:
+                    if limit.expired():
+                        self.given_up = late
+                    raise
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the tool's own
+            if isinstance(self.context.cancellation, _CallCancellation):
+                self.context.cancellation.late = True
+            raise late from None
+
     async def here(self) -> Encoded:
         """The whole call of a coroutine function, which needs no other place than the loop and the task it is in."""
         try:
@@ -275,10 +290,13 @@ class ToolCall:
 
     def _bound(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """The function to call, its positional arguments, and its arguments by name."""
-        tool, kwargs = self.tool, self._arguments
-        function = self._function()
+        tool, kwargs, function = self.tool, self._arguments, self.tool.function
+        if function is None:
+            function = member_of(self._scope.get(tool.bean), tool.member)
         if kwargs is None:
             return function, (self._request, self.context.memory_id), {}
+        if tool.is_plain:
+            return function, (), kwargs
         for name in tool.memory_id_names:
             kwargs[name] = self.context.memory_id
         for name in tool.context_names:
@@ -292,12 +310,6 @@ class ToolCall:
         if not tool.positional:
             return function, (), kwargs
         return function, tuple(kwargs.pop(name, default) for name, default in tool.positional), kwargs
-
-    def _function(self) -> Callable[..., Any]:
-        tool = self.tool
-        if tool.function is not None:
-            return tool.function
-        return member_of(self._scope.get(tool.bean), tool.member)
 
     def shipped(self) -> Callable[[], Any]:
         """The call as it can be sent to another process, which has no beans and no scope."""
@@ -350,12 +362,6 @@ class _CallCancellation(Cancellation):
         return self.late or self._invocation.cancelled
 
 
-def _context_of(tool: Tool, request: ToolExecutionRequest, outer: InvocationContext) -> InvocationContext:
-    if tool.timeout is None:
-        return outer.in_tool(request)
-    return outer.in_tool(request, _CallCancellation(outer.cancellation))
-
-
 def _reset(token: Any) -> None:
     try:
         current_invocation.reset(token)
@@ -370,7 +376,7 @@ async def _told(
     error: Exception, request: ToolExecutionRequest, context: InvocationContext, surroundings: ToolSurroundings
 ) -> Encoded:
     if isinstance(error, ToolRetry):
-        return Encoded(printable(message_of(error)), is_error=True)
+        return EncodedInFull(printable(message_of(error)), is_error=True)
     if isinstance(error, (FrameworkError, ToolAbort)):
         raise error
     if isinstance(error, ExceptionGroup) and error.subgroup((FrameworkError, ToolAbort)) is not None:
@@ -399,5 +405,5 @@ async def _handled(
         answer = await surroundings.runner.run(execution, functools.partial(handler, error, context), label)
     checked = check_answer(answer, handler)
     if isinstance(checked, ToolExecutionResult):
-        return Encoded.of(checked)
-    return Encoded(printable(checked), is_error=True)
+        return EncodedInFull.of(checked)
+    return EncodedInFull(printable(checked), is_error=True)

@@ -1,0 +1,185 @@
+"""What one tool call costs in process, over calling the function: validate its JSON, call it, encode what it returns.
+
+Ours in three forms - a coroutine and a small `def` in a service's call, with everything it has (call scope, context,
+record for the caller), and an executor by itself - beside the peers that are installed. One round of each after the
+other, so that what else the machine does hits all of them alike; printed are medians of the rounds, less the function's
+own time, and ratios to the first row.
+
+    python -m benchmarks.tools [--rounds 15] [--calls 2000] [--json]
+
+Goals: ours at most 5 us over the function, at least 4 times less than pydantic-ai. A peer's row is the narrowest
+entrance that it has for a call with JSON arguments; LangChain's takes them parsed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from toolbox import Container, InvocationContext, ToolErrors, ToolExecutionRequest, non_blocking, tool_executor_from
+from toolbox.execution import LoopRunner, Workers
+from toolbox.tools.invocation import ToolSurroundings, execute_tool
+from toolbox.tools.sources import read_tools
+
+ARGUMENTS = '{"city":"Valence","days":3,"unit":"C"}'
+GOAL = 5.0
+
+Call = Callable[[], Awaitable[object]]
+
+
+async def forecast(city: str, days: int = 1, unit: str = "C") -> dict[str, int]:
+    """Forecasts the weather.
+
+    Args:
+        city: where
+        days: how many
+        unit: C or F
+    """
+    return {"high": 20 + days, "low": 9}
+
+
+@non_blocking
+def forecast_here(city: str, days: int = 1, unit: str = "C") -> dict[str, int]:
+    """Forecasts the weather."""
+    return {"high": 20 + days, "low": 9}
+
+
+async def the_function() -> object:
+    return await forecast("Valence", 3, "C")
+
+
+async def the_def() -> object:
+    return forecast_here("Valence", 3, "C")
+
+
+# --- ours
+
+
+def in_a_service(container: Container, function: Any) -> Call:
+    """A call as the tool loop makes it."""
+    [tool], problems = read_tools((function,), "benchmark")
+    assert not problems
+    surroundings = ToolSurroundings(
+        InvocationContext(Container, "chat"), container, LoopRunner(Workers()), ToolErrors(), None
+    )
+    request = ToolExecutionRequest("call_1", tool.specification.name, ARGUMENTS)
+    return lambda: execute_tool(tool, request, surroundings)
+
+
+def by_itself() -> Call:
+    executor: Any = tool_executor_from(forecast)
+    request = ToolExecutionRequest("call_1", "forecast", ARGUMENTS)
+    return lambda: executor(request, None)
+
+
+# --- the peers
+
+
+async def pydantic_ai() -> Call:
+    from pydantic_ai import RunContext
+    from pydantic_ai.messages import ToolCallPart
+    from pydantic_ai.models.test import TestModel
+    from pydantic_ai.tool_manager import ToolManager
+    from pydantic_ai.toolsets import FunctionToolset
+    from pydantic_ai.usage import RunUsage
+
+    context: Any = RunContext(deps=None, model=TestModel(), usage=RunUsage())
+    toolset: Any = FunctionToolset([forecast])
+    manager = await ToolManager(toolset).for_run_step(context)
+    part = ToolCallPart("forecast", ARGUMENTS, "call_1")
+    return lambda: manager.handle_call(part)
+
+
+async def openai_agents() -> Call:
+    from agents import function_tool
+    from agents.tool_context import ToolContext
+
+    made: Any = function_tool(forecast)
+    context: Any = ToolContext(context=None, tool_name="forecast", tool_call_id="call_1", tool_arguments=ARGUMENTS)
+    return lambda: made.on_invoke_tool(context, ARGUMENTS)
+
+
+async def langchain() -> Call:
+    from langchain_core.tools import tool
+
+    made: Any = tool("forecast")(forecast)
+    call = {"name": "forecast", "args": json.loads(ARGUMENTS), "id": "call_1", "type": "tool_call"}
+    return lambda: made.ainvoke(call)
+
+
+PEERS: dict[str, Callable[[], Awaitable[Call]]] = {
+    "pydantic-ai (ToolManager)": pydantic_ai,
+    "openai-agents (on_invoke_tool)": openai_agents,
+    "LangChain (ainvoke)": langchain,
+}
+
+
+async def installed_peers() -> dict[str, Call]:
+    found = {}
+    for name, make in PEERS.items():
+        try:
+            found[name] = await make()
+        except ImportError:
+            print(f"{name} is not installed; `make bench-tools` installs the peers")
+    return found
+
+
+# --- measuring
+
+
+async def microseconds(call: Call, calls: int) -> float:
+    began = time.perf_counter()
+    for _ in range(calls):
+        await call()
+    return (time.perf_counter() - began) / calls * 1e6
+
+
+async def measure(rounds: int, calls: int) -> dict[str, float]:
+    """Microseconds over the function's own, by row: medians over the rounds."""
+    async with Container() as container, container.request_scope():
+        rows = {
+            "toolbox, in a service (async def)": in_a_service(container, forecast),
+            "toolbox, in a service (def)": in_a_service(container, forecast_here),
+            "toolbox, tool_executor_from": by_itself(),
+            **await installed_peers(),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in rows}
+        for call in rows.values():
+            await microseconds(call, 100)
+        gc.collect()
+        gc.disable()
+        for _ in range(rounds):
+            for name, call in rows.items():
+                own = await microseconds(the_def if "(def)" in name else the_function, calls)
+                fewer = calls if name.startswith("toolbox") else max(calls // 10, 50)
+                taken[name].append(await microseconds(call, fewer) - own)
+            gc.collect()
+        gc.enable()
+    return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    measured = asyncio.run(measure(options.rounds, options.calls))
+    if options.json:
+        print(json.dumps(measured))
+        return
+    first = next(iter(measured.values()))
+    print(f"One tool call over the function itself, three arguments (goal: {GOAL:g} us)\n")
+    for name, taken in measured.items():
+        print(f"  {name:36} {taken:8.2f} us   {taken / first:6.1f}x")
+
+
+if __name__ == "__main__":
+    main()
