@@ -25,6 +25,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 BENCH_STAMP := $(BENCH_VENV)/.installed-bench
 INPUTS := pyproject.toml constraints.txt
 PIP := -m pip --disable-pip-version-check --quiet install
+# What is run, and what tests need beside it; named here because a comma ends an argument of $(call).
+PROJECT := -e '.[fastapi,sql]'
 
 .DEFAULT_GOAL := help
 .PHONY: help run ask test check format constraints clean wire \
@@ -50,26 +52,26 @@ endef
 
 $(RUN_STAMP): $(INPUTS)
 	$(call make_venv,$(VENV))
-	$(call install,$(PY),-e '.[fastapi,sql]')
+	$(call install,$(PY),$(PROJECT))
 	@touch $@
 
 # Dependency groups need pip 25.1.
 $(DEV_STAMP): $(INPUTS)
 	$(call make_venv,$(VENV))
 	@$(PY) $(PIP) --upgrade 'pip>=25.1'
-	$(call install,$(PY),-e '.[fastapi,sql]' --group dev)
+	$(call install,$(PY),$(PROJECT) --group dev)
 	@touch $@ $(RUN_STAMP)
 
 $(BENCH_STAMP): $(INPUTS)
 	$(call make_venv,$(BENCH_VENV))
 	@$(BENCH_PY) $(PIP) --upgrade 'pip>=25.1'
-	$(call install,$(BENCH_PY),-e '.[fastapi]' --group bench)
+	$(call install,$(BENCH_PY),$(PROJECT) --group bench)
 	@touch $@
 
 constraints:
 	$(PYTHON) -m venv --clear build/constraints
 	build/constraints/bin/python $(PIP) --upgrade 'pip>=25.1'
-	build/constraints/bin/python $(PIP) -e '.[fastapi,sql]' --group dev
+	build/constraints/bin/python $(PIP) $(PROJECT) --group dev
 	build/constraints/bin/python -m pip --disable-pip-version-check freeze --exclude-editable > constraints.txt
 
 clean:
