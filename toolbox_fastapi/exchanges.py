@@ -39,6 +39,13 @@ class ClientDisconnectedError(ToolboxError):
         return "the client left before the response had been sent"
 
 
+class ApplicationStoppingError(ToolboxError):
+    """The application stops, and what was asked of it took longer than that can wait."""
+
+    def __str__(self) -> str:
+        return "the application stops; raise TOOLBOX_STOP_TIMEOUT to let invocations take longer"
+
+
 class Exchange:
     """Stands between the server and the application: passes messages on and notices what they mean.
 
@@ -137,16 +144,15 @@ class Exchange:
     def _notice(self, message: Message) -> None:
         if message["type"] in ("http.disconnect", "websocket.disconnect") and not (self.completed or self.left):
             self.left = True
-            watchers, self._watchers = self._watchers, None
-            for leave in (watchers or {}).values():
-                leave(ClientDisconnectedError())
+            self.end_invocations(ClientDisconnectedError())
 
     # --- a client that may leave
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether an invocation is under way for this client."""
-        return bool(self._watchers)
+    def end_invocations(self, error: Exception) -> None:
+        """Cancels the invocations under way for this client; they raise `error`."""
+        watchers, self._watchers = self._watchers, None
+        for leave in (watchers or {}).values():
+            leave(error)
 
     def watch(self, leave: Callable[[Exception], None]) -> Callable[[], None]:
         """See `toolbox.context.Caller`. What begins after the response, or when the client has left, is not watched."""

@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketState
 
 from toolbox.errors import ModelError, ToolboxError
 
-from .exchanges import ClientDisconnectedError
+from .exchanges import ApplicationStoppingError, ClientDisconnectedError
 
 logger = logging.getLogger("toolbox.fastapi")
 
@@ -29,13 +29,6 @@ Handler = Callable[[Any, Any], Response | Awaitable[Response | None] | None]
 CLIENT_CLOSED_REQUEST = 499
 """nginx's word for it; nobody is there to read it."""
 
-STOPPING: dict[str, Any] = {
-    "type": "about:blank",
-    "title": HTTPStatus.SERVICE_UNAVAILABLE.phrase,
-    "status": 503,
-    "detail": "The server is stopping.",
-}
-
 
 def status_of(error: BaseException) -> int:
     """The HTTP status that tells a client of `error`."""
@@ -43,6 +36,8 @@ def status_of(error: BaseException) -> int:
         return error.status_code
     if isinstance(error, ClientDisconnectedError):
         return CLIENT_CLOSED_REQUEST
+    if isinstance(error, ApplicationStoppingError):
+        return HTTPStatus.SERVICE_UNAVAILABLE
     if isinstance(error, ToolboxError) and isinstance(error, TimeoutError):
         return HTTPStatus.GATEWAY_TIMEOUT
     if isinstance(error, ModelError):
@@ -60,6 +55,8 @@ def problem_details(error: BaseException) -> dict[str, Any]:
         problem["detail"] = error.detail
     elif status == HTTPStatus.GATEWAY_TIMEOUT:
         problem["detail"] = "The answer took too long."
+    elif status == HTTPStatus.SERVICE_UNAVAILABLE:
+        problem["detail"] = "The server is stopping."
     elif status == HTTPStatus.BAD_GATEWAY:
         problem["detail"] = "The language model did not give a usable answer."
     return problem

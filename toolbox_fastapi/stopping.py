@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeAlias
 
-from .exchanges import Exchange
+from .exchanges import ApplicationStoppingError, Exchange
 
 logger = logging.getLogger("toolbox.fastapi")
 
@@ -27,8 +27,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Stopping:
     """From the lifespan's start to its end: whether the application is stopping, and which exchanges are still open.
 
-    What is open should end by itself. `timeout` seconds after the signal, the requests in which an invocation is under
-    way are cancelled; as long after the end of the lifespan has begun, all of them.
+    What is open should end by itself. `timeout` seconds after the signal, the invocations under way are ended; as long
+    after the end of the lifespan has begun, all requests are.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -79,12 +79,11 @@ class Stopping:
     def _begin(self) -> None:
         if not self.begun.is_set():
             self.begun.set()
-            self._timer = self._loop.call_later(self._timeout, self._cancel_invocations)
+            self._timer = self._loop.call_later(self._timeout, self._end_invocations)
 
-    def _cancel_invocations(self) -> None:
+    def _end_invocations(self) -> None:
         for exchange in list(self.open):
-            if exchange.is_watched and exchange.task is not None:
-                exchange.task.cancel()
+            exchange.end_invocations(ApplicationStoppingError())
 
     # --- the end
 

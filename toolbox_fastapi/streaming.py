@@ -25,8 +25,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from toolbox.chat import ServiceEvent
 from toolbox.context import WhileCallerWaits
 
-from .exchanges import EXCHANGE_KEY, ClientDisconnectedError, Exchange, current_exchange
-from .problems import STOPPING, log, problem_details
+from .exchanges import EXCHANGE_KEY, ApplicationStoppingError, ClientDisconnectedError, Exchange, current_exchange
+from .problems import log, problem_details
 
 Stream: TypeAlias = AsyncIterable[Any] | Iterable[Any]
 """What a streaming service method returns, or any other iterable of texts, items and events."""
@@ -126,7 +126,9 @@ class EventStreamResponse(EventSourceResponse):
         if not body.cancelled():
             body.result()
         elif left.cancelled():
-            failure = format_sse_event(event="failure", data_str=json.dumps(STOPPING))
+            failure = format_sse_event(
+                event="failure", data_str=json.dumps(problem_details(ApplicationStoppingError()))
+            )
             await self._send(send, failure, more=False)
 
     async def _any_ends(self, tasks: Iterable[asyncio.Task[Any]]) -> bool:
@@ -170,7 +172,7 @@ async def _encoded(stream: Stream) -> AsyncIterator[bytes]:
     except Exception as error:
         _note(error)
         log(error, "a stream of server-sent events")
-        yield format_sse_event(event="failure", data_str=json.dumps(problem_details(error)), id=number)
+        yield _failure(error, number)
     else:
         yield format_sse_event(event="done", data_str="null", id=number)
     finally:
@@ -184,6 +186,10 @@ def _encode(item: object, number: str | None) -> bytes:
             data_str=data, event=item.event, id=item.id or number, retry=item.retry, comment=item.comment
         )
     return format_sse_event(data_str=as_json(item), event=name_of(item), id=number)
+
+
+def _failure(error: Exception, number: str | None = None) -> bytes:
+    return format_sse_event(event="failure", data_str=json.dumps(problem_details(error)), id=number)
 
 
 def _note(error: Exception) -> None:

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -14,10 +15,11 @@ import pytest
 PROGRAM = """
 import asyncio, socket
 from collections.abc import AsyncIterator
+from typing import Protocol
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
-from toolbox import Container, ToolboxSettings, produces
+from toolbox import Container, ToolboxSettings, produces, register_ai_service
 from toolbox_fastapi import Inject, install, sse
 
 def say(text): print(text, flush=True)
@@ -39,8 +41,6 @@ async def session(database: Database) -> AsyncIterator[Session]:
         say("session closed")
 
 app = FastAPI()
-install(app, Container(settings=ToolboxSettings(stop_timeout=STOP_TIMEOUT)).register(session, database))
-
 async def endless(awaits_its_end: bool) -> AsyncIterator[str]:
     try:
         while True:
@@ -59,6 +59,22 @@ async def events(session: Inject[Session]):
 async def plain(session: Inject[Session]):
     return StreamingResponse(endless(False))
 
+@register_ai_service
+class Assistant(Protocol):
+    async def chat(self, text: str) -> str: ...
+
+class Silent:
+    async def chat(self, request):
+        say("asked")
+        await asyncio.Event().wait()
+
+@app.get("/awaited")
+async def awaited(assistant: Inject[Assistant], session: Inject[Session]):
+    return await assistant.chat("go")
+
+settings = ToolboxSettings(stop_timeout=STOP_TIMEOUT)
+container = Container(models={"default": Silent()}, settings=settings)
+install(app, container.register(session, database, Assistant))
 listening = socket.create_server(("127.0.0.1", 0))
 say(listening.getsockname()[1])
 uvicorn.Server(uvicorn.Config(app, log_level="warning", **OPTIONS)).run(sockets=[listening])
@@ -115,3 +131,18 @@ def test_what_uvicorn_cancels_is_waited_for(started: subprocess.Popen[str]) -> N
     assert text.startswith("tick")
     assert said == ["stream closed", "session closed", "database closed", ""]
     assert took < 8
+
+
+@pytest.mark.parametrize("started", [("0.2", "{}")], indirect=True)
+def test_an_invocation_that_takes_too_long_is_ended(started: subprocess.Popen[str]) -> None:
+    assert started.stdout is not None
+    port = int(started.stdout.readline())
+
+    with ThreadPoolExecutor() as pool:
+        reply = pool.submit(httpx2.get, f"http://127.0.0.1:{port}/awaited", timeout=20)
+        assert started.stdout.readline() == "asked\n"
+        started.send_signal(signal.SIGTERM)
+        assert (reply.result().status_code, reply.result().json()["status"]) == (503, 503)
+
+    assert started.stdout.read().split("\n") == ["session closed", "database closed", ""]
+    assert started.wait(20) in (0, -signal.SIGTERM)
