@@ -39,7 +39,7 @@ from ..context import (
     current_invocation,
     current_limit,
 )
-from ..errors import IllegalConfigurationError, InvocationTimeoutError, MissingBeanError, Problem
+from ..errors import IllegalConfigurationError, InvocationTimeoutError, MissingBeanError
 from ..execution import BLOCKING, COROUTINE, CallerRunner, LoopRunner, Workers, is_async
 from ..models.streaming import stream_of
 from ..tools.failures import ToolErrors
@@ -315,12 +315,8 @@ class Invocation:
             if problems:
                 raise IllegalConfigurationError(problems)
             toolset = toolset.joined_by(tools, self.plan.where)
-        if toolset.immediate and not self.plan.output.allows_immediate:
-            names = ", ".join(sorted(toolset.immediate))
-            fix = "return a Result[…], None or a stream from the method"
-            raise IllegalConfigurationError(
-                [Problem(self.plan.where, f"is offered immediate tools ({names}) by a provider or an endpoint", fix)]
-            )
+        if toolset is not self.plan.toolset and (problems := tuple(self.plan.offer_problems(toolset))):
+            raise IllegalConfigurationError(problems)
         return toolset
 
     async def _provided_by(self, provider: Provider) -> Sequence[Any]:

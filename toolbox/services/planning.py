@@ -25,7 +25,7 @@ from ..tools.invocation import InjectedParameter, Tool
 from ..tools.marks import toolbox_of
 from ..tools.sources import bean_types, read_tools
 from .declaration import (
-    SERVICE_MARK,
+    PROVIDERS_MARK,
     SYSTEM_MARK,
     USER_MARK,
     Default,
@@ -37,7 +37,7 @@ from .declaration import (
 )
 from .memory import MessageWindow
 from .outputs import Output, read_output
-from .plans import FunctionMessage, MethodPlan, Provider, Toolset, answer_tool_problems
+from .plans import FunctionMessage, MethodPlan, Provider, Toolset, offer_problems
 from .templates import Template, doubled_names, parse
 
 
@@ -100,10 +100,17 @@ def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[A
     return tuple(listed)
 
 
-def providers_of(options: ServiceOptions) -> tuple[Provider, ...]:
-    """The tool providers that these options name."""
-    given = as_sources(options.tool_provider)
+def providers_of(cls: type[Any], options: ServiceOptions, method: str | None = None) -> tuple[Provider, ...]:
+    """The tool providers of one method of a service, or of all."""
+    methods = method_names(cls) if method is None else [method]
+    marked = [each for target in (cls, *(getattr(cls, name) for name in methods)) for each in _providers_at(target)]
+    given = [*as_sources(options.tool_provider), *dict.fromkeys(marked)]
     return tuple(Provider(bean=each) if is_bean_type(each) else Provider(each) for each in given)
+
+
+def _providers_at(target: Any) -> tuple[type[Any], ...]:
+    marked: tuple[type[Any], ...] = vars(target).get(PROVIDERS_MARK, ())
+    return marked
 
 
 def is_bean_type(listed: object) -> bool:
@@ -111,8 +118,9 @@ def is_bean_type(listed: object) -> bool:
     return isinstance(listed, type) or get_origin(listed) is Annotated
 
 
-def _provider_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
-    for each in providers_of(options):
+def _provider_problems(cls: type[Any], options: ServiceOptions) -> Iterator[Problem]:
+    where = cls.__name__
+    for each in providers_of(cls, options):
         named = each.bean.__origin__ if get_origin(each.bean) is Annotated else each.bean
         able = callable(getattr(named or each.given, "provide_tools", None))
         if not able and (named is not None or not callable(each.given)):
@@ -195,7 +203,7 @@ def plan_service(
     service is defined in, as far as its mark does not know them. A method with problems has no plan.
     """
     where = cls.__name__
-    problems = [*option_problems(where, options), *_provider_problems(where, options)]
+    problems = [*option_problems(where, options), *_provider_problems(cls, options)]
     if not is_interface(cls):
         problems.append(Problem(where, "is neither a Protocol nor an ABC", f"declare it `class {where}(Protocol):`"))
         return {}, problems
@@ -287,7 +295,7 @@ class _MethodReader:
             specifications_and_answer=(
                 (*toolset.specifications, output.structure.tool) if output.structure is not None else ()
             ),
-            providers=providers_of(self.options),
+            providers=providers_of(self.cls, self.options, self.name),
             options=self.options,
             failures=ToolErrors(
                 on_unknown_tool=self.options.on_unknown_tool,
@@ -437,24 +445,12 @@ class _MethodReader:
             tools, problems = read_tools(own, self.where)
             self.problems += problems
         toolset = Toolset.of(tools)
-        for tool in toolset.tools:
-            if tool.needs_memory_id and memory is None and not _is_service(tool):
-                self.problem(
-                    f"offers tool {tool.specification.name!r}, which needs a memory id, and has none",
-                    "add a MemoryId parameter here, or say `MemoryId[… | None]` in the tool",
-                )
-        if toolset.immediate and output is not None and not output.allows_immediate:
-            self.problem(
-                f"offers immediate tools ({', '.join(sorted(toolset.immediate))}) and returns {type_name(output.type)}",
-                "return a Result[…], None or a stream",
-            )
-        if self.options.output_mode == "tool" and output is not None and output.structure is not None:
-            self.problems += answer_tool_problems(self.where, toolset)
+        self.problems += offer_problems(self.where, toolset, output, memory, self.options.output_mode)
         choice = self.options.tool_choice
         offers = {tool.specification.name for tool in toolset.tools} | {"auto", "none"}
         if toolset.tools:
             offers.add("required")
-        if choice is not None and choice not in offers and self.options.tool_provider is None:
+        if choice is not None and choice not in offers and not providers_of(self.cls, self.options, self.name):
             self.problem(f"tool_choice is {choice!r}, and there is no such tool", "use the name of an offered tool")
         return toolset
 
@@ -470,12 +466,6 @@ class _Roles:
 def _callable_signature(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _is_service(tool: Tool) -> bool:
-    """Whether a tool is a call of a service, which has no memory then."""
-    marked = tool.function is not None and hasattr(tool.function, SERVICE_MARK)
-    return marked or (isinstance(tool.bean, type) and SERVICE_MARK in vars(tool.bean))
 
 
 def _plain(annotation: Any) -> Any:

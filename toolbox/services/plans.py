@@ -14,26 +14,51 @@ from typing import Any
 
 from ..chat import ToolSpecification
 from ..context import current_invocation
+from ..di.forms import type_name
 from ..errors import IllegalConfigurationError, Problem
 from ..tools.failures import ToolErrors
 from ..tools.invocation import InjectedParameter, Tool
 from ..tools.marks import ReturnBehavior
 from ..tools.sources import clashes, read_tools
-from .declaration import MessageFunction, ServiceOptions
+from .declaration import SERVICE_MARK, MessageFunction, ServiceOptions
 from .loop import Rules
 from .memory import Window
 from .outputs import ANSWER_TOOL, Output, OutputMode
 from .templates import Template
 
 
-def answer_tool_problems(where: str, toolset: Toolset) -> Iterator[Problem]:
-    """A problem when a tool has the name of the one that gives the answer in output mode `tool`."""
-    if (tool := toolset.by_name.get(ANSWER_TOOL)) is not None:
+def offer_problems(
+    where: str, toolset: Toolset, output: Output | None, memory: str | None, mode: OutputMode | None
+) -> Iterator[Problem]:
+    """What is wrong with a method that offers these tools, given its output and its memory parameter, if known."""
+    for tool in toolset.tools:
+        if tool.needs_memory_id and memory is None and not _is_service(tool):
+            yield Problem(
+                where,
+                f"offers tool {tool.specification.name!r}, which needs a memory id, and has none",
+                "add a MemoryId parameter here, or say `MemoryId[… | None]` in the tool",
+            )
+    if output is None:
+        return
+    if toolset.immediate and not output.allows_immediate:
         yield Problem(
             where,
-            f"{tool.where} is called {ANSWER_TOOL!r}, as the tool that gives the answer in output mode 'tool'",
+            f"offers immediate tools ({', '.join(sorted(toolset.immediate))}) and returns {type_name(output.type)}",
+            "return a Result[…], None or a stream",
+        )
+    clashing = toolset.by_name.get(ANSWER_TOOL) if mode == "tool" and output.structure is not None else None
+    if clashing is not None:
+        yield Problem(
+            where,
+            f"{clashing.where} is called {ANSWER_TOOL!r}, as the tool that gives the answer in output mode 'tool'",
             'give it another name: @tool(name="…"), or use another output_mode',
         )
+
+
+def _is_service(tool: Tool) -> bool:
+    """Whether a tool is a call of a service, which has no memory then."""
+    marked = tool.function is not None and hasattr(tool.function, SERVICE_MARK)
+    return marked or (isinstance(tool.bean, type) and SERVICE_MARK in vars(tool.bean))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +144,15 @@ class MethodPlan:
         return self.output.synchronous
 
     def with_answer_tool(self, toolset: Toolset) -> tuple[ToolSpecification, ...]:
-        """What is offered in output mode `tool`; the same object for every call that offers the plan's own toolset.
-
-        Raises `IllegalConfigurationError` when a tool has the name of the one that gives the answer.
-        """
+        """What is offered in output mode `tool`; the same object for every call that offers the plan's own toolset."""
         assert self.output.structure is not None
         if toolset is not self.toolset:
-            if problems := list(answer_tool_problems(self.where, toolset)):
-                raise IllegalConfigurationError(problems)
             return (*toolset.specifications, self.output.structure.tool)
         return self.specifications_and_answer
+
+    def offer_problems(self, toolset: Toolset) -> Iterator[Problem]:
+        """What is wrong with offering these tools, when providers and endpoints have added theirs."""
+        yield from offer_problems(self.where, toolset, self.output, self.memory_parameter, self.options.output_mode)
 
     def rules(self, toolset: Toolset, mode: OutputMode) -> Rules:
         """The loop's rules for a call that offers `toolset`."""

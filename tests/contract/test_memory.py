@@ -1,0 +1,705 @@
+"""Conversations: what is kept, under which key, whose turn it is, windows, stores, and looking into them."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+from uuid import UUID
+
+import pytest
+
+from toolbox import (
+    DEFAULT,
+    AiMessage,
+    ChatMemoryKey,
+    ChatMemoryStore,
+    Container,
+    IllegalConfigurationError,
+    InvocationContext,
+    MemoryId,
+    MemoryInUseError,
+    Message,
+    MessageWindow,
+    Result,
+    TokenStream,
+    TokenWindow,
+    ToolAbort,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    ToolProviderRequest,
+    UserMessage,
+    application_scoped,
+    create_ai_service,
+    produces,
+    register_ai_service,
+    return_to_model,
+    system_message,
+    tool,
+    user_message,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+def said(request: Any) -> list[str]:
+    return [each.text for each in request.messages]
+
+
+@register_ai_service
+class Assistant(Protocol):
+    @system_message("Be kind.")
+    async def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+
+@register_ai_service
+class Other(Protocol):
+    async def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+
+# --- what is kept
+
+
+async def test_a_conversation_is_kept_per_service_and_id() -> None:
+    model = ScriptedChatModel([f"answer {n}" for n in range(4)])
+    async with Container(models={"default": model}).register(Assistant, Other) as container:
+        assistant, other = container.get(Assistant), container.get(Other)
+        await assistant.chat("a", "one")
+        await assistant.chat("b", "two")
+        await other.chat("a", "three")
+        await assistant.chat("a", "four")
+    assert [said(request) for request in model.requests] == [
+        ["Be kind.", "one"],
+        ["Be kind.", "two"],
+        ["three"],
+        ["Be kind.", "one", "answer 0", "four"],
+    ]
+
+
+async def test_methods_of_one_service_share_a_conversation() -> None:
+    class Two(Protocol):
+        async def one(self, session: MemoryId[str], text: str) -> str: ...
+
+        @user_message("Q: {text}")
+        async def two(self, text: str, session: MemoryId[str]) -> Result[str]: ...
+
+        async def without(self, text: str) -> str: ...
+
+    model = ScriptedChatModel(["a", "b", "c"])
+    service = create_ai_service(Two, chat_model=model)
+    await service.one("s", "x")
+    await service.two("y", "s")
+    await service.without("z")
+    assert said(model.requests[1]) == ["x", "a", "Q: y"]
+    assert said(model.requests[2]) == ["z"]
+
+
+@pytest.mark.parametrize("memory_id", ["s", 7, UUID(int=1), ("a", 1)])
+async def test_an_id_of_any_type_is_its_text(memory_id: Any) -> None:
+    class Typed(Protocol):
+        async def chat(self, session: MemoryId[Any], text: str) -> str: ...
+
+    model = ScriptedChatModel(["a", "b"])
+    async with Container(models={"default": model}).register(register_ai_service(Typed)) as container:
+        service = container.get(Typed)
+        await service.chat(memory_id, "x")
+        await service.chat(text="y", session=str(memory_id))
+        assert said(model.requests[1]) == ["x", "a", "y"]
+        assert len(await container.chat_memory(Typed, memory_id).messages()) == 4
+
+
+async def test_the_tool_sees_the_id_as_it_was_given() -> None:
+    seen = []
+
+    class Tools:
+        @tool
+        def note(self, session: MemoryId[int]) -> None:
+            seen.append(session)
+
+    class Numbered(Protocol):
+        async def chat(self, session: MemoryId[int], text: str) -> str: ...
+
+    service = create_ai_service(Numbered, chat_model=ScriptedChatModel([tool_call("note"), "done"]), tools=(Tools(),))
+    await service.chat(session=7, text="x")
+    assert seen == [7]
+
+
+async def test_without_a_memory_id_every_call_stands_alone() -> None:
+    class Alone(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    model = ScriptedChatModel(["a", "b"])
+    service = create_ai_service(Alone, chat_model=model)
+    await service.chat("x")
+    await service.chat("y")
+    assert said(model.requests[1]) == ["y"]
+
+
+async def test_an_id_that_is_none_keeps_nothing() -> None:
+    seen = []
+
+    @tool
+    def note(session: MemoryId[str | None]) -> None:
+        seen.append(session)
+
+    class Maybe(Protocol):
+        async def chat(self, text: str, session: MemoryId[str | None] = None) -> str: ...
+
+    model = ScriptedChatModel(["a", tool_call("note"), "b", "c"])
+    service = create_ai_service(Maybe, chat_model=model, tools=(note,))
+    await service.chat("x")
+    await service.chat("y", None)
+    await service.chat("z", "s")
+    assert said(model.requests[-1]) == ["z"]
+    assert seen == [None]
+
+
+async def test_tool_rounds_are_kept_whole() -> None:
+    @tool
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    request = tool_call("add", {"a": 1, "b": 2})
+    model = ScriptedChatModel([AiMessage(None, [request]), "3", "again"])
+    service = create_ai_service(Other, chat_model=model, tools=(add,))
+    await service.chat("s", "x")
+    await service.chat("s", "y")
+    assert model.requests[2].messages == (
+        UserMessage("x"),
+        AiMessage(None, [request]),
+        ToolExecutionResultMessage(request.id, "add", "3"),
+        AiMessage("3"),
+        UserMessage("y"),
+    )
+
+
+async def test_the_system_message_is_rendered_per_call_and_never_stored() -> None:
+    @register_ai_service
+    class Toned(Protocol):
+        @system_message("Be {tone}.")
+        async def chat(self, session: MemoryId[str], text: str, tone: str) -> str: ...
+
+    model = ScriptedChatModel(["a", "b"])
+    async with Container(models={"default": model}).register(Toned) as container:
+        await container.get(Toned).chat("s", "x", "kind")
+        await container.get(Toned).chat("s", "y", "curt")
+        kept = await container.chat_memory(Toned, "s").messages()
+    assert said(model.requests[1]) == ["Be curt.", "x", "a", "y"]
+    assert list(kept) == [UserMessage("x"), AiMessage("a"), UserMessage("y"), AiMessage("b")]
+
+
+# --- whole or not at all
+
+
+async def kept_after(*replies: Any, tools: Sequence[Any] = (), error: type[BaseException], **options: Any) -> list[Any]:
+    @register_ai_service(tools=tools, **options)
+    class Failing(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+    model = ScriptedChatModel(["first", *replies, "last"])
+    async with Container(models={"default": model}).register(Failing) as container:
+        service = container.get(Failing)
+        await service.chat("s", "one")
+        with pytest.raises(error):
+            await service.chat("s", "two")
+        kept = list(await container.chat_memory(Failing, "s").messages())
+        assert await service.chat("s", "three") == "last"
+        return kept
+
+
+async def test_a_call_that_fails_is_not_written_at_all() -> None:
+    @tool
+    def stop() -> str:
+        raise ToolAbort("stop")
+
+    @tool
+    def fine() -> str:
+        return "fine"
+
+    before = [UserMessage("one"), AiMessage("first")]
+    assert await kept_after(ConnectionError(), error=ConnectionError) == before
+    assert await kept_after(tool_call("stop"), tools=(stop,), error=ToolAbort) == before
+    assert await kept_after(tool_call("fine"), ConnectionError(), tools=(fine,), error=ConnectionError) == before
+    assert await kept_after(tool_call("unknown"), error=Exception) == before
+    assert await kept_after(tool_call("fine"), tools=(fine,), max_tool_rounds=0, error=Exception) == before
+
+
+async def test_a_call_that_is_cancelled_is_not_written_at_all() -> None:
+    entered = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        entered.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    model = ScriptedChatModel(["first", tool_call("wait"), "last"])
+    service: Any = create_ai_service(Other, chat_model=model, tools=(wait,))
+    await service.chat("s", "one")
+    task = asyncio.create_task(service.chat("s", "two"))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.wait_for(service.chat("s", "three"), 5) == "last"
+    assert said(model.requests[-1]) == ["one", "first", "three"]
+
+
+async def test_a_stream_is_written_when_it_has_ended_and_not_when_it_is_left() -> None:
+    @register_ai_service
+    class Streaming(Protocol):
+        def text(self, session: MemoryId[str], text: str) -> AsyncIterator[str]: ...
+
+        def events(self, session: MemoryId[str], text: str) -> TokenStream: ...
+
+    model = ScriptedChatModel(["a b c", "d e f", "g h i"])
+    async with Container(models={"default": model}).register(Streaming) as container:
+        service = container.get(Streaming)
+        memory = container.chat_memory(Streaming, "s")
+        assert [each async for each in service.text("s", "one")] == ["a ", "b ", "c"]
+        assert len(await memory.messages()) == 2
+
+        stream: Any = service.text("s", "two")
+        assert await anext(stream) == "d "
+        await stream.aclose()
+        assert len(await memory.messages()) == 2
+
+        async for _ in service.events("s", "three"):
+            pass
+        assert [each.text for each in await memory.messages()] == ["one", "a b c", "three", "g h i"]  # type: ignore[union-attr]
+
+
+# --- turns
+
+
+async def test_calls_with_one_id_wait_for_each_other_and_others_do_not() -> None:
+    order: list[str] = []
+    gates = {"one": asyncio.Event(), "two": asyncio.Event(), "other": asyncio.Event()}
+
+    async def reply(request: Any) -> str:
+        text = request.messages[-1].text
+        order.append(f"asked {text}")
+        await gates[text].wait()
+        order.append(f"answered {text}")
+        return f"re {text}"
+
+    model = ScriptedChatModel([reply] * 3)
+    service: Any = create_ai_service(Other, chat_model=model)
+    one = asyncio.create_task(service.chat("s", "one"))
+    await asyncio.sleep(0.01)
+    two = asyncio.create_task(service.chat("s", "two"))
+    other = asyncio.create_task(service.chat("t", "other"))
+    await asyncio.sleep(0.01)
+    assert order == ["asked one", "asked other"]
+    gates["other"].set()
+    await other
+    gates["one"].set()
+    gates["two"].set()
+    await asyncio.gather(one, two)
+    assert order[-3:] == ["answered one", "asked two", "answered two"]
+    assert said(model.requests[-1]) == ["one", "re one", "two"]
+
+
+@pytest.mark.parametrize("handler", [None, return_to_model])
+async def test_a_tool_that_calls_its_own_service_with_the_same_id_is_told_so(handler: Any) -> None:
+    @register_ai_service(on_tool_execution_error=handler, tools=())
+    class Recursive(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+    class Tools:
+        def __init__(self, container: Container) -> None:
+            self.container = container
+
+        @tool
+        async def again(self, context: InvocationContext) -> str:
+            return await self.container.get(Calling).chat(context.memory_id, "inner")
+
+        @tool
+        async def elsewhere(self) -> str:
+            return await self.container.get(Calling).chat("another", "inner")
+
+        @tool
+        def blocking(self) -> str:
+            return self.container.get(Calling).wait("s", "inner")
+
+    @register_ai_service(on_tool_execution_error=handler, tools=(Tools,))
+    class Calling(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+        def wait(self, session: MemoryId[str], text: str) -> str: ...
+
+    model = ScriptedChatModel(
+        [tool_call("again"), tool_call("blocking"), tool_call("elsewhere"), "inner answer", "outer answer"]
+    )
+    async with Container(models={"default": model}).register(Calling) as container:
+        service = container.get(Calling)
+        for _ in range(2):
+            with pytest.raises(MemoryInUseError, match="'s'"):
+                await asyncio.wait_for(service.chat("s", "outer"), 5)
+        assert await asyncio.wait_for(service.chat("s", "outer"), 5) == "outer answer"
+
+
+# --- windows
+
+
+def test_windows_are_checked() -> None:
+    with pytest.raises(ValueError, match="max_messages"):
+        MessageWindow(0)
+    with pytest.raises(ValueError, match="max_tokens"):
+        TokenWindow(-1)
+
+
+async def conversation(window: Any, turns: int, *, rounds: bool = False) -> list[list[str]]:
+    @tool
+    def fine() -> str:
+        return "fine"
+
+    replies: list[Any] = []
+    for number in range(turns):
+        replies += [tool_call("fine"), f"a{number}"] if rounds else [f"a{number}"]
+    model = ScriptedChatModel(replies)
+    options = {} if window is ... else {"chat_memory": window}
+    service = create_ai_service(Other, chat_model=model, tools=(fine,), **options)
+    for number in range(turns):
+        await service.chat("s", f"q{number}")
+    firsts = [request for request in model.requests if isinstance(request.messages[-1], UserMessage)]
+    return [[each.text or "call" for each in request.messages] for request in firsts]
+
+
+async def test_the_last_messages_are_kept() -> None:
+    requests = await conversation(MessageWindow(max_messages=2), 3)
+    assert requests == [["q0"], ["q0", "a0", "q1"], ["q1", "a1", "q2"]]
+
+
+async def test_twenty_messages_are_the_default() -> None:
+    for window in (..., DEFAULT, MessageWindow()):
+        requests = await conversation(window, 12)
+        assert len(requests[10]) == 21
+        assert requests[11][0] == "q1"
+        assert len(requests[11]) == 21
+
+
+async def test_no_memory_at_all() -> None:
+    assert await conversation(None, 2) == [["q0"], ["q1"]]
+
+
+async def test_without_chat_memory_a_tool_still_sees_the_id() -> None:
+    seen = []
+
+    @tool
+    def note(session: MemoryId[str]) -> None:
+        seen.append(session)
+
+    service = create_ai_service(
+        Other, chat_model=ScriptedChatModel([tool_call("note"), "done"]), tools=(note,), chat_memory=None
+    )
+    await service.chat("s", "x")
+    assert seen == ["s"]
+
+
+async def test_a_window_never_begins_with_an_orphan_result() -> None:
+    requests = await conversation(MessageWindow(2), 2, rounds=True)
+    assert requests[1] == ["a0", "q1"]
+    requests = await conversation(MessageWindow(3), 2, rounds=True)
+    assert requests[1] == ["call", "fine", "a0", "q1"]
+
+
+async def test_the_window_is_cut_between_calls_only() -> None:
+    @tool
+    def fine() -> str:
+        return "fine"
+
+    model = ScriptedChatModel([tool_call("fine"), tool_call("fine"), "done"])
+    service = create_ai_service(Other, chat_model=model, tools=(fine,), chat_memory=MessageWindow(1))
+    await service.chat("s", "x")
+    assert [len(request.messages) for request in model.requests] == [1, 3, 5]
+
+
+async def test_a_token_window_counts_with_what_it_is_given() -> None:
+    counted: list[Message] = []
+
+    def count(message: Message) -> int:
+        counted.append(message)
+        return 10
+
+    requests = await conversation(TokenWindow(20, count=count), 3)
+    assert requests[2] == ["q1", "a1", "q2"]
+    assert counted
+    assert await conversation(TokenWindow(10_000), 2) == [["q0"], ["q0", "a0", "q1"]]
+    assert await conversation(TokenWindow(1), 2) == [["q0"], ["q1"]]
+
+
+# --- stores
+
+
+@application_scoped
+class Store:
+    """A store that notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[ChatMemoryKey, list[Message]] = {}
+        self.asked: list[str] = []
+
+    async def get_messages(self, key: ChatMemoryKey) -> list[Message]:
+        self.asked.append("get")
+        return list(self.kept.get(key, ()))
+
+    async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+        self.asked.append("update")
+        self.kept[key] = list(messages)
+
+    async def delete_messages(self, key: ChatMemoryKey) -> None:
+        self.asked.append("delete")
+        self.kept.pop(key, None)
+
+
+class LockingStore(Store):
+    def __init__(self) -> None:
+        super().__init__()
+        self.locked: list[ChatMemoryKey] = []
+        self.held: set[ChatMemoryKey] = set()
+
+    @asynccontextmanager
+    async def lock(self, key: ChatMemoryKey) -> AsyncIterator[None]:
+        assert key not in self.held
+        self.locked.append(key)
+        self.held.add(key)
+        try:
+            yield
+        finally:
+            self.held.discard(key)
+
+
+async def test_the_store_bean_keeps_the_conversations() -> None:
+    model = ScriptedChatModel(["a", "b"])
+    container = Container(models={"default": model}).register(Other, Store).bind(ChatMemoryStore, Store)
+    async with container:
+        await container.get(Other).chat("s", "x")
+        store = container.get(Store)
+        assert store.asked == ["get", "update"]
+        [key] = store.kept
+        assert key.memory_id == "s"
+        assert "Other" in key.service
+        assert isinstance(key.service, str)
+        store.kept[key] = [UserMessage("from"), AiMessage("elsewhere")]
+        await container.get(Other).chat("s", "y")
+    assert said(model.requests[1]) == ["from", "elsewhere", "y"]
+
+
+async def test_a_store_that_looks_like_one_may_be_given_as_an_instance_or_by_a_producer() -> None:
+    store = Store()
+    container = Container(models={"default": ScriptedChatModel(["a"])}).register(Other)
+    async with container.register_instance(store, ChatMemoryStore):
+        await container.get(Other).chat("s", "x")
+    assert len(store.kept) == 1
+
+    produced = Store()
+
+    @produces(scope="application")
+    async def made() -> ChatMemoryStore:
+        return produced
+
+    async with Container(models={"default": ScriptedChatModel(["a"])}).register(Other, made) as container:
+        await container.get(Other).chat("s", "x")
+    assert len(produced.kept) == 1
+
+
+async def test_a_stores_own_lock_is_used() -> None:
+    store = LockingStore()
+    container = Container(models={"default": ScriptedChatModel(["a", "b"])}).register(Other)
+    async with container.register_instance(store, ChatMemoryStore):
+        await asyncio.gather(container.get(Other).chat("s", "x"), container.get(Other).chat("t", "y"))
+        assert {key.memory_id for key in store.locked} == {"s", "t"}
+        assert not store.held
+
+
+async def test_a_failed_call_asks_the_store_for_no_update() -> None:
+    store = LockingStore()
+    container = Container(models={"default": ScriptedChatModel([ConnectionError()])}).register(Other)
+    async with container.register_instance(store, ChatMemoryStore):
+        with pytest.raises(ConnectionError):
+            await container.get(Other).chat("s", "x")
+    assert store.asked == ["get"]
+    assert not store.held
+
+
+async def test_what_a_store_raises_reaches_the_caller() -> None:
+    class Full(Store):
+        async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+            raise OSError("disk full")
+
+    container = Container(models={"default": ScriptedChatModel(["a"])}).register(Other)
+    async with container.register_instance(Full(), ChatMemoryStore):
+        with pytest.raises(OSError, match="disk full"):
+            await container.get(Other).chat("s", "x")
+
+
+# --- looking into a conversation
+
+
+async def test_a_conversation_can_be_seeded_read_and_cleared() -> None:
+    model = ScriptedChatModel(["a", "b"])
+    async with Container(models={"default": model}).register(Assistant) as container:
+        memory = container.chat_memory(Assistant, "s")
+        assert list(await memory.messages()) == []
+        await memory.add(UserMessage("my name is Ada"), AiMessage("Hello Ada"))
+        await memory.add(UserMessage("one more"))
+        await container.get(Assistant).chat("s", "who am I?")
+        assert said(model.requests[0]) == ["Be kind.", "my name is Ada", "Hello Ada", "one more", "who am I?"]
+        assert len(await memory.messages()) == 5
+        await memory.clear()
+        assert list(await memory.messages()) == []
+        await container.get(Assistant).chat("s", "and now?")
+    assert said(model.requests[1]) == ["Be kind.", "and now?"]
+
+
+async def test_what_is_added_waits_for_the_call_under_way() -> None:
+    gate, asked = asyncio.Event(), asyncio.Event()
+
+    async def reply(request: Any) -> str:
+        asked.set()
+        await gate.wait()
+        return "answer"
+
+    async with Container(models={"default": ScriptedChatModel([reply])}).register(Other) as container:
+        memory = container.chat_memory(Other, "s")
+        call = asyncio.create_task(container.get(Other).chat("s", "x"))
+        await asked.wait()
+        adding = asyncio.create_task(memory.add(UserMessage("later")))
+        await asyncio.sleep(0.01)
+        assert not adding.done()
+        gate.set()
+        await asyncio.gather(call, adding)
+        assert [each.text for each in await memory.messages()] == ["x", "answer", "later"]  # type: ignore[union-attr]
+
+
+async def test_a_stored_conversation_that_broke_off_is_repaired_before_it_is_sent() -> None:
+    model = ScriptedChatModel(["a"])
+    async with Container(models={"default": model}).register(Other) as container:
+        request = ToolExecutionRequest("1", "gone", "{}")
+        await container.chat_memory(Other, "s").add(
+            ToolExecutionResultMessage("0", "orphan", "x"), UserMessage("q"), AiMessage(None, [request])
+        )
+        await container.get(Other).chat("s", "again")
+    sent = model.requests[0].messages
+    assert [type(each).__name__ for each in sent] == [
+        "UserMessage",
+        "AiMessage",
+        "ToolExecutionResultMessage",
+        "UserMessage",
+    ]
+    assert sent[2].id == "1"  # type: ignore[union-attr]
+
+
+async def test_conversations_are_per_container() -> None:
+    for _ in range(2):
+        model = ScriptedChatModel(["a"])
+        async with Container(models={"default": model}).register(Other) as container:
+            await container.get(Other).chat("s", "x")
+        assert said(model.requests[0]) == ["x"]
+
+
+def test_a_synchronous_method_remembers_too() -> None:
+    @register_ai_service
+    class Sync(Protocol):
+        def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+    model = ScriptedChatModel(["a", "b"])
+    with Container(models={"default": model}).register(Sync) as container:
+        container.get(Sync).chat("s", "x")
+        container.get(Sync).chat("s", "y")
+    assert said(model.requests[1]) == ["x", "a", "y"]
+
+
+def test_calls_from_several_threads_take_turns() -> None:
+    @register_ai_service
+    class Sync(Protocol):
+        def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+    model = ScriptedChatModel([f"a{n}" for n in range(8)])
+    with Container(models={"default": model}).register(Sync) as container:
+        service = container.get(Sync)
+        threads = [threading.Thread(target=service.chat, args=("s", f"q{n}")) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(len(request.messages) for request in model.requests) == [1, 3, 5, 7, 9, 11, 13, 15]
+
+
+# --- a tool that needs an id
+
+
+class NeedsId:
+    @tool
+    def note(self, session: MemoryId[str]) -> str:
+        return session
+
+
+class TakesNone:
+    @tool
+    def note(self, session: MemoryId[str | None]) -> str:
+        return repr(session)
+
+
+class Alone(Protocol):
+    async def chat(self, text: str) -> str: ...
+
+
+def test_a_tool_that_needs_an_id_offered_by_a_service_without_one_is_a_problem() -> None:
+    with pytest.raises(IllegalConfigurationError) as raised:
+        create_ai_service(Alone, chat_model=ScriptedChatModel([]), tools=(NeedsId(),))
+    [problem] = raised.value.problems
+    assert problem.where == "Alone.chat"
+    assert "note" in problem.what
+    assert "None" in problem.fix
+
+
+async def test_unless_it_says_that_none_will_do() -> None:
+    model = ScriptedChatModel([tool_call("note"), "done"])
+    await create_ai_service(Alone, chat_model=model, tools=(TakesNone(),)).chat("x")
+    assert model.requests[1].messages[-1].text == "None"  # type: ignore[union-attr]
+
+
+async def test_a_provider_s_tool_that_needs_an_id_fails_the_call_of_such_a_service() -> None:
+    def provide(request: ToolProviderRequest) -> Any:
+        from toolbox import ToolProviderResult
+
+        return ToolProviderResult([NeedsId()])
+
+    model = ScriptedChatModel([])
+    service = create_ai_service(Alone, chat_model=model, tool_provider=provide)
+    with pytest.raises(IllegalConfigurationError, match="note"):
+        await service.chat("x")
+    assert model.requests == []
+
+
+async def test_a_service_called_as_a_tool_has_no_memory() -> None:
+    seen: list[Any] = []
+
+    @tool
+    def note(session: MemoryId[str | None]) -> str:
+        seen.append(session)
+        return "noted"
+
+    @register_ai_service(tools=(note,))
+    class Inner(Protocol):
+        @tool
+        async def ask(self, session: MemoryId[str], question: str) -> str: ...
+
+    @register_ai_service(tools=(Inner,))
+    class Outer(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+    ask = tool_call("ask", {"question": "q"})
+    model = ScriptedChatModel([ask, tool_call("note"), "i1", ask, "i2", "done"])
+    async with Container(models={"default": model}).register(Outer) as container:
+        await container.get(Outer).chat("s", "x")
+        assert list(await container.chat_memory(Inner, "s").messages()) == []
+        assert list(await container.chat_memory(Inner, "None").messages()) == []
+        direct = container.get(Inner)
+        assert hasattr(direct, "ask")
+    assert model.requests[0].tool_specifications[0].parameters["properties"].keys() == {"question"}
+    assert seen == [None]
+    assert said(model.requests[4]) == ["q"]
