@@ -117,6 +117,11 @@ class Client:
         return int(self.response[0]["status"])
 
     @property
+    def is_complete(self) -> bool:
+        last = self.response[-1]
+        return last["type"] == "http.response.body" and not last.get("more_body")
+
+    @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.response)
 

@@ -8,7 +8,17 @@ import pytest
 from fastapi import APIRouter, BackgroundTasks, FastAPI, Request, WebSocket
 from fastapi.responses import StreamingResponse
 
-from toolbox import ChatRequest, ChatResponse, Container, StreamEvent, produces, register_ai_service
+from toolbox import (
+    AiMessage,
+    ChatRequest,
+    ChatResponse,
+    CompleteResponse,
+    Container,
+    PartialResponse,
+    StreamEvent,
+    produces,
+    register_ai_service,
+)
 from toolbox_fastapi import ClientDisconnectedError, Inject, install, sse
 
 pytestmark = pytest.mark.anyio
@@ -41,13 +51,9 @@ class Silent:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        from toolbox import AiMessage
-
         return ChatResponse(AiMessage("answered"))
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        from toolbox import CompleteResponse, PartialResponse
-
         yield PartialResponse("a")
         yield CompleteResponse(await self.chat(request))
 
@@ -77,6 +83,7 @@ class Probe:
             finally:
                 self.over.set()
 
+        self.session = session
         self.container = Container(models={"default": self.model})
         self.container.register(session, Assistant, SyncAssistant)
         self.app = FastAPI()
@@ -322,3 +329,46 @@ async def test_a_cancellation_from_elsewhere_stays_one(connect) -> None:
             await task
 
     assert probe.ended == ["CancelledError"]
+
+
+class Pausing:
+    """A model that answers, each time after some turns of the loop."""
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return ChatResponse(AiMessage("answered"))
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        yield PartialResponse("answered")
+        yield CompleteResponse(await self.chat(request))
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_client_may_leave_at_any_moment(connect, path: str) -> None:
+    probe = Probe()
+    probe.container = Container(models={"default": Pausing()}).register(Assistant, SyncAssistant, probe.session)
+    probe.app = FastAPI()
+    install(probe.app, probe.container)
+    declare(probe, probe.app)
+
+    async with probe.app.router.lifespan_context(probe.app):
+        before = asyncio.all_tasks()
+        for turns in range(60):
+            probe.ended.clear()
+            posted = path == "/posted"
+            client = connect(probe.app, path, method="POST" if posted else "GET", body=b'{"a": 1}' if posted else b"")
+            task = client.start()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            client.leave()
+            await asyncio.wait_for(task, 5)
+
+            # Noticed or not, each scope ends once; what was not answered has not ended well.
+            assert probe.ended in ([], ["ClientDisconnectedError"], ["well"])
+            if probe.ended == ["well"]:
+                assert client.status == 200
+                assert client.is_complete
+            assert asyncio.all_tasks() == before
+
+    assert probe.ended == ["well"]
