@@ -35,6 +35,17 @@ class Encodable:
             form = forms[encode] = encode(value)
         return form
 
+    @staticmethod
+    def all_encoded_by(encode: Callable[[Any], bytes], values: Iterable[Encodable]) -> list[bytes]:
+        """`encoded_by` for each of many values, of which most have been encoded before."""
+        found: list[bytes] = []
+        for value in values:
+            try:
+                found.append(value._encoded[encode])
+            except (AttributeError, KeyError):
+                found.append(value.encoded_by(encode, value))
+        return found
+
 
 def _to_tuple(owner: object, name: str, values: Iterable[object]) -> None:
     if not isinstance(values, tuple):

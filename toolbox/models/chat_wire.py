@@ -11,6 +11,7 @@ from typing import Any
 from ..chat import (
     AiMessage,
     ChatRequest,
+    Encodable,
     FinishReason,
     ImageContent,
     Message,
@@ -72,8 +73,7 @@ class ChatWire:
         return ChatInterpreter(reply)
 
     def _messages(self, messages: Sequence[Message]) -> bytes:
-        encode = self._encode_message
-        forms = b",".join(filter(None, [each.encoded_by(encode, each) for each in messages]))
+        forms = b",".join(filter(None, Encodable.all_encoded_by(self._encode_message, messages)))
         return forms if IMAGES_FOLLOW not in forms else b",".join(_with_images(messages))
 
     def _encode_tool(self, tool: ToolSpecification) -> bytes:

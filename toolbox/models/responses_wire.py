@@ -12,6 +12,7 @@ from ..chat import (
     AiMessage,
     ChatRequest,
     Content,
+    Encodable,
     FinishReason,
     Message,
     ResponseFormat,
@@ -49,9 +50,8 @@ class ResponsesWire:
 
     def fields(self, request: ChatRequest) -> Fields:
         """The request's own fields, in the wire's order, each as JSON."""
-        encode = self._encode_message
-        items = [form for each in request.messages if (form := each.encoded_by(encode, each))]
-        fields: Fields = {"input": b"[" + b",".join(items) + b"]"}
+        items = b",".join(filter(None, Encodable.all_encoded_by(self._encode_message, request.messages)))
+        fields: Fields = {"input": b"[%s]" % items}
         if request.tool_specifications:
             fields["tools"] = self._tools.of(request.tool_specifications)
             if request.tool_choice is not None:
