@@ -133,7 +133,7 @@ def _container_needed(cls: type[Any], options: ServiceOptions, plans: Iterable[M
             name = getattr(listed, "__name__", str(listed))
             fact = f"tool {name} is a class, and there is no container to make it"
             yield Problem(cls.__name__, fact, "give an instance of it in tools=")
-    for provider in providers_of(options):
+    for provider in providers_of(cls, options):
         if provider.bean is not None:
             name = getattr(provider.bean, "__name__", str(provider.bean))
             fact = f"tool provider {name} is a class, and there is no container to make it"
