@@ -24,7 +24,7 @@ from toolbox.context import current_caller
 from toolbox.errors import ToolboxError
 from toolbox.settings import ToolboxSettings
 
-from .endpoints import InjectRoute, endpoint_problems, tools_of_endpoints
+from .endpoints import InjectRoute, endpoint_problems, installed, tools_of_endpoints
 from .exchanges import EXCHANGE_KEY, Exchange, current_connection, current_exchange
 from .problems import answer_with_problem, is_async_handler
 from .stopping import Stopping
@@ -41,6 +41,7 @@ def install(app: FastAPI, container: Container) -> None:
     handlers of its own for them.
     """
     installation = Installation(app, container)
+    installed.add(app)
     for kind in (HTTPConnection, Request, WebSocket):
         container.declare_seed(kind, partial(current_connection, kind))
     container.add_check(lambda graph: endpoint_problems(app.routes, graph))
@@ -87,7 +88,7 @@ class Installation:
 
 
 def mounted_in(app: FastAPI) -> Iterator[FastAPI]:
-    """The applications mounted in `app`, at any depth, that have not been installed themselves."""
+    """The applications mounted in `app`, at any depth."""
     for context in iter_route_contexts(app.routes):
         inner = getattr(context.original_route, "app", None)
         if isinstance(context.original_route, Mount) and isinstance(inner, FastAPI):
@@ -129,14 +130,14 @@ class RequestScopes:
             current_caller.reset(token)
             scope[EXCHANGE_KEY] = outer
             exchange.end()
-            if exchange.reader is not None:
-                await exchange.stop_reading()
             ending = exchange.outcome(raised) if raised or exchange.failure or exchange.left else None
             try:
                 await beans.__aexit__(None if ending is None else type(ending), ending, None)
             finally:
                 if stopping is not None:
                     stopping.closed(exchange)
+                if exchange.reader is not None:
+                    await exchange.stop_reading()
 
 
 # --- errors

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from fastapi import Depends, params
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Mount
@@ -294,12 +295,18 @@ def enter_route(exchange: Exchange, connection: HTTPConnection) -> None:
 # --- what endpoints ask for
 
 
+installed: WeakSet[Starlette] = WeakSet()
+"""The applications that have a container of their own."""
+
+
 def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple[str, RouteContext]]:
-    """The endpoints of an application and of those mounted in it, each as `POST /chat (chat)`."""
+    """The endpoints of an application and of those mounted in it that share its container, as `POST /chat (chat)`."""
     for context in iter_route_contexts(routes):
         path = f"{prefix}{context.path or ''}"
         inner = context.original_route
         if isinstance(inner, Mount):
+            if isinstance(inner.app, Starlette) and inner.app in installed:
+                continue
             yield from endpoints_of(inner.routes or (), path)
         elif context.endpoint is not None:
             methods = "/".join(sorted(context.methods or ())) or "WebSocket"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
 from toolbox.context import current_caller
 from toolbox.di.beans import MISSING, Missing
@@ -96,7 +96,7 @@ class Exchange:
             return failure
         if failure is None and self.scope["type"] == "websocket":
             return None  # its client may hang up when all is said; the endpoint has seen it and is content
-        if failure is None or isinstance(failure, (asyncio.CancelledError, OSError)):
+        if failure is None or isinstance(failure, (asyncio.CancelledError, OSError, WebSocketDisconnected)):
             return _departure(failure)
         return failure
 

@@ -157,14 +157,21 @@ async def test_mounted_applications_are_injected(running) -> None:
 
 
 async def test_a_mounted_application_may_have_a_container_of_its_own(running) -> None:
+    class Own: ...
+
     app, mounted = application(), FastAPI()
-    own = container()
+    own = container().register(Own)
     install(mounted, own)
     declare(mounted)
     app.mount("/mounted", mounted)
     declare(app)
 
+    @mounted.get("/own")
+    async def endpoint(own: Inject[Own]) -> str:
+        return type(own).__name__
+
     async with mounted.router.lifespan_context(mounted), running(app) as client:
+        assert (await client.get("/mounted/own")).json() == "Own"
         await ask_all(client, "/mounted")
         await ask_all(client)
 
