@@ -46,7 +46,7 @@ class ArgumentDecoder:
         self._decimals = adapter is not None and _mentions(adapter.core_schema, "decimal")
         self._defaults = tuple((each.name, _fresh(each)) for each in visible if each.has_default)
 
-    def __call__(self, request: ToolExecutionRequest) -> dict[str, Any]:
+    def decode(self, request: ToolExecutionRequest) -> dict[str, Any]:
         """The arguments of `request`; those that take the function's own default are absent.
 
         Raises `ToolArgumentsError`.
@@ -278,7 +278,7 @@ class ResultEncoder:
         self._none = SUCCESS if bare in (None, type(None), EMPTY) else "null"
         self._serializer = _serializer_for(_awaited(returns))
 
-    def __call__(self, value: Any) -> Encoded:
+    def encode(self, value: Any) -> Encoded:
         """The value for the model; what the tool has put together itself stays so. Raises `ToolResultError`."""
         kind = type(value)
         if kind is str:
@@ -289,7 +289,7 @@ class ResultEncoder:
             if isinstance(value, ToolExecutionResult):
                 return EncodedInFull.of(value)
             if hasattr(kind, "__tool_value__"):  # it says itself what it stands for
-                return self(value.__tool_value__())
+                return self.encode(value.__tool_value__())
             if isinstance(value, str):
                 return Encoded(self._sendable(str.__str__(value), value), value)
             if contents := _contents_of(value):

@@ -41,7 +41,7 @@ from ..errors import (
     UnknownToolError,
 )
 from ..execution import EXECUTION_MARK, Execution, Runner, execution_of
-from .codec import ArgumentDecoder, Encoded, EncodedInFull, ResultEncoder, cut, printable
+from .codec import Encoded, EncodedInFull, cut, printable
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
 from .marks import ReturnBehavior
 
@@ -61,16 +61,16 @@ class Tool:
 
     `bean` is looked up for each call in the scope that is active then, and asked for `member`; without one, `function`
     is called as it is. `decode` is None for an executor made by hand, which is given the request itself. `positional`
-    has the names and defaults of the parameters that cannot be given by name. `is_plain`: the function takes what the
-    model fills in, and nothing else.
+    has the names and defaults of the parameters that cannot be given by name. `is_simple`: a coroutine function that
+    takes what the model fills in, and its time; there is nothing to look up and no other place to go to.
     """
 
     specification: ToolSpecification
     execution: Execution
     where: str
     function: Callable[..., Any] | None
-    encode: ResultEncoder
-    decode: ArgumentDecoder | None = None
+    encode: Callable[[Any], Encoded]
+    decode: Callable[[ToolExecutionRequest], dict[str, Any]] | None = None
     return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
     timeout: float | None = None
     max_result_chars: int | None = None
@@ -81,12 +81,12 @@ class Tool:
     context_names: tuple[str, ...] = ()
     needs_memory_id: bool = False
     injected: tuple[InjectedParameter, ...] = ()
-    is_plain: bool = field(init=False)
+    is_simple: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        hidden = self.memory_id_names or self.context_names or self.injected
-        plain = self.decode is not None and self.bean is None and not hidden and not self.positional
-        object.__setattr__(self, "is_plain", plain)
+        filled_in = self.memory_id_names or self.context_names or self.injected or self.positional
+        simple = self.execution.is_coroutine and self.function is not None and self.decode is not None
+        object.__setattr__(self, "is_simple", simple and not filled_in and self.timeout is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +134,27 @@ async def execute_tool(tool: Tool, request: ToolExecutionRequest, surroundings: 
         try:
             arguments = None if tool.decode is None else tool.decode(request)
             with surroundings.scope.open_call_scope() as opened:
-                call = ToolCall(tool, request, arguments, context, surroundings.scope, opened)
-                if not tool.is_plain:
-                    await call.prepare()
-                if tool.execution.is_coroutine and tool.timeout is None:
-                    told = await call.here()
+                if tool.is_simple:
+                    # As `ToolCall.run` does it, without what only others need: most calls are such.
+                    try:
+                        told = tool.encode(await tool.function(**arguments))  # type: ignore[misc, arg-type]  # simple
+                    except BaseException as error:
+                        await close_scope(opened, error, tool)
+                        raise
+                    try:
+                        await opened.aclose(None)
+                    except Exception as failure:
+                        _judge(failure, None, tool)
                 else:
-                    told = await call.elsewhere(surroundings.runner)
+                    call = ToolCall(tool, request, arguments, context, surroundings.scope, opened)
+                    told = await call.run(surroundings.runner)
         except Exception as error:
             told = await _told(error, request, context, surroundings)
     finally:
-        _reset(token)
+        try:  # noqa: SIM105 - `suppress` would take a tenth of the time that a call has
+            current_invocation.reset(token)
+        except ValueError:  # left in another context than entered, as when a coroutine is closed from outside
+            pass
     limit = tool.max_result_chars or surroundings.max_result_chars
     return _outcome(request, told, limit, started_at, perf_counter() - clock)
 
@@ -160,7 +170,7 @@ async def answer_unknown_tool(
         handler = surroundings.failures.on_unknown_tool or DEFAULTS.on_unknown_tool
         told = await _handled(handler, UnknownToolError(request, tuple(tool_names)), request, context, surroundings)
     finally:
-        _reset(token)
+        current_invocation.reset(token)
     return _outcome(request, told, surroundings.max_result_chars, started_at, perf_counter() - clock)
 
 
@@ -218,9 +228,11 @@ class ToolCall:
             await self.finish(error)
             raise
 
-    async def elsewhere(self, runner: Runner) -> Encoded:
-        """The whole call, where the tool's execution model says, and within its time."""
+    async def run(self, runner: Runner) -> Encoded:
+        """The whole call: its beans, its place, its time."""
         tool = self.tool
+        if tool.bean is not None or tool.injected:
+            await self.prepare()
         if tool.execution.is_coroutine:
             running: Any = self.here()
         else:
@@ -262,10 +274,7 @@ class ToolCall:
         except BaseException as error:
             await self.finish(error)
             raise
-        try:
-            await self._opened.aclose(None)
-        except Exception as failure:
-            self._judge(failure, None)
+        await self.finish(None)
         return encoded
 
     def __call__(self) -> Any:
@@ -295,8 +304,6 @@ class ToolCall:
             function = member_of(self._scope.get(tool.bean), tool.member)
         if kwargs is None:
             return function, (self._request, self.context.memory_id), {}
-        if tool.is_plain:
-            return function, (), kwargs
         for name in tool.memory_id_names:
             kwargs[name] = self.context.memory_id
         for name in tool.context_names:
@@ -319,27 +326,33 @@ class ToolCall:
     # --- the end of its scope
 
     def _close_here(self, error: BaseException | None) -> None:
-        """Closes, on this thread, what can be closed here; a failure to do so is the call's unless it has failed."""
+        """Closes, on this thread, what can be closed here."""
         try:
             self._opened.close_here(error)
         except Exception as failure:
-            self._judge(failure, error)
+            _judge(failure, error, self.tool)
 
     async def finish(self, error: BaseException | None) -> None:
         """Closes the rest, on the loop."""
-        error = error or self.given_up
-        try:
-            await self._opened.aclose(error)
-        except Exception as failure:
-            self._judge(failure, error)
+        await close_scope(self._opened, error or self.given_up, self.tool)
 
-    def _judge(self, failure: Exception, error: BaseException | None) -> None:
-        if isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
-            failure = failure.exceptions[0]
-        if error is None or isinstance(failure, FrameworkError):
-            raise failure
-        if failure is not error:
-            logger.error("closing the call scope of tool %r failed: %s", self.name, failure, exc_info=failure)
+
+async def close_scope(opened: CallScope, error: BaseException | None, tool: Tool) -> None:
+    """Closes what is left of a call's scope; a failure to do so is the call's, unless it has failed by `error`."""
+    try:
+        await opened.aclose(error)
+    except Exception as failure:
+        _judge(failure, error, tool)
+
+
+def _judge(failure: Exception, error: BaseException | None, tool: Tool) -> None:
+    if isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
+        failure = failure.exceptions[0]
+    if error is None or isinstance(failure, FrameworkError):
+        raise failure
+    if failure is not error:
+        name = tool.specification.name
+        logger.error("closing the call scope of tool %r failed: %s", name, failure, exc_info=failure)
 
 
 def member_of(bean: Any, name: str) -> Callable[..., Any]:
@@ -360,13 +373,6 @@ class _CallCancellation(Cancellation):
     @property
     def cancelled(self) -> bool:  # type: ignore[override]  # read only: nobody but the invocation sets it
         return self.late or self._invocation.cancelled
-
-
-def _reset(token: Any) -> None:
-    try:
-        current_invocation.reset(token)
-    except ValueError:  # left in another context than entered, as when a coroutine is closed from outside
-        return
 
 
 # --- what the model is told when a call went wrong

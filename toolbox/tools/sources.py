@@ -185,5 +185,5 @@ def _by_hand(specification: ToolSpecification, executor: Any, where: str, proble
         execution=execution,
         where=place,
         function=executor,
-        encode=ResultEncoder(name),
+        encode=ResultEncoder(name).encode,
     )
