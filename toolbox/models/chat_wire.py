@@ -5,7 +5,7 @@ Not here: how the pieces are put together (`accumulator`), sending and receiving
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..chat import (
@@ -315,7 +315,7 @@ class ChatInterpreter:
 
     def _call(self, entry: dict[str, Any], whole: bool) -> None:
         function = entry.get("function")
-        part = function if isinstance(function, Mapping) else entry
+        part = function if isinstance(function, dict) else entry
         name, arguments = part.get("name"), part.get("arguments")
         call: Call
         if whole:
@@ -326,5 +326,5 @@ class ChatInterpreter:
             call.attributes[EXTRA_CONTENT] = extra
 
     def _usage(self, usage: object) -> None:
-        if isinstance(usage, Mapping) and (found := usage_of(usage)) is not None:
+        if isinstance(usage, dict) and (found := usage_of(usage)) is not None:
             self.reply.usage = found

@@ -19,10 +19,10 @@ def usage_of(usage: Mapping[str, Any]) -> TokenUsage | None:
         return None
     into = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     out_of = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-    cached = _count(into, "cached_tokens") if isinstance(into, Mapping) else None
+    cached = _count(into, "cached_tokens") if isinstance(into, dict) else None
     if cached is None:
         cached = _count(usage, "prompt_cache_hit_tokens", "cached_tokens")
-    thought = _count(out_of, "reasoning_tokens") if isinstance(out_of, Mapping) else None
+    thought = _count(out_of, "reasoning_tokens") if isinstance(out_of, dict) else None
     return TokenUsage(given or 0, made or 0, cached or 0, thought or 0)
 
 
