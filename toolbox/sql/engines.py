@@ -5,8 +5,9 @@ Not here: engines and sessions as beans (`producers`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,6 +110,13 @@ def _prepare(engine: Engine) -> None:
         # Who reads does not keep others from writing, and sees what there was when it began.
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.close()
+
+    @event.listens_for(engine, "invalidate")
+    def given_up(connection: Any, record: Any, error: BaseException | None) -> None:
+        # Closing ends a transaction only when its last statement is no longer remembered, by a traceback for example.
+        if isinstance(error, asyncio.CancelledError):
+            with suppress(asyncio.CancelledError):  # cancelled once more; the driver goes on by itself
+                connection.rollback()
 
     @event.listens_for(engine, "begin")
     def begun(connection: Connection) -> None:

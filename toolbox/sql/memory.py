@@ -200,8 +200,8 @@ class SqlChatMemoryStore(ChatMemoryStore):
         return row.on_conflict_do_update(index_elements=same, set_=values, where=where)
 
     async def _changes(self, connection: AsyncConnection, statement: Any) -> bool:
-        changed = await connection.execute(statement.returning(self._table.c.memory_id))
-        return changed.first() is not None
+        done = await connection.execute(statement, execution_options={"preserve_rowcount": True})
+        return bool(done.rowcount)
 
     # --- connections
 

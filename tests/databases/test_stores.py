@@ -1,0 +1,274 @@
+"""What every memory store of a database does: keeping, forgetting, and one caller at a time over all processes."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from toolbox import (
+    AiMessage,
+    ChatMemoryKey,
+    ChatMemoryStore,
+    ImageContent,
+    Message,
+    SystemMessage,
+    TextContent,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    UserMessage,
+)
+from toolbox.errors import MemoryLeaseLostError, TranscriptError
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = ToolExecutionRequest("1", "add", '{"a": 1}', {"thought": "x"})
+EVERYTHING: list[Message] = [
+    SystemMessage("Be brief."),
+    UserMessage([TextContent("what is this? \U0001f99c \x00 'quoted' \\"), ImageContent(data=b"\x89PNG\x00")]),
+    AiMessage(None, [REQUEST], reasoning="hm", attributes={"signature": "abc"}),
+    ToolExecutionResultMessage("1", "add", "", is_error=True, attributes={"status": 422}),
+    AiMessage("lone \ud800 surrogate"),
+]
+
+
+async def within(seconds: float, holds: Any) -> None:
+    """Waits until `await holds()`, of something that comes with time."""
+    until = time.monotonic() + seconds
+    while not await holds():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.02)
+
+
+async def test_messages_come_back_as_they_were(new_store: Any, key: ChatMemoryKey) -> None:
+    store = await new_store()
+
+    await store.update_messages(key, EVERYTHING)
+
+    assert list(await store.get_messages(key)) == EVERYTHING
+    assert list(await (await new_store()).get_messages(key)) == EVERYTHING
+
+
+async def test_a_container_finds_it_as_its_memory_store(new_store: Any) -> None:
+    assert ChatMemoryStore in type(await new_store()).__mro__  # so that it needs no bind
+
+
+async def test_an_unknown_conversation_is_empty(new_store: Any, key: ChatMemoryKey) -> None:
+    store = await new_store()
+
+    assert list(await store.get_messages(key)) == []
+    await store.delete_messages(key)
+    assert list(await store.get_messages(key)) == []
+
+
+@pytest.mark.parametrize("locked", [False, True])
+async def test_messages_are_replaced_and_forgotten(new_store: Any, key: ChatMemoryKey, locked: bool) -> None:
+    store = await new_store()
+
+    async def steps() -> None:
+        await store.update_messages(key, [UserMessage("a")])
+        await store.update_messages(key, [UserMessage("b"), AiMessage("c")])
+        assert list(await store.get_messages(key)) == [UserMessage("b"), AiMessage("c")]
+        await store.delete_messages(key)
+        assert list(await store.get_messages(key)) == []
+        await store.update_messages(key, [UserMessage("d")])
+
+    if locked:
+        async with store.lock(key):
+            await steps()
+    else:
+        await steps()
+
+    assert list(await store.get_messages(key)) == [UserMessage("d")]
+
+
+@pytest.mark.parametrize("memory_id", ["", " ", "a:b", "{x}", "}", "%s", "'; --", "日本", "x" * 1000])
+async def test_any_text_is_a_memory_id_and_means_itself_only(
+    new_store: Any, key: ChatMemoryKey, memory_id: str
+) -> None:
+    store = await new_store()
+    odd = ChatMemoryKey(f"{key.service}.{key.memory_id}", memory_id)
+
+    async with store.lock(odd):
+        await store.update_messages(odd, [UserMessage(memory_id)])
+
+    assert list(await store.get_messages(odd)) == [UserMessage(memory_id)]
+    assert list(await store.get_messages(ChatMemoryKey("another", memory_id))) == []
+
+
+async def test_what_a_later_release_wrote_is_not_guessed_at(
+    new_store: Any, key: ChatMemoryKey, monkeypatch: Any
+) -> None:
+    store = await new_store()
+    with monkeypatch.context() as later:
+        later.setattr("toolbox.transcripts.VERSION", 2)
+        await store.update_messages(key, [UserMessage("a")])
+
+    with pytest.raises(TranscriptError, match="version is 2"):
+        await store.get_messages(key)
+
+
+# --- one caller at a time
+
+
+async def add(store: Any, key: ChatMemoryKey, text: str) -> None:
+    async with store.lock(key):
+        before = await store.get_messages(key)
+        await asyncio.sleep(0)
+        await store.update_messages(key, [*before, UserMessage(text)])
+
+
+async def test_no_writing_is_lost_between_processes(new_store: Any, key: ChatMemoryKey) -> None:
+    stores = [await new_store() for _ in range(3)]
+    texts = [f"{number}" for number in range(24)]
+
+    await asyncio.gather(*(add(stores[int(text) % 3], key, text) for text in texts))
+
+    kept = await stores[0].get_messages(key)
+    assert sorted((each.text for each in kept), key=int) == texts
+
+
+async def test_within_a_process_it_is_first_come_first_served(new_store: Any, key: ChatMemoryKey) -> None:
+    store = await new_store()
+    texts = [f"{number}" for number in range(10)]
+
+    await asyncio.gather(*(add(store, key, text) for text in texts))
+
+    assert [each.text for each in await store.get_messages(key)] == texts
+
+
+async def test_other_conversations_do_not_wait(new_store: Any, key: ChatMemoryKey) -> None:
+    store = await new_store()
+
+    async with store.lock(key), store.lock(ChatMemoryKey(key.service, f"{key.memory_id} b")):
+        await store.update_messages(key, [])
+
+
+async def test_who_waits_gets_in_when_the_other_leaves(new_store: Any, key: ChatMemoryKey) -> None:
+    one, other = await new_store(), await new_store()
+    entered = asyncio.Event()
+
+    async def enter() -> None:
+        async with other.lock(key):
+            entered.set()
+
+    async with one.lock(key):
+        waiting = asyncio.create_task(enter())
+        await asyncio.sleep(0.1)  # it tries again and again meanwhile
+        assert not entered.is_set()
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_lease_is_renewed_as_long_as_it_is_held(new_store: Any, key: ChatMemoryKey) -> None:
+    one, other = await new_store(lease=0.3), await new_store()
+    until = time.monotonic() + 0.8
+
+    async with one.lock(key):
+        while time.monotonic() < until:
+            assert not await other.take(key, "other", 10)
+            await asyncio.sleep(0.05)
+        await one.update_messages(key, [UserMessage("kept")])
+
+    assert await other.take(key, "other", 10)
+    assert list(await other.get_messages(key)) == [UserMessage("kept")]
+
+
+async def test_the_lease_of_one_who_died_ends_by_itself(new_store: Any, key: ChatMemoryKey) -> None:
+    dead, other = await new_store(), await new_store()
+    await dead.take(key, "of a process that is no more", 0.2)
+
+    await asyncio.wait_for(add(other, key, "a"), 5)
+
+    assert list(await other.get_messages(key)) == [UserMessage("a")]
+
+
+async def test_who_lost_the_conversation_does_not_write(new_store: Any, key: ChatMemoryKey, caplog: Any) -> None:
+    paused, other = await new_store(lease=0.2), await new_store()
+
+    async with paused.lock(key):
+        time.sleep(0.3)  # noqa: ASYNC251 - the process stands still, and with it the renewal
+        await add(other, key, "the other's")
+        for write in (paused.update_messages(key, [UserMessage("late")]), paused.delete_messages(key)):
+            with pytest.raises(MemoryLeaseLostError, match=key.memory_id):
+                await write
+
+    assert list(await other.get_messages(key)) == [UserMessage("the other's")]
+
+
+async def test_leaving_late_does_not_throw_the_next_one_out(new_store: Any, key: ChatMemoryKey) -> None:
+    paused, other, third = await new_store(lease=0.2), await new_store(), await new_store()
+
+    async with paused.lock(key):
+        time.sleep(0.3)  # noqa: ASYNC251 - as above
+        assert await other.take(key, "other", 10)
+
+    assert not await third.take(key, "third", 10)
+    assert await other.renew(key, "other", 10)
+    await other.give_back(key, "other")
+    assert await third.take(key, "third", 10)
+
+
+async def test_a_lease_that_has_ended_is_not_renewed(new_store: Any, key: ChatMemoryKey) -> None:
+    store = await new_store()
+    await store.take(key, "mine", 0.05)
+    await asyncio.sleep(0.1)
+
+    assert not await store.renew(key, "mine", 10)
+    assert not await store.renew(key, "another's", 10)
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_given_up_at_any_moment_the_conversation_is_free_again(
+    new_store: Any, key: ChatMemoryKey, steps: int
+) -> None:
+    store, other = await new_store(), await new_store()
+    await store.get_messages(key)
+    caller = asyncio.create_task(add(store, key, "a"))
+    for _ in range(steps * 2):
+        await asyncio.sleep(0.0005)
+
+    caller.cancel()
+    await asyncio.gather(caller, return_exceptions=True)
+
+    await asyncio.wait_for(add(other, key, "b"), 5)
+    assert [each.text for each in await other.get_messages(key)][-1] == "b"
+
+
+async def test_a_waiting_one_that_gives_up_leaves_nothing(new_store: Any, key: ChatMemoryKey) -> None:
+    one, other = await new_store(), await new_store()
+    async with one.lock(key):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(add(other, key, "a"), 0.1)
+
+    assert list(await one.get_messages(key)) == []
+    await asyncio.wait_for(add(other, key, "b"), 5)
+
+
+async def test_a_lease_of_no_time_is_refused(new_store: Any) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        await new_store(lease=0)
+
+
+# --- expiry
+
+
+async def test_conversations_expire(new_store: Any, key: ChatMemoryKey) -> None:
+    store = await new_store(expires_after=0.3)
+    await add(store, key, "a")
+    assert list(await store.get_messages(key)) == [UserMessage("a")]
+
+    async def is_gone() -> bool:
+        return not await store.get_messages(key)
+
+    await within(5, is_gone)
+    await add(store, key, "b")
+    assert list(await store.get_messages(key)) == [UserMessage("b")]
+
+
+async def test_each_call_gives_a_conversation_time_anew(new_store: Any, key: ChatMemoryKey) -> None:
+    store = await new_store(expires_after=0.5)
+    for number in range(4):
+        await add(store, key, str(number))
+        await asyncio.sleep(0.2)
+
+    assert len(await store.get_messages(key)) == 4
