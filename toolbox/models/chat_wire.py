@@ -267,6 +267,8 @@ class ChatInterpreter:
 
     def _finish_reason(self, reason: object) -> None:
         word = str(reason).lower()
+        if word == "null":
+            return
         if word == "error":
             raise ModelHttpError(200, "the server ended the reply with finish_reason error")
         self.reply.finish_reason = _FINISH.get(word, FinishReason.OTHER)
