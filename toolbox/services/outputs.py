@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -127,7 +127,7 @@ def read_output(annotation: object) -> Output:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is TokenStream:
         return Output(Shape.EVENT_STREAM, Kind.TEXT, str)
-    if isinstance(origin, type) and issubclass(origin, (AsyncIterator, Iterator)):
+    if isinstance(origin, type) and issubclass(origin, (AsyncIterable, Iterator)):
         if arguments[0] is str:
             return Output(Shape.TEXT_STREAM, Kind.TEXT, str, synchronous=issubclass(origin, Iterator))
         if issubclass(origin, Iterator):
@@ -279,7 +279,8 @@ def correction(error: OutputParsingError) -> str:
 
 # --- a list, item by item
 
-_LIST_BEGINS = re.compile(r'\s*(?:```(?:json)?\s*)?(?:\{\s*"value"\s*:\s*)?\[', re.IGNORECASE)
+# At the very beginning, or, after whatever text, at that of a fenced block.
+_LIST_BEGINS = re.compile(r'(?:\A\s*|```(?:json)?\s*)(?:\{\s*"value"\s*:\s*)?\[', re.IGNORECASE)
 
 
 class ItemReader:
@@ -301,7 +302,7 @@ class ItemReader:
             return
         self._buffer += text
         if not self.began:
-            match = _LIST_BEGINS.match(self._buffer)
+            match = _LIST_BEGINS.search(self._buffer) if "[" in text else None
             if match is None:
                 return
             self.began = True

@@ -17,7 +17,7 @@ from typing_extensions import TypeForm
 from ..chat import ChatModel
 from ..context import ActiveScope, CallScope
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem
-from ..execution import LoopThread, Workers
+from ..execution import ExecutionModel, LoopThread, Workers, unknown_executor
 from ..tools.failures import ToolErrors
 from ..tools.sources import bean_types
 from .declaration import ServiceOptions, names_around, options_for
@@ -139,6 +139,9 @@ def _container_needed(cls: type[Any], options: ServiceOptions, plans: Iterable[M
             fact = f"tool provider {name} is a class, and there is no container to make it"
             yield Problem(cls.__name__, fact, "give an instance of it")
     for plan in plans:
+        for tool in plan.toolset.tools:
+            if tool.execution.model is ExecutionModel.EXECUTOR and _process.workers.executor(tool.execution) is None:
+                yield unknown_executor(f"{plan.where}, tool {tool.specification.name}", tool.execution)
         wanted = [(f"tool {tool.specification.name!r}", tool.injected) for tool in plan.toolset.tools]
         if isinstance(plan.system, FunctionMessage):
             wanted.append(("the system message function", plan.system.injected))

@@ -1,0 +1,763 @@
+"""Streams of services: text, items, events, plain iterators; their order, their end, what they see."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import pytest
+from pydantic import BaseModel
+
+from toolbox import (
+    AiMessage,
+    BeforeToolExecution,
+    BlockingCallNotAllowedError,
+    ChatRequest,
+    ChatResponse,
+    CompleteResponse,
+    CompleteToolCall,
+    Container,
+    FinishReason,
+    IntermediateResponse,
+    InvocationContext,
+    InvocationTimeoutError,
+    MemoryId,
+    OutputParsingError,
+    PartialReasoning,
+    PartialResponse,
+    PartialToolCall,
+    StreamEvent,
+    TokenStream,
+    TokenUsage,
+    ToolAbort,
+    ToolArgumentsError,
+    ToolExecuted,
+    ToolExecutionResultMessage,
+    UnknownToolError,
+    create_ai_service,
+    invocation_attributes,
+    invocation_record,
+    register_ai_service,
+    request_scoped,
+    system_message,
+    time_limit,
+    tool,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+class City(BaseModel):
+    name: str
+
+
+class Streaming(Protocol):
+    def text(self, text: str) -> AsyncIterator[str]: ...
+
+    def events(self, text: str) -> TokenStream: ...
+
+    def items(self, text: str) -> AsyncIterator[City]: ...
+
+    def numbers(self, text: str) -> AsyncIterator[int]: ...
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@tool
+def block(text: str = "") -> str:
+    return text
+
+
+@tool
+def fail() -> str:
+    raise ValueError("broken")
+
+
+def streaming(*replies: Any, **options: Any) -> tuple[Any, ScriptedChatModel]:
+    model = ScriptedChatModel(replies)
+    return create_ai_service(Streaming, chat_model=model, tools=(add, block, fail), **options), model
+
+
+ADD = tool_call("add", {"a": 1, "b": 2})
+
+
+async def names(stream: AsyncIterator[Any]) -> list[str]:
+    return [type(each).__name__ async for each in stream]
+
+
+# --- text
+
+
+async def test_text_comes_in_pieces() -> None:
+    service, _ = streaming("Hello there, Ada")
+    assert [each async for each in service.text("x")] == ["Hello ", "there, ", "Ada"]
+
+
+async def test_the_text_of_all_rounds_comes() -> None:
+    service, _ = streaming(AiMessage("Let me see.", [ADD]), "It is 3.")
+    assert "".join([each async for each in service.text("x")]) == "Let me see.It is 3."
+
+
+async def test_reasoning_is_no_text() -> None:
+    service, _ = streaming(AiMessage("Hi", reasoning="He says hello"))
+    assert [each async for each in service.text("x")] == ["Hi"]
+
+
+async def test_an_empty_reply_is_an_empty_stream() -> None:
+    service, _ = streaming(AiMessage(None))
+    assert [each async for each in service.text("x")] == []
+
+
+async def test_a_model_without_stream_streams_its_reply_at_once() -> None:
+    class Plain:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            return ChatResponse(AiMessage("Hello there"))
+
+    service: Any = create_ai_service(Streaming, chat_model=Plain())
+    assert [each async for each in service.text("x")] == ["Hello there"]
+    assert await names(service.events("x")) == ["PartialResponse", "CompleteResponse"]
+
+
+async def test_a_stream_is_an_iterator_that_can_be_closed() -> None:
+    service, _ = streaming("a", "b")
+    for stream in (service.text("x"), service.events("x")):
+        assert aiter(stream) is stream
+        assert hasattr(stream, "aclose")
+        async for _ in stream:
+            pass
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        await stream.aclose()
+
+
+async def test_other_spellings_of_a_text_stream() -> None:
+    class Spelled(Protocol):
+        def generator(self, text: str) -> AsyncGenerator[str, None]: ...
+
+        def iterable(self, text: str) -> AsyncIterable[str]: ...
+
+    service: Any = create_ai_service(Spelled, chat_model=ScriptedChatModel(["a b", "c d"]))
+    assert [each async for each in service.generator("x")] == ["a ", "b"]
+    assert [each async for each in service.iterable("x")] == ["c ", "d"]
+
+
+# --- items
+
+
+async def test_items_come_as_soon_as_they_are_complete() -> None:
+    gate = asyncio.Event()
+
+    class Slow:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise AssertionError("not asked for")
+
+        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+            yield PartialResponse('{"value": [{"name": "Bern"}')
+            yield PartialResponse(', {"name"')
+            await gate.wait()
+            yield PartialResponse(': "Basel"}]}')
+            yield CompleteResponse(ChatResponse(AiMessage("…")))
+
+    service: Any = create_ai_service(Streaming, chat_model=Slow())
+    stream = service.items("x")
+    assert await anext(stream) == City(name="Bern")
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    gate.set()
+    assert await waiting == City(name="Basel")
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        ("[1, 2, 3]", [1, 2, 3]),
+        ("[]", []),
+        ('{"value": [1]}', [1]),
+        ('{"value":[]}', []),
+        ("```json\n[1, 2]\n```", [1, 2]),
+        ("```\n[1]\n```", [1]),
+        ('```json\n{"value": [1]}\n```', [1]),
+        (' \n [ "4" ,5] ', [4, 5]),
+        ("Here you are:\n\n```json\n[1, 2]\n```\nEnjoy!", [1, 2]),
+    ],
+)
+async def test_a_list_may_be_written_in_several_ways(reply: str, found: list[int]) -> None:
+    service, _ = streaming(reply)
+    assert [each async for each in service.numbers("x")] == found
+
+
+async def test_a_bad_item_is_raised_where_it_stands() -> None:
+    service, _ = streaming('[{"name": "Bern"}, {"nome": "Basel"}, {"name": "Genf"}]')
+    stream = service.items("x")
+    assert await anext(stream) == City(name="Bern")
+    with pytest.raises(OutputParsingError) as raised:
+        await anext(stream)
+    assert "nome" in raised.value.text
+    assert raised.value.problems[0][0] == "name"
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+@pytest.mark.parametrize("reply", ["no list", "[1, 2", "", '{"values": [1]}', "[1 2]", "[1, x]"])
+async def test_what_is_no_whole_list_is_an_error(reply: str) -> None:
+    service, _ = streaming(reply)
+    with pytest.raises(OutputParsingError):
+        async for _ in service.numbers("x"):
+            pass
+
+
+async def test_items_are_asked_for_as_a_list() -> None:
+    service, model = streaming("[]")
+    async for _ in service.items("x"):
+        pass
+    assert "JSON" in model.requests[0].messages[0].text  # type: ignore[union-attr]
+
+    model = ScriptedChatModel(["[]"], supports_response_format=True)
+    service = create_ai_service(Streaming, chat_model=model)
+    async for _ in service.items("x"):
+        pass
+    schema = model.requests[0].response_format.schema  # type: ignore[union-attr]
+    assert schema["properties"]["value"]["type"] == "array"
+
+
+async def test_items_come_after_tool_rounds() -> None:
+    service, _ = streaming(AiMessage("Let me look.", [ADD]), "[1, 2]")
+    assert [each async for each in service.numbers("x")] == [1, 2]
+
+
+# --- events
+
+
+async def test_events_without_tools() -> None:
+    response = ChatResponse(AiMessage("a b", reasoning="r"), TokenUsage(1, 2), FinishReason.STOP)
+    service, _ = streaming(response)
+    assert [each async for each in service.events("x")] == [
+        PartialReasoning("r"),
+        PartialResponse("a "),
+        PartialResponse("b"),
+        CompleteResponse(response),
+    ]
+
+
+async def test_events_of_a_round_of_tools_in_their_order() -> None:
+    first = AiMessage("See:", [ADD, tool_call("block", {"text": "t"})])
+    service, _ = streaming(first, "done")
+    events = [each async for each in service.events("x")]
+
+    kinds = [type(each).__name__ for each in events if not isinstance(each, PartialToolCall)]
+    assert kinds == [
+        "PartialResponse",
+        "CompleteToolCall",
+        "CompleteToolCall",
+        "IntermediateResponse",
+        "BeforeToolExecution",
+        "ToolExecuted",
+        "BeforeToolExecution",
+        "ToolExecuted",
+        "PartialResponse",
+        "CompleteResponse",
+    ]
+    intermediate = next(each for each in events if isinstance(each, IntermediateResponse))
+    assert intermediate.response.ai_message == first
+    befores = [each.request for each in events if isinstance(each, BeforeToolExecution)]
+    assert befores == list(first.tool_execution_requests)
+    executed = [each.execution for each in events if isinstance(each, ToolExecuted)]
+    assert [each.result for each in executed] == ["3", "t"]
+    partial = [each for each in events if isinstance(each, PartialToolCall)]
+    assert {each.index for each in partial} == {0, 1}
+    assert "".join(each.partial_arguments for each in partial if each.index == 0) == ADD.arguments
+    assert partial[0].id == ADD.id
+    assert partial[0].name == "add"
+    complete = [each for each in events if isinstance(each, CompleteToolCall)]
+    assert [(each.index, each.request) for each in complete] == list(enumerate(first.tool_execution_requests))
+
+
+async def test_together_results_are_told_as_they_come_and_sent_in_call_order() -> None:
+    gate = asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        await gate.wait()
+        return "slow"
+
+    @tool
+    async def quick() -> str:
+        return "quick"
+
+    model = ScriptedChatModel([AiMessage(None, [tool_call("slow"), tool_call("quick")]), "done"])
+    service = create_ai_service(Streaming, chat_model=model, tools=(slow, quick), concurrent_tools=True)
+    executed = []
+    async for event in service.events("x"):
+        if isinstance(event, ToolExecuted):
+            executed.append(event.execution.result)
+            gate.set()
+    assert executed == ["quick", "slow"]
+    results = [each.text for each in model.requests[1].messages if isinstance(each, ToolExecutionResultMessage)]
+    assert results == ["slow", "quick"]
+
+
+async def test_together_a_tool_starts_as_soon_as_its_call_is_complete() -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def early() -> str:
+        started.set()
+        return "early"
+
+    first, second = tool_call("early"), tool_call("early")
+
+    class Model:
+        def __init__(self) -> None:
+            self.rounds = 0
+
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise AssertionError("not asked for")
+
+        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+            self.rounds += 1
+            if self.rounds > 1:
+                yield CompleteResponse(ChatResponse(AiMessage("done")))
+                return
+            yield CompleteToolCall(0, first)
+            await asyncio.wait_for(started.wait(), 5)  # before the reply is complete
+            yield CompleteToolCall(1, second)
+            yield CompleteResponse(ChatResponse(AiMessage(None, [first, second])))
+
+    service: Any = create_ai_service(Streaming, chat_model=Model(), tools=(early,), concurrent_tools=True)
+    events = [each async for each in service.events("x")]
+    kinds = [type(each).__name__ for each in events]
+    assert kinds.count("ToolExecuted") == 2
+    assert kinds.index("BeforeToolExecution") < kinds.index("IntermediateResponse")
+    for request in (first, second):
+        before = next(n for n, e in enumerate(events) if isinstance(e, BeforeToolExecution) and e.request is request)
+        after = next(n for n, e in enumerate(events) if isinstance(e, ToolExecuted) and e.execution.request is request)
+        assert before < after
+
+
+async def test_together_a_tool_starts_even_while_the_consumer_looks_at_its_call() -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def early() -> str:
+        started.set()
+        return "early"
+
+    model = ScriptedChatModel([tool_call("early"), "done"])
+    service = create_ai_service(Streaming, chat_model=model, tools=(early,), concurrent_tools=True)
+    async for event in service.events("x"):
+        if isinstance(event, CompleteToolCall):
+            await asyncio.wait_for(started.wait(), 5)
+
+
+async def test_without_concurrency_no_tool_starts_before_its_reply_is_complete() -> None:
+    started: list[str] = []
+
+    @tool
+    async def early() -> str:
+        started.append("early")
+        return "early"
+
+    model = ScriptedChatModel([tool_call("early"), "done"])
+    service = create_ai_service(Streaming, chat_model=model, tools=(early,))
+    async for event in service.events("x"):
+        if isinstance(event, (CompleteToolCall, IntermediateResponse)):
+            assert started == []
+    assert started == ["early"]
+
+
+async def test_a_stream_of_events_may_be_declared_by_their_type() -> None:
+    from toolbox import ServiceEvent
+
+    class Spelled(Protocol):
+        def events(self, text: str) -> AsyncIterator[ServiceEvent]: ...
+
+    service: Any = create_ai_service(Spelled, chat_model=ScriptedChatModel(["a"]))
+    assert await names(service.events("x")) == ["PartialResponse", "CompleteResponse"]
+
+
+async def test_an_immediate_round_ends_the_stream_with_its_reply() -> None:
+    from toolbox import ReturnBehavior
+
+    @tool(return_behavior=ReturnBehavior.IMMEDIATE)
+    def now() -> str:
+        return "now"
+
+    for together in (False, True):
+        model = ScriptedChatModel([tool_call("now")])
+        service = create_ai_service(Streaming, chat_model=model, tools=(now,), concurrent_tools=together)
+        kinds = await names(service.events("x"))
+        assert kinds[-3:] == ["BeforeToolExecution", "ToolExecuted", "CompleteResponse"]
+        assert "IntermediateResponse" not in kinds
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (tool_call("unknown"), UnknownToolError),
+        (tool_call("add", "{"), ToolArgumentsError),
+        (ConnectionError("gone"), ConnectionError),
+    ],
+)
+@pytest.mark.parametrize("method", ["text", "events", "items"])
+@pytest.mark.parametrize("together", [False, True])
+async def test_errors_are_raised_in_the_iteration(
+    reply: Any, error: type[Exception], method: str, together: bool
+) -> None:
+    service, _ = streaming(reply, concurrent_tools=together)
+    stream = getattr(service, method)("x")
+    with pytest.raises(error):
+        async for _ in stream:
+            pass
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_an_abort_is_raised_unchanged() -> None:
+    error = ToolAbort("stop")
+
+    @tool
+    def stop() -> str:
+        raise error
+
+    service: Any = create_ai_service(Streaming, chat_model=ScriptedChatModel([tool_call("stop")]), tools=(stop,))
+    seen = []
+    with pytest.raises(ToolAbort) as raised:
+        async for event in service.events("x"):
+            seen.append(type(event).__name__)
+    assert raised.value is error
+    assert "BeforeToolExecution" in seen
+    assert "ToolExecuted" not in seen
+
+
+async def test_a_tools_failure_does_not_end_the_stream() -> None:
+    service, _ = streaming(tool_call("fail"), "done")
+    events = [each async for each in service.events("x")]
+    [executed] = [each.execution for each in events if isinstance(each, ToolExecuted)]
+    assert executed.is_error
+    assert executed.result == "broken"
+
+
+async def test_a_wrong_call_is_told_where_it_is_made() -> None:
+    service, _ = streaming("a")
+    with pytest.raises(TypeError, match="text"):
+        service.events()
+
+
+# --- nothing starts before, everything ends
+
+
+async def test_a_stream_that_is_never_iterated_starts_nothing() -> None:
+    service, model = streaming("a")
+    service.text("x")
+    stream = service.events("x")
+    await stream.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    gc.collect()
+    assert model.requests == []
+
+
+class Watched:
+    """A model whose stream tells when it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        raise AssertionError("not asked for")
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        try:
+            while True:
+                yield PartialResponse("x ")
+                await asyncio.sleep(0)
+        finally:
+            self.closed.set()
+
+
+@pytest.mark.parametrize("method", ["text", "events"])
+async def test_leaving_a_stream_closes_the_models(method: str) -> None:
+    model = Watched()
+    service: Any = create_ai_service(Streaming, chat_model=model)
+    stream = getattr(service, method)("x")
+    async for _ in stream:
+        break
+    assert not model.closed.is_set()
+    await stream.aclose()
+    assert model.closed.is_set()
+
+
+async def test_a_stream_that_is_dropped_is_closed() -> None:
+    model = Watched()
+    service: Any = create_ai_service(Streaming, chat_model=model)
+    async for _ in service.text("x"):
+        break
+    gc.collect()
+    await asyncio.wait_for(model.closed.wait(), 5)
+
+
+async def test_a_stream_may_be_left_as_a_context() -> None:
+    model = Watched()
+    service: Any = create_ai_service(Streaming, chat_model=model)
+    async with service.events("x") as events:
+        await anext(events)
+    assert model.closed.is_set()
+
+
+async def test_leaving_a_stream_cancels_its_tools_and_closes_their_scopes() -> None:
+    entered, cancelled = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return "never"
+
+    for together in (False, True):
+        entered.clear()
+        cancelled.clear()
+        model = ScriptedChatModel([tool_call("slow")])
+        service: Any = create_ai_service(Streaming, chat_model=model, tools=(slow,), concurrent_tools=together)
+        stream = service.events("x")
+
+        async def consume(stream: Any = stream) -> None:
+            async for _ in stream:
+                pass
+
+        task = asyncio.create_task(consume())
+        await asyncio.wait_for(entered.wait(), 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert cancelled.is_set()
+
+
+async def test_tools_started_early_are_cancelled_when_the_stream_is_left_at_its_reply() -> None:
+    entered, cancelled = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return "never"
+
+    model = ScriptedChatModel([tool_call("slow")])
+    service: Any = create_ai_service(Streaming, chat_model=model, tools=(slow,), concurrent_tools=True)
+    stream = service.events("x")
+    async for event in stream:
+        if isinstance(event, IntermediateResponse):
+            break
+    await asyncio.wait_for(entered.wait(), 5)
+    await stream.aclose()
+    assert cancelled.is_set()
+
+
+async def test_a_slow_consumer_slows_the_reading() -> None:
+    made = []
+
+    class Eager:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise AssertionError("not asked for")
+
+        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+            for number in range(1000):
+                made.append(number)
+                yield PartialResponse("x")
+            yield CompleteResponse(ChatResponse(AiMessage("x")))
+
+    service: Any = create_ai_service(Streaming, chat_model=Eager())
+    stream = service.text("x")
+    for _ in range(3):
+        await anext(stream)
+        await asyncio.sleep(0.001)
+    assert len(made) <= 5
+    await stream.aclose()
+
+
+# --- what a stream sees
+
+
+variable: ContextVar[str] = ContextVar("variable", default="unset")
+
+
+@request_scoped
+class Session:
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.number = self.made
+        self.stopped = False
+
+    @tool
+    def number_of(self) -> int:
+        assert not self.stopped
+        return self.number
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+async def test_scope_attributes_and_context_are_those_of_the_call_that_made_it() -> None:
+    seen: list[Any] = []
+
+    @tool
+    def note(context: InvocationContext) -> str:
+        seen.append((variable.get(), dict(context.attributes)))
+        return "noted"
+
+    @register_ai_service(tools=(note, Session))
+    class Scoped(Protocol):
+        def events(self, text: str) -> TokenStream: ...
+
+    model = ScriptedChatModel([AiMessage(None, [tool_call("note"), tool_call("number_of")]), "done"])
+    async with Container(models={"default": model}).register(Scoped) as container, container.request_scope():
+        session = container.get(Session)
+        variable.set("at the call")
+        with invocation_attributes(tenant="a"):
+            stream = container.get(Scoped).events("x")
+        variable.set("afterwards")
+        async with container.request_scope():
+            results = [each.execution.result async for each in stream if isinstance(each, ToolExecuted)]
+    assert seen == [("at the call", {"tenant": "a"})]
+    assert results == ["noted", str(session.number)]
+
+
+async def test_the_consumer_does_not_see_the_invocation() -> None:
+    service, _ = streaming(ADD, "a b c")
+    async for _ in service.events("x"):
+        assert InvocationContext.current() is None
+
+
+async def test_a_limit_of_the_call_ends_the_stream() -> None:
+    model = Watched()
+    service: Any = create_ai_service(Streaming, chat_model=model)
+    with time_limit(0.02):
+        stream = service.text("x")
+    with pytest.raises(InvocationTimeoutError):
+        async for _ in stream:
+            pass
+    assert model.closed.is_set()
+
+
+async def test_a_services_time_out_ends_the_stream() -> None:
+    model = Watched()
+    service: Any = create_ai_service(Streaming, chat_model=model, timeout=0.02)
+    with pytest.raises(InvocationTimeoutError) as raised:
+        async for _ in service.events("x"):
+            pass
+    assert isinstance(raised.value, TimeoutError)
+    assert model.closed.is_set()
+
+
+async def test_a_limit_around_the_iteration_is_not_the_calls() -> None:
+    service, _ = streaming("a b c")
+    stream = service.text("x")
+    with time_limit(1000):
+        assert [each async for each in stream] == ["a ", "b ", "c"]
+
+
+async def test_a_record_around_the_call_keeps_the_stream() -> None:
+    service, _ = streaming(ADD, "done")
+    with invocation_record() as record:
+        stream = service.text("x")
+    async for _ in stream:
+        pass
+    assert [each.result for each in record.tool_executions] == ["3"]
+
+
+# --- plain iterators
+
+
+class Sync(Protocol):
+    @system_message("Be brief.")
+    def text(self, text: str) -> Iterator[str]: ...
+
+
+def test_a_plain_iterator_in_a_synchronous_method() -> None:
+    threads = []
+
+    @tool
+    def where() -> str:
+        threads.append(threading.current_thread())
+        return "here"
+
+    model = ScriptedChatModel([AiMessage("See: ", [tool_call("where")]), "a b"])
+    service: Any = create_ai_service(Sync, chat_model=model, tools=(where,))
+    stream = service.text("x")
+    assert isinstance(stream, Iterator)
+    assert model.requests == []
+    assert list(stream) == ["See: ", "a ", "b"]
+    assert threads == [threading.current_thread()]
+
+
+def test_a_plain_iterator_that_is_left_is_closed() -> None:
+    closed = threading.Event()
+
+    class Model:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise AssertionError("not asked for")
+
+        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+            try:
+                while True:
+                    yield PartialResponse("x")
+            finally:
+                closed.set()
+
+    service: Any = create_ai_service(Sync, chat_model=Model())
+    stream = service.text("x")
+    assert next(stream) == "x"
+    stream.close()
+    assert closed.wait(5)
+
+
+async def test_a_plain_iterator_is_refused_on_a_loops_thread_before_anything_is_sent() -> None:
+    model = ScriptedChatModel(["a"])
+    service: Any = create_ai_service(Sync, chat_model=model)
+    with pytest.raises(BlockingCallNotAllowedError):
+        next(service.text("x"))
+    assert model.requests == []
+
+
+def test_a_plain_iterators_errors_are_raised_in_it() -> None:
+    service: Any = create_ai_service(Sync, chat_model=ScriptedChatModel([ConnectionError("gone")]))
+    with pytest.raises(ConnectionError):
+        list(service.text("x"))
+
+
+# --- streams as tools
+
+
+async def test_a_service_whose_method_streams_is_a_tool_by_its_whole_text() -> None:
+    @register_ai_service
+    class Inner(Protocol):
+        @tool
+        def tell(self, about: str) -> AsyncIterator[str]: ...
+
+    @register_ai_service(tools=(Inner,))
+    class Outer(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+    container = Container(models={"default": ScriptedChatModel([])}).register(Outer)
+    [problem] = container.check()
+    assert problem.where == "Inner.tell"
+    assert "stream" in problem.what
