@@ -121,6 +121,10 @@ class Container:
         self._checks.append(check)
         return self
 
+    def knows(self, registered: object) -> bool:
+        """Whether an object has been registered, or is an instance or binding of this type."""
+        return self._registry.knows(registered)
+
     def _refuse_started(self, what: str) -> None:
         if self._wiring is not None:
             problem = Problem(f"Container.{what}", "the container is started", "register everything before it starts")
@@ -384,13 +388,18 @@ class Container:
         """See `ActiveScope.open_call_scope`."""
         return self._started("open_call_scope").open_call()
 
-    # --- conversations
+    # --- services
+
+    @property
+    def host(self) -> ContainerHost:
+        """What runs the services of a started container: for what calls its tools from outside."""
+        if self._host is None:
+            raise ContainerNotStartedError("a call of a tool")
+        return self._host
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """A conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`."""
-        if self._host is None:
-            raise ContainerNotStartedError("chat_memory")
-        return self._host.chat_memory(service, memory_id)
+        return self.host.chat_memory(service, memory_id)
 
     # --- overriding
 

@@ -130,6 +130,28 @@ class RedisSettings(_Section):
     url: SecretStr | None = None
 
 
+class McpSettings(_Section):
+    """One MCP server: `TOOLBOX_MCP__<NAME>__<FIELD>`; times in seconds.
+
+    A server over stdio has a `command` with `args`, `env` and `cwd`; one over HTTP a `url` with `headers`. `timeout` is
+    for one call, `connect_timeout` for starting or reaching the server. Of its tools those in `include` are offered, or
+    all, without those in `exclude` (names, or patterns such as `read_*`), under `names`, else with `prefix` before them.
+    """
+
+    command: str | None = None
+    args: Names = ()
+    env: dict[str, SecretStr] = Field(default_factory=dict)
+    cwd: str | None = None
+    url: str | None = None
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    timeout: PositiveFloat = 30.0
+    connect_timeout: PositiveFloat = 30.0
+    include: Names = ()
+    exclude: Names = ()
+    prefix: str = ""
+    names: dict[str, str] = Field(default_factory=dict)
+
+
 class ToolboxSettings(BaseSettings):
     """The library's settings; each may be given here, else as `TOOLBOX_<FIELD>`, nested ones with `__`.
 
@@ -155,5 +177,6 @@ class ToolboxSettings(BaseSettings):
     demo: bool = False
     models: Annotated[dict[str, ModelSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
     rest: Annotated[dict[str, RestSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
+    mcp: Annotated[dict[str, McpSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
     sql: SqlSettings = Field(default_factory=SqlSettings)
     redis: RedisSettings = Field(default_factory=RedisSettings)

@@ -48,6 +48,12 @@ class Registry:
         """Registers an object; the same one again changes nothing."""
         self._entries.setdefault(_identity(entry), entry)
 
+    def knows(self, entry: object) -> bool:
+        """Whether an object, or an instance of this type, is registered, or this type is bound to a bean."""
+        if _identity(entry) in self._entries or any(each.interface == entry for each in self._bindings):
+            return True
+        return any(isinstance(each, Given) and each.provides == entry for each in self._entries.values())
+
     def give(self, value: Any, provides: Any, name: str | None) -> None:
         """Registers an instance."""
         self._entries.setdefault((id(value), provides, name), Given(value, provides, name))
@@ -168,12 +174,18 @@ def read_included(entry: object) -> Reading | None:
     return read_container(entry.container)
 
 
+IMPLIES = "__toolbox_implies__"
+"""A class's further classes to register with it."""
+CHECK = "__toolbox_check__"
+"""A class's own check: a static method that takes the `BeanGraph` and yields `Problem`s."""
+
+
 def bean_reader(names: Names) -> Reader:
     """The reader of classes and producers; `names` are classes their annotations may mean."""
 
     def read(entry: object) -> Reading | None:
         if isinstance(entry, type) or isinstance(get_origin(entry), type):
-            return Reading((read_class(entry, names),))
+            return Reading((read_class(entry, names),), getattr(entry, IMPLIES, ()), getattr(entry, CHECK, None))
         return Reading((read_producer(entry, names),)) if callable(entry) and hasattr(entry, "__code__") else None
 
     return read

@@ -25,6 +25,7 @@ D = TypeVar("D", bound=Callable[..., Any])
 
 SERVICE_MARK: Final = "__toolbox_service__"
 SYSTEM_MARK: Final = "__toolbox_system_message__"
+PROVIDERS_MARK: Final = "__toolbox_tool_providers__"
 USER_MARK: Final = "__toolbox_user_message__"
 NAMES_MARK: Final = "__toolbox_local_names__"
 
@@ -168,6 +169,16 @@ def _functions_of(cls: type[Any]) -> Iterator[Callable[..., Any]]:
 def local_names_of(cls: type[Any]) -> dict[str, Any]:
     """The names caught when a service and its bases were marked."""
     return {name: each for base in reversed(cls.__mro__) for name, each in vars(base).get(NAMES_MARK, {}).items()}
+
+
+def provided_by(provider: type[Any]) -> Callable[[D], D]:
+    """Adds a tool provider, a bean type, to a service or to one of its methods."""
+
+    def leave(target: D) -> D:
+        setattr(target, PROVIDERS_MARK, (*vars(target).get(PROVIDERS_MARK, ()), provider))
+        return target
+
+    return leave
 
 
 def service_options_of(cls: type[Any]) -> ServiceOptions | None:

@@ -17,7 +17,7 @@ from ..di.beans import MISSING, BeanDefinition, definition_of, point_of
 from ..di.graph import BeanGraph, Reading
 from ..di.marks import Scope
 from ..errors import ContainerNotStartedError, MissingBeanError, Problem
-from ..execution import ExecutionModel, Workers, unknown_executor
+from ..execution import ExecutionModel, LoopRunner, Workers, unknown_executor
 from ..tools.failures import ToolErrors
 from ..tools.invocation import InjectedParameter, Tool
 from ..tools.sources import bean_types
@@ -125,6 +125,10 @@ class ContainerHost:
                 self._memories = ChatMemories(store)
         return self._memories
 
+    def new_runner(self) -> LoopRunner:
+        """Runs a tool that is called from outside of any service, on the container's loop and threads."""
+        return LoopRunner(self.workers)
+
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """One conversation of a service."""
         return ChatMemory(self.memories, ChatMemoryKey.of(service, memory_id))
@@ -137,7 +141,7 @@ class ContainerHost:
             return None
         service = _Service(registered, options, self)
         definition: BeanDefinition = definition_of(service.make, registered, scope=Scope.APPLICATION, source=registered)
-        listed = *bean_types(sources_of(registered)), *(each.bean for each in providers_of(options))
+        listed = *bean_types(sources_of(registered)), *(each.bean for each in providers_of(registered, options))
         return Reading((definition,), tuple(registrable(listed)), service.check)
 
 
@@ -168,7 +172,7 @@ class _Service:
         yield from service_cycles(self._cls)
         if (problem := self._host.models.problem(self._options.model, self._cls.__name__)) is not None:
             yield problem
-        for provider in providers_of(self._options):
+        for provider in providers_of(self._cls, self._options):
             if provider.bean is not None:
                 yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))
         seen: set[str] = set()

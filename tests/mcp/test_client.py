@@ -1,0 +1,242 @@
+"""MCP servers as tools of services: real servers over stdio, ours and those that others wrote."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from toolbox import (
+    AiMessage,
+    Container,
+    IllegalConfigurationError,
+    ImageContent,
+    Result,
+    ToolArgumentsError,
+    register_ai_service,
+    return_to_model,
+)
+from toolbox.mcp import (
+    McpConnectionError,
+    McpError,
+    McpEvent,
+    McpListener,
+    McpProgress,
+    McpServers,
+    McpTimeoutError,
+    mcp_server,
+    mcp_toolbox,
+    mcp_tools,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+COUNTER = Path(__file__).parent / "counting_server.py"
+
+
+def counter(name: str = "counter", **options: Any) -> Any:
+    return mcp_server(name, command=sys.executable, args=[str(COUNTER)], env=environment(), **options)
+
+
+def environment() -> dict[str, str]:
+    return {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+
+
+@register_ai_service(on_tool_arguments_error=return_to_model)
+class Assistant(Protocol):
+    @mcp_toolbox("counter")
+    async def chat(self, question: str) -> Result[str]: ...
+
+    async def plain(self, question: str) -> str: ...
+
+
+def container(*replies: Any, server: Any = None, cls: Any = Assistant) -> tuple[Container, ScriptedChatModel]:
+    model = ScriptedChatModel(replies)
+    made = Container(models={"default": model}).register(cls)
+    made.register_instance(server or counter(), name="counter")
+    return made, model
+
+
+async def test_a_methods_mcp_toolbox_offers_the_servers_tools_and_runs_them() -> None:
+    asks = AiMessage(None, [tool_call("add", {"a": 2}, id="1"), tool_call("visit_number", id="2")])
+    made, model = container(asks, "three", "none")
+    async with made:
+        service = made.get(Assistant)
+        result = await service.chat("q")
+        assert await service.plain("q") == "none"
+
+    names = [each.name for each in model.requests[0].tool_specifications]
+    assert names == ["add", "visit_number", "fail", "die", "wait"]
+    assert model.requests[0].tool_specifications[0].description == "Adds two numbers"
+    assert [each.result for each in result.tool_executions] == ["3", '{"number":2}']
+    assert model.requests[2].tool_specifications == ()
+
+
+async def test_each_call_of_a_served_tool_has_a_request_scope_of_its_own() -> None:
+    made, _ = container()
+    async with made:
+        server = made.get(McpServers).server("counter")
+        texts = [(await server.call("visit_number", {})).content[0].text for _ in range(3)]
+
+    assert texts == ['{"number":1}', '{"number":2}', '{"number":3}']
+
+
+async def test_a_failing_tool_is_a_tool_failure_and_bad_arguments_are_bad_arguments() -> None:
+    failing = AiMessage(None, [tool_call("fail", id="1")])
+    made, model = container(failing, "sorry")
+    async with made:
+        assert (await made.get(Assistant).chat("q")).content == "sorry"
+    last = model.requests[1].messages[-1]
+    assert "no luck" in (last.text or "")
+
+    made, model = container(AiMessage(None, [tool_call("add", "not json", id="1")]), "sorry")
+    async with made:
+        result = await made.get(Assistant).chat("q")
+    assert result.tool_executions[0].is_error
+    assert issubclass(ToolArgumentsError, Exception)
+
+
+async def test_tools_are_filtered_and_renamed() -> None:
+    server = counter(include=["add", "visit_*"], exclude=["visit_number"], prefix="count_")
+    made, model = container(AiMessage(None, [tool_call("count_add", {"a": 1})]), "2", server=server)
+    async with made:
+        result = await made.get(Assistant).chat("q")
+
+    assert [each.name for each in model.requests[0].tool_specifications] == ["count_add"]
+    assert result.tool_executions[0].result == "2"
+
+
+async def test_a_server_that_dies_fails_its_call_and_is_started_again() -> None:
+    made, _ = container()
+    async with made:
+        server = made.get(McpServers).server("counter")
+        assert (await server.call("add", {"a": 1})).content[0].text == "2"
+        with pytest.raises(McpConnectionError, match="counter"):
+            await server.call("die", {})
+        assert (await server.call("add", {"a": 2})).content[0].text == "3"
+
+
+async def test_a_server_that_cannot_be_started_costs_a_call_its_tools_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made, model = container("without", server=mcp_server("counter", command="no-such-command"))
+    with caplog.at_level(logging.WARNING, "toolbox.mcp"):
+        async with made:
+            assert (await made.get(Assistant).chat("q")).content == "without"
+
+    assert model.requests[0].tool_specifications == ()
+    assert "no-such-command" in caplog.text
+
+
+@register_ai_service(tool_provider=mcp_tools("nowhere"))
+class Wrong(Protocol):
+    async def chat(self, question: str) -> str: ...
+
+
+def test_an_unknown_server_is_a_problem_at_start() -> None:
+    made, _ = container(cls=Wrong)
+
+    [problem] = made.check()
+    assert "nowhere" in problem.where
+    assert "TOOLBOX_MCP__NOWHERE__COMMAND" in problem.fix
+
+
+def test_servers_are_named_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_MCP__NOWHERE__COMMAND", "somewhere")
+    made, _ = container(cls=Wrong)
+
+    assert made.check() == []
+
+
+def test_a_server_has_a_command_or_an_address() -> None:
+    with pytest.raises(ValueError, match="either"):
+        mcp_server("x")
+    with pytest.raises(IllegalConfigurationError):
+        Container(models={}).register(Wrong).__enter__()
+
+
+# --- servers that others wrote
+
+
+def script(servers: Path, name: str, *arguments: str) -> list[str]:
+    return [str(servers / f"server-{name}" / "dist" / "index.js"), *arguments]
+
+
+class Heard(McpListener):
+    def __init__(self) -> None:
+        self.events: list[McpEvent] = []
+
+    def on_mcp_event(self, event: McpEvent) -> None:
+        self.events.append(event)
+
+
+async def test_server_everything(node_servers: Path) -> None:
+    everything = mcp_server("counter", command="node", args=script(node_servers, "everything", "stdio"))
+    heard = Heard()
+    made, model = container(AiMessage(None, [tool_call("echo", {"message": "hällo"})]), "ok", server=everything)
+    made.register_instance(heard)
+    async with made:
+        result = await made.get(Assistant).chat("q")
+        server = made.get(McpServers).server("counter")
+        names = [each.name for each in await server.tools()]
+        assert "echo" in names
+        long = next(name for name in names if "long" in name)
+        await server.call(long, {"duration": 0.2, "steps": 2})
+        resources = await server.resources()
+        assert (await server.read_resource(str(resources[0].uri))).contents
+        assert await server.prompts()
+
+    assert "hällo" in result.tool_executions[0].result
+    assert any(isinstance(each, McpProgress) for each in heard.events)
+    assert {each.name for each in model.requests[0].tool_specifications} >= {"echo"}
+
+
+async def test_images_come_along(node_servers: Path) -> None:
+    everything = mcp_server("counter", command="node", args=script(node_servers, "everything", "stdio"))
+    made, model = container(
+        lambda request: AiMessage(
+            None,
+            [tool_call(next(each.name for each in request.tool_specifications if "image" in each.name.lower()), {})],
+        ),
+        "seen",
+        server=everything,
+    )
+    async with made:
+        await made.get(Assistant).chat("q")
+
+    message = model.requests[1].messages[-1]
+    assert any(isinstance(each, ImageContent) for each in message.contents)  # type: ignore[union-attr]  # a result
+
+
+async def test_server_filesystem(node_servers: Path, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("remember the milk")
+    files = mcp_server("counter", command="node", args=script(node_servers, "filesystem", str(tmp_path)))
+    path = str(tmp_path / "note.txt")
+    made, _ = container(AiMessage(None, [tool_call("read_text_file", {"path": path})]), "ok", server=files)
+    async with made:
+        result = await made.get(Assistant).chat("q")
+
+    assert "milk" in result.tool_executions[0].result
+
+
+async def test_server_time(time_server: tuple[str, ...]) -> None:
+    clock = mcp_server("counter", command=time_server[0], args=time_server[1:])
+    asks = AiMessage(None, [tool_call("get_current_time", {"timezone": "Europe/Zurich"})])
+    made, _ = container(asks, "ok", server=clock)
+    async with made:
+        result = await made.get(Assistant).chat("q")
+
+    assert "Europe/Zurich" in result.tool_executions[0].result
+
+
+async def test_a_late_server_is_a_time_out_and_the_connection_stays_good() -> None:
+    made, _ = container(server=counter(timeout=0.5))
+    async with made:
+        server = made.get(McpServers).server("counter")
+        await server.tools()
+        with pytest.raises(McpTimeoutError, match=r"0\.5 s") as caught:
+            await server.call("wait", {})
+        assert (await server.call("add", {"a": 1})).content[0].text == "2"
+
+    assert isinstance(caught.value, (TimeoutError, McpError))

@@ -1,0 +1,131 @@
+"""The tools of MCP servers as tools of services: `@mcp_toolbox("files")`, or `tool_provider=mcp_tools("files")`.
+
+Not here: the servers (`servers`), how they are reached (`connection`).
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, TypeVar
+
+from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResult, ToolSpecification
+from ..di.graph import BeanGraph
+from ..di.marks import application_scoped
+from ..errors import Problem, ToolArgumentsError
+from ..json_text import compact_json, read_arguments
+from ..services.declaration import provided_by
+from ..settings import ToolboxSettings, settings_key
+from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
+from .connection import INVALID_PARAMS, McpConnection, McpError
+from .servers import McpServer, McpServers, servers_named
+
+logger = logging.getLogger("toolbox.mcp")
+
+D = TypeVar("D", bound=Callable[..., Any])
+
+
+def mcp_toolbox(*names: str) -> Callable[[D], D]:
+    """Adds the tools of these MCP servers, or of all, to a service (above the class) or to one of its methods."""
+    return provided_by(mcp_tools(*names))
+
+
+@cache
+def mcp_tools(*names: str) -> type[McpTools]:
+    """A tool provider, as a bean type, for the tools of these MCP servers, or of all."""
+    return application_scoped(type(f"McpTools_{'_'.join(names) or 'all'}", (McpTools,), {"server_names": names}))
+
+
+class McpTools:
+    """Provides the tools of MCP servers; `server_names` is empty for all of them.
+
+    A server that cannot be reached costs a call its tools, not its answer: it is logged.
+    """
+
+    server_names: tuple[str, ...] = ()
+    __toolbox_implies__ = (McpServers,)
+
+    def __init__(self, servers: McpServers) -> None:
+        self._servers = servers
+
+    @classmethod
+    def __toolbox_check__(cls, graph: BeanGraph) -> Iterator[Problem]:
+        made = [each.factory() for each in graph.definitions if each.provides in (ToolboxSettings, McpServer)]
+        settings = next((each for each in made if isinstance(each, ToolboxSettings)), None) or ToolboxSettings()
+        there = servers_named(settings, [each for each in made if isinstance(each, McpServer)])
+        for name in cls.server_names:
+            key = settings_key(name)
+            if key not in there:
+                yield Problem(
+                    f"MCP server {name!r}",
+                    "there is no server of this name",
+                    f"set TOOLBOX_MCP__{key.upper()}__COMMAND or __URL, or register_instance(mcp_server({name!r}, …))",
+                )
+            elif (there[key].command is None) == (there[key].url is None):
+                yield Problem(f"MCP server {name!r}", "it needs a command or a URL, one of the two", "set one")
+
+    async def provide_tools(self, request: ToolProviderRequest) -> ToolProviderResult:
+        """See `ToolProvider`."""
+        tools: list[object] = []
+        for name in self.server_names or self._servers.names:
+            server = self._servers.server(name)
+            try:
+                tools += [_offered(server, tool) for tool in await server.tools()]
+            except McpError as error:
+                logger.warning("the tools of MCP server %r are not offered: %s", name, error)
+        return ToolProviderResult(tools)
+
+
+def _offered(server: McpConnection, tool: Any) -> AiServiceTool:
+    """A server's tool as one of ours; it is called by the server's own name."""
+
+    async def execute(request: ToolExecutionRequest, memory_id: object) -> ToolExecutionResult:
+        try:
+            arguments = read_arguments(request.arguments)
+        except ValueError as error:
+            raise ToolArgumentsError(request, [("", str(error))]) from None
+        try:
+            result = await server.call(tool.name, arguments)
+        except McpError as error:
+            if error.code == INVALID_PARAMS:
+                raise ToolArgumentsError(request, [("", error.message)]) from error
+            raise
+        return _result(server.name, result)
+
+    metadata: dict[str, Any] = {"mcp_server": server.name}
+    if tool.annotations is not None:
+        metadata["annotations"] = tool.annotations.model_dump(by_alias=True, exclude_none=True)
+    specification = ToolSpecification(server.offered_name(tool.name), tool.description, tool.input_schema, metadata)
+    return AiServiceTool(specification, execute)
+
+
+def _result(server: str, result: Any) -> ToolExecutionResult:
+    """What a server answered: its structured value before its texts; images go along. An error is raised."""
+    contents = tuple(_content(each) for each in result.content)
+    text = "\n".join(each.text for each in contents if isinstance(each, TextContent))
+    if result.is_error:
+        raise McpError(server, text or "the tool failed and did not say why")
+    images = tuple(each for each in contents if isinstance(each, ImageContent))
+    if result.structured_content is not None:
+        value = result.structured_content
+        text = compact_json(value)
+        return ToolExecutionResult(text, value, contents=(TextContent(text), *images) if images else ())
+    return ToolExecutionResult(text, text, contents=contents if images else ())
+
+
+def _content(block: Any) -> Content:
+    match block.type:
+        case "text":
+            return TextContent(block.text)
+        case "image":
+            return ImageContent(data=base64.b64decode(block.data), mime_type=block.mime_type)
+        case "resource" if hasattr(block.resource, "text"):
+            return TextContent(block.resource.text)
+        case "resource":
+            return TextContent(f"[binary resource {block.resource.uri}]")
+        case "resource_link":
+            return TextContent(f"[resource {block.name}: {block.uri}]")
+        case kind:
+            return TextContent(f"[{kind} content, which cannot be shown]")
