@@ -22,6 +22,7 @@ from .chat import ToolSpecification, UserMessage
 from .container import Container
 from .di.description import BeanDescription
 from .errors import IllegalConfigurationError, Problem, ToolboxError
+from .rest.marks import client_mark_of
 from .services.declaration import service_options_of
 from .services.memory import estimate_tokens
 from .services.planning import plan_service, sources_of
@@ -189,7 +190,7 @@ def nodes_of(container: Container) -> list[Node]:
             name=bean.name,
             type=bean.type,
             scope=str(bean.scope),
-            made_by="AI service" if is_service else bean.made_by,
+            made_by="AI service" if is_service else "REST client" if client_mark_of(source) else bean.made_by,
             dependencies=dict(bean.dependencies),
             lazy=dict(bean.lazy),
             tools=tool_names(source),

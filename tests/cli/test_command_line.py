@@ -161,6 +161,14 @@ def test_the_graph_as_json(program: Program) -> None:
     assert beans["seller"]["toolbox"] == ["prices"]
 
 
+def test_the_sample_s_graph_names_its_services_and_clients(program: Program) -> None:
+    shown = read(program("", "graph", "sample_app.application:weather_container", "--json"))["beans"]
+
+    kinds = {bean["name"]: bean["made_by"] for bean in shown}
+    assert kinds["weather_forecast_agent"] == kinds["city_extractor_agent"] == "AI service"
+    assert kinds["geo_coding_service"] == kinds["weather_forecast_service"] == "REST client"
+
+
 def test_the_graph_as_a_mermaid_drawing(program: Program) -> None:
     result = program(SHOP, "graph", "program:container", "--mermaid")
 
