@@ -151,7 +151,10 @@ class Container:
         def read_client(registered: object) -> Reading | None:
             return read_rest_client(registered, self, lambda: host.settings)
 
-        return read_given, read_included, host.read, read_client, bean_reader(names)
+        def read_service(registered: object) -> Reading | None:
+            return host.read(registered, names)
+
+        return read_given, read_included, read_service, read_client, bean_reader(names)
 
     def _read(self, host: ContainerHost) -> Registered:
         names = self._registry.names()
@@ -199,6 +202,13 @@ class Container:
         overridden = [key for each in self._overrides if (key := each.key_in(registered.graph)) is not None]
         settings, failed = settings_in(registered.graph, overridden)
         return registered.graph, settings, list(dict.fromkeys(problems + failed))
+
+    def tool_beans(self) -> tuple[type[Any], ...]:
+        """The classes among the beans that have tools, in registration order."""
+        from .tools.sources import bean_types
+
+        graph = self._read(self._new_host()[0]).graph
+        return bean_types(dict.fromkeys(each.provides for each in graph.definitions))
 
     def describe(self) -> tuple[BeanDescription, ...]:
         """All beans, in registration order: for tools that show the graph."""

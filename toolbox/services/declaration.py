@@ -130,6 +130,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
 
 
 def _mark(cls: C, options: ServiceOptions, frame: FrameType) -> C:
+    if not isinstance(cls, type):
+        raise TypeError(f"@register_ai_service stands above a class, a Protocol or an ABC, not above {cls!r}")
     setattr(cls, SERVICE_MARK, options)
     if names := names_around(cls, frame):
         setattr(cls, NAMES_MARK, names)
@@ -153,7 +155,7 @@ def _options(marked: ServiceOptions, given: Mapping[str, Any], what: str) -> Ser
 
 def names_around(cls: type[Any], frame: FrameType | None) -> dict[str, Any]:
     """The names that a service's methods use and only the functions around it know, looked up in `frame`."""
-    return local_names(_functions_of(cls), frame)
+    return local_names(_functions_of(cls), frame) if isinstance(cls, type) else {}
 
 
 def _functions_of(cls: type[Any]) -> Iterator[Callable[..., Any]]:
@@ -183,7 +185,7 @@ def provided_by(provider: type[Any]) -> Callable[[D], D]:
 
 def service_options_of(cls: type[Any]) -> ServiceOptions | None:
     """The options left on this very class; None when it is not marked."""
-    options: ServiceOptions | None = vars(cls).get(SERVICE_MARK)
+    options: ServiceOptions | None = vars(cls).get(SERVICE_MARK) if isinstance(cls, type) else None
     return options
 
 

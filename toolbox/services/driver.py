@@ -500,8 +500,11 @@ async def within(invocation: Invocation) -> AsyncIterator[None]:
     if deadline is None:
         yield
         return
+    left = deadline.at - time.monotonic()
+    if left <= 0:
+        raise invocation.timed_out()
     try:
-        async with asyncio.timeout(max(deadline.at - time.monotonic(), 0)) as limit:
+        async with asyncio.timeout(left) as limit:
             yield
     except TimeoutError:
         if limit.expired():

@@ -9,13 +9,15 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..chat import ChatModel
 from ..context import ActiveScope
-from ..di.beans import MISSING, BeanDefinition, definition_of, point_of
+from ..di.beans import Stop, read_class
 from ..di.graph import BeanGraph, Reading
 from ..di.marks import Scope
+from ..di.points import MISSING, Names, point_of
 from ..errors import ContainerNotStartedError, MissingBeanError, Problem
 from ..execution import ExecutionModel, LoopRunner, Workers, unknown_executor
 from ..tools.failures import ToolErrors
@@ -24,7 +26,7 @@ from ..tools.sources import bean_types
 from .declaration import ServiceOptions, service_options_of
 from .implementation import implementation_of
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
-from .planning import is_interface, plan_service, providers_of, service_cycles, sources_of
+from .planning import is_interface, method_names, plan_service, providers_of, service_cycles, sources_of
 from .plans import FunctionMessage, MethodPlan
 from .running import Running
 
@@ -135,12 +137,19 @@ class ContainerHost:
 
     # --- reading and checking
 
-    def read(self, registered: object) -> Reading | None:
-        """What registering an AI service means; None for anything else."""
+    def read(self, registered: object, names: Names | None = None) -> Reading | None:
+        """What registering an AI service means; None for anything else. `names`: classes its annotations may mean."""
         if not isinstance(registered, type) or (options := service_options_of(registered)) is None:
             return None
         service = _Service(registered, options, self)
-        definition: BeanDefinition = definition_of(service.make, registered, scope=Scope.APPLICATION, source=registered)
+        declared = read_class(registered, names)
+        definition = replace(
+            declared,
+            factory=service.make,
+            scope=Scope.APPLICATION,
+            stop=declared.stop if "stop" not in method_names(registered) else Stop.NONE,
+            problems=(),
+        )
         listed = *bean_types(sources_of(registered)), *(each.bean for each in providers_of(registered, options))
         return Reading((definition,), tuple(registrable(listed)), service.check)
 
@@ -161,10 +170,11 @@ class _Service:
         self._cls, self._options, self._host = cls, options, host
         self._plans: dict[str, MethodPlan] | None = None
 
-    def make(self) -> Any:
+    def make(self, *args: Any, **kwargs: Any) -> Any:
+        """The service; what it is given is what its own constructor wants."""
         if self._plans is None:
             self._plans, _ = plan_service(self._cls, self._options)
-        return implementation_of(self._cls, self._plans, self._host)()
+        return implementation_of(self._cls, self._plans, self._host)(*args, **kwargs)
 
     def check(self, graph: BeanGraph) -> Iterator[Problem]:
         self._plans, problems = plan_service(self._cls, self._options, graph.names)
@@ -175,13 +185,13 @@ class _Service:
         for provider in providers_of(self._cls, self._options):
             if provider.bean is not None:
                 yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))
-        seen: set[str] = set()
+        seen: set[object] = set()
         for plan in self._plans.values():
             if isinstance(plan.system, FunctionMessage):
                 yield from _injection_problems(f"{plan.where}, system message", plan.system.injected, graph)
             for tool in plan.toolset.tools:
-                if tool.specification.name not in seen:
-                    seen.add(tool.specification.name)
+                if (tool.where, tool.specification.name, tool.bean) not in seen:
+                    seen.add((tool.where, tool.specification.name, tool.bean))
                     yield from self._tool_problems(plan, tool, graph)
 
     def _tool_problems(self, plan: MethodPlan, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:

@@ -182,10 +182,17 @@ _EMPTY_BODY = frozenset(
 )
 
 
+_RAISING = frozenset({"CALL", "LOAD_GLOBAL", "PRECALL", "PUSH_NULL", "RAISE_VARARGS"})
+
+
 def _has_no_body(function: Any) -> bool:
-    """Whether a function consists of `...`, `pass` or a docstring."""
-    constants = set(map(repr, function.__code__.co_consts)) <= set(map(repr, (None, function.__doc__, ...)))
-    return constants and {each.opname for each in dis.get_instructions(function)} <= _EMPTY_BODY
+    """Whether a function consists of `...`, `pass`, a docstring or `raise NotImplementedError`."""
+    code = function.__code__
+    done = {each.opname for each in dis.get_instructions(function)}
+    if "RAISE_VARARGS" in done and code.co_names == ("NotImplementedError",):
+        return done <= _EMPTY_BODY | _RAISING
+    constants = set(map(repr, code.co_consts)) <= set(map(repr, (None, function.__doc__, ...)))
+    return constants and done <= _EMPTY_BODY
 
 
 # --- planning
@@ -202,6 +209,8 @@ def plan_service(
     `known`: classes that annotations may name beside those of their module; `around`: those of the function that the
     service is defined in, as far as its mark does not know them. A method with problems has no plan.
     """
+    if not isinstance(cls, type):
+        return {}, [Problem(repr(cls), "is no class", "give a Protocol or an ABC")]
     where = cls.__name__
     problems = [*option_problems(where, options), *_provider_problems(cls, options)]
     if not is_interface(cls):
@@ -243,7 +252,7 @@ class _MethodReader:
         self.function = inspect.getattr_static(cls, name)
         self.signature = self._signature()
         self.parameters = {each.name: each for each in self.signature.parameters[1:]}
-        self.unreadable = [each for each in self.parameters.values() if isinstance(each.annotation, Unresolved)]
+        self.unreadable = [each for each in self.parameters.values() if _is_unreadable(each)]
         self.where = f"{cls.__name__}.{name}"
         self.problems: list[Problem] = []
 
@@ -272,7 +281,7 @@ class _MethodReader:
         memory = self._memory()
         system = self._system()
         user = self._user_template()
-        roles = self._roles(memory, system, user)
+        roles = self._roles(system, user)
         toolset = self._toolset(output, memory)
         if output is None:
             return None
@@ -336,11 +345,7 @@ class _MethodReader:
     # what is said
 
     def _memory(self) -> str | None:
-        found = [
-            each.name
-            for each in self.parameters.values()
-            if any(isinstance(mark, MemoryIdMark) for mark in each.metadata)
-        ]
+        found = [each.name for each in self.parameters.values() if _is_memory_id(each)]
         if len(found) > 1:
             self.problem(f"has {len(found)} MemoryId parameters: {', '.join(found)}", "keep one")
         return found[0] if found else None
@@ -400,8 +405,9 @@ class _MethodReader:
 
     # who plays what part
 
-    def _roles(self, memory: str | None, system: Template | FunctionMessage | None, user: Template | None) -> _Roles:
-        rest = [each for each in self.parameters.values() if each.name != memory and each not in self.unreadable]
+    def _roles(self, system: Template | FunctionMessage | None, user: Template | None) -> _Roles:
+        readable = [each for each in self.parameters.values() if not _is_unreadable(each)]
+        rest = [each for each in readable if not _is_memory_id(each)]
         in_system = system.variables if isinstance(system, Template) else frozenset()
         used = in_system | (user.variables if user is not None else frozenset())
         values = {name: name for name in used if name in self.parameters}
@@ -466,6 +472,14 @@ class _Roles:
 def _callable_signature(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _is_unreadable(parameter: Parameter) -> bool:
+    return parameter.is_variadic or isinstance(parameter.annotation, Unresolved)
+
+
+def _is_memory_id(parameter: Parameter) -> bool:
+    return any(isinstance(mark, MemoryIdMark) for mark in parameter.metadata)
 
 
 def _plain(annotation: Any) -> Any:

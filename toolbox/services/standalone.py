@@ -16,6 +16,8 @@ from typing_extensions import TypeForm
 
 from ..chat import ChatModel
 from ..context import ActiveScope, CallScope
+from ..di.beans import read_class
+from ..di.points import MISSING
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..execution import ExecutionModel, LoopThread, Workers, unknown_executor
 from ..tools.failures import ToolErrors
@@ -117,9 +119,11 @@ def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any
     cls: Any = service
     given = (tools,) if isinstance(tools, Mapping) else as_sources(tools)
     settings = options_for(cls, {**options, "tools": given} if given else options)
-    plans, problems = plan_service(cls, settings, around=names_around(cls, sys._getframe(1)))
-    problems += service_cycles(cls)
-    problems += _container_needed(cls, settings, plans.values())
+    around = names_around(cls, sys._getframe(1))
+    plans, problems = plan_service(cls, settings, around=around)
+    if isinstance(cls, type):
+        problems += service_cycles(cls)
+        problems += _container_needed(cls, settings, plans.values())
     if problems:
         raise IllegalConfigurationError(problems)
     made: T = implementation_of(cls, plans, _Host(chat_model))()
@@ -133,6 +137,10 @@ def _container_needed(cls: type[Any], options: ServiceOptions, plans: Iterable[M
             name = getattr(listed, "__name__", str(listed))
             fact = f"tool {name} is a class, and there is no container to make it"
             yield Problem(cls.__name__, fact, "give an instance of it in tools=")
+    for point in read_class(cls).needs:
+        if point.default is MISSING:
+            fact = f"its constructor takes {point.parameter}, and there is no container to give it"
+            yield Problem(point.where, fact, "register the service with a Container, or give the parameter a default")
     for provider in providers_of(cls, options):
         if provider.bean is not None:
             name = getattr(provider.bean, "__name__", str(provider.bean))

@@ -87,7 +87,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
                 async with within(invocation):
                     return await _InContext(self._context, self._steps.__anext__())
         except BaseException:
-            self._end()
+            await self._close()  # a limit may have passed between two steps
             raise
 
     def _end(self) -> None:

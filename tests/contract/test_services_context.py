@@ -1,0 +1,508 @@
+"""What an invocation carries: context, attributes, limits, cancellation; services as tools of others."""
+
+import asyncio
+import threading
+import time
+from typing import Any, Protocol
+
+import pytest
+
+from toolbox import (
+    AiMessage,
+    Container,
+    Inject,
+    InvocationContext,
+    InvocationTimeoutError,
+    MemoryId,
+    Result,
+    ScopeNotActiveError,
+    ToolExecutionRequest,
+    ToolSpecification,
+    UserMessage,
+    call_scoped,
+    create_ai_service,
+    invocation_attributes,
+    register_ai_service,
+    request_scoped,
+    return_to_model,
+    time_limit,
+    tool,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+class Assistant(Protocol):
+    async def chat(self, session: MemoryId[str], text: str) -> Result[str]: ...
+
+
+class Simple(Protocol):
+    async def chat(self, text: str) -> Result[str]: ...
+
+    def wait(self, text: str) -> Result[str]: ...
+
+
+# --- the context
+
+
+async def test_a_tool_sees_the_invocation() -> None:
+    seen: list[InvocationContext] = []
+
+    @tool
+    def note(context: InvocationContext, maybe: InvocationContext | None) -> str:
+        assert context is maybe
+        assert InvocationContext.current() == context
+        seen.append(context)
+        return "noted"
+
+    request = tool_call("note")
+    service = create_ai_service(Assistant, chat_model=ScriptedChatModel([request, "done"]), tools=(note,))
+    before = time.monotonic()
+    with invocation_attributes(tenant="a"), time_limit(100):
+        await service.chat("room", "hello")
+
+    [context] = seen
+    assert context.service is Assistant
+    assert context.method == "chat"
+    assert context.memory_id == "room"
+    assert context.user_message == UserMessage("hello")
+    assert context.attributes == {"tenant": "a"}
+    assert context.deadline is not None
+    assert before + 99 < context.deadline < time.monotonic() + 101
+    assert context.request == request
+    assert not context.cancelled
+    assert InvocationContext.current() is None
+
+
+async def test_without_limit_or_attributes_there_are_none() -> None:
+    seen: list[InvocationContext] = []
+
+    def note(request: ToolExecutionRequest, memory_id: object) -> str:
+        context = InvocationContext.current()
+        assert context is not None
+        seen.append(context)
+        return "noted"
+
+    model = ScriptedChatModel([tool_call("note"), "done"])
+    await create_ai_service(Simple, chat_model=model, tools={ToolSpecification("note"): note}).chat("x")
+    assert seen[0].deadline is None
+    assert seen[0].attributes == {}
+    assert seen[0].memory_id is None
+
+
+async def test_the_tools_of_one_invocation_share_it() -> None:
+    seen: list[InvocationContext] = []
+
+    @tool
+    async def note(context: InvocationContext) -> str:
+        seen.append(context)
+        return "noted"
+
+    one, two = tool_call("note"), tool_call("note")
+    model = ScriptedChatModel([AiMessage(None, [one, two]), "done"])
+    await create_ai_service(Simple, chat_model=model, tools=(note,)).chat("x")
+    assert [context.request for context in seen] == [one, two]
+    assert seen[0].user_message is seen[1].user_message
+
+
+# --- attributes
+
+
+async def test_attributes_nest_and_are_merged() -> None:
+    seen: list[dict[str, Any]] = []
+
+    @tool
+    def note(context: InvocationContext) -> str:
+        seen.append(dict(context.attributes))
+        return "noted"
+
+    service = create_ai_service(Simple, chat_model=ScriptedChatModel([tool_call("note"), "done"] * 4), tools=(note,))
+    with invocation_attributes(tenant="a", role="user"):
+        await service.chat("x")
+        with invocation_attributes(role="admin", more=1):
+            await service.chat("x")
+        await service.chat("x")
+    await service.chat("x")
+    assert seen == [
+        {"tenant": "a", "role": "user"},
+        {"tenant": "a", "role": "admin", "more": 1},
+        {"tenant": "a", "role": "user"},
+        {},
+    ]
+
+
+async def test_concurrent_calls_see_their_own() -> None:
+    seen: dict[str, str] = {}
+
+    @tool
+    async def note(who: str, context: InvocationContext) -> str:
+        await asyncio.sleep(0)
+        seen[who] = context.attributes["who"]
+        return "noted"
+
+    def reply(request: Any) -> Any:
+        if isinstance(request.messages[-1], UserMessage):
+            return tool_call("note", {"who": request.messages[-1].text})
+        return "done"
+
+    service = create_ai_service(Simple, chat_model=ScriptedChatModel([reply] * 20), tools=(note,))
+
+    async def call(who: str) -> None:
+        with invocation_attributes(who=who):
+            await service.chat(who)
+
+    await asyncio.gather(*(call(str(n)) for n in range(10)))
+    assert seen == {str(n): str(n) for n in range(10)}
+
+
+# --- limits
+
+
+@tool
+async def forever() -> str:
+    await asyncio.Event().wait()
+    return "never"
+
+
+def slow_service(**options: Any) -> Any:
+    model = ScriptedChatModel([tool_call("forever")] * 10)
+    return create_ai_service(Simple, chat_model=model, tools=(forever,), **options)
+
+
+async def test_a_limit_ends_an_invocation() -> None:
+    service = slow_service()
+    with time_limit(0.02), pytest.raises(InvocationTimeoutError) as raised:
+        await service.chat("x")
+    assert isinstance(raised.value, TimeoutError)
+    assert "Simple.chat" in str(raised.value)
+    assert "0.02" in str(raised.value)
+
+
+async def test_a_services_time_out_ends_an_invocation() -> None:
+    with pytest.raises(InvocationTimeoutError, match=r"0\.02"):
+        await slow_service(timeout=0.02).chat("x")
+
+
+async def test_the_shorter_of_both_counts() -> None:
+    with time_limit(0.02), pytest.raises(InvocationTimeoutError, match=r"0\.02"):
+        await slow_service(timeout=100).chat("x")
+    with time_limit(100), pytest.raises(InvocationTimeoutError, match=r"0\.02"):
+        await slow_service(timeout=0.02).chat("x")
+    with time_limit(100), time_limit(0.02), pytest.raises(InvocationTimeoutError, match=r"0\.02"):
+        await slow_service().chat("x")
+    with time_limit(0.02), time_limit(100), pytest.raises(InvocationTimeoutError, match=r"0\.02"):
+        await slow_service().chat("x")
+
+
+async def test_a_limit_holds_for_the_whole_block_and_no_longer() -> None:
+    service = create_ai_service(Simple, chat_model=ScriptedChatModel(["a", "b", "c"]))
+    with time_limit(0.01):
+        await service.chat("x")
+        await asyncio.sleep(0.02)
+        with pytest.raises(InvocationTimeoutError):
+            await service.chat("x")
+    await service.chat("x")
+
+
+async def test_a_slow_model_is_ended_too() -> None:
+    cancelled = asyncio.Event()
+
+    async def reply(request: Any) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return "never"
+
+    service = create_ai_service(Simple, chat_model=ScriptedChatModel([reply]), timeout=0.02)
+    with pytest.raises(InvocationTimeoutError):
+        await service.chat("x")
+    assert cancelled.is_set()
+
+
+def test_a_limit_ends_a_synchronous_call() -> None:
+    service = slow_service()
+    with time_limit(0.02), pytest.raises(InvocationTimeoutError):
+        service.wait("x")
+    with pytest.raises(InvocationTimeoutError):
+        slow_service(timeout=0.02).wait("x")
+
+
+def test_a_limit_is_a_number_above_zero() -> None:
+    with pytest.raises(ValueError, match="time_limit"), time_limit(0):
+        pass
+
+
+async def test_a_time_out_error_of_the_tools_is_not_ours() -> None:
+    @tool
+    async def late() -> str:
+        raise TimeoutError("the database")
+
+    model = ScriptedChatModel([tool_call("late"), "done"])
+    with time_limit(100):
+        result = await create_ai_service(Simple, chat_model=model, tools=(late,)).chat("x")
+    assert result.tool_executions[0].result == "the database"
+
+
+def nested(inner_timeout: float | None = None, handler: Any = return_to_model) -> Any:
+    @register_ai_service(tools=(forever,), timeout=inner_timeout)
+    class Inner(Protocol):
+        @tool
+        async def ask(self, question: str) -> str: ...
+
+    @register_ai_service(tools=(Inner,), on_tool_execution_error=handler)
+    class Outer(Protocol):
+        async def chat(self, text: str) -> Result[str]: ...
+
+    return Outer
+
+
+ASK = tool_call("ask", {"question": "q"})
+
+
+async def test_a_limit_belongs_to_the_call_it_was_set_for() -> None:
+    handled: list[Exception] = []
+
+    def handler(error: Exception, context: InvocationContext) -> str:
+        handled.append(error)
+        return "handled"
+
+    outer = nested(handler=handler)
+    async with Container(models={"default": ScriptedChatModel([ASK, tool_call("forever"), "never"])}).register(
+        outer
+    ) as container:
+        with time_limit(0.02), pytest.raises(InvocationTimeoutError) as raised:
+            await container.get(outer).chat("x")
+    assert "Outer.chat" in str(raised.value)
+    assert handled == []
+
+
+async def test_an_inner_services_own_time_out_is_the_tools_failure() -> None:
+    outer = nested(inner_timeout=0.02)
+    model = ScriptedChatModel([ASK, tool_call("forever"), "done"])
+    async with Container(models={"default": model}).register(outer) as container:
+        result = await container.get(outer).chat("x")
+    assert result.content == "done"
+    assert result.tool_executions[0].is_error
+    assert "Inner.ask" in result.tool_executions[0].result
+
+
+async def test_a_limit_that_a_tool_sets_is_that_of_what_it_calls() -> None:
+    handled: list[Exception] = []
+
+    def handler(error: Exception, context: InvocationContext) -> str:
+        handled.append(error)
+        return "handled"
+
+    class Tools:
+        def __init__(self, container: Container) -> None:
+            self.container = container
+
+        @tool
+        async def ask_quickly(self) -> str:
+            with time_limit(0.02):
+                return await self.container.get(Inner).ask("q")
+
+    @register_ai_service(tools=(forever,))
+    class Inner(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    @register_ai_service(tools=(Tools,), on_tool_execution_error=handler)
+    class Outer(Protocol):
+        async def chat(self, text: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([tool_call("ask_quickly"), tool_call("forever"), "done"])
+    async with Container(models={"default": model}).register(Outer, Inner) as container:
+        result = await container.get(Outer).chat("x")
+    assert result.content == "done"
+    assert isinstance(handled[0], InvocationTimeoutError)
+
+
+async def test_an_inner_invocation_has_its_callers_attributes_deadline_and_request_scope() -> None:
+    seen: list[Any] = []
+
+    @request_scoped
+    class Session:
+        pass
+
+    @tool
+    def note(context: InvocationContext, session: Inject[Session]) -> str:
+        seen.append((context.service.__name__, dict(context.attributes), context.deadline, session))
+        return "noted"
+
+    @register_ai_service(tools=(note,))
+    class Inner(Protocol):
+        @tool
+        async def ask(self, question: str) -> str: ...
+
+    @register_ai_service(tools=(Inner, note))
+    class Outer(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("note"), ASK, tool_call("note"), "inner", "done"])
+    async with Container(models={"default": model}).register(Outer, Session) as container, container.request_scope():
+        with invocation_attributes(tenant="a"), time_limit(100):
+            await container.get(Outer).chat("x")
+    outer, inner = seen
+    assert outer[0] == "Outer"
+    assert inner[0] == "Inner"
+    assert outer[1:] == inner[1:]
+
+
+# --- cancellation
+
+
+async def test_cancelling_the_caller_cancels_async_tools_and_closes_scopes() -> None:
+    entered = asyncio.Event()
+    log: list[str] = []
+    seen: list[InvocationContext] = []
+
+    @call_scoped
+    class Resource:
+        def __init__(self) -> None:
+            log.append("open")
+
+        def stop(self) -> None:
+            log.append("closed")
+
+    @tool
+    async def slow(resource: Inject[Resource], context: InvocationContext) -> str:
+        seen.append(context)
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            log.append("cancelled")
+            raise
+        return "never"
+
+    @register_ai_service(tools=(slow,))
+    class Service(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    container = Container(models={"default": ScriptedChatModel([tool_call("slow")])}).register(Service, Resource)
+    async with container:
+        task = asyncio.create_task(container.get(Service).chat("x"))
+        await entered.wait()
+        assert not seen[0].cancelled
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert log == ["open", "cancelled", "closed"]
+        assert seen[0].cancelled
+
+
+async def test_a_blocking_tool_is_told_and_the_invocation_goes_on_at_once() -> None:
+    entered, release = threading.Event(), threading.Event()
+    log: list[Any] = []
+
+    @call_scoped
+    class Resource:
+        def stop(self) -> None:
+            log.append("closed")
+
+    @tool
+    def slow(resource: Inject[Resource], context: InvocationContext) -> str:
+        entered.set()
+        release.wait(5)
+        log.append(context.cancelled)
+        return "late"
+
+    @register_ai_service(tools=(slow,))
+    class Service(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    container = Container(models={"default": ScriptedChatModel([tool_call("slow")])}).register(Service, Resource)
+    async with container:
+        task = asyncio.create_task(container.get(Service).chat("x"))
+        assert await asyncio.to_thread(entered.wait, 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert log == []
+        release.set()
+    assert log == [True, "closed"]
+
+
+async def test_a_task_group_that_fails_cancels_its_calls() -> None:
+    entered = asyncio.Event()
+    service = slow_service()
+
+    async def fail() -> None:
+        entered.set()
+        await asyncio.sleep(0.01)
+        raise LookupError
+
+    with pytest.raises(ExceptionGroup):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(service.chat("x"))
+            group.create_task(fail())
+
+
+async def test_asyncio_timeouts_work_as_anywhere() -> None:
+    with pytest.raises(TimeoutError) as raised:
+        async with asyncio.timeout(0.02):
+            await slow_service().chat("x")
+    assert not isinstance(raised.value, InvocationTimeoutError)
+
+
+# --- scopes of a request
+
+
+async def test_a_task_that_outlived_its_request_is_told_so() -> None:
+    @request_scoped
+    class Session:
+        @tool
+        def touch(self) -> str:
+            return "touched"
+
+    @register_ai_service(tools=(Session,))
+    class Service(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("touch"), "done"])
+    async with Container(models={"default": model}).register(Service) as container:
+        gate = asyncio.Event()
+
+        async def late() -> str:
+            await gate.wait()
+            return await container.get(Service).chat("x")
+
+        async with container.request_scope():
+            task = asyncio.create_task(late())
+            await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(ScopeNotActiveError):
+            await task
+    assert len(model.requests) == 1
+
+
+async def test_two_containers_one_in_the_others_tool() -> None:
+    @request_scoped
+    class Session:
+        @tool
+        def touch(self) -> str:
+            return "touched"
+
+    @register_ai_service(tools=(Session,))
+    class Inner(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    inner_model = ScriptedChatModel([tool_call("touch"), "inner answer"])
+    inside = Container(models={"default": inner_model}).register(Inner)
+
+    class Tools:
+        @tool
+        async def cross(self) -> str:
+            async with inside.request_scope():
+                return await inside.get(Inner).ask("q")
+
+    @register_ai_service(tools=(Tools, Session))
+    class Outer(Protocol):
+        async def chat(self, text: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([AiMessage(None, [tool_call("cross"), tool_call("touch")]), "done"])
+    async with inside, Container(models={"default": model}).register(Outer) as outside, outside.request_scope():
+        result = await outside.get(Outer).chat("x")
+    assert [each.result for each in result.tool_executions] == ["inner answer", "touched"]
