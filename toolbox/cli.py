@@ -97,6 +97,31 @@ def tools(target: Target, as_json: AsJson = False) -> None:
 # --- what is looked at
 
 
+@app.command("mcp")
+def serve_mcp(
+    target: Target,
+    tools: Annotated[
+        list[str] | None, typer.Option(help="What to offer, module:name; may be repeated. Else: every tool of a bean.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="The server's name.")] = "toolbox",
+) -> None:
+    """Serves a container's tools as an MCP server, on standard input and output."""
+    import asyncio
+
+    container = load_container(target)
+    sources = [load(each) for each in tools or ()] or list(container.tool_beans())
+    if not sources:
+        fail(f"{target} has no bean with tools; name some: --tools module:Class")
+    try:
+        from .mcp import serve_stdio
+
+        asyncio.run(serve_stdio(container, sources, name))
+    except ImportError:
+        fail("the library mcp is missing: pip install 'toolbox-di[mcp]'")
+    except IllegalConfigurationError as error:
+        refuse(error.problems)
+
+
 def load(target: str) -> Any:
     """What `module:name` means, imported from the current folder or the environment."""
     module_name, colon, path = target.partition(":")

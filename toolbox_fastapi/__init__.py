@@ -3,6 +3,7 @@
 from .application import install
 from .endpoints import Inject, InjectRoute
 from .exchanges import ClientDisconnectedError
+from .mcp_endpoint import mount_mcp
 from .streaming import send_stream, sse
 
-__all__ = ["ClientDisconnectedError", "Inject", "InjectRoute", "install", "send_stream", "sse"]
+__all__ = ["ClientDisconnectedError", "Inject", "InjectRoute", "install", "mount_mcp", "send_stream", "sse"]
