@@ -67,7 +67,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "fastapi": ("toolbox_fastapi", "sample_app"),
     "starlette": ("toolbox_fastapi", "sample_app"),
     "uvicorn": ("sample_app",),
-    "mcp": ("toolbox.mcp",),
+    "mcp": ("toolbox.mcp", "toolbox_fastapi"),
     "mcp_types": ("toolbox.mcp",),
     "mcp_types": ("toolbox.mcp",),
     "sqlalchemy": ("toolbox.sql", "sample_app"),
