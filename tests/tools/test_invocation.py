@@ -175,6 +175,7 @@ async def test_a_bean_may_say_how_it_is_called_as_a_tool_and_what_its_value_stan
 
     assert (await bench.run(Service, '{"q": "x"}')).message.text == "the content"
     assert (await bench.run(Service(), '{"q": "x"}')).message.text == "the content"
+    assert (await bench.run(Service().chat, '{"q": "x"}')).message.text == "the content"
 
 
 # --- the call scope

@@ -355,10 +355,16 @@ def _judge(failure: Exception, error: BaseException | None, tool: Tool) -> None:
         logger.error("closing the call scope of tool %r failed: %s", name, failure, exc_info=failure)
 
 
+def is_called_otherwise(bean: Any) -> bool:
+    """Whether calls of this bean as a tool differ from others: a service's, which run without memory."""
+    return hasattr(type(bean), "__toolbox_tool_call__")
+
+
 def member_of(bean: Any, name: str) -> Callable[..., Any]:
     """What to call of a bean; one whose calls as a tool differ from others says so by `__toolbox_tool_call__`."""
-    chosen = getattr(type(bean), "__toolbox_tool_call__", None)
-    function: Callable[..., Any] = getattr(bean, name) if chosen is None else chosen(bean, name)
+    function: Callable[..., Any] = (
+        bean.__toolbox_tool_call__(name) if is_called_otherwise(bean) else getattr(bean, name)
+    )
     return function
 
 

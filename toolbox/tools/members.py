@@ -15,10 +15,10 @@ from ..errors import Problem
 from ..execution import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..signatures import EMPTY, Unresolved
 from .codec import ArgumentDecoder, ResultEncoder
-from .invocation import InjectedParameter, Tool, member_of
+from .invocation import InjectedParameter, Tool, is_called_otherwise, member_of
 from .marks import ToolMark, tool_mark_of
 from .parameters import Role, Taken, ToolParameter, read_parameters
-from .specification import Described, describe_tool
+from .specification import describe_tool
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 
@@ -80,32 +80,15 @@ def _execution_mark(found: Sequence[Any]) -> Execution | None:
 
 def read_member(member: Member, bean: Any, instance: Any, problems: list[Problem]) -> Tool | None:
     """The tool that `member` is: of a bean, looked up for each call, or of an instance."""
-    name = member.mark.name if member.mark.name is not None else member.function.__name__
-    names = {**{each.__name__: each for each in reversed(member.owner.__mro__)}, **member.mark.local_names}
-    found = len(problems)
-    problems += _kind_problems(member.function, member.where)
-    taken = read_parameters(member.function, member.where, names, problems, bound=member.bound_to != "nothing")
-    described = describe_tool(name, member.documentation, member.mark, taken, member.where, problems)
-    execution = execution_of(member.function, member.execution, taken.returns)
-    problems += execution_problems(member.where, member.function, execution)
-    problems += _stream_problems(taken, member.where)
-    if described is None or len(problems) > found:
-        return None
+    local = {**{each.__name__: each for each in reversed(member.owner.__mro__)}, **member.mark.local_names}
     function = None
     if member.bound_to != "instance":
         function = getattr(member.owner, member.attribute)
     elif instance is not None:
         function = member_of(instance, member.attribute)
-    return _tool(
-        described,
-        taken,
-        member.mark,
-        execution,
-        member.where,
-        function,
-        bean if function is None else None,
-        member.attribute,
-    )
+    reading = _Reading(member.function, member.where, member.mark, member.execution, member.documentation, problems)
+    taken = read_parameters(member.function, member.where, local, problems, bound=member.bound_to != "nothing")
+    return reading.tool(taken, function, bean if function is None else None, member.attribute, instance)
 
 
 def read_function(function: Any, problems: list[Problem]) -> Tool | None:
@@ -113,75 +96,85 @@ def read_function(function: Any, problems: list[Problem]) -> Tool | None:
     mark = tool_mark_of(function) or ToolMark()
     inner = getattr(function, "func", function)
     inner = getattr(inner, "__func__", inner)
-    own_name = getattr(inner, "__name__", type(function).__name__)
-    owner = type(function.__self__).__name__ + "." if inspect.ismethod(function) else ""
-    where = f"{owner}{own_name}"
-    found = len(problems)
+    instance = function.__self__ if inspect.ismethod(function) else None
+    own_name: str = getattr(inner, "__name__", "") or type(function).__name__
+    where = own_name if instance is None else f"{type(instance).__name__}.{own_name}"
     called = function if callable(function) else inner
-    problems += _kind_problems(inner, where)
+    execution = getattr(function, EXECUTION_MARK, None) or getattr(inner, EXECUTION_MARK, None)
+    reading = _Reading(inner, where, mark, execution, inspect.getdoc(inner), problems)
     taken = read_parameters(called, where, mark.local_names, problems, bound=False)
-    name = mark.name if mark.name is not None else own_name
-    described = describe_tool(name, inspect.getdoc(inner), mark, taken, where, problems)
-    execution_mark = getattr(function, EXECUTION_MARK, None) or getattr(inner, EXECUTION_MARK, None)
-    execution = execution_of(inner, execution_mark, taken.returns)
-    problems += execution_problems(where, inner, execution)
-    problems += _stream_problems(taken, where)
-    if described is None or len(problems) > found:
-        return None
-    return _tool(described, taken, mark, execution, where, called, None, "")
+    if instance is not None and is_called_otherwise(instance):
+        called = member_of(instance, own_name)
+    return reading.tool(taken, called, None, "", instance)
 
 
-def _tool(
-    described: Described,
-    taken: Taken,
-    mark: ToolMark,
-    execution: Execution,
-    where: str,
-    function: Any,
-    bean: Any,
-    member: str,
-) -> Tool:
-    parameters = taken.parameters
-    return Tool(
-        specification=described.specification,
-        execution=execution,
-        where=where,
-        function=function,
-        encode=ResultEncoder(described.specification.name, taken.returns).encode,
-        decode=ArgumentDecoder(described.adapter, described.visible).decode,
-        return_behavior=mark.return_behavior,
-        timeout=mark.timeout,
-        max_result_chars=mark.max_result_chars,
-        bean=bean,
-        member=member,
-        positional=tuple((each.name, each.default) for each in parameters if each.kind is _POSITIONAL_ONLY),
-        memory_id_names=_names(parameters, Role.MEMORY_ID),
-        context_names=_names(parameters, Role.CONTEXT),
-        needs_memory_id=any(
-            each.role is Role.MEMORY_ID and not each.admits_none and not each.has_default for each in parameters
-        ),
-        injected=tuple(
-            InjectedParameter(each.name, each.wanted, each.has_default)
-            for each in parameters
-            if each.role is Role.INJECTED
-        ),
-    )
+class _Reading:
+    """Makes a tool of a function; what is wrong goes to `problems`, and then there is no tool."""
+
+    def __init__(
+        self,
+        function: Any,
+        where: str,
+        mark: ToolMark,
+        execution: Execution | None,
+        documentation: str | None,
+        problems: list[Problem],
+    ) -> None:
+        self.function, self.where, self.mark = function, where, mark
+        self.execution, self.documentation = execution, documentation
+        self.problems, self._found_before = problems, len(problems)
+
+    def tool(self, taken: Taken, function: Any, bean: Any, member: str, instance: Any) -> Tool | None:
+        """The tool, called through `function`, or `member` of `bean`."""
+        where, mark, problems = self.where, self.mark, self.problems
+        name = mark.name if mark.name is not None else self.function.__name__
+        problems += _kind_problems(self.function, taken, where)
+        described = describe_tool(name, self.documentation, mark, taken, where, problems)
+        execution = execution_of(self.function, self.execution, taken.returns)
+        problems += execution_problems(where, self.function, execution)
+        if described is None or len(problems) > self._found_before:
+            return None
+        # A service runs as a tool without memory, and so needs no id.
+        without_memory = instance is not None and is_called_otherwise(instance)
+        parameters = taken.parameters
+        return Tool(
+            specification=described.specification,
+            execution=execution,
+            where=where,
+            function=function,
+            encode=ResultEncoder(name, taken.returns).encode,
+            decode=ArgumentDecoder(described.adapter, described.visible).decode,
+            return_behavior=mark.return_behavior,
+            timeout=mark.timeout,
+            max_result_chars=mark.max_result_chars,
+            bean=bean,
+            member=member,
+            positional=tuple((each.name, each.default) for each in parameters if each.kind is _POSITIONAL_ONLY),
+            memory_id_names=_names(parameters, Role.MEMORY_ID),
+            context_names=_names(parameters, Role.CONTEXT),
+            needs_memory_id=not without_memory and any(map(_needs_memory_id, parameters)),
+            injected=tuple(
+                InjectedParameter(each.name, each.wanted, each.has_default)
+                for each in parameters
+                if each.role is Role.INJECTED
+            ),
+        )
+
+
+def _needs_memory_id(parameter: ToolParameter) -> bool:
+    return parameter.role is Role.MEMORY_ID and not parameter.admits_none and not parameter.has_default
 
 
 def _names(parameters: Sequence[ToolParameter], role: Role) -> tuple[str, ...]:
     return tuple(each.name for each in parameters if each.role is role)
 
 
-def _kind_problems(function: Any, where: str) -> Iterator[Problem]:
+def _kind_problems(function: Any, taken: Taken, where: str) -> Iterator[Problem]:
     inner = inspect.unwrap(function)
+    fix = "return a list, or the joined text"
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        yield Problem(where, "a generator cannot be a tool: it has no one result", "return a list, or the joined text")
-
-
-def _stream_problems(taken: Taken, where: str) -> Iterator[Problem]:
-    returns = taken.returns
-    if returns is EMPTY or isinstance(returns, Unresolved):
-        return
-    origin = typing.get_origin(returns) or returns
-    if isinstance(origin, type) and hasattr(origin, "__aiter__"):
-        yield Problem(where, "a tool cannot return a stream: it has one result", "return a list, or the joined text")
+        yield Problem(where, "a generator cannot be a tool: it has no one result", fix)
+    elif taken.returns is not EMPTY and not isinstance(taken.returns, Unresolved):
+        kind = typing.get_origin(taken.returns) or taken.returns
+        if isinstance(kind, type) and hasattr(kind, "__aiter__"):
+            yield Problem(where, "a tool cannot return a stream: it has one result", fix)
