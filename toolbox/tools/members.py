@@ -97,7 +97,7 @@ def read_function(function: Any, problems: list[Problem]) -> Tool | None:
     inner = getattr(function, "func", function)
     inner = getattr(inner, "__func__", inner)
     instance = function.__self__ if inspect.ismethod(function) else None
-    own_name: str = getattr(inner, "__name__", "") or type(function).__name__
+    own_name = str(getattr(inner, "__name__", type(function).__name__))
     where = own_name if instance is None else f"{type(instance).__name__}.{own_name}"
     called = function if callable(function) else inner
     execution = getattr(function, EXECUTION_MARK, None) or getattr(inner, EXECUTION_MARK, None)
