@@ -101,7 +101,7 @@ def local_names(functions: Iterable[Any], frame: FrameType | None) -> dict[str, 
     modules = [getattr(each, "__globals__", None) for each in local]
     found: dict[str, Any] = {}
     while wanted and frame is not None and frame.f_code.co_name != "<module>":
-        here = wanted & frame.f_locals.keys()
+        here = wanted.intersection(frame.f_locals)  # not `&`: from 3.13 on its keys are a list
         found |= {name: frame.f_locals[name] for name in here}
         wanted -= here
         frame = frame.f_back if any(frame.f_globals is each for each in modules) else None
