@@ -77,7 +77,7 @@ class NamedModels:
 
     def _fault(self, name: str, where: str) -> Problem | None:
         if name in self._given:
-            return None
+            return no_model(self._given[name], where, f"Container(models={{{name!r}: …}})")
         variable = f"TOOLBOX_MODELS__{_variable(name)}__MODEL"
         section = self._section(name)
         if section is not None:
@@ -132,6 +132,15 @@ class NamedModels:
         if section is None:
             return OpenAiChatModel(os.environ["OPENAI_MODEL"])
         return OpenAiChatModel(section.model or os.environ["OPENAI_MODEL"], **arguments_of(section))
+
+
+def no_model(given: object, where: str, place: str) -> Problem | None:
+    """The problem of what was given for a model at `place` and is none."""
+    if callable(getattr(given, "chat", None)) and not isinstance(given, type):
+        return None
+    return Problem(
+        where, f"{place} is given {given!r}, which is no model", "give an object with `async def chat(request)`"
+    )
 
 
 class FallbackModel:

@@ -20,6 +20,7 @@ from ..di.beans import read_class
 from ..di.points import MISSING
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..execution import ExecutionModel, LoopThread, Workers, unknown_executor
+from ..models.selection import no_model
 from ..tools.failures import ToolErrors
 from ..tools.sources import bean_types
 from .declaration import ServiceOptions, names_around, options_for
@@ -124,6 +125,8 @@ def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any
     if isinstance(cls, type):
         problems += service_cycles(cls)
         problems += _container_needed(cls, settings, plans.values())
+    if (problem := no_model(chat_model, getattr(cls, "__name__", repr(cls)), "chat_model=")) is not None:
+        problems.append(problem)
     if problems:
         raise IllegalConfigurationError(problems)
     made: T = implementation_of(cls, plans, _Host(chat_model))()
