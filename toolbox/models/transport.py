@@ -75,6 +75,7 @@ class Transport:
         import openai
 
         self._openai: Any = openai
+        self._headers = {_RAW: "true", _READ_TIMEOUT: openai.Omit()}
         self.settings = settings
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
 
@@ -136,7 +137,11 @@ class Transport:
             base_url=settings.base_url,
             timeout=openai.Timeout(read, connect=min(CONNECT_TIMEOUT, read or CONNECT_TIMEOUT)),
             max_retries=settings.max_retries,
-            default_headers={"content-type": "application/json", **settings.headers},
+            default_headers={
+                "content-type": "application/json",
+                **dict.fromkeys(_ABOUT_US, openai.Omit()),
+                **settings.headers,
+            },
             default_query=dict(settings.query),
             http_client=self._http_client(),
         )
@@ -163,7 +168,7 @@ class Transport:
     ) -> Any:
         """The transport's response, of a stream unread. The package retries; 4xx and 5xx become `ModelHttpError`."""
         options: dict[str, Any] = {"security": {"bearer_auth": True}, "max_retries": max_retries}
-        options["headers"] = {_RAW: "true", **headers} if headers else _RAW_HEADERS
+        options["headers"] = {**self._headers, **headers} if headers else self._headers
         try:
             raw = await client.post(
                 path,
@@ -192,7 +197,11 @@ class Transport:
 
 # The package hands back the transport's response, whatever it is, to who asks for it raw.
 _RAW = "X-Stainless-Raw-Response"
-_RAW_HEADERS = {_RAW: "true"}
+# What the package tells OpenAI about the machine it runs on: other servers do not want it, and each header costs.
+_READ_TIMEOUT = "x-stainless-read-timeout"
+_ABOUT_US = tuple(
+    f"X-Stainless-{name}" for name in ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async")
+)
 
 
 class Stream:
