@@ -36,15 +36,16 @@ class Encodable:
         return form
 
     @staticmethod
-    def all_encoded_by(encode: Callable[[Any], bytes], values: Iterable[Encodable]) -> list[bytes]:
-        """`encoded_by` for each of many values, of which most have been encoded before."""
-        found: list[bytes] = []
-        for value in values:
-            try:
-                found.append(value._encoded[encode])
-            except (AttributeError, KeyError):
-                found.append(value.encoded_by(encode, value))
-        return found
+    def all_encoded_by(encode: Callable[[Any], bytes], values: Sequence[Encodable]) -> list[bytes]:
+        """`encoded_by` for each of many values; quick when all but the last few have been encoded before."""
+        for value in reversed(values):
+            if encode in getattr(value, "_encoded", ()):
+                break
+            value.encoded_by(encode, value)
+        try:
+            return [value._encoded[encode] for value in values]
+        except (AttributeError, KeyError):
+            return [value.encoded_by(encode, value) for value in values]
 
 
 def _to_tuple(owner: object, name: str, values: Iterable[object]) -> None:
