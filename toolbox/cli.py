@@ -94,7 +94,55 @@ def tools(target: Target, as_json: AsJson = False) -> None:
                 show(f"  {line}")
 
 
-# --- what is looked at
+@app.command()
+def chat(
+    target: Annotated[str, typer.Argument(help="The service, module:Service.")],
+    container: Annotated[
+        str | None, typer.Option(help="Its container, module:container. Else: the one of its module, or a new one.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="The method to talk to. Else: the first.")] = None,
+    memory_id: Annotated[str, typer.Option(help="Which conversation to keep.")] = "terminal",
+    values: Annotated[
+        list[str] | None, typer.Option("--set", help="A further parameter, name=value; may be repeated.")
+    ] = None,
+) -> None:
+    """Talks to a service on the terminal: text as it comes, tools as they are called. `exit` or Ctrl-D ends it."""
+    import asyncio
+
+    from .terminal import converse, plan_of
+
+    service = load(target)
+    if not isinstance(service, type):
+        fail(f"{target} is no class; name an AI service, module:Service")
+    try:
+        given = dict(each.split("=", 1) for each in values or ())
+    except ValueError:
+        fail("--set takes name=value")
+    console = Console(soft_wrap=True)
+    try:
+        plan = plan_of(service, method)
+        asyncio.run(
+            converse(container_of(service, target, container), plan, memory_id, given, console, prompt_for(console))
+        )
+    except LookupError as error:
+        fail(str(error.args[0]))
+    except IllegalConfigurationError as error:
+        refuse(error.problems)
+    except KeyboardInterrupt:
+        console.print()
+
+
+@app.command()
+def new(folder: Annotated[Path, typer.Argument(help="The folder to make; its name is the project's.")]) -> None:
+    """Writes a new project: a FastAPI service with a tool of its own, and the tests that it passes."""
+    from .scaffold import new_project
+
+    try:
+        for file in new_project(folder):
+            show(f"[dim]wrote[/] {escape(str(file))}")
+    except (OSError, ValueError) as error:
+        fail(str(error))
+    show(f"Now: cd {escape(str(folder))} && python -m pytest, and see README.md")
 
 
 @app.command("mcp")
@@ -120,6 +168,9 @@ def serve_mcp(
         fail("the library mcp is missing: pip install 'toolbox-di[mcp]'")
     except IllegalConfigurationError as error:
         refuse(error.problems)
+
+
+# --- what is looked at
 
 
 def load(target: str) -> Any:
@@ -151,6 +202,22 @@ def load_container(target: str) -> Container:
     if not isinstance(found, Container):
         fail(f"{target} is a {type(found).__name__}; name a Container, or a function `-> Container`")
     return found
+
+
+def container_of(service: type, target: str, address: str | None) -> Container:
+    """The container at `address`, else the one in the service's module, else a new one with the service."""
+    if address is not None:
+        return load_container(address)
+    module = importlib.import_module(target.partition(":")[0])
+    found = next((each for each in vars(module).values() if isinstance(each, Container)), None)
+    return found if found is not None else Container().register(service)
+
+
+def prompt_for(console: Console) -> Callable[[], str]:
+    """What asks for a line: with a prompt for a person, without for a pipe."""
+    if sys.stdin.isatty():
+        return lambda: console.input("[bold]> [/]")
+    return input
 
 
 def is_container_factory(found: object) -> bool:

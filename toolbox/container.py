@@ -55,7 +55,8 @@ class Container:
     """Beans, tools and services of one program.
 
     Started by `async with` or `with`; then beans are looked up with `get` and `aget`. Itself a bean, and what the rest
-    of the library sees of it is an `ActiveScope`.
+    of the library sees of it is an `ActiveScope`. `models` are those given, by name: a test may put others in their
+    place before the start.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class Container:
         settings: ToolboxSettings | None = None,
         seeds: Iterable[TypeForm[Any]] = (),
     ) -> None:
-        self._models, self._executors = dict(models or {}), dict(executors or {})
+        self.models: dict[str, ChatModel] = dict(models or {})
+        self._executors = dict(executors or {})
         self._tool_errors, self._settings = tool_errors, settings
         self._host: ContainerHost | None = None
         self._registry = Registry(seeds)
@@ -182,7 +184,7 @@ class Container:
             problems.append(settings_problem(ToolboxSettings, error))
             settings = ToolboxSettings.model_construct()
         host = ContainerHost(
-            self, models=self._models, executors=self._executors, tool_errors=self._tool_errors, settings=settings
+            self, models=self.models, executors=self._executors, tool_errors=self._tool_errors, settings=settings
         )
         return host, problems
 

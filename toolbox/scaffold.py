@@ -1,0 +1,115 @@
+"""A new project: a FastAPI service with a tool of its own, and the tests that it passes.
+
+Not here: the command itself (`cli`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+APP = '''"""{title}: a FastAPI service whose model may call our tools."""
+
+from typing import Protocol
+
+from fastapi import FastAPI
+
+from toolbox import Container, MemoryId, Result, register_ai_service, system_message, tool
+from toolbox_fastapi import Inject, install
+
+
+class Calculator:
+    """Tools: methods that the model may call. A docstring describes them, type hints tell their arguments."""
+
+    @tool
+    def add(self, a: int, b: int) -> int:
+        """Adds two whole numbers."""
+        return a + b
+
+
+@register_ai_service(tools=Calculator)
+class Assistant(Protocol):
+    @system_message("You are a helpful assistant. Use your tools.")
+    async def chat(self, session: MemoryId[str], question: str) -> Result[str]: ...
+
+
+container = Container().register(Assistant)
+app = FastAPI(title="{title}")
+install(app, container)
+
+
+@app.get("/chat/{{session}}")
+async def chat(session: str, question: str, assistant: Inject[Assistant]) -> dict[str, object]:
+    result = await assistant.chat(session, question)
+    return {{"answer": result.content, "tools": [each.request.name for each in result.tool_executions]}}
+'''
+
+TEST = '''"""The service with a scripted model: no key, no network."""
+
+from fastapi.testclient import TestClient
+
+from {package} import app, container
+from toolbox import AiMessage
+from toolbox.testing import ScriptedChatModel, tool_call
+
+
+def test_the_assistant_adds_with_its_tool(monkeypatch) -> None:
+    model = ScriptedChatModel([AiMessage(None, [tool_call("add", {{"a": 2, "b": 3}})]), "It is 5."])
+    monkeypatch.setitem(container.models, "default", model)
+
+    with TestClient(app) as client:
+        reply = client.get("/chat/me", params={{"question": "What is 2 + 3?"}}).json()
+
+    assert reply == {{"answer": "It is 5.", "tools": ["add"]}}
+    assert model.requests[1].messages[-1].text == "5"
+'''
+
+PROJECT = """[project]
+name = "{name}"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["toolbox-di[fastapi]"]
+
+[dependency-groups]
+dev = ["pytest>=9.2"]
+
+[tool.pytest.ini_options]
+pythonpath = ["."]
+"""
+
+README = """# {title}
+
+    pip install 'toolbox-di[fastapi]' pytest
+    TOOLBOX_DEMO=1 uvicorn {package}:app          # without a model; or set OPENAI_MODEL and OPENAI_API_KEY
+    curl 'localhost:8000/chat/me?question=Add+2+and+3'
+    python -m pytest
+    toolbox check {package}:container             # and: graph, tools, chat {package}:Assistant
+"""
+
+FILES = {
+    "{package}.py": APP,
+    "tests/test_{package}.py": TEST,
+    "pyproject.toml": PROJECT,
+    "README.md": README,
+    ".gitignore": "__pycache__/\n.venv/\n.pytest_cache/\n",
+}
+
+
+def new_project(folder: Path) -> list[Path]:
+    """Writes a project into `folder`, which is made; the files, in order.
+
+    Raises `FileExistsError` when the folder is not empty, `ValueError` when its name makes no Python module.
+    """
+    name = folder.name
+    package = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    if not package.isidentifier():
+        raise ValueError(f"{name!r} cannot be the name of a Python module; begin it with a letter")
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty")
+    written = []
+    for path, text in FILES.items():
+        file = folder / path.format(package=package)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.format(name=name, package=package, title=name.replace("_", " ")), encoding="utf-8")
+        written.append(file)
+    return written
