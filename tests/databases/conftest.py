@@ -1,15 +1,17 @@
-"""Real servers, started once per test process, that pip installs; where it cannot, their tests are skipped and say so."""
+"""Real servers that pip installs, started once per test process; where it cannot, tests are skipped and say so."""
 
+import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
-from toolbox import ChatMemoryKey
+from toolbox import ChatMemoryKey, UserMessage
 
 _numbers = itertools.count(1)
 
@@ -80,31 +82,51 @@ def store_url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
 
 
-NewStore: TypeAlias = Callable[..., Any]
+@asynccontextmanager
+async def open_store(url: str, **options: Any) -> AsyncIterator[Any]:
+    """A store on connections of its own, as that of another process is."""
+    async with AsyncExitStack() as stack:
+        if url.startswith("unix:"):
+            from redis.asyncio import Redis
+
+            from toolbox.redis import RedisChatMemoryStore
+
+            client = Redis.from_url(url)
+            stack.push_async_callback(client.aclose)
+            store: Any = RedisChatMemoryStore(client, **options)
+        else:
+            from toolbox.sql import SqlChatMemoryStore, open_engine
+
+            store = SqlChatMemoryStore(await stack.enter_async_context(open_engine(url)), **options)
+        stack.push_async_callback(store.stop)
+        yield store
 
 
 @pytest.fixture
-async def new_store(store_url: str) -> AsyncIterator[NewStore]:
-    """Makes stores on connections of their own, as the stores of several processes are."""
-    from toolbox.sql import SqlChatMemoryStore, open_engine
-
+async def new_store(store_url: str) -> AsyncIterator[Callable[..., Any]]:
+    """Makes stores in one place, each as in a process of its own."""
     async with AsyncExitStack() as stack:
 
         async def make(**options: Any) -> Any:
-            if store_url.startswith("unix:"):
-                from redis.asyncio import Redis
-
-                from toolbox.redis import RedisChatMemoryStore
-
-                client = Redis.from_url(store_url)
-                stack.push_async_callback(client.aclose)
-                store: Any = RedisChatMemoryStore(client, **options)
-            else:
-                store = SqlChatMemoryStore(await stack.enter_async_context(open_engine(store_url)), **options)
-            stack.push_async_callback(store.stop)
-            return store
+            return await stack.enter_async_context(open_store(store_url, **options))
 
         yield make
+
+
+@pytest.fixture
+def another_writes() -> Callable[[str, ChatMemoryKey, str], None]:
+    """Lets another process write to a conversation, while this one stands still and renews no lease."""
+
+    def stand_still(url: str, key: ChatMemoryKey, text: str) -> None:
+        async def write() -> None:
+            async with open_store(url) as store, store.lock(key):
+                await store.update_messages(key, [UserMessage(text)])
+
+        other = threading.Thread(target=lambda: asyncio.run(write()))
+        other.start()
+        other.join()
+
+    return stand_still
 
 
 @pytest.fixture

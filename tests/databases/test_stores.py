@@ -182,39 +182,43 @@ async def test_the_lease_of_one_who_died_ends_by_itself(new_store: Any, key: Cha
     assert list(await other.get_messages(key)) == [UserMessage("a")]
 
 
-async def test_who_lost_the_conversation_does_not_write(new_store: Any, key: ChatMemoryKey, caplog: Any) -> None:
-    paused, other = await new_store(lease=0.2), await new_store()
+async def test_who_lost_the_conversation_does_not_write(
+    new_store: Any, key: ChatMemoryKey, store_url: str, another_writes: Any
+) -> None:
+    store = await new_store(lease=0.2)
 
-    async with paused.lock(key):
-        time.sleep(0.3)  # noqa: ASYNC251 - the process stands still, and with it the renewal
-        await add(other, key, "the other's")
-        for write in (paused.update_messages(key, [UserMessage("late")]), paused.delete_messages(key)):
+    async with store.lock(key):
+        another_writes(store_url, key, "the other's")
+        for write in (store.update_messages(key, [UserMessage("late")]), store.delete_messages(key)):
             with pytest.raises(MemoryLeaseLostError, match=key.memory_id):
                 await write
 
-    assert list(await other.get_messages(key)) == [UserMessage("the other's")]
+    assert list(await store.get_messages(key)) == [UserMessage("the other's")]
 
 
-async def test_leaving_late_does_not_throw_the_next_one_out(new_store: Any, key: ChatMemoryKey) -> None:
-    paused, other, third = await new_store(lease=0.2), await new_store(), await new_store()
+async def test_leaving_late_does_not_throw_the_next_one_out(
+    new_store: Any, key: ChatMemoryKey, store_url: str, another_writes: Any
+) -> None:
+    store, next_one, third = await new_store(lease=0.2), await new_store(), await new_store()
 
-    async with paused.lock(key):
-        time.sleep(0.3)  # noqa: ASYNC251 - as above
-        assert await other.take(key, "other", 10)
+    async with store.lock(key):
+        another_writes(store_url, key, "the other's")
+        assert await next_one.take(key, "next", 10)
 
     assert not await third.take(key, "third", 10)
-    assert await other.renew(key, "other", 10)
-    await other.give_back(key, "other")
+    assert await next_one.renew(key, "next", 10)
+    await next_one.give_back(key, "next")
     assert await third.take(key, "third", 10)
 
 
-async def test_a_lease_that_has_ended_is_not_renewed(new_store: Any, key: ChatMemoryKey) -> None:
+async def test_a_lease_that_another_has_taken_is_not_renewed(new_store: Any, key: ChatMemoryKey) -> None:
     store = await new_store()
     await store.take(key, "mine", 0.05)
     await asyncio.sleep(0.1)
+    assert await store.take(key, "another's", 10)
 
     assert not await store.renew(key, "mine", 10)
-    assert not await store.renew(key, "another's", 10)
+    assert await store.renew(key, "another's", 10)
 
 
 @pytest.mark.parametrize("steps", range(8))

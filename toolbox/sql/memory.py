@@ -188,8 +188,9 @@ class SqlChatMemoryStore(ChatMemoryStore):
         return _Now() + round(seconds * 1000)
 
     def _updated(self, key: ChatMemoryKey, token: str) -> Any:
-        """Changes the conversation as long as it is `token`'s."""
-        return update(self._table).where(self._is(key), self._table.c.lease_token == token, ~self._free())
+        """Changes the conversation as long as nobody has taken it from `token`, which may be late as long as that."""
+        # So a long write in SQLite, which keeps everybody from writing, does not make its own process lose its lease.
+        return update(self._table).where(self._is(key), self._table.c.lease_token == token)
 
     def _upsert(self, key: ChatMemoryKey, values: dict[str, Any], where: ColumnElement[bool] | None = None) -> Any:
         """Makes the conversation's row, or changes it `where` it may be changed."""

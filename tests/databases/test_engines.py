@@ -1,0 +1,155 @@
+"""Engines and sessions as beans: from the settings, with an installed driver, disposed in the end."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, make_url, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from toolbox import Container, IllegalConfigurationError, ToolboxSettings, sql
+from toolbox.settings import SqlSettings
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_database_is_the_one_that_the_environment_names(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TOOLBOX_SQL__URL", f"sqlite:///{tmp_path}/shop.db")
+    monkeypatch.setenv("TOOLBOX_SQL__POOL_SIZE", "3")
+
+    async with Container().register(sql.engine, sql.session, sql.sync_engine) as container:
+        engine = container.get(AsyncEngine)
+        assert (engine.url.drivername, engine.url.database) == ("sqlite+aiosqlite", f"{tmp_path}/shop.db")
+        assert engine.pool.size() == 3  # type: ignore[attr-defined]  # of a queue pool
+        assert container.get(Engine).url.drivername == "sqlite+pysqlite"
+
+
+async def test_no_database_is_told_at_start() -> None:
+    with pytest.raises(IllegalConfigurationError, match="TOOLBOX_SQL__URL"):
+        async with Container(settings=ToolboxSettings()).register(sql.engine):
+            pass
+
+
+async def test_a_missing_engine_is_a_problem_before_the_start() -> None:
+    [problem] = Container().register(sql.session).check()
+
+    assert "AsyncEngine" in problem.what
+
+
+def test_a_password_is_shown_nowhere() -> None:
+    settings = ToolboxSettings(sql=SqlSettings(url="postgresql://shop:secret@db/shop"))
+
+    assert "secret" not in f"{settings!r} {settings}"
+
+
+async def test_the_engine_ends_with_its_container(database_url: str) -> None:
+    settings = ToolboxSettings(sql=SqlSettings(url=database_url))
+    async with Container(settings=settings).register(sql.engine) as container:
+        engine = container.get(AsyncEngine)
+        async with engine.connect() as connection:
+            assert await connection.scalar(text("SELECT 1")) == 1
+        assert engine.pool.checkedin() == 1  # type: ignore[attr-defined]  # of a queue pool
+
+    assert engine.pool.checkedin() == 0  # type: ignore[attr-defined]  # of a queue pool
+
+
+async def test_a_containers_own_engine_serves_its_sessions(database_url: str) -> None:
+    async with sql.open_engine(database_url) as engine:
+        container = Container().register_instance(engine, AsyncEngine).register(sql.session)
+        async with container, container.request_scope():
+            assert await (await container.aget(AsyncSession)).scalar(text("SELECT 1")) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "asynchronous", "synchronous"),
+    [
+        ("sqlite:///x.db", "sqlite+aiosqlite", "sqlite+pysqlite"),
+        ("sqlite+aiosqlite:///x.db", "sqlite+aiosqlite", "sqlite+pysqlite"),
+        ("postgresql://h/d", "postgresql+asyncpg", "postgresql+psycopg"),
+        ("postgresql+psycopg://h/d", "postgresql+psycopg", "postgresql+psycopg"),
+        ("postgresql+asyncpg://h/d", "postgresql+asyncpg", "postgresql+psycopg"),
+    ],
+)
+async def test_one_address_serves_both_kinds_of_engine(url: str, asynchronous: str, synchronous: str) -> None:
+    pytest.importorskip("psycopg")
+    async with sql.open_engine(url) as engine:
+        assert engine.url.drivername == asynchronous
+    with sql.open_sync_engine(url) as sync_engine:
+        assert sync_engine.url.drivername == synchronous
+
+
+async def test_another_database_is_left_to_sqlalchemy() -> None:
+    with pytest.raises(ModuleNotFoundError, match="aiomysql"):
+        async with sql.open_engine("mysql+aiomysql://h/d"):
+            pass
+
+
+async def test_a_missing_driver_is_named(monkeypatch: Any) -> None:
+    monkeypatch.setattr("toolbox.sql.engines.find_spec", lambda name: None)
+
+    with pytest.raises(IllegalConfigurationError, match="pip install asyncpg"):
+        async with sql.open_engine("postgresql://h/d"):
+            pass
+
+
+def is_there(file: Path) -> bool:
+    return file.exists()
+
+
+async def test_a_database_without_a_name_lasts_as_long_as_its_engine() -> None:
+    async with sql.open_engine("sqlite://") as engine:
+        file = Path(make_url(engine.url).database or "")
+        async with engine.begin() as first:
+            await first.execute(text("CREATE TABLE notes (note VARCHAR)"))
+        async with engine.connect() as first, engine.connect() as second:
+            await first.execute(text("INSERT INTO notes VALUES ('a')"))
+            assert await second.scalar(text("SELECT count(*) FROM notes")) == 0
+        assert is_there(file)
+
+    assert not is_there(file)
+
+
+async def test_sqlite_checks_foreign_keys(sqlite_url: str) -> None:
+    async with sql.open_engine(sqlite_url) as engine, engine.connect() as connection:
+        await connection.execute(text("CREATE TABLE a (id INTEGER PRIMARY KEY)"))
+        await connection.execute(text("CREATE TABLE b (a INTEGER REFERENCES a)"))
+        with pytest.raises(IntegrityError):
+            await connection.execute(text("INSERT INTO b VALUES (7)"))
+
+
+async def test_options_are_the_engines(sqlite_url: str) -> None:
+    async with sql.open_engine(sqlite_url, pool_size=1, max_overflow=0, connect_args={"timeout": 1}) as engine:
+        assert engine.pool.size() == 1  # type: ignore[attr-defined]  # of a queue pool
+
+
+@pytest.mark.parametrize(("module", "library"), [("toolbox.sql", "sqlalchemy"), ("toolbox.redis", "redis")])
+def test_without_its_library_a_module_says_what_to_install(module: str, library: str) -> None:
+    script = f"""
+import builtins, sys
+imported = builtins.__import__
+def without(name, globals=None, locals=None, fromlist=(), level=0):
+    if not level and name.partition(".")[0] == "{library}":
+        raise ModuleNotFoundError(f"No module named {library!r}", name="{library}")
+    return imported(name, globals, locals, fromlist, level)
+builtins.__import__ = without
+import toolbox, toolbox.testing
+try:
+    import {module}
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert f"pip install 'toolbox-di[{module.rpartition('.')[2]}]'" in done.stdout
+
+
+def test_the_module_toolbox_redis_is_not_the_library() -> None:
+    import redis
+
+    from toolbox import redis as ours
+
+    assert redis is not ours
+    assert hasattr(redis, "Redis")

@@ -1,0 +1,122 @@
+"""Services whose conversations are kept in a database: what a call costs it, and what is open meanwhile."""
+
+import asyncio
+from typing import Any, Protocol
+
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from toolbox import (
+    AiMessage,
+    ChatMemoryKey,
+    ChatMemoryStore,
+    ChatRequest,
+    Container,
+    MemoryId,
+    ToolboxSettings,
+    UserMessage,
+    produces,
+    register_ai_service,
+    sql,
+    tool,
+)
+from toolbox.errors import MemoryLeaseLostError
+from toolbox.settings import SqlSettings
+from toolbox.sql import SqlChatMemoryStore
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+@register_ai_service(tools=())
+class Assistant(Protocol):
+    async def chat(self, room: MemoryId[str], question: str) -> str: ...
+
+
+def container_on(url: str, *replies: Any, registered: Any = SqlChatMemoryStore) -> Container:
+    settings = ToolboxSettings(sql=SqlSettings(url=url))
+    container = Container(models={"default": ScriptedChatModel(replies)}, settings=settings)
+    return container.register(sql.engine, sql.session, registered, Assistant)
+
+
+async def test_a_conversation_outlives_its_container(database_url: str) -> None:
+    async with container_on(database_url, "hello") as container:
+        await container.get(Assistant).chat("room 7", "hi")
+
+    model = ScriptedChatModel(["again"])
+    async with container_on(database_url, model.chat) as container:
+        await container.get(Assistant).chat("room 7", "and now?")
+
+    assert model.requests[0].messages == (UserMessage("hi"), AiMessage("hello"), UserMessage("and now?"))
+
+
+async def test_nothing_is_open_while_the_model_thinks(database_url: str) -> None:
+    async def reply(request: ChatRequest) -> str:
+        engine = container.get(AsyncEngine)
+        if engine.dialect.name == "postgresql":
+            idle = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"
+            async with engine.connect() as connection:
+                assert await connection.scalar(text(idle)) == 0
+        return f"{engine.pool.checkedout()} connections in use"  # type: ignore[attr-defined]  # of a queue pool
+
+    container = container_on(database_url, reply)
+    async with container:
+        assert await container.get(Assistant).chat("room 7", "hi") == "0 connections in use"
+
+
+async def test_a_call_reads_once_and_writes_once(database_url: str) -> None:
+    async with container_on(database_url, "hello", "again") as container:
+        await container.get(Assistant).chat("room 7", "hi")
+        said: list[str] = []
+        sync_engine = container.get(AsyncEngine).sync_engine
+
+        def listen(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+            said.append(statement)
+
+        event.listen(sync_engine, "before_cursor_execute", listen)
+        await container.get(Assistant).chat("room 7", "hi")
+        event.remove(sync_engine, "before_cursor_execute", listen)
+
+    assert len([each for each in said if each.startswith("SELECT")]) == 1
+    assert len([each for each in said if each.startswith("UPDATE") and "messages=" in each]) == 1
+
+
+async def test_a_long_write_of_a_tool_in_sqlite_does_not_lose_the_conversation(sqlite_url: str) -> None:
+    @produces(scope="application")
+    def store(engine: AsyncEngine) -> ChatMemoryStore:
+        return SqlChatMemoryStore(engine, lease=0.2)
+
+    @tool
+    @sql.transactional
+    async def work() -> str:
+        """Writes, and keeps everybody else from writing, for longer than a lease."""
+        await asyncio.sleep(0.5)
+        return "done"
+
+    @register_ai_service(tools=work)
+    class Working(Protocol):
+        async def chat(self, room: MemoryId[str], question: str) -> str: ...
+
+    container = container_on(sqlite_url, tool_call("work"), "done", registered=store).register(Working)
+    async with container:
+        assert await container.get(Working).chat("room 7", "work!") == "done"
+        assert len(await container.chat_memory(Working, "room 7").messages()) == 4
+
+
+async def test_a_call_that_lost_its_conversation_fails_and_is_not_kept(database_url: str, another_writes: Any) -> None:
+    key = ChatMemoryKey.of(Assistant, "room 7")
+
+    @produces(scope="application")
+    def store(engine: AsyncEngine) -> ChatMemoryStore:
+        return SqlChatMemoryStore(engine, lease=0.2)
+
+    def late(request: ChatRequest) -> str:
+        another_writes(database_url, key, "the other's")
+        return "late"
+
+    async with container_on(database_url, late, registered=store) as container:
+        with pytest.raises(MemoryLeaseLostError, match="room 7"):
+            await container.get(Assistant).chat("room 7", "hi")
+
+        assert await container.chat_memory(Assistant, "room 7").messages() == [UserMessage("the other's")]

@@ -1,0 +1,76 @@
+"""The library's own tables: created once, brought up to date, whoever comes first."""
+
+import asyncio
+
+import pytest
+from sqlalchemy import Connection, text
+
+from toolbox import ChatMemoryKey, IllegalConfigurationError, UserMessage, sql
+from toolbox.sql.schema import migrate
+
+pytestmark = pytest.mark.anyio
+
+
+def first(connection: Connection) -> None:
+    connection.execute(text("CREATE TABLE things (name VARCHAR)"))
+    connection.execute(text("INSERT INTO things VALUES ('of the first version')"))
+
+
+def second(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE things ADD COLUMN size INTEGER"))
+    connection.execute(text("UPDATE things SET size = 1"))
+
+
+def broken(connection: Connection) -> None:
+    connection.execute(text("UPDATE things SET size = 2"))
+    raise LookupError("half done")
+
+
+async def test_a_database_takes_each_step_once(database_url: str) -> None:
+    async with sql.open_engine(database_url) as engine:
+        await migrate(engine, "things", [first])
+        await migrate(engine, "things", [first, second])
+        await migrate(engine, "things", [first, second])
+
+        async with engine.connect() as connection:
+            assert (await connection.execute(text("SELECT * FROM things"))).all() == [("of the first version", 1)]
+            assert (await connection.execute(text("SELECT * FROM toolbox_schemas"))).all() == [("things", 2)]
+
+
+async def test_those_who_come_at_once_wait_for_each_other(database_url: str) -> None:
+    async with sql.open_engine(database_url) as one, sql.open_engine(database_url) as other:
+        await asyncio.gather(*(migrate(engine, "things", [first, second]) for engine in (one, other) * 4))
+
+        async with one.connect() as connection:
+            assert (await connection.execute(text("SELECT * FROM things"))).all() == [("of the first version", 1)]
+
+
+async def test_a_step_that_fails_leaves_nothing(database_url: str) -> None:
+    async with sql.open_engine(database_url) as engine:
+        with pytest.raises(LookupError):
+            await migrate(engine, "things", [first, second, broken])
+
+        await migrate(engine, "things", [first, second])
+        async with engine.connect() as connection:
+            assert (await connection.execute(text("SELECT * FROM things"))).all() == [("of the first version", 1)]
+
+
+async def test_an_older_release_leaves_a_newer_database_alone(database_url: str) -> None:
+    async with sql.open_engine(database_url) as engine:
+        await migrate(engine, "things", [first, second])
+
+        with pytest.raises(IllegalConfigurationError, match="version 2 of it, this release knows 1"):
+            await migrate(engine, "things", [first])
+
+
+async def test_the_stores_of_one_database_may_have_tables_of_their_own(database_url: str) -> None:
+    key = ChatMemoryKey("shop.Assistant", "1")
+    async with sql.open_engine(database_url) as engine:
+        one, other = sql.SqlChatMemoryStore(engine), sql.SqlChatMemoryStore(engine, table="other_conversations")
+        await asyncio.gather(one.update_messages(key, [UserMessage("a")]), other.update_messages(key, []))
+
+        assert list(await one.get_messages(key)) == [UserMessage("a")]
+        assert list(await other.get_messages(key)) == []
+        async with engine.connect() as connection:
+            found = (await connection.scalars(text("SELECT name FROM toolbox_schemas"))).all()
+        assert sorted(found) == ["other_conversations", "toolbox_conversations"]
