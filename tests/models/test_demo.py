@@ -297,6 +297,23 @@ async def test_a_city_is_extracted(question: str, city: str) -> None:
     assert reply.ai_message.text == city
 
 
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "Extract the city mentioned by the user. Reply with the city only.",
+        "You are an assistant that extracts city names from questions.",
+        "You find the name of the city in a question.",
+        "Answer with the city name only.",
+        "Return only the city.",
+        "Which city is the question about?",
+    ],
+)
+async def test_the_instruction_may_be_worded_in_other_ways(instruction: str) -> None:
+    messages = [SystemMessage(instruction), UserMessage("Will it rain in Porto on Monday?")]
+
+    assert (await DemoChatModel().chat(ChatRequest(messages))).ai_message.text == "Porto"
+
+
 QUARKUS = """You are given one question and you have to extract city name from it
 Only reply the city name if it exists or reply 'unknown_city' if there is no city name in question
 

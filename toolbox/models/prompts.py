@@ -26,7 +26,7 @@ class Prompt:
 
 def answer(prompt: Prompt) -> str:
     """The thing the prompt asks to extract, or the words it says to answer when there is none, or an echo."""
-    wanted = _wanted(prompt.system) or _wanted(prompt.user)
+    wanted = _wanted(prompt.system) or _asked(prompt.system) or _wanted(prompt.user)
     if wanted is None:
         return f"This is a demo model without tools; it can only repeat what you said: {prompt.user.strip()}"
     return extract(wanted, _subject(prompt)) or _when_absent(prompt) or "unknown"
@@ -81,6 +81,7 @@ _ONLY = re.compile(
     r"(?:the|its)\s+(?P<thing>[\w-]+(?:\s+[\w-]+){0,4})",
     re.IGNORECASE,
 )
+_QUESTION = re.compile(r"\b(?:which|what)\s+(?P<thing>[\w-]+)", re.IGNORECASE)
 _LABELLED = re.compile(r"\b(?:question|text|message|input|sentence|review|query|here is [^:\n]*)\s*:\s*", re.IGNORECASE)
 _ABSENT = re.compile(
     r"\b(?:reply|replies|answer|return|respond|say|output|write)\w*\s+(?:with\s+)?"
@@ -96,6 +97,12 @@ def _wanted(instruction: str) -> str | None:
         if found is not None and not _KNOWN.search(found["thing"]):
             return None
     return found["thing"] if found else None
+
+
+def _asked(instruction: str) -> str | None:
+    """What an instruction asks for in the form of a question: "Which city is it about?"."""
+    found = _QUESTION.search(instruction)
+    return found["thing"] if found and _KNOWN.search(found["thing"]) else None
 
 
 def _subject(prompt: Prompt) -> str:
