@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..chat import ImageContent, ToolExecutionRequest, ToolExecutionResultMessage
 from ..container import Container
-from ..context import InvocationContext
 from ..errors import FrameworkError, IllegalConfigurationError, ToolAbort
 from ..json_text import compact_json
 from ..tools.failures import ToolErrors, return_to_model
-from ..tools.invocation import Tool, ToolSurroundings, answer_unknown_tool, execute_tool
+from ..tools.invocation import Tool
 from ..tools.sources import bean_types, read_tools
 
 if TYPE_CHECKING:
@@ -84,30 +83,15 @@ class _Handlers:
         request = ToolExecutionRequest(str(context.request_id), params.name, compact_json(params.arguments or {}))
         try:
             async with self._container.request_scope():
-                message, value = await self._execute(request)
+                outcome = await self._container.host.execute(self._tools, request, McpEndpoint, TO_CLIENT)
         except FrameworkError as error:
             # What the program says of itself is its maintainer's to read, not the client's.
             logger.exception("tool %r could not be run", params.name)
             raise MCPError(INTERNAL_ERROR, f"tool {params.name!r} could not be run") from error
         except ToolAbort as error:
             return _answer(ToolExecutionResultMessage.of(request, str(error)), None, failed=True)
-        return _answer(message, value, failed=message.is_error)
-
-    async def _execute(self, request: ToolExecutionRequest) -> tuple[ToolExecutionResultMessage, object]:
-        host = self._container.host
-        surroundings = ToolSurroundings(
-            context=InvocationContext(McpEndpoint, request.name),
-            scope=self._container,
-            runner=host.new_runner(),
-            failures=TO_CLIENT.over(host.failures),
-            max_result_chars=host.max_result_chars,
-        )
-        tool = self._tools.get(request.name)
-        if tool is None:
-            outcome = await answer_unknown_tool(request, tuple(self._tools), surroundings)
-        else:
-            outcome = await execute_tool(tool, request, surroundings)
-        return outcome.message, outcome.execution.result_object
+        message = outcome.message
+        return _answer(message, outcome.execution.result_object, failed=message.is_error)
 
 
 def _answer(message: ToolExecutionResultMessage, value: object, *, failed: bool) -> Any:

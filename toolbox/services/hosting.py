@@ -12,8 +12,8 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..chat import ChatModel
-from ..context import ActiveScope
+from ..chat import ChatModel, ToolExecutionRequest
+from ..context import ActiveScope, InvocationContext, current_attributes
 from ..di.beans import Stop, read_class
 from ..di.graph import BeanGraph, Reading
 from ..di.marks import Scope
@@ -21,7 +21,14 @@ from ..di.points import MISSING, Names, point_of
 from ..errors import ContainerNotStartedError, MissingBeanError, Problem
 from ..execution import ExecutionModel, LoopRunner, Workers, unknown_executor
 from ..tools.failures import ToolErrors
-from ..tools.invocation import InjectedParameter, Tool
+from ..tools.invocation import (
+    InjectedParameter,
+    Tool,
+    ToolOutcome,
+    ToolSurroundings,
+    answer_unknown_tool,
+    execute_tool,
+)
 from ..tools.sources import bean_types
 from .declaration import ServiceOptions, service_options_of
 from .implementation import implementation_of
@@ -62,6 +69,7 @@ class ContainerHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._memories: ChatMemories | None = None
         self.running = Running()
+        self._services: dict[type[Any], _Service] = {}
         self._renew_workers()
 
     def _renew_workers(self) -> None:
@@ -127,9 +135,25 @@ class ContainerHost:
                 self._memories = ChatMemories(store)
         return self._memories
 
-    def new_runner(self) -> LoopRunner:
-        """Runs a tool that is called from outside of any service, on the container's loop and threads."""
-        return LoopRunner(self.workers)
+    async def execute(
+        self, tools: Mapping[str, Tool], request: ToolExecutionRequest, caller: type[Any], failures: ToolErrors
+    ) -> ToolOutcome:
+        """Runs one of `tools`, by name, that somebody outside of any service asks for, in the scope active here.
+
+        `caller` is what the tool sees as `InvocationContext.service`; what `failures` leaves open is as the container
+        is set. Raises as `execute_tool` does.
+        """
+        surroundings = ToolSurroundings(
+            context=InvocationContext(caller, request.name, attributes=current_attributes()),
+            scope=self.scope,
+            runner=LoopRunner(self.workers),
+            failures=failures.over(self.failures),
+            max_result_chars=self.max_result_chars,
+        )
+        tool = tools.get(request.name)
+        if tool is None:
+            return await answer_unknown_tool(request, tuple(tools), surroundings)
+        return await execute_tool(tool, request, surroundings)
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """One conversation of a service."""
@@ -141,7 +165,12 @@ class ContainerHost:
         """What registering an AI service means; None for anything else. `names`: classes its annotations may mean."""
         if not isinstance(registered, type) or (options := service_options_of(registered)) is None:
             return None
-        service = _Service(registered, options, self)
+        service = self._services[registered] = _Service(registered, options, self)
+    @property
+    def plans(self) -> dict[type[Any], Mapping[str, MethodPlan]]:
+        """The methods of the services, by class, once they have been checked."""
+        return {cls: service.plans for cls, service in self._services.items()}
+
         declared = read_class(registered, names)
         definition = replace(
             declared,
@@ -170,11 +199,16 @@ class _Service:
         self._cls, self._options, self._host = cls, options, host
         self._plans: dict[str, MethodPlan] | None = None
 
-    def make(self, *args: Any, **kwargs: Any) -> Any:
-        """The service; what it is given is what its own constructor wants."""
+    @property
+    def plans(self) -> dict[str, MethodPlan]:
+        """Its methods, by name."""
         if self._plans is None:
             self._plans, _ = plan_service(self._cls, self._options)
-        return implementation_of(self._cls, self._plans, self._host)(*args, **kwargs)
+        return self._plans
+
+    def make(self, *args: Any, **kwargs: Any) -> Any:
+        """The service; what it is given is what its own constructor wants."""
+        return implementation_of(self._cls, self.plans, self._host)(*args, **kwargs)
 
     def check(self, graph: BeanGraph) -> Iterator[Problem]:
         self._plans, problems = plan_service(self._cls, self._options, graph.names)
