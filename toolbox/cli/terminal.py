@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from rich.console import Console
 from rich.markup import escape
 
-from .chat import (
+from ..chat import (
     BeforeToolExecution,
     CompleteResponse,
     PartialReasoning,
@@ -23,14 +23,14 @@ from .chat import (
     ServiceEvent,
     ToolExecuted,
 )
-from .container import Container
-from .errors import ToolboxError
-from .services.declaration import ServiceOptions, service_options_of
-from .services.driver import Invocation
-from .services.outputs import Kind
-from .services.planning import plan_service
-from .services.plans import MethodPlan
-from .services.streams import EventStream
+from ..container import Container
+from ..errors import ToolboxError
+from ..services.declaration import ServiceOptions, service_options_of
+from ..services.driver import Invocation
+from ..services.outputs import Kind
+from ..services.planning import plan_service
+from ..services.plans import MethodPlan
+from ..services.streams import EventStream
 
 
 def plan_of(service: type[Any], method: str | None) -> MethodPlan:

@@ -1,0 +1,7 @@
+"""`python -m toolbox.cli`."""
+
+from __future__ import annotations
+
+from .commands import main
+
+main()

@@ -1,0 +1,167 @@
+"""The command line `toolbox`: what is wrong with a program, what is wired to what, what its models see.
+
+The home of typer and rich. Not here: the checks, the graph and the specifications themselves; they are only shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ..errors import IllegalConfigurationError
+from .addresses import (
+    container_of,
+    fail,
+    load,
+    load_container,
+    print_json,
+    prompt_for,
+    refuse,
+    show,
+)
+from .drawing import mermaid_lines, nodes_of, text_lines
+from .offers import offers_of, specification_lines
+
+app = typer.Typer(
+    help="Looks into a program written with toolbox.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Where it is, such as my_app.main:container")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs to read.")]
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+@app.command()
+def check(target: Target, as_json: AsJson = False) -> None:
+    """Prints everything that would keep the container from starting; the exit status is 1 when there is anything."""
+    problems = load_container(target).check()
+    if as_json:
+        print_json({"problems": [asdict(problem) for problem in problems]})
+    elif not problems:
+        show("[green]No problems.[/green]")
+    for problem in () if as_json else problems:
+        show(f"[bold]{escape(problem.where)}[/bold]: {escape(problem.what)}\n  [dim]→[/dim] {escape(problem.fix)}")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def graph(
+    target: Target,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid drawing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Prints the container's beans: their scopes, what they hold, the tools they offer and use."""
+    nodes = nodes_of(load_container(target))
+    if as_json:
+        print_json({"beans": [asdict(node) for node in nodes]})
+    elif mermaid:
+        typer.echo("\n".join(mermaid_lines(nodes)))
+    else:
+        for line in text_lines(nodes):
+            show(line)
+
+
+@app.command()
+def tools(target: Target, as_json: AsJson = False) -> None:
+    """Prints what a model is told of the tools of a service, a class, a function, or of a container's services."""
+    offers = list(offers_of(load(target), target))
+    if as_json:
+        print_json({"offers": [offer.as_json() for offer in offers]})
+        return
+    if not offers:
+        show("There is no service in this container.")
+    for offer in offers:
+        count = len(offer.specifications)
+        show(
+            f"[bold]{escape(offer.where)}[/bold]  "
+            f"[dim]{count} {'tool' if count == 1 else 'tools'}, about {offer.tokens} tokens[/dim]"
+        )
+        for specification in offer.specifications:
+            for line in specification_lines(specification):
+                show(f"  {line}")
+
+
+@app.command()
+def chat(
+    target: Annotated[str, typer.Argument(help="The service, module:Service.")],
+    container: Annotated[
+        str | None, typer.Option(help="Its container, module:container. Else: the one of its module, or a new one.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="The method to talk to. Else: the first.")] = None,
+    memory_id: Annotated[str, typer.Option(help="Which conversation to keep.")] = "terminal",
+    values: Annotated[
+        list[str] | None, typer.Option("--set", help="A further parameter, name=value; may be repeated.")
+    ] = None,
+) -> None:
+    """Talks to a service on the terminal: text as it comes, tools as they are called. `exit` or Ctrl-D ends it."""
+    import asyncio
+
+    from .terminal import converse, plan_of
+
+    service = load(target)
+    if not isinstance(service, type):
+        fail(f"{target} is no class; name an AI service, module:Service")
+    try:
+        given = dict(each.split("=", 1) for each in values or ())
+    except ValueError:
+        fail("--set takes name=value")
+    console = Console(soft_wrap=True)
+    try:
+        plan = plan_of(service, method)
+        asyncio.run(
+            converse(container_of(service, target, container), plan, memory_id, given, console, prompt_for(console))
+        )
+    except LookupError as error:
+        fail(str(error.args[0]))
+    except IllegalConfigurationError as error:
+        refuse(error.problems)
+    except KeyboardInterrupt:
+        console.print()
+
+
+@app.command()
+def new(folder: Annotated[Path, typer.Argument(help="The folder to make; its name is the project's.")]) -> None:
+    """Writes a new project: a FastAPI service with a tool of its own, and the tests that it passes."""
+    from .scaffold import new_project
+
+    try:
+        for file in new_project(folder):
+            show(f"[dim]wrote[/] {escape(str(file))}")
+    except (OSError, ValueError) as error:
+        fail(str(error))
+    show(f"Now: cd {escape(str(folder))} && python -m pytest, and see README.md")
+
+
+@app.command("mcp")
+def serve_mcp(
+    target: Target,
+    tools: Annotated[
+        list[str] | None, typer.Option(help="What to offer, module:name; may be repeated. Else: every tool of a bean.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="The server's name.")] = "toolbox",
+) -> None:
+    """Serves a container's tools as an MCP server, on standard input and output."""
+    import asyncio
+
+    container = load_container(target)
+    sources = [load(each) for each in tools or ()] or list(container.tool_beans())
+    if not sources:
+        fail(f"{target} has no bean with tools; name some: --tools module:Class")
+    try:
+        from ..mcp import serve_stdio
+
+        asyncio.run(serve_stdio(container, sources, name))
+    except ImportError:
+        fail("the library mcp is missing: pip install 'toolbox-di[mcp]'")
+    except IllegalConfigurationError as error:
+        refuse(error.problems)
