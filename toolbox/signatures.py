@@ -87,6 +87,19 @@ def resolve(annotation: Any, names: Mapping[str, Any], known: Mapping[str, Any] 
         return Unresolved(text, str(error) or type(error).__name__)
 
 
+def takes(function: object, count: int) -> bool:
+    """Whether this can be called with so many positional arguments; of one whose signature is hidden: yes."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
 # --- names that only the function around knows
 
 

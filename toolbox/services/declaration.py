@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 from ..context import InvocationContext
 from ..signatures import local_names
 from ..tools.failures import Handler
+from ..tools.marks import toolbox
 from .memory import Window
 from .outputs import OutputMode
 
@@ -199,31 +200,38 @@ def system_message(
     On a method, or on the class for all of its methods. Several texts are joined by a newline. A function takes the
     `InvocationContext`, and `Inject[T]` parameters, and returns the text, or an awaitable of it.
     """
-    mark = _message(text, more, file)
-
-    def leave(target: D) -> D:
-        setattr(target, SYSTEM_MARK, mark)
-        return target
-
-    return leave
+    if callable(text) and not isinstance(text, type) and file is None and not more:
+        function: Any = text
+        return _leaving(SYSTEM_MARK, MessageMark(function=function))
+    return _leaving(SYSTEM_MARK, _message("@system_message", text, more, file))
 
 
 def user_message(text: str | None = None, *more: str, file: str | None = None) -> Callable[[D], D]:
     """What the user says: a template, or a UTF-8 `file` beside the module. Several texts are joined by a newline."""
-    mark = _message(text, more, file)
+    return _leaving(USER_MARK, _message("@user_message", text, more, file))
 
+
+def _leaving(name: str, mark: MessageMark) -> Callable[[D], D]:
     def leave(target: D) -> D:
-        setattr(target, USER_MARK, mark)
+        setattr(target, name, mark)
         return target
 
     return leave
 
 
-def _message(text: object, more: tuple[str, ...], file: str | None) -> MessageMark:
-    if (text is None) == (file is None):
-        raise TypeError("give a message as text or as file=, one of the two")
-    if callable(text):
-        return MessageMark(function=text)
-    if text is not None and not all(isinstance(each, str) for each in (text, *more)):
-        raise TypeError(f'a message is text, not {text!r}; write @system_message("…") with its parentheses')
-    return MessageMark(text="\n".join(map(str, (text, *more))) if text is not None else None, file=file)
+def _message(decorator: str, text: object, more: tuple[object, ...], file: str | None) -> MessageMark:
+    if (text is None) == (file is None) or (more and file is not None):
+        raise TypeError(f"{decorator} takes the message as text or as file=, one of the two")
+    if text is None:
+        return MessageMark(file=file)
+    texts = [each for each in (text, *more) if isinstance(each, str)]
+    if len(texts) <= len(more):
+        raise TypeError(f'{decorator} takes text, not {text!r}; write {decorator}("…") with its parentheses')
+    return MessageMark(text="\n".join(texts))
+
+
+def left_without_parentheses(member: object) -> str | None:
+    """The decorator that stands on this member without its parentheses, and so took the method for its argument."""
+    if getattr(member, "__code__", None) is _leaving(SYSTEM_MARK, MessageMark()).__code__:
+        return "@system_message"
+    return "@toolbox" if getattr(member, "__code__", None) is toolbox().__code__ else None

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from ..chat import ChatModel, ToolExecutionRequest
 from ..context import ActiveScope, InvocationContext, current_attributes
 from ..di.beans import Stop, read_class
-from ..di.graph import BeanGraph, Reading
+from ..di.graph import BeanGraph, One, Reading
 from ..di.marks import Scope
 from ..di.points import MISSING, Names, point_of
+from ..di.scopes import active
 from ..errors import ContainerNotStartedError, MissingBeanError, Problem
 from ..execution import ExecutionModel, LoopRunner, Workers, unknown_executor
 from ..tools.failures import ToolErrors
@@ -68,8 +69,8 @@ class ContainerHost:
         self._executors = dict(executors or {})
         self._loop: asyncio.AbstractEventLoop | None = None
         self._memories: ChatMemories | None = None
-        self.running = Running()
         self._services: dict[type[Any], _Service] = {}
+        self.running = Running()
         self._renew_workers()
 
     def _renew_workers(self) -> None:
@@ -127,10 +128,14 @@ class ContainerHost:
     async def memories(self) -> ChatMemories:
         """See `ServiceHost.memories`: kept in the `ChatMemoryStore` bean, else in process."""
         if self._memories is None:
+            # Conversations outlive requests: the store is looked up as if outside of one.
+            token = active.set(None)
             try:
                 store: ChatMemoryStore = await self.scope.aget(ChatMemoryStore)
             except MissingBeanError:
                 store = InMemoryChatMemoryStore()
+            finally:
+                active.reset(token)
             if self._memories is None:
                 self._memories = ChatMemories(store)
         return self._memories
@@ -161,16 +166,16 @@ class ContainerHost:
 
     # --- reading and checking
 
-    def read(self, registered: object, names: Names | None = None) -> Reading | None:
-        """What registering an AI service means; None for anything else. `names`: classes its annotations may mean."""
-        if not isinstance(registered, type) or (options := service_options_of(registered)) is None:
-            return None
-        service = self._services[registered] = _Service(registered, options, self)
     @property
     def plans(self) -> dict[type[Any], Mapping[str, MethodPlan]]:
         """The methods of the services, by class, once they have been checked."""
         return {cls: service.plans for cls, service in self._services.items()}
 
+    def read(self, registered: object, names: Names | None = None) -> Reading | None:
+        """What registering an AI service means; None for anything else. `names`: classes its annotations may mean."""
+        if not isinstance(registered, type) or (options := service_options_of(registered)) is None:
+            return None
+        service = self._services[registered] = _Service(registered, options, self)
         declared = read_class(registered, names)
         definition = replace(
             declared,
@@ -219,6 +224,8 @@ class _Service:
         for provider in providers_of(self._cls, self._options):
             if provider.bean is not None:
                 yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))
+        if any(plan.memory_parameter and plan.window for plan in self._plans.values()):
+            yield from _store_problems(graph)
         seen: set[object] = set()
         for plan in self._plans.values():
             if isinstance(plan.system, FunctionMessage):
@@ -234,6 +241,19 @@ class _Service:
         if execution.model is ExecutionModel.EXECUTOR and self._host.workers.executor(execution) is None:
             yield unknown_executor(where, execution)
         yield from tool_bean_problems(where, tool, graph)
+
+
+def _store_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """What is wrong with the bean that keeps the conversations; the same for all services."""
+    point = point_of(ChatMemoryStore | None, "the store of the conversations")
+    yield from graph.problems_of(point)
+    value = graph.value_of(point)
+    if isinstance(value, One) and (definition := graph.definitions[value.bean]).scope in (Scope.REQUEST, Scope.CALL):
+        yield Problem(
+            point.where,
+            f"{definition.label} is {definition.scope.value}-scoped, and conversations outlive that",
+            "mark it @application_scoped",
+        )
 
 
 def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from threading import Lock
 from typing import Any, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 from ..chat import AiMessage, ImageContent, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
 from ..errors import MemoryInUseError
@@ -215,7 +216,29 @@ class Turns:
             following.set_result(None)
 
 
-_held: ContextVar[tuple[ChatMemoryKey, ...]] = ContextVar("toolbox.conversations", default=())
+# Containers that share a store share its turns, for as long as one of them works with it.
+_turns: WeakValueDictionary[int, Turns] = WeakValueDictionary()
+_turns_lock = Lock()
+
+
+def _turns_in(store: ChatMemoryStore) -> Turns:
+    with _turns_lock:
+        turns = _turns.get(id(store))
+        if turns is None:
+            turns = _turns[id(store)] = Turns()
+        return turns
+
+
+class _Turn:
+    """One call's turn in a conversation. A task that outlives the call finds it ended."""
+
+    __slots__ = ("ended", "key", "store")
+
+    def __init__(self, store: ChatMemoryStore, key: ChatMemoryKey) -> None:
+        self.store, self.key, self.ended = store, key, False
+
+
+_held: ContextVar[tuple[_Turn, ...]] = ContextVar("toolbox.conversations", default=())
 
 
 class ChatMemories:
@@ -223,7 +246,7 @@ class ChatMemories:
 
     def __init__(self, store: ChatMemoryStore) -> None:
         self.store = store
-        self._turns = Turns()
+        self._turns = _turns_in(store)
 
     def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[object]:
         """Lets one caller at a time into a conversation: the store's own lock, else one in this process."""
@@ -234,13 +257,16 @@ class ChatMemories:
     @asynccontextmanager
     async def turn(self, key: ChatMemoryKey) -> AsyncIterator[None]:
         """The turn of one call in its conversation; calls made meanwhile by its own tools are refused."""
-        if key in _held.get():
+        held = tuple(each for each in _held.get() if not each.ended)
+        if any(each.key == key and each.store is self.store for each in held):
             raise MemoryInUseError(key.service, key.memory_id)
         async with self.lock(key):
-            token = _held.set((*_held.get(), key))
+            turn = _Turn(self.store, key)
+            token = _held.set((*held, turn))
             try:
                 yield
             finally:
+                turn.ended = True
                 _reset(token)
 
     async def load(self, key: ChatMemoryKey, window: Window) -> tuple[Message, ...]:

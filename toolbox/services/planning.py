@@ -19,7 +19,7 @@ from ..chat import Content, ImageContent, Message, TextContent, UserMessage
 from ..context import InjectMark, MemoryIdMark
 from ..di.forms import arguments_for, substitute, type_name
 from ..errors import Problem
-from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, without_none
+from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, takes, without_none
 from ..tools.failures import ToolErrors
 from ..tools.invocation import InjectedParameter, Tool
 from ..tools.marks import toolbox_of
@@ -32,6 +32,7 @@ from .declaration import (
     MessageFunction,
     MessageMark,
     ServiceOptions,
+    left_without_parentheses,
     local_names_of,
     service_options_of,
 )
@@ -40,25 +41,37 @@ from .outputs import Output, read_output
 from .plans import FunctionMessage, MethodPlan, Provider, Toolset, offer_problems
 from .templates import Template, doubled_names, parse
 
+_LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
+_HANDLERS = ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error")
+
 
 def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     """What is wrong with the options themselves."""
-    least = {
-        "max_tool_rounds": 0,
-        "max_tool_calls_per_response": 0,
-        "max_output_retries": 0,
-        "max_result_chars": 1,
-    }
-    for name, smallest in least.items():
+    for name, least in _LEAST.items():
         value = getattr(options, name)
-        if value is not None and value < smallest:
-            yield Problem(where, f"{name} is {value}", f"use {smallest} or more")
-    if options.timeout is not None and not options.timeout > 0:
-        yield Problem(where, f"timeout is {options.timeout}", "use a number of seconds above 0")
+        if value is None and name in ("max_tool_calls_per_response", "max_result_chars"):
+            continue
+        if not isinstance(value, int) or value < least:
+            yield Problem(where, f"{name} is {value!r}", f"use {least} or more")
+    timeout = options.timeout
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        yield Problem(where, f"timeout is {timeout!r}", "use a number of seconds above 0")
     if options.output_mode not in (None, "schema", "tool", "prompt"):
         yield Problem(where, f"output_mode is {options.output_mode!r}", 'use "schema", "tool", "prompt" or None')
     if not isinstance(options.concurrent_tools, (bool, Executor)):
         yield Problem(where, f"concurrent_tools is {options.concurrent_tools!r}", "use True, False or an Executor")
+    if options.model is not None and not isinstance(options.model, str):
+        fix = "give a name, and the model itself to the container: Container(models={name: …})"
+        yield Problem(where, f"model is {options.model!r}", fix)
+    window = options.chat_memory
+    if window is not None and not isinstance(window, Default) and not callable(getattr(window, "newest", None)):
+        yield Problem(where, f"chat_memory is {window!r}", "use MessageWindow(…), TokenWindow(…) or None")
+    if not isinstance(options.parameters, Mapping):
+        yield Problem(where, f"parameters is {options.parameters!r}", "use a mapping, by the wire's names")
+    for name in _HANDLERS:
+        handler = getattr(options, name)
+        if handler is not None and not takes(handler, 2):
+            yield Problem(where, f"{name} is {handler!r}", "give a function of the error and its InvocationContext")
 
 
 def service_cycles(cls: type[Any]) -> Iterator[Problem]:
@@ -122,8 +135,8 @@ def _provider_problems(cls: type[Any], options: ServiceOptions) -> Iterator[Prob
     where = cls.__name__
     for each in providers_of(cls, options):
         named = each.bean.__origin__ if get_origin(each.bean) is Annotated else each.bean
-        able = callable(getattr(named or each.given, "provide_tools", None))
-        if not able and (named is not None or not callable(each.given)):
+        provide = getattr(named or each.given, "provide_tools", each.given if named is None else None)
+        if not takes(provide, 1) and not (named is not None and takes(provide, 2)):
             name = getattr(named, "__name__", None) or repr(each.given)
             yield Problem(where, f"{name} is no tool provider", "give it a method `provide_tools(request)`")
 
@@ -217,7 +230,9 @@ def plan_service(
         problems.append(Problem(where, "is neither a Protocol nor an ABC", f"declare it `class {where}(Protocol):`"))
         return {}, problems
     names = method_names(cls)
-    if not names:
+    bare = [problem for base in cls.__mro__ for problem in _bare_decorators(base)]
+    problems += bare
+    if not names and not bare:
         problems.append(
             Problem(where, "has no method to implement", "declare one: `async def chat(self, text: str) -> str: ...`")
         )
@@ -232,6 +247,12 @@ def plan_service(
         if plan is not None and not reader.problems:
             plans[name] = plan
     return plans, problems
+
+
+def _bare_decorators(cls: type[Any]) -> Iterator[Problem]:
+    for name, member in vars(cls).items():
+        if (decorator := left_without_parentheses(member)) is not None:
+            yield Problem(f"{cls.__name__}.{name}", f"{decorator} has no parentheses", f"write {decorator}(…)")
 
 
 class _MethodReader:

@@ -116,7 +116,7 @@ def toolbox_of(function: object) -> tuple[Any, ...] | None:
 
 def _mark(target: Any, mark: ToolMark, frame: FrameType | None) -> Any:
     function = getattr(target, "__func__", target)
-    if not callable(function):
+    if not callable(function) or isinstance(target, type):
         raise TypeError(f"@tool stands above a function or method, not above {target!r}")
     names = local_names([function], frame)
     if names:

@@ -16,6 +16,7 @@ from ..chat import ToolExecutor, ToolSpecification, UserMessage
 from ..context import InvocationContext
 from ..errors import Problem
 from ..execution import EXECUTION_MARK, execution_of, execution_problems
+from ..signatures import takes
 from .codec import ResultEncoder
 from .invocation import Tool
 from .marks import ReturnBehavior
@@ -180,6 +181,9 @@ def _by_hand(specification: ToolSpecification, executor: Any, where: str, proble
         getattr(executor, EXECUTION_MARK, None),
     )
     problems += execution_problems(place, executor, execution)
+    if not takes(executor, 2):
+        fact = f"its executor {executor!r} does not take the request and the memory id"
+        problems.append(Problem(place, fact, "write it `def executor(request, memory_id)`"))
     return Tool(
         specification=specification,
         execution=execution,
