@@ -196,16 +196,16 @@ async def test_requests_at_once_are_limited_and_the_others_wait(serve: Serve) ->
 
 
 async def test_waiting_for_the_limit_counts_for_the_timeout(serve: Serve) -> None:
-    gate = asyncio.Event()
-    server = await serve(lambda _: Scripted(OK.body, wait=gate))
-    model = OpenAiChatModel("m", server.url, max_concurrent_requests=1, timeout=0.3)
+    server = await serve([OK_STREAM])
+    model = OpenAiChatModel("m", server.url, max_concurrent_requests=1, timeout=0.2)
 
-    first, second = asyncio.create_task(model.chat(HI)), asyncio.create_task(model.chat(HI))
-    results = await asyncio.gather(first, second, return_exceptions=True)
-    gate.set()
+    events = model.stream(HI)
+    await anext(events)  # holds the only place until it is left
+    with pytest.raises(ModelTimeoutError):
+        await model.chat(HI)
+    await events.aclose()  # type: ignore[attr-defined]  # an asynchronous generator
     await model.aclose()
 
-    assert all(isinstance(each, ModelTimeoutError) for each in results)
     assert len(server.requests) == 1
 
 
