@@ -113,11 +113,14 @@ def local_names(functions: Iterable[Any], frame: FrameType | None) -> dict[str, 
     wanted = {name for note in annotations for text in _texts_in(note) for name in _names_in(text)}
     modules = [getattr(each, "__globals__", None) for each in local]
     found: dict[str, Any] = {}
-    while wanted and frame is not None and frame.f_code.co_name != "<module>":
-        here = wanted.intersection(frame.f_locals)  # not `&`: from 3.13 on its keys are a list
-        found |= {name: frame.f_locals[name] for name in here}
-        wanted -= here
-        frame = frame.f_back if any(frame.f_globals is each for each in modules) else None
+    while wanted and frame is not None:
+        if any(frame.f_globals is each for each in modules):  # between them may be a function of another module
+            if frame.f_code.co_name == "<module>":
+                break
+            here = wanted & frame.f_locals.keys()
+            found |= {name: frame.f_locals[name] for name in here}
+            wanted -= here
+        frame = frame.f_back
     return found
 
 

@@ -358,6 +358,33 @@ async def test_together_a_tool_starts_even_while_the_consumer_looks_at_its_call(
             await asyncio.wait_for(started.wait(), 5)
 
 
+async def test_together_an_abort_ends_the_reading_of_its_reply() -> None:
+    model_closed = asyncio.Event()
+
+    @tool
+    async def stop() -> str:
+        raise ToolAbort("stop")
+
+    class Model:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise AssertionError("not asked for")
+
+        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+            try:
+                yield CompleteToolCall(0, tool_call("stop"))
+                while True:
+                    await asyncio.sleep(0)
+                    yield PartialResponse("x")
+            finally:
+                model_closed.set()
+
+    service: Any = create_ai_service(Streaming, chat_model=Model(), tools=(stop,), concurrent_tools=True)
+    with pytest.raises(ToolAbort):
+        async for _ in service.text("x"):
+            pass
+    assert model_closed.is_set()
+
+
 async def test_without_concurrency_no_tool_starts_before_its_reply_is_complete() -> None:
     started: list[str] = []
 

@@ -374,6 +374,7 @@ class Invocation:
                 yield event
                 for happened in round_.happened():
                     yield happened
+                round_.raise_failure()
         if response is None:
             raise RuntimeError(f"the stream of {type(model).__name__} ended without a CompleteResponse")
         self._advance(rules, ModelReplied(response))

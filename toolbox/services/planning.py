@@ -17,8 +17,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from ..chat import Content, ImageContent, Message, TextContent, UserMessage
 from ..context import InjectMark, MemoryIdMark
-from ..di.forms import arguments_for, substitute, type_name
 from ..errors import Problem
+from ..forms import arguments_for, substitute, type_name
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, takes, without_none
 from ..tools.failures import ToolErrors
 from ..tools.invocation import InjectedParameter, Tool

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..chat import ToolSpecification
 from ..context import current_invocation
-from ..di.forms import type_name
 from ..errors import IllegalConfigurationError, Problem
+from ..forms import type_name
 from ..tools.failures import ToolErrors
 from ..tools.invocation import InjectedParameter, Tool
 from ..tools.marks import ReturnBehavior

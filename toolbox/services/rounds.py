@@ -31,6 +31,12 @@ class Round:
         ended = [task for _, task in sorted(self._started.items()) if task.done() and not _has_failed(task)]
         return self._one_by_one + [task.result() for task in ended]
 
+    def raise_failure(self) -> None:
+        """Raises what a call that was started has failed with, if any has by now."""
+        for task in self._started.values():
+            if task.done() and _has_failed(task):
+                task.result()
+
     async def run(self, requests: Sequence[ToolExecutionRequest]) -> AsyncGenerator[ServiceEvent, None]:
         """Runs the calls that have not been started yet; `outcomes` has what came of them."""
         runner = self._surroundings.runner
