@@ -35,6 +35,7 @@ LAYERS: dict[str, int] = {
     "toolbox.services": 5,
     "toolbox.container": 6,
     "toolbox.testing": 7,
+    "toolbox.overview": 7,
     "toolbox.cli": 7,
     "toolbox.openapi": 7,
     "toolbox.mcp": 7,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..errors import IllegalConfigurationError
+from ..overview import nodes_of
 from .addresses import (
     container_of,
     fail,
@@ -24,7 +25,7 @@ from .addresses import (
     refuse,
     show,
 )
-from .drawing import mermaid_lines, nodes_of, text_lines
+from .drawing import mermaid_lines, text_lines
 from .offers import offers_of, specification_lines
 
 app = typer.Typer(
