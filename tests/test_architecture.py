@@ -18,6 +18,7 @@ OURS = ("toolbox", "toolbox_fastapi", "sample_app")
 # not named has the number of the package it lies in.
 LAYERS: dict[str, int] = {
     "toolbox.chat": 0,
+    "toolbox.forms": 0,
     "toolbox.frozen": 0,
     "toolbox.json_text": 0,
     "toolbox.schemas": 0,
@@ -34,8 +35,8 @@ LAYERS: dict[str, int] = {
     "toolbox.rest": 5,
     "toolbox.services": 5,
     "toolbox.container": 6,
-    "toolbox.testing": 7,
     "toolbox.overview": 7,
+    "toolbox.testing": 7,
     "toolbox.cli": 7,
     "toolbox.openapi": 7,
     "toolbox.mcp": 7,

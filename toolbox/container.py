@@ -19,7 +19,6 @@ from .chat import ChatModel
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class
 from .di.description import BeanDescription, describe
 from .di.environment import settings_problem
-from .di.forms import type_name
 from .di.graph import DEFAULT, BeanGraph, Binding, Reading
 from .di.marks import Scope, producer_mark_of, scope_mark_of
 from .di.registry import (
@@ -35,6 +34,7 @@ from .di.scanning import marked_in
 from .di.scopes import CallScope, MustAwait, RequestScope, active
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution import LoopThread
+from .forms import type_name
 
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer

@@ -134,8 +134,8 @@ class McpSettings(_Section):
     """One MCP server: `TOOLBOX_MCP__<NAME>__<FIELD>`; times in seconds.
 
     A server over stdio has a `command` with `args`, `env` and `cwd`; one over HTTP a `url` with `headers`. `timeout` is
-    for one call, `connect_timeout` for starting or reaching the server. Of its tools those in `include` are offered, or
-    all, without those in `exclude` (names, or patterns such as `read_*`), under `names`, else with `prefix` before them.
+    for one call, `connect_timeout` for starting or reaching the server. Of its tools those in `include` are offered,
+    else all, without those in `exclude` (names, or patterns such as `read_*`); under `names`, else after `prefix`.
     """
 
     command: str | None = None

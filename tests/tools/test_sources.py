@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar
 
 import pytest
+from pydantic import BaseModel
 
 from toolbox import (
     AiServiceTool,
@@ -426,3 +427,30 @@ def test_classes_of_a_function_that_has_returned_are_known_to_its_tools() -> Non
     [specification] = tool_specifications_from(made_tools())
 
     assert specification.parameters["properties"]["value"]["properties"] == {"n": {"type": "integer"}}
+
+
+T = TypeVar("T")
+
+
+class Crud(Generic[T]):
+    def __init__(self) -> None:
+        self.kept: list[T] = []
+
+    @tool
+    def keep(self, item: T) -> list[T]:
+        self.kept.append(item)
+        return self.kept
+
+
+class Point(BaseModel):
+    x: int
+
+
+class Points(Crud[Point]):
+    """Points."""
+
+
+def test_an_inherited_tool_of_a_generic_base_takes_what_its_type_variable_stands_for() -> None:
+    [specification] = tool_specifications_from(Points)
+
+    assert specification.parameters["properties"]["item"]["properties"] == {"x": {"type": "integer"}}

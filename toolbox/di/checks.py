@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ..errors import Problem
+from ..forms import type_name
 from .beans import InjectionPoint, Making
-from .forms import type_name
 from .graph import Bean, BeanGraph, provider_name
 from .marks import Scope
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import get_origin
 
+from ..forms import type_name
 from .beans import BeanDefinition, Making
-from .forms import type_name
 from .graph import BeanGraph, Later, beans_in, provider_name
 from .marks import Scope
 

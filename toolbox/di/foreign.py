@@ -15,9 +15,9 @@ from typing import Any, TypeGuard, cast
 from dependency_injector import providers, resources
 
 from ..errors import AsyncBeanError, Problem
+from ..forms import plain, type_name
 from ..signatures import read_signature
 from .beans import BeanDefinition, InjectionPoint, Making, point_of, yielded
-from .forms import plain, type_name
 from .graph import BeanGraph, Reading
 from .marks import Scope
 from .providers import BeanProvider

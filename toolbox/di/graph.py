@@ -13,6 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, get_args
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
+from ..forms import (
+    class_of,
+    fitted,
+    forms_of,
+    is_hashable,
+    is_union,
+    opened,
+    parameters_of,
+    plain,
+    snake_case,
+    type_name,
+)
 from .beans import (
     MISSING,
     BeanDefinition,
@@ -25,18 +37,6 @@ from .beans import (
     read_class,
 )
 from .environment import is_settings
-from .forms import (
-    class_of,
-    fitted,
-    forms_of,
-    is_hashable,
-    is_union,
-    opened,
-    parameters_of,
-    plain,
-    snake_case,
-    type_name,
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AmbiguousBeanError, FrameworkError, IllegalConfigurationError, Problem
-from .forms import type_name
+from ..forms import type_name
 from .graph import BeanGraph, One
 
 if TYPE_CHECKING:

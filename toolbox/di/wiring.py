@@ -15,9 +15,9 @@ from typing import Any
 
 from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
+from ..forms import forms_of, is_hashable, plain
 from .beans import MISSING, InjectionPoint, Making, seed_of
 from .checks import problems_in
-from .forms import forms_of, is_hashable, plain
 from .graph import DEFAULT, Bean, BeanGraph, ByName, Every, Fixed, Later, One, Value
 from .marks import Instance, Scope
 from .plans import Plan, Planner

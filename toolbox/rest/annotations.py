@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from ..di.forms import class_of, is_union, plain
+from ..forms import class_of, is_union, plain
 
 
 def is_structured(annotation: Any) -> bool:

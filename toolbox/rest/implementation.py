@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..context import ActiveScope
 from ..di.beans import BeanDefinition, point_of
-from ..di.forms import plain
 from ..di.graph import BeanGraph, Reading
 from ..di.marks import Scope, application_scoped
 from ..errors import IllegalConfigurationError, Problem
 from ..execution import refuse_on_event_loop
+from ..forms import plain
 from .collaborators import is_context
 from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint
 from .marks import ClientMark, client_mark_of

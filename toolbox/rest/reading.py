@@ -15,8 +15,8 @@ from typing import Any, get_args
 from pydantic import PydanticUserError, TypeAdapter
 
 from ..context import INJECT, InvocationContext
-from ..di.forms import arguments_for, plain, substitute
 from ..errors import Problem
+from ..forms import arguments_for, plain, substitute
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature, without_none
 from .annotations import has_fields, is_list, is_structured
 from .collaborators import CollaboratorPlan, collaborator_problems, read_collaborator

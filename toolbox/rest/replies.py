@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from ..di.forms import class_of, plain
 from ..errors import RestDecodeError
+from ..forms import class_of, plain
 from ..signatures import without_none
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import Problem
 from ..execution import EXECUTION_MARK, Execution, execution_of, execution_problems
+from ..forms import arguments_for
 from ..signatures import EMPTY, Unresolved
 from .codec import ArgumentDecoder, ResultEncoder
 from .invocation import InjectedParameter, Tool, is_called_otherwise, member_of
@@ -40,6 +41,11 @@ class Member:
     def where(self) -> str:
         """The place in the program."""
         return f"{self.owner.__name__}.{self.attribute}"
+
+    def type_variables(self) -> dict[Any, Any]:
+        """What the type variables of a generic base stand for in the class that inherits from it."""
+        definers = (each for each in self.owner.__mro__ if vars(each).get(self.attribute) is self.raw)
+        return arguments_for(self.owner, next(definers, self.owner))
 
 
 def members_of(cls: type) -> list[Member]:
@@ -87,7 +93,10 @@ def read_member(member: Member, bean: Any, instance: Any, problems: list[Problem
     elif instance is not None:
         function = member_of(instance, member.attribute)
     reading = _Reading(member.function, member.where, member.mark, member.execution, member.documentation, problems)
-    taken = read_parameters(member.function, member.where, local, problems, bound=member.bound_to != "nothing")
+    bound = member.bound_to != "nothing"
+    taken = read_parameters(
+        member.function, member.where, local, problems, bound=bound, variables=member.type_variables()
+    )
     return reading.tool(taken, function, bean if function is None else None, member.attribute, instance)
 
 

@@ -17,6 +17,7 @@ from typing_extensions import Doc, TypeAliasType, TypeIs
 
 from ..context import InjectMark, InvocationContext, MemoryIdMark
 from ..errors import Problem
+from ..forms import substitute
 from ..signatures import EMPTY, Unresolved, names_around, resolve
 
 
@@ -67,11 +68,18 @@ class Taken:
 
 
 def read_parameters(
-    function: Callable[..., Any], where: str, names: Mapping[str, Any], problems: list[Problem], *, bound: bool
+    function: Callable[..., Any],
+    where: str,
+    names: Mapping[str, Any],
+    problems: list[Problem],
+    *,
+    bound: bool,
+    variables: Mapping[Any, Any] | None = None,
 ) -> Taken:
     """What `function` takes, without its first parameter when `bound`; what is wrong with it goes to `problems`.
 
-    `names` are those its annotations may use besides the globals of its module.
+    `names` are those its annotations may use besides the globals of its module; `variables` are what the type variables
+    of a generic base stand for.
     """
     try:
         signature = inspect.signature(function)
@@ -94,6 +102,8 @@ def read_parameters(
     if any(isinstance(each, Unresolved) for each in (*resolved, returns)):
         known |= names_around(inner)
         *resolved, returns = [resolve(each, known) for each in annotations]
+    if variables:
+        *resolved, returns = [substitute(each, variables) for each in (*resolved, returns)]
     found = [_read(each, annotation, where, problems) for each, annotation in zip(declared, resolved, strict=True)]
     return Taken(tuple(each for each in found if each is not None), returns)
 
