@@ -7,10 +7,11 @@ All of it travels in context variables, so that it follows tasks, threads and st
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -149,6 +150,14 @@ class InvocationContext:
         """Whether the invocation has been cancelled or has run out of time."""
         return self.cancellation.cancelled
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # To another process goes what can go there: attributes that pickle, no live cancellation.
+        service = self.service if _travels(self.service) else object
+        memory_id = self.memory_id if _travels(self.memory_id) else None
+        attributes = {name: value for name, value in self.attributes.items() if _travels(value)}
+        facts = (service, self.method, memory_id, self.user_message, attributes, self.deadline, self.request)
+        return InvocationContext, facts
+
     def in_tool(self, request: ToolExecutionRequest, cancellation: Cancellation | None = None) -> InvocationContext:
         """The same invocation, inside the tool call `request`, which may be given up by itself."""
         inside = object.__new__(InvocationContext)
@@ -165,6 +174,15 @@ class InvocationContext:
         return current_invocation.get()
 
 
+def _travels(value: object) -> bool:
+    """Whether a value can be pickled."""
+    try:
+        pickle.dumps(value)
+    except Exception:  # whatever an object's own pickling raises
+        return False
+    return True
+
+
 current_invocation: ContextVar[InvocationContext | None] = ContextVar("toolbox.invocation", default=None)
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -174,6 +192,17 @@ _attributes: ContextVar[Mapping[str, Any]] = ContextVar("toolbox.attributes", de
 def current_attributes() -> Mapping[str, Any]:
     """What `invocation_attributes` has set around this code."""
     return _attributes.get()
+
+
+def run_for(context: InvocationContext | None, call: Callable[[], T]) -> T:
+    """`call()` in a fresh context in which only `context` is known: in another process, whatever was forked with it."""
+
+    def run() -> T:
+        current_invocation.set(context)
+        _attributes.set(context.attributes if context is not None else _NOTHING)
+        return call()
+
+    return Context().run(run)
 
 
 @contextmanager

@@ -7,10 +7,22 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
+from typing import Protocol
 
 import pytest
 
-from toolbox import BlockingCallNotAllowedError, blocking, non_blocking, run_on, run_on_thread
+from toolbox import (
+    AiMessage,
+    BlockingCallNotAllowedError,
+    Container,
+    InvocationContext,
+    Result,
+    blocking,
+    non_blocking,
+    register_ai_service,
+    run_on,
+    run_on_thread,
+)
 from toolbox.context import current_attributes, invocation_attributes
 from toolbox.execution import (
     BLOCKING,
@@ -28,8 +40,12 @@ from toolbox.execution import (
     execution_problems,
     refuse_on_event_loop,
 )
+from toolbox.testing import ScriptedChatModel, tool_call
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
 
@@ -115,22 +131,37 @@ async def test_an_executor_is_used_by_object_and_by_name() -> None:
             assert thread.name.startswith("mine")
 
 
-def twice(number: int) -> tuple[int, object]:
-    return number * 2, current_attributes().get("tenant")
+def whose(context: InvocationContext) -> tuple[object, object, object]:
+    current = InvocationContext.current()
+    assert current == context
+    return context.attributes, dict(current_attributes()), variable.get()
 
 
-class Twice:
-    def __call__(self) -> tuple[int, object]:
-        return twice(4)
+@run_on("processes")
+def attributes_there(context: InvocationContext) -> list[object]:
+    return list(whose(context))
 
 
-async def test_another_process_gets_the_picklable_form_of_the_call() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
-        runner = LoopRunner(Workers())
-        execution = Execution(ExecutionModel.EXECUTOR, processes)
-        value = await runner.run(execution, lambda: None, "twice", shipped=Twice)
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+async def test_another_process_knows_the_picklable_attributes_of_this_call_and_nothing_else(start: str) -> None:
+    asks = AiMessage(None, [tool_call("attributes_there")])
+    model = ScriptedChatModel([asks, "ok", asks, "ok"])
+    variable.set("here")
+    with ProcessPoolExecutor(1, mp_context=get_context(start)) as processes:
+        container = Container(models={"default": model}, executors={"processes": processes}).register(Asking)
+        async with container:
+            seen = []
+            for tenant in ("ann", "bob"):
+                with invocation_attributes(tenant=tenant, lock=threading.Lock()):
+                    result = await container.get(Asking).ask("whose?")
+                seen.append(result.tool_executions[0].result_object)
 
-    assert value == (8, None)
+    assert seen == [[{"tenant": name}, {"tenant": name}, "unset"] for name in ("ann", "bob")]
+
+
+@register_ai_service(tools=attributes_there)
+class Asking(Protocol):
+    async def ask(self, question: str) -> Result[str]: ...
 
 
 async def test_the_pool_is_bounded_and_further_calls_wait() -> None:

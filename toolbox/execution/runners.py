@@ -9,12 +9,12 @@ import contextvars
 import inspect
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from ..context import InvocationContext, invocation_attributes
+from ..context import InvocationContext, run_for
 from ..errors import IllegalConfigurationError
 from .markers import Execution, ExecutionModel, unknown_executor
 from .threads import Finish, Workers, named, settle
@@ -51,25 +51,6 @@ def _crosses_process(executor: Executor) -> bool:
     if processes is not None and isinstance(executor, processes.ProcessPoolExecutor):
         return True
     return type(executor).__module__.partition(".")[0] in {"distributed", "loky", "mpi4py"}
-
-
-def _run_elsewhere(call: Callable[[], Any], attributes: Mapping[str, Any]) -> Any:
-    """In the other process: only the attributes have come along."""
-    with invocation_attributes(**attributes):
-        return call()
-
-
-def _picklable(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    import pickle
-
-    kept = {}
-    for name, value in attributes.items():
-        try:
-            pickle.dumps(value)
-        except Exception:  # whatever an object's own pickling raises: it cannot travel
-            continue
-        kept[name] = value
-    return kept
 
 
 async def _on_loop(call: Callable[[], Any], finish: Finish | None) -> Any:
@@ -146,8 +127,7 @@ class LoopRunner:
             if executor is None:
                 raise IllegalConfigurationError([unknown_executor(label, execution)])
             if shipped is not None and _crosses_process(executor):
-                current = InvocationContext.current()
-                return executor.submit(_run_elsewhere, shipped(), _picklable(current.attributes if current else {}))
+                return executor.submit(run_for, InvocationContext.current(), shipped())
             return executor.submit(work)
         return self._submit_blocking(work)
 
