@@ -71,7 +71,6 @@ HOMES: dict[str, tuple[str, ...]] = {
     "uvicorn": ("sample_app",),
     "mcp": ("toolbox.mcp", "toolbox_fastapi"),
     "mcp_types": ("toolbox.mcp",),
-    "mcp_types": ("toolbox.mcp",),
     "sqlalchemy": ("toolbox.sql", "sample_app"),
     "redis": ("toolbox.redis",),
     "opentelemetry": ("toolbox.otel",),

@@ -287,8 +287,8 @@ class MemoryLeaseLostError(ToolboxError):
 
     def __str__(self) -> str:
         return (
-            f"conversation {self.memory_id!r} of {self.service} was not written: this process could not renew its lease "
-            "in time, and another may be in it now; ask again, or give the memory store a longer lease="
+            f"conversation {self.memory_id!r} of {self.service} was not written: this process could not renew its "
+            "lease in time, and another may be in it now; ask again, or give the memory store a longer lease="
         )
 
 
