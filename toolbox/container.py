@@ -68,6 +68,8 @@ class Container:
         settings: ToolboxSettings | None = None,
         seeds: Iterable[TypeForm[Any]] = (),
     ) -> None:
+        if models is not None and not isinstance(models, Mapping):
+            raise TypeError(f'models= maps names to models: {{"default": {type(models).__name__}(…)}}')
         self.models: dict[str, ChatModel] = dict(models or {})
         self._executors = dict(executors or {})
         self._tool_errors, self._settings = tool_errors, settings
@@ -127,9 +129,9 @@ class Container:
         """Whether an object has been registered, or is an instance or binding of this type."""
         return self._registry.knows(registered)
 
-    def _refuse_started(self, what: str) -> None:
+    def _refuse_started(self, what: str, fix: str = "register everything before it starts") -> None:
         if self._wiring is not None:
-            problem = Problem(f"Container.{what}", "the container is started", "register everything before it starts")
+            problem = Problem(f"Container.{what}", "the container is started", fix)
             raise IllegalConfigurationError([problem])
 
     # --- reading and checking
@@ -196,7 +198,7 @@ class Container:
     def _checked(self, host: ContainerHost, problems: list[Problem]) -> tuple[BeanGraph, dict[int, Any], list[Problem]]:
         """The graph, the settings beans, and everything that is wrong besides `problems`."""
         registered = self._read(host)
-        problems = [*problems, *registered.problems()]
+        problems = [*problems, *registered.problems(), *_tool_problems(registered.graph)]
         for check in self._checks:
             problems += check(registered.graph)
         for override in self._overrides:
@@ -224,7 +226,7 @@ class Container:
         return self._wiring is not None
 
     async def __aenter__(self) -> Self:
-        self._refuse_started("start")
+        self._refuse_started("start", "leave it before it is started again, or make another one")
         await self._start(asyncio.get_running_loop())
         return self
 
@@ -234,7 +236,7 @@ class Container:
         await self._stop(error)
 
     def __enter__(self) -> Self:
-        self._refuse_started("start")
+        self._refuse_started("start", "leave it before it is started again, or make another one")
         self._thread = LoopThread()
         self._thread.start()
         try:
@@ -441,6 +443,15 @@ def _known(resolvers: Mapping[Any, Resolver], wanted: Any) -> Resolver | None:
         return resolvers.get(wanted)
     except TypeError:  # the metadata of an Annotated cannot be hashed
         return None
+
+
+def _tool_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """What is wrong with the tools of the registered classes, whoever may offer them."""
+    from .tools.sources import bean_types, read_tools
+
+    classes = dict.fromkeys(each.provides for each in graph.definitions)
+    for cls in bean_types(classes):
+        yield from read_tools([cls], cls.__name__)[1]
 
 
 def _move_positional(point: InjectionPoint, values: dict[str, Any], args: list[Any]) -> None:

@@ -119,7 +119,10 @@ class ContainerNotStartedError(FrameworkError):
         self.what = what
 
     def __str__(self) -> str:
-        return f"{self.what}: the container is not started; use it inside `async with container:` or `with container:`"
+        return (
+            f"{self.what}: the container is not started; use it inside `async with container:` or `with container:` "
+            "(in a web application: while its lifespan runs, as inside `with TestClient(app)`)"
+        )
 
 
 class BlockingCallNotAllowedError(FrameworkError):

@@ -1,7 +1,8 @@
 """Mistakes a user makes, and what is said of them: the place, the fact, the fix; never a crash from inside."""
 
 import asyncio
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import pytest
@@ -60,7 +61,7 @@ def problem_of(cls: Any = Assistant, **options: Any) -> Problem:
         {"tool_provider": 5},
         {"tool_provider": lambda: None},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_an_option_of_the_wrong_kind_is_a_problem_at_start(options: dict[str, Any]) -> None:
     problem = problem_of(**options)
@@ -96,6 +97,25 @@ def test_a_decorator_without_its_parentheses_is_told() -> None:
     assert "@system_message" in problem_of(Two).what
     assert problem_of(Two).where == "Two.chat"
     assert "@toolbox" in problem_of(Three).what
+
+
+def test_an_abstract_property_is_a_problem() -> None:
+    class Named(ABC):
+        @property
+        @abstractmethod
+        def name(self) -> str: ...
+
+        @abstractmethod
+        async def chat(self, text: str) -> str: ...
+
+    assert problem_of(Named).where == "Named.name"
+
+
+def test_a_stream_of_nothing_said_is_a_problem() -> None:
+    class Bare(Protocol):
+        def chat(self, text: str) -> AsyncIterator: ...  # type: ignore[type-arg]
+
+    assert "AsyncIterator[str]" in problem_of(Bare).what
 
 
 def test_a_tool_mark_on_a_class_is_told() -> None:

@@ -373,23 +373,25 @@ class BeanGraph:
     def _way_out(self, point: InjectionPoint) -> str:
         wanted = wanted_text(point)
         near = self.near_misses(point)
-        look_alikes = [each for each in self._look_alikes(point.wants) if each in near]
-        if look_alikes:
-            return f"{look_alikes[0]} looks like one: bind({wanted}, {look_alikes[0]}) if it is meant"
+        if found := [each for each in self.look_alikes(point.wants) if each in near]:
+            return f"{found[0]} looks like one: bind({wanted}, {found[0]}) if it is meant"
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-        return f"register one{hint}, or ask for `{type_name(point.wants)} | None`"
+        optional = f"`{type_name(point.wants)} | None`"
+        return (
+            f"register one{hint}, name it in Container(seeds=…) if request scopes are given it, or ask for {optional}"
+        )
 
     def near_misses(self, point: InjectionPoint) -> tuple[str, ...]:
         """Beans that come close to what is wanted: by type under another name, by shape, by the sound of the name."""
         inner = point_of(point.wants, point.where) if point.shape is Shape.INSTANCE else point
         found = [self.definitions[key].label for key, _ in self._matching(inner.wants, derive=False)]
-        found += self._look_alikes(inner.wants)
+        found += self.look_alikes(inner.wants)
         labels = {type_name(class_of(each.provides)): each.label for each in self.definitions}
         wanted = type_name(class_of(inner.wants))
         found += [labels[each] for each in difflib.get_close_matches(wanted, labels, n=3, cutoff=0.7)]
         return tuple(dict.fromkeys(found))
 
-    def _look_alikes(self, wanted: Any) -> list[str]:
+    def look_alikes(self, wanted: Any) -> list[str]:
         """The beans that have all members of a Protocol or abstract class without being one."""
         cls = class_of(wanted)
         members = _members_of(cls)

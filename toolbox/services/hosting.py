@@ -70,6 +70,7 @@ class ContainerHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._memories: ChatMemories | None = None
         self._services: dict[type[Any], _Service] = {}
+        self._graph: BeanGraph | None = None
         self.running = Running()
         self._renew_workers()
 
@@ -141,7 +142,12 @@ class ContainerHost:
         return self._memories
 
     async def execute(
-        self, tools: Mapping[str, Tool], request: ToolExecutionRequest, caller: type[Any], failures: ToolErrors
+        self,
+        tools: Mapping[str, Tool],
+        request: ToolExecutionRequest,
+        caller: type[Any],
+        failures: ToolErrors,
+        memory_id: object = None,
     ) -> ToolOutcome:
         """Runs one of `tools`, by name, that somebody outside of any service asks for, in the scope active here.
 
@@ -149,7 +155,7 @@ class ContainerHost:
         is set. Raises as `execute_tool` does.
         """
         surroundings = ToolSurroundings(
-            context=InvocationContext(caller, request.name, attributes=current_attributes()),
+            context=InvocationContext(caller, request.name, memory_id, attributes=current_attributes()),
             scope=self.scope,
             runner=LoopRunner(self.workers),
             failures=failures.over(self.failures),
@@ -170,6 +176,18 @@ class ContainerHost:
     def plans(self) -> dict[type[Any], Mapping[str, MethodPlan]]:
         """The methods of the services, by class, once they have been checked."""
         return {cls: service.plans for cls, service in self._services.items()}
+
+    def checked(self, graph: BeanGraph) -> None:
+        """From now on this is the graph that tools find their beans in."""
+        self._graph = graph
+
+    def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
+        """See `ServiceHost.tool_problems`."""
+        where = f"{where}, tool {tool.specification.name}"
+        if tool.execution.model is ExecutionModel.EXECUTOR and self.workers.executor(tool.execution) is None:
+            yield unknown_executor(where, tool.execution)
+        if self._graph is not None:
+            yield from tool_bean_problems(where, tool, self._graph)
 
     def read(self, registered: object, names: Names | None = None) -> Reading | None:
         """What registering an AI service means; None for anything else. `names`: classes its annotations may mean."""
@@ -216,6 +234,8 @@ class _Service:
         return implementation_of(self._cls, self.plans, self._host)(*args, **kwargs)
 
     def check(self, graph: BeanGraph) -> Iterator[Problem]:
+        """What is wrong with it, among these beans."""
+        self._host.checked(graph)
         self._plans, problems = plan_service(self._cls, self._options, graph.names)
         yield from problems
         yield from service_cycles(self._cls)
@@ -233,14 +253,7 @@ class _Service:
             for tool in plan.toolset.tools:
                 if (tool.where, tool.specification.name, tool.bean) not in seen:
                     seen.add((tool.where, tool.specification.name, tool.bean))
-                    yield from self._tool_problems(plan, tool, graph)
-
-    def _tool_problems(self, plan: MethodPlan, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:
-        where = f"{plan.where}, tool {tool.specification.name}"
-        execution = tool.execution
-        if execution.model is ExecutionModel.EXECUTOR and self._host.workers.executor(execution) is None:
-            yield unknown_executor(where, execution)
-        yield from tool_bean_problems(where, tool, graph)
+                    yield from self._host.tool_problems(plan.where, tool)
 
 
 def _store_problems(graph: BeanGraph) -> Iterator[Problem]:
@@ -248,6 +261,9 @@ def _store_problems(graph: BeanGraph) -> Iterator[Problem]:
     point = point_of(ChatMemoryStore | None, "the store of the conversations")
     yield from graph.problems_of(point)
     value = graph.value_of(point)
+    if not isinstance(value, One) and (near := graph.look_alikes(ChatMemoryStore)):
+        fix = f"bind(ChatMemoryStore, {near[0]}) if it is meant"
+        yield Problem(point.where, f"{near[0]} has its methods, and is none", fix)
     if isinstance(value, One) and (definition := graph.definitions[value.bean]).scope in (Scope.REQUEST, Scope.CALL):
         yield Problem(
             point.where,

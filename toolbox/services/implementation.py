@@ -63,7 +63,10 @@ def _call(plan: MethodPlan, host: ServiceHost, as_tool: bool, /, *args: Any, **k
     """A call: a coroutine, a stream or the value, as the method is declared. As a tool: no memory, and no stream."""
     if as_tool and plan.memory_parameter is not None:
         kwargs.setdefault(plan.memory_parameter, None)
-    bound = plan.signature.bind(*args, **kwargs)
+    try:
+        bound = plan.signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{plan.where}(): {error}") from None
     bound.apply_defaults()
     streaming = plan.output.is_stream and not as_tool
 

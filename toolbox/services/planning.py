@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from ..chat import Content, ImageContent, Message, TextContent, UserMessage
-from ..context import InjectMark, MemoryIdMark
+from ..context import InjectMark, MemoryId, MemoryIdMark
 from ..errors import Problem
 from ..forms import arguments_for, substitute, type_name
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, takes, without_none
@@ -230,6 +230,10 @@ def plan_service(
         problems.append(Problem(where, "is neither a Protocol nor an ABC", f"declare it `class {where}(Protocol):`"))
         return {}, problems
     names = method_names(cls)
+    for name in sorted(getattr(cls, "__abstractmethods__", frozenset()) - {*names}):
+        if not getattr(cls, "_is_protocol", False):
+            fact = "is abstract and no method, and nothing would implement it"
+            problems.append(Problem(f"{where}.{name}", fact, "give it a body"))
     bare = [problem for base in cls.__mro__ for problem in _bare_decorators(base)]
     problems += bare
     if not names and not bare:
@@ -366,6 +370,9 @@ class _MethodReader:
     # what is said
 
     def _memory(self) -> str | None:
+        for each in self.parameters.values():
+            if each.annotation is MemoryId:
+                self.problem(f"parameter {each.name} is a bare MemoryId", f"say of what: `{each.name}: MemoryId[str]`")
         found = [each.name for each in self.parameters.values() if _is_memory_id(each)]
         if len(found) > 1:
             self.problem(f"has {len(found)} MemoryId parameters: {', '.join(found)}", "keep one")
@@ -446,7 +453,8 @@ class _MethodReader:
         speaker = None
         if user is None:
             speaker, left = self._speaker(left, contents)
-        for each in left:
+        misspelt = used - set(self.parameters) - {"it"}
+        for each in left if not misspelt else ():  # a misspelt variable is one problem, not two
             self.problem(
                 f"parameter {each.name} is in no message",
                 f"use {{{each.name}}} in @user_message or @system_message, or remove it",
@@ -500,7 +508,7 @@ def _is_unreadable(parameter: Parameter) -> bool:
 
 
 def _is_memory_id(parameter: Parameter) -> bool:
-    return any(isinstance(mark, MemoryIdMark) for mark in parameter.metadata)
+    return parameter.annotation is MemoryId or any(isinstance(mark, MemoryIdMark) for mark in parameter.metadata)
 
 
 def _plain(annotation: Any) -> Any:

@@ -96,6 +96,9 @@ def read_parameters(
     }
     declared = list(signature.parameters.values())
     if bound and declared and declared[0].kind in (declared[0].POSITIONAL_ONLY, declared[0].POSITIONAL_OR_KEYWORD):
+        if declared[0].annotation is not EMPTY and declared[0].name not in ("self", "cls"):
+            fact = f"its first parameter, {declared[0].name}, would be the object itself"
+            problems.append(Problem(where, fact, "put `self` before it, or mark it @staticmethod"))
         del declared[0]
     annotations = [*(each.annotation for each in declared), signature.return_annotation]
     *resolved, returns = [resolve(each, known) for each in annotations]
