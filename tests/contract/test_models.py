@@ -432,3 +432,13 @@ def test_what_is_no_model_is_a_problem(wrong: Any) -> None:
     [problem] = Container(models={"default": wrong}).register(Service).check()
     assert problem.where == "Service"
     assert "no model" in problem.what
+
+
+@pytest.mark.parametrize("answer", [None, AiMessage("x"), "x"])
+async def test_an_answer_that_is_no_response_is_told(answer: Any) -> None:
+    class Wrong:
+        async def chat(self, request: ChatRequest) -> Any:
+            return answer
+
+    with pytest.raises(TypeError, match="Wrong answered with a"):
+        await create_ai_service(Assistant, chat_model=Wrong()).chat("x")

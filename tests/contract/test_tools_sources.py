@@ -34,6 +34,7 @@ from toolbox import (
     invocation_attributes,
     register_ai_service,
     request_scoped,
+    run_on,
     tool,
     toolbox,
     tools_from,
@@ -835,3 +836,52 @@ async def test_the_specification_is_sent_as_it_was_made() -> None:
     model = ScriptedChatModel(["done"])
     await create_ai_service(Assistant, chat_model=model, tools={specification: by_hand}).chat("x")
     assert model.requests[0].tool_specifications == (specification,)
+
+
+async def test_a_providers_tools_are_checked_like_any_before_anything_is_sent() -> None:
+    class Missing: ...
+
+    class Unregistered:
+        @tool
+        def hi(self) -> str:
+            return "hi"
+
+    @tool
+    def wants(missing: Inject[Missing]) -> str:
+        return "x"
+
+    @tool
+    @run_on("nowhere")
+    def lost() -> str:
+        return "x"
+
+    for source in (Unregistered, wants, lost):
+
+        @register_ai_service(tool_provider=lambda request, source=source: ToolProviderResult([source]))
+        class Other(Protocol):
+            async def chat(self, text: str) -> str: ...
+
+        model = ScriptedChatModel([])
+        async with Container(models={"default": model}).register(Other) as container:
+            with pytest.raises(IllegalConfigurationError, match=r"Other\.chat"):
+                await container.get(Other).chat("x")
+        service = create_ai_service(
+            Assistant, chat_model=model, tool_provider=lambda request, source=source: ToolProviderResult([source])
+        )
+        with pytest.raises(IllegalConfigurationError, match=r"Assistant\.chat"):
+            await service.chat("x")
+        assert model.requests == []
+
+
+async def test_a_providers_class_is_a_bean_of_the_container() -> None:
+    def provide(request: ToolProviderRequest) -> ToolProviderResult:
+        return ToolProviderResult([Calculator])
+
+    @register_ai_service(tool_provider=provide)
+    class Other(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("add", {"a": 1, "b": 2}), "done"])
+    async with Container(models={"default": model}).register(Other, Calculator) as container:
+        await container.get(Other).chat("x")
+    assert results(model) == ["3"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -39,11 +39,11 @@ from ..context import (
     current_invocation,
     current_limit,
 )
-from ..errors import IllegalConfigurationError, InvocationTimeoutError, MissingBeanError
+from ..errors import IllegalConfigurationError, InvocationTimeoutError, MissingBeanError, Problem
 from ..execution import BLOCKING, COROUTINE, CallerRunner, LoopRunner, Workers, is_async
 from ..models.streaming import stream_of
 from ..tools.failures import ToolErrors
-from ..tools.invocation import ToolSurroundings
+from ..tools.invocation import Tool, ToolSurroundings
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools
 from .loop import (
     CallModel,
@@ -93,6 +93,10 @@ class ServiceHost(Protocol):
 
     async def memories(self) -> ChatMemories:
         """The conversations."""
+        ...
+
+    def tool_problems(self, where: str, tool: Tool) -> Iterable[Problem]:
+        """What this host lacks for a tool that is offered at `where`: its bean, what it is injected, its executor."""
         ...
 
 
@@ -312,6 +316,7 @@ class Invocation:
         toolset = self.plan.toolset.joined_by(self._added, self.plan.where)
         for provider in self.plan.providers:
             tools, problems = read_tools(await self._provided_by(provider), self.plan.where)
+            problems += tuple(problem for tool in tools for problem in self.host.tool_problems(self.plan.where, tool))
             if problems:
                 raise IllegalConfigurationError(problems)
             toolset = toolset.joined_by(tools, self.plan.where)
@@ -359,7 +364,7 @@ class Invocation:
         request = self._request(toolset, mode, effect)
         assert self.state is not None
         if not self.streaming:
-            self._advance(rules, ModelReplied(await model.chat(request)))
+            self._advance(rules, ModelReplied(_response_of(model, await model.chat(request))))
             return
         early = bool(self.plan.options.concurrent_tools) and may_run(rules, self.state)
         self._round = round_ = self._new_round(toolset, surroundings)
@@ -367,7 +372,7 @@ class Invocation:
         async with aclosing(_closable(stream_of(model, request))) as events:
             async for event in events:
                 if isinstance(event, CompleteResponse):
-                    response = event.response
+                    response = _response_of(model, event.response)
                     break
                 if early and isinstance(event, CompleteToolCall):
                     round_.start(event.index, event.request)
@@ -438,6 +443,12 @@ class Invocation:
         )
 
     _next: Effect
+
+
+def _response_of(model: ChatModel, response: object) -> ChatResponse:
+    if isinstance(response, ChatResponse):
+        return response
+    raise TypeError(f"{type(model).__name__} answered with a {type(response).__name__}; a model answers a ChatResponse")
 
 
 def _closable(stream: AsyncIterator[Any]) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -127,6 +127,8 @@ def read_output(annotation: object) -> Output:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is TokenStream:
         return Output(Shape.EVENT_STREAM, Kind.TEXT, str)
+    if not arguments and (bare := origin or annotation) in (AsyncGenerator, AsyncIterable, AsyncIterator, Iterator):
+        raise TypeError(f"say what is streamed, {getattr(bare, '__name__', bare)}[str]")
     if isinstance(origin, type) and issubclass(origin, (AsyncIterable, Iterator)):
         if arguments[0] is str:
             return Output(Shape.TEXT_STREAM, Kind.TEXT, str, synchronous=issubclass(origin, Iterator))

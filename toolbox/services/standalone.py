@@ -10,6 +10,7 @@ import atexit
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
+from types import TracebackType
 from typing import Any, TypeVar
 
 from typing_extensions import TypeForm
@@ -20,13 +21,14 @@ from ..di.beans import read_class
 from ..di.points import MISSING
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..execution import ExecutionModel, LoopThread, Workers, unknown_executor
+from ..forms import type_name
 from ..models.selection import no_model
 from ..tools.failures import ToolErrors
-from ..tools.sources import bean_types
+from ..tools.invocation import InjectedParameter, Tool
 from .declaration import ServiceOptions, names_around, options_for
 from .implementation import implementation_of
 from .memory import ChatMemories, InMemoryChatMemoryStore
-from .planning import as_sources, is_bean_type, plan_service, providers_of, service_cycles, sources_of
+from .planning import as_sources, plan_service, providers_of, service_cycles
 from .plans import FunctionMessage, MethodPlan
 from .running import Running
 
@@ -39,7 +41,9 @@ class _Nothing:
     def __enter__(self) -> CallScope:
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
     def close_here(self, error: BaseException | None) -> None: ...
 
@@ -109,6 +113,15 @@ class _Host:
     async def memories(self) -> ChatMemories:
         return self._memories
 
+    def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
+        """See `ServiceHost.tool_problems`."""
+        where = f"{where}, tool {tool.specification.name}"
+        if tool.execution.model is ExecutionModel.EXECUTOR and self.workers.executor(tool.execution) is None:
+            yield unknown_executor(where, tool.execution)
+        if tool.bean is not None:
+            yield Problem(where, "is of a class, and there is no container to make it", "give an instance of it")
+        yield from _not_injected(where, tool.injected)
+
 
 def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any = (), **options: Any) -> T:
     """An implementation of the Protocol or ABC `service`, which need not be marked, without a container.
@@ -122,42 +135,44 @@ def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any
     settings = options_for(cls, {**options, "tools": given} if given else options)
     around = names_around(cls, sys._getframe(1))
     plans, problems = plan_service(cls, settings, around=around)
+    host = _Host(chat_model)
     if isinstance(cls, type):
         problems += service_cycles(cls)
-        problems += _container_needed(cls, settings, plans.values())
+        problems += _container_needed(cls, settings, plans.values(), host)
     if (problem := no_model(chat_model, getattr(cls, "__name__", repr(cls)), "chat_model=")) is not None:
         problems.append(problem)
     if problems:
-        raise IllegalConfigurationError(problems)
-    made: T = implementation_of(cls, plans, _Host(chat_model))()
+        raise IllegalConfigurationError(dict.fromkeys(problems))
+    made: T = implementation_of(cls, plans, host)()
     return made
 
 
-def _container_needed(cls: type[Any], options: ServiceOptions, plans: Iterable[MethodPlan]) -> Iterator[Problem]:
+def _container_needed(
+    cls: type[Any], options: ServiceOptions, plans: Iterable[MethodPlan], host: _Host
+) -> Iterator[Problem]:
     """A problem for all that only a container can find."""
-    for listed in sources_of(cls, options):
-        if bean_types([listed]) or (is_bean_type(listed) and not isinstance(listed, type)):
-            name = getattr(listed, "__name__", str(listed))
-            fact = f"tool {name} is a class, and there is no container to make it"
-            yield Problem(cls.__name__, fact, "give an instance of it in tools=")
     for point in read_class(cls).needs:
         if point.default is MISSING:
             fact = f"its constructor takes {point.parameter}, and there is no container to give it"
             yield Problem(point.where, fact, "register the service with a Container, or give the parameter a default")
     for provider in providers_of(cls, options):
         if provider.bean is not None:
-            name = getattr(provider.bean, "__name__", str(provider.bean))
-            fact = f"tool provider {name} is a class, and there is no container to make it"
+            fact = f"tool provider {type_name(provider.bean)} is a class, and there is no container to make it"
             yield Problem(cls.__name__, fact, "give an instance of it")
     for plan in plans:
         for tool in plan.toolset.tools:
-            if tool.execution.model is ExecutionModel.EXECUTOR and _process.workers.executor(tool.execution) is None:
-                yield unknown_executor(f"{plan.where}, tool {tool.specification.name}", tool.execution)
-        wanted = [(f"tool {tool.specification.name!r}", tool.injected) for tool in plan.toolset.tools]
+            # A class of the service itself is told once, not per method and tool.
+            if tool.bean is not None:
+                fact = f"tool {type_name(tool.bean)} is a class, and there is no container to make it"
+                yield Problem(cls.__name__, fact, "give an instance of it in tools=")
+            else:
+                yield from host.tool_problems(plan.where, tool)
         if isinstance(plan.system, FunctionMessage):
-            wanted.append(("the system message function", plan.system.injected))
-        for taker, injected in wanted:
-            for each in injected:
-                if not each.optional:
-                    fact = f"{taker} is injected {each.name}, and there is no container"
-                    yield Problem(plan.where, fact, "register the service with a Container")
+            yield from _not_injected(f"{plan.where}, system message", plan.system.injected)
+
+
+def _not_injected(where: str, injected: Iterable[InjectedParameter]) -> Iterator[Problem]:
+    for each in injected:
+        if not each.optional:
+            fact = f"is injected {each.name}, and there is no container"
+            yield Problem(where, fact, "register the service with a Container")
