@@ -20,29 +20,35 @@ from .outputs import TokenStream
 T = TypeVar("T")
 
 
+_NOT_BEGUN = object()
+
+
 class _InContext(Awaitable[T]):
-    """Awaits `awaitable` with every piece of its code run in `context`, in the task that awaits this."""
+    """Awaits a step, an awaitable that is its own iterator, with every piece of its code run in `context`.
 
-    __slots__ = ("_awaitable", "_context")
+    `asked` is what it waits for, when it has been begun already.
+    """
 
-    def __init__(self, context: Context, awaitable: Awaitable[T]) -> None:
-        self._context, self._awaitable = context, awaitable
+    __slots__ = ("_asked", "_context", "_step")
+
+    def __init__(self, context: Context, step: Any, asked: Any = _NOT_BEGUN) -> None:
+        self._context, self._step, self._asked = context, step, asked
 
     def __await__(self) -> Generator[Any, Any, T]:
-        run = self._context.run
-        steps = run(self._awaitable.__await__)
+        run, step, asked = self._context.run, self._step, self._asked
         answer: Any = None
         error: BaseException | None = None
         while True:
+            if asked is not _NOT_BEGUN:
+                answer, error = None, None
+                try:
+                    answer = yield asked
+                except BaseException as thrown:  # GeneratorExit too: the code inside decides what to do
+                    error = thrown
             try:
-                asked = run(steps.send, answer) if error is None else run(steps.throw, error)
+                asked = run(step.send, answer) if error is None else run(step.throw, error)
             except StopIteration as stop:
                 return cast("T", stop.value)
-            answer, error = None, None
-            try:
-                answer = yield asked
-            except BaseException as thrown:  # GeneratorExit too: the code inside decides what to do
-                error = thrown
 
 
 class ServiceStream(AsyncIterator[T], Generic[T]):
@@ -65,10 +71,9 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             raise StopAsyncIteration
         invocation = self._started()
         home = invocation.host.loop
-        with WhileCallerWaits():
-            if home is None or home is asyncio.get_running_loop():
-                return await self._step(invocation)
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._step(invocation), home))
+        if home is None or home is asyncio.get_running_loop():
+            return await self._step(invocation)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._step(invocation), home))
 
     def _started(self) -> Invocation:
         if self._invocation is None:
@@ -82,10 +87,18 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         if self._ended is None:
             self._loop = asyncio.get_running_loop()
             self._ended = invocation.host.running.open_stream(self)
+        step: Any = self._steps.__anext__()
+        asked: Any = _NOT_BEGUN
         try:
-            with invocation.host.running.task(invocation.label):
+            if invocation.deadline is None:
+                # What is there already needs no watching: most pieces of a stream come several at a time.
+                try:
+                    asked = self._context.run(step.send, None)
+                except StopIteration as stop:
+                    return cast("T", stop.value)
+            with WhileCallerWaits(), invocation.host.running.task(invocation.label):
                 async with within(invocation):
-                    return await _InContext(self._context, self._steps.__anext__())
+                    return await _InContext(self._context, step, asked)
         except BaseException:
             await self._close()  # a limit may have passed between two steps
             raise
