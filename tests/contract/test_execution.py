@@ -840,3 +840,44 @@ def test_an_annotated_parameter_of_a_marked_function() -> None:
         return a
 
     assert f(1) == 1
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_an_executor_that_is_full_of_callers_does_not_deadlock(together: bool) -> None:
+    threads: list[threading.Thread] = []
+
+    with ThreadPoolExecutor(1) as mine:
+
+        class Tools:
+            def __init__(self, container: Container) -> None:
+                self.container = container
+
+            @tool
+            @run_on(mine)
+            def deeper(self, level: int) -> str:
+                return self.container.get(Deep).wait(str(level + 1))
+
+            @tool
+            @run_on(mine)
+            def leaf(self) -> str:
+                threads.append(threading.current_thread())
+                return "leaf"
+
+        @register_ai_service(tools=(Tools,), concurrent_tools=mine if together else False)
+        class Deep(Protocol):
+            def wait(self, text: str) -> str: ...
+
+            async def chat(self, text: str) -> str: ...
+
+        def reply(request: Any) -> Any:
+            if isinstance(request.messages[-1], ToolExecutionResultMessage):
+                return "done"
+            level = int(request.messages[0].text)
+            calls = [tool_call("leaf")] * 2 if level == 3 else [tool_call("deeper", {"level": level})] * 2
+            return AiMessage(None, calls)
+
+        container = Container(models={"default": ScriptedChatModel([reply] * 200)})
+        async with container.register(Deep):
+            assert await asyncio.wait_for(container.get(Deep).chat("0"), 30) == "done"
+            assert await asyncio.wait_for(asyncio.to_thread(container.get(Deep).wait, "0"), 30) == "done"
+        assert set(threads) == set(mine._threads)

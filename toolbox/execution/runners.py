@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -128,13 +129,33 @@ class LoopRunner:
                 raise IllegalConfigurationError([unknown_executor(label, execution)])
             if shipped is not None and _crosses_process(executor):
                 return executor.submit(run_for, InvocationContext.current(), shipped())
-            return executor.submit(work)
+            return self._submit_to(executor, work)
         return self._submit_blocking(work)
 
     def _submit_blocking(self, work: Callable[[], Any]) -> Future[Any]:
         if self._blocking_on is not None:
-            return self._blocking_on.submit(work)
+            return self._submit_to(self._blocking_on, work)
         return self._workers.submit_to_pool(work)
+
+    def _submit_to(self, executor: Executor, work: Callable[[], Any]) -> Future[Any]:
+        def occupying() -> Any:
+            before = _occupied.executors
+            _occupied.executors = (*before, executor)
+            try:
+                return work()
+            finally:
+                _occupied.executors = before
+
+        return executor.submit(occupying)
+
+
+class _Occupied(threading.local):
+    """The executors that this thread is working for at the moment."""
+
+    executors: tuple[Executor, ...] = ()
+
+
+_occupied = _Occupied()
 
 
 class CallerRunner(LoopRunner):
@@ -146,6 +167,7 @@ class CallerRunner(LoopRunner):
     def __init__(self, workers: Workers, blocking_on: Executor | None = None) -> None:
         super().__init__(workers, blocking_on)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._caller_works_for = _occupied.executors
         self.together = False
 
     async def run(
@@ -168,6 +190,21 @@ class CallerRunner(LoopRunner):
         if self.together and (self._blocking_on is not None or not self._workers.is_full):
             return super()._submit_blocking(work)
         return self._submit_to_caller(work)
+
+    def _submit_to(self, executor: Executor, work: Callable[[], Any]) -> Future[Any]:
+        if all(each is not executor for each in self._caller_works_for):
+            return super()._submit_to(executor, work)
+        # The caller is one of its threads, and all others may wait as it does: whoever is free first does it.
+        future: Future[Any] = Future()
+        free = iter((True,))
+
+        def job() -> None:
+            if next(free, False) and future.set_running_or_notify_cancel():
+                settle(future, work)
+
+        executor.submit(job)
+        self._jobs.put(job)
+        return future
 
     def _submit_to_caller(self, work: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
