@@ -515,8 +515,9 @@ async def within(invocation: Invocation) -> AsyncIterator[None]:
     left = deadline.at - time.monotonic()
     if left <= 0:
         raise invocation.timed_out()
+    limit = asyncio.timeout(left)
     try:
-        async with asyncio.timeout(left) as limit:
+        async with limit:
             yield
     except TimeoutError:
         if limit.expired():

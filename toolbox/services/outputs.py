@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterat
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import cached_property
-from types import NoneType
+from types import GenericAlias, NoneType
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
@@ -180,7 +180,8 @@ class Structure:
 
         Raises pydantic's error for a type it cannot read.
         """
-        adapter: TypeAdapter[Any] = TypeAdapter(list[type_] if streamed else type_)
+        whole: Any = GenericAlias(list, (type_,)) if streamed else type_
+        adapter: TypeAdapter[Any] = TypeAdapter(whole)
         schema = adapter.json_schema()
         root = schema
         while "$ref" in root:
