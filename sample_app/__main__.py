@@ -15,7 +15,8 @@ import uvicorn
 
 from toolbox import ToolboxError
 
-from .application import Answer, create_app, model_name, uses_real_weather, weather_container
+from .answers import Answer
+from .application import create_app, model_name, uses_real_weather, weather_container
 from .stand_in import StandIn
 from .weather import WeatherForecastAgent
 

@@ -1,27 +1,26 @@
-"""The program: which model and which weather services it uses, its container, its two addresses `/` and `/weather`.
+"""The program: which model and which weather services it uses, its container, its addresses `/` and `/weather`.
 
-Not here: the agent (`weather`), the command line (`__main__`), the services' stand-in (`stand_in`).
+Not here: the agent (`weather`), the other agents (`support`), the command line (`__main__`), stand-ins (`stand_in`).
 """
 
 from __future__ import annotations
 
 import html
-import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
-from toolbox import Container, DemoChatModel, Result, ToolExecution, rest
+from toolbox import Container, rest
 from toolbox_fastapi import Inject, install
 
-from .stand_in import StandIn
+from .answers import Answer
+from .stand_in import StandIn, StandInModel
+from .support import router, with_support
 from .weather import CityExtractorAgent, GeoCodingService, WeatherForecastAgent, WeatherForecastService
 
 DEFAULT_MODEL = "gpt-5-mini"
@@ -47,7 +46,7 @@ def weather_container(stand_in: StandIn | None = None) -> Container:
     """The agent and its tools; the weather comes from `stand_in`, or without one from Open-Meteo."""
     if uses_real_model():
         os.environ.setdefault("OPENAI_MODEL", DEFAULT_MODEL)
-    container = Container(models={} if uses_real_model() else {"default": DemoChatModel()})
+    container = Container(models={} if uses_real_model() else {"default": StandInModel()})
     container.register(WeatherForecastAgent, CityExtractorAgent, GeoCodingService, WeatherForecastService)
     for key, url in OPEN_METEO.items():
         # What the environment says about an address goes first, as everywhere in toolbox.
@@ -62,45 +61,6 @@ class Question(BaseModel):
     question: str = Field(min_length=1, max_length=2000)
 
 
-class ToolCall(BaseModel):
-    """A tool the model called: its arguments, the text it gave back, when it began and how many seconds it took."""
-
-    name: str
-    arguments: Any
-    result: str
-    is_error: bool
-    started_at: datetime
-    duration: float
-
-    @classmethod
-    def of(cls, execution: ToolExecution) -> ToolCall:
-        """An execution, for a person to read: the arguments as what they are rather than as text."""
-        try:
-            arguments = json.loads(execution.request.arguments or "{}")
-        except ValueError:
-            arguments = execution.request.arguments
-        return cls(
-            name=execution.request.name,
-            arguments=arguments,
-            result=execution.result,
-            is_error=execution.is_error,
-            started_at=execution.started_at,
-            duration=execution.duration,
-        )
-
-
-class Answer(BaseModel):
-    """The agent's answer and the tools that were called for it, in order."""
-
-    answer: str
-    tool_executions: list[ToolCall]
-
-    @classmethod
-    def of(cls, result: Result[str]) -> Answer:
-        """What the agent returned."""
-        return cls(answer=result.content or "", tool_executions=[ToolCall.of(each) for each in result.tool_executions])
-
-
 def create_app() -> FastAPI:
     """The web application; its stand-in, where it needs one, lives as long as it does."""
     stand_in = None if uses_real_weather() else StandIn()
@@ -111,7 +71,8 @@ def create_app() -> FastAPI:
             yield
 
     app = FastAPI(title="Weather agent", lifespan=lifespan)
-    install(app, weather_container(stand_in))
+    install(app, with_support(weather_container(stand_in)))
+    app.include_router(router)
     page = _page()
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)

@@ -1,8 +1,9 @@
-"""A stand-in for the two Open-Meteo services, so that the sample runs without the internet.
+"""Stand-ins for what the sample asks over the network: the two Open-Meteo services, and the language model.
 
-Not here: anything of the agent. It knows the services by HTTP only, and cannot tell the difference.
+Not here: anything of the agents. They cannot tell the difference.
 """
 
+from .model import StandInModel
 from .server import StandIn
 
-__all__ = ["StandIn"]
+__all__ = ["StandIn", "StandInModel"]

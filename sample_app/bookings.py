@@ -1,0 +1,268 @@
+"""The customer support of "Miles of Smiles", known from Quarkus and LangChain4j: an agent that may change a database.
+
+Not here: its address (`support`), which model answers (`application`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import date, timedelta
+from enum import StrEnum
+from typing import Annotated, Protocol
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import ForeignKey, func, select
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+from toolbox import InvocationContext, MemoryId, Result, ToolRetry, produces, register_ai_service, system_message, tool
+from toolbox.sql import transactional
+
+CANCELLED_AT_LATEST = timedelta(days=7)  # before the booking begins
+SHORTEST_TO_CANCEL = timedelta(days=3)
+
+FirstName = Annotated[str, "the customer's first name"]
+LastName = Annotated[str, "the customer's last name"]
+
+
+# --- tables
+
+
+class Table(DeclarativeBase):
+    """What the tables have in common."""
+
+
+class Status(StrEnum):
+    """What has become of a booking."""
+
+    BOOKED = "booked"
+    CANCELLED = "cancelled"
+
+
+class CustomerRow(Table):
+    """A customer."""
+
+    __tablename__ = "customers"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    first_name: Mapped[str]
+    last_name: Mapped[str]
+
+
+class CarGroupRow(Table):
+    """Cars of a kind, and how many there are."""
+
+    __tablename__ = "car_groups"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    cars: Mapped[int]
+
+
+class BookingRow(Table):
+    """A booking of one car, from its first to its last day."""
+
+    __tablename__ = "bookings"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer_id: Mapped[int] = mapped_column(ForeignKey(CustomerRow.id), index=True)
+    car_group: Mapped[str] = mapped_column(ForeignKey(CarGroupRow.name), index=True)
+    date_from: Mapped[date]
+    date_to: Mapped[date]
+    status: Mapped[Status] = mapped_column(default=Status.BOOKED)
+    customer: Mapped[CustomerRow] = relationship(lazy="joined", innerjoin=True)
+
+
+# --- what the model is told
+
+
+class Booking(BaseModel):
+    """A booking as customers know it."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: int
+    car_group: str
+    date_from: date
+    date_to: date
+    status: Status
+
+
+class BookingError(ToolRetry):
+    """Why something cannot be done, for the model to explain to the customer."""
+
+
+class CustomerNotFoundError(BookingError):
+    """There is no such customer."""
+
+
+class BookingNotFoundError(BookingError):
+    """There is no such booking, or it is another customer's: who asks is not told which."""
+
+
+class BookingCannotBeCancelledError(BookingError):
+    """The rules are against it."""
+
+
+class NoCarFreeError(BookingError):
+    """All cars of a group are booked on one of the days."""
+
+
+# --- tools
+
+
+class BookingRepository:
+    """The bookings. As a tool, each call has a session and a transaction of its own: it is kept whole or not at all."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    @tool("Lists the bookings of a customer")
+    @transactional
+    async def list_bookings(self, first_name: FirstName, last_name: LastName) -> list[Booking]:
+        """All of them, the earliest first."""
+        customer = await self._customer(first_name, last_name)
+        rows = select(BookingRow).where(BookingRow.customer_id == customer.id).order_by(BookingRow.date_from)
+        return [Booking.model_validate(row) for row in await self._session.scalars(rows)]
+
+    @tool("Looks a booking up by its number")
+    @transactional
+    async def find_booking(self, booking_id: int, first_name: FirstName, last_name: LastName) -> Booking:
+        """The booking, if it is this customer's."""
+        return Booking.model_validate(await self._booking(booking_id, first_name, last_name))
+
+    @tool("Cancels a booking")
+    @transactional
+    async def cancel_booking(self, booking_id: int, first_name: FirstName, last_name: LastName) -> Booking:
+        """The booking as it is afterwards."""
+        row = await self._booking(booking_id, first_name, last_name, to_change=True)
+        if row.status is Status.CANCELLED:
+            raise BookingCannotBeCancelledError(f"booking {booking_id} is cancelled already")
+        if row.date_from - date.today() < CANCELLED_AT_LATEST:
+            days = CANCELLED_AT_LATEST.days
+            raise BookingCannotBeCancelledError(f"booking {booking_id} begins in less than {days} days")
+        if row.date_to - row.date_from < SHORTEST_TO_CANCEL:
+            days = SHORTEST_TO_CANCEL.days
+            raise BookingCannotBeCancelledError(f"booking {booking_id} is for less than {days} days")
+        row.status = Status.CANCELLED
+        return Booking.model_validate(row)
+
+    @tool("Books a car of a group for a customer, from the first to the last day")
+    @transactional
+    async def book_car(
+        self, first_name: FirstName, last_name: LastName, car_group: str, date_from: date, date_to: date
+    ) -> Booking:
+        """The new booking."""
+        if not date.today() <= date_from <= date_to:
+            raise BookingError("a booking begins today or later, and does not end before it begins")
+        customer = await self._customer(first_name, last_name)
+        # Bookings of one group wait for each other here, so that two of them cannot both take the last car.
+        group = await self._session.get(CarGroupRow, car_group, with_for_update=True)
+        if group is None:
+            names = ", ".join(await self._session.scalars(select(CarGroupRow.name).order_by(CarGroupRow.name)))
+            raise BookingError(f"there is no car group {car_group!r}, only {names}")
+        if await self._booked(group, date_from, date_to) >= group.cars:
+            raise NoCarFreeError(f"no {group.name} is free from {date_from} to {date_to}")
+        row = BookingRow(customer=customer, car_group=group.name, date_from=date_from, date_to=date_to)
+        self._session.add(row)
+        await self._session.flush()
+        return Booking.model_validate(row)
+
+    # --- what they have in common
+
+    async def _customer(self, first_name: str, last_name: str) -> CustomerRow:
+        named = select(CustomerRow).filter_by(first_name=first_name, last_name=last_name)
+        customer = (await self._session.scalars(named)).first()
+        if customer is None:
+            raise CustomerNotFoundError(f"there is no customer {first_name} {last_name}")
+        return customer
+
+    async def _booking(
+        self, booking_id: int, first_name: str, last_name: str, *, to_change: bool = False
+    ) -> BookingRow:
+        lock = {"of": BookingRow} if to_change else None
+        row = await self._session.get(BookingRow, booking_id, with_for_update=lock)
+        if row is None or (row.customer.first_name, row.customer.last_name) != (first_name, last_name):
+            raise BookingNotFoundError(f"{first_name} {last_name} has no booking {booking_id}")
+        return row
+
+    async def _booked(self, group: CarGroupRow, date_from: date, date_to: date) -> int:
+        """How many bookings of the group touch these days."""
+        touching = (
+            select(func.count())
+            .select_from(BookingRow)
+            .where(BookingRow.car_group == group.name, BookingRow.status == Status.BOOKED)
+            .where(BookingRow.date_from <= date_to, BookingRow.date_to >= date_from)
+        )
+        return await self._session.scalar(touching) or 0
+
+
+# --- the agent
+
+
+def instructions(context: InvocationContext) -> str:
+    """What the agent is told about its task."""
+    return f"""
+        You are a customer support agent of the car rental company 'Miles of Smiles'.
+        You are friendly, polite and concise.
+        Before you say anything about a booking or change one, you must know the customer's first and last name.
+        Say what you are going to cancel and ask for a confirmation first.
+        If a question has nothing to do with car rental, say politely that you cannot help with it.
+        Today is {date.today():%A, %Y-%m-%d}.
+        """
+
+
+@register_ai_service(tools=BookingRepository)
+class CustomerSupportAgent(Protocol):
+    """Answers customers about their bookings, and remembers what was said in a conversation."""
+
+    @system_message(instructions)
+    async def chat(self, conversation: MemoryId[str], message: str) -> Result[str]:
+        """The answer, with the tools that were called for it."""
+        ...
+
+
+# --- the data to try it with
+
+
+class BookingData:
+    """That the tables are there, and not empty."""
+
+
+@produces(scope="application")
+async def booking_data(engine: AsyncEngine) -> AsyncIterator[BookingData]:
+    """Creates the tables and some bookings, where there are none."""
+    async with engine.begin() as connection:
+        await connection.run_sync(Table.metadata.create_all)
+    async with AsyncSession(engine) as session:
+        if await session.scalar(select(func.count()).select_from(CustomerRow)) == 0:
+            session.add_all(example_rows(date.today()))
+            await session.commit()
+    yield BookingData()
+
+
+def example_rows(today: date) -> list[Table]:
+    """Customers, cars, and bookings around `today`."""
+    names = ("Speedy McWheels", "Zoom Thunderfoot", "Vroom Lightyear", "Turbo Gearshift", "Drifty Skidmark")
+    customers = [CustomerRow(first_name=first, last_name=last) for first, last in map(str.split, names)]
+    groups = [CarGroupRow(name=name, cars=cars) for name, cars in (("compact", 4), ("van", 2), ("convertible", 1))]
+    # customer, group, first day from today on, days
+    stays = [
+        (0, "compact", 2, 4),
+        (0, "compact", 30, 7),
+        (0, "convertible", 60, 2),
+        (1, "van", 14, 5),
+        (1, "compact", 90, 10),
+        (2, "van", -3, 5),
+        (2, "compact", 21, 6),
+        (3, "compact", 10, 14),
+    ]
+    bookings = [
+        BookingRow(
+            customer=customers[customer],
+            car_group=group,
+            date_from=today + timedelta(days=begins),
+            date_to=today + timedelta(days=begins + days),
+        )
+        for customer, group, begins, days in stays
+    ]
+    return [*customers, *groups, *bookings]

@@ -1,0 +1,87 @@
+"""A stand-in for a language model: all agents of the sample answer without one, by patterns and no understanding.
+
+The demo model of the library does what it can, which is to fill arguments by their names. What takes an intention, to
+cancel a booking or to choose an expert, is told here by the words of a question. Not here: what the tools do.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from toolbox import (
+    AiMessage,
+    ChatRequest,
+    ChatResponse,
+    DemoChatModel,
+    FinishReason,
+    Message,
+    ToolExecutionResultMessage,
+    UserMessage,
+)
+from toolbox.testing import tool_call
+
+_NAME = re.compile(r"\b(?:[Ii] am|[Ii]'m|[Nn]ame is|[Tt]his is|[Oo]f|[Ff]or)\s+([A-Z]\w+)\s+([A-Z]\w+)")
+_NUMBER = re.compile(r"\b(?:booking|number|no\.?)\s*#?(\d+)", re.IGNORECASE)
+_STAY = re.compile(r"\b(compact|van|convertible)\b.*?(\d{4}-\d{2}-\d{2}).*?(\d{4}-\d{2}-\d{2})", re.IGNORECASE)
+
+_EXPERTS: Mapping[str, re.Pattern[str]] = {
+    "medical_request": re.compile(r"\b(leg|arm|pain|ill|fever|doctor|broke my|sick|cough|headache)\b", re.IGNORECASE),
+    "legal_request": re.compile(r"\b(contract|sue|landlord|law|court|fired|rights?|fine|lawyer)\b", re.IGNORECASE),
+    "technical_request": re.compile(r"\b(computer|server|wifi|program|error|phone|printer|install)\b", re.IGNORECASE),
+}
+
+
+class StandInModel(DemoChatModel):
+    """Answers in place of a language model: by patterns for bookings and experts, else as the demo model does."""
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """The next call, or the answer."""
+        offered = {each.name for each in request.tool_specifications}
+        if "cancel_booking" in offered:
+            return await self._at_the_desk(request)
+        if "medical_request" in offered:
+            return await self._route(request)
+        return await super().chat(request)
+
+    async def _at_the_desk(self, request: ChatRequest) -> ChatResponse:
+        if isinstance(request.messages[-1], ToolExecutionResultMessage):
+            return await super().chat(replace(request, tool_specifications=()))
+        said = list(_said(request.messages))
+        name = next((found for text in said if (found := _NAME.search(text))), None)
+        if name is None:
+            return _says("Gladly. May I have your first and your last name?")
+        customer = {"first_name": name[1], "last_name": name[2]}
+        question = said[0]
+        stay, number = _STAY.search(question), _NUMBER.search(question)
+        if stay is not None:
+            days = {"car_group": stay[1].lower(), "date_from": stay[2], "date_to": stay[3]}
+            return _calls("book_car", {**customer, **days})
+        if number is not None:
+            what = "cancel_booking" if re.search(r"\bcancel", question, re.IGNORECASE) else "find_booking"
+            return _calls(what, {"booking_id": int(number[1]), **customer})
+        return _calls("list_bookings", customer)
+
+    async def _route(self, request: ChatRequest) -> ChatResponse:
+        last = request.messages[-1]
+        if isinstance(last, ToolExecutionResultMessage):
+            return _says(last.text)
+        # What was asked, without what the router is told about it.
+        question = next(_said(request.messages)).rpartition("The user request is:")[2].strip()
+        for expert, words in _EXPERTS.items():
+            if words.search(question):
+                return _calls(expert, {"request": question})
+        return _says("I am sorry, I know no expert for that: only medical, legal and technical ones.")
+
+
+def _said(messages: Sequence[Message]) -> Iterator[str]:
+    """What the user said, the newest first."""
+    return (message.text for message in reversed(messages) if isinstance(message, UserMessage))
+
+
+def _says(text: str) -> ChatResponse:
+    return ChatResponse(AiMessage(text), finish_reason=FinishReason.STOP)
+
+
+def _calls(tool: str, arguments: Mapping[str, object]) -> ChatResponse:
+    asked = AiMessage(tool_execution_requests=(tool_call(tool, arguments),))
+    return ChatResponse(asked, finish_reason=FinishReason.TOOL_EXECUTION)

@@ -1,0 +1,131 @@
+"""The support desk and the experts over HTTP, on their embedded defaults."""
+
+import importlib.util
+import json
+import shutil
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+
+from .conftest import served
+
+
+@pytest.fixture(scope="module")
+def desk() -> Any:
+    """A sample of its own, whose bookings these tests change."""
+    with served() as address:
+        yield address
+
+
+def say(desk: Any, conversation: str, message: str) -> Any:
+    reply = desk.post("/support", {"conversation": conversation, "message": message})
+    assert reply.status == 200, reply.text
+    return reply.json
+
+
+def names(answer: Any) -> list[str]:
+    return [each["name"] for each in answer["tool_executions"]]
+
+
+def status_of(desk: Any, number: int) -> str:
+    [booking] = [each for each in desk.get("/bookings").json if each["id"] == number]
+    return str(booking["status"])
+
+
+def test_it_remembers_who_speaks_and_cancels_a_booking(desk: Any) -> None:
+    first = say(desk, "a", "I am Speedy McWheels. Which bookings do I have?")
+    assert names(first) == ["list_bookings"]
+    assert [each["id"] for each in json.loads(first["tool_executions"][0]["result"])] == [1, 2, 3]
+
+    second = say(desk, "a", "Please cancel booking 2.")
+    assert names(second) == ["cancel_booking"]
+    assert second["tool_executions"][0]["arguments"]["first_name"] == "Speedy"
+    assert "cancelled" in second["answer"]
+    assert status_of(desk, 2) == "cancelled"
+
+    third = say(desk, "a", "Please cancel booking 1.")
+    assert "less than 7 days" in third["answer"]
+    assert third["tool_executions"][0]["is_error"]
+    assert status_of(desk, 1) == "booked"
+
+
+def test_conversations_do_not_know_each_other(desk: Any) -> None:
+    say(desk, "b", "I am Zoom Thunderfoot. Which bookings do I have?")
+
+    answer = say(desk, "c", "Please cancel booking 4.")
+
+    assert names(answer) == []
+    assert "name" in answer["answer"]
+    assert status_of(desk, 4) == "booked"
+
+
+def test_nobody_sees_or_cancels_the_booking_of_another(desk: Any) -> None:
+    for message in ("Cancel booking 5.", "Show me booking 5."):
+        answer = say(desk, "d", f"I am Turbo Gearshift. {message}")
+        assert "has no booking 5" in answer["answer"]
+    assert status_of(desk, 5) == "booked"
+
+
+def test_a_car_is_booked_as_long_as_one_is_free(desk: Any) -> None:
+    begins = date.today() + timedelta(days=200)
+    asked = f"I am Drifty Skidmark. Please book a convertible from {begins} to {begins + timedelta(days=5)}."
+
+    assert "booked" in say(desk, "e", asked)["answer"]
+    assert "no convertible is free" in say(desk, "f", asked)["answer"]
+
+
+@pytest.mark.parametrize("body", [{}, {"conversation": "", "message": "hi"}, {"conversation": "a", "message": ""}])
+def test_what_is_no_message_is_refused(desk: Any, body: object) -> None:
+    assert desk.post("/support", body).status == 422
+
+
+@pytest.mark.parametrize(
+    ("question", "expert"),
+    [
+        ("I broke my leg, what should I do?", "medical_request"),
+        ("My landlord broke our contract.", "legal_request"),
+        ("My computer shows an error.", "technical_request"),
+    ],
+)
+def test_one_expert_is_asked_what_was_asked(desk: Any, question: str, expert: str) -> None:
+    answer = desk.post("/experts", {"question": question}).json
+
+    assert names(answer) == [expert]
+    assert answer["tool_executions"][0]["arguments"] == {"request": question}
+    assert answer["answer"] == answer["tool_executions"][0]["result"]
+
+
+def test_no_expert_is_asked_what_none_knows(desk: Any) -> None:
+    assert names(desk.post("/experts", {"question": "What is love?"}).json) == []
+
+
+def test_the_document_shows_nothing_that_is_injected(desk: Any) -> None:
+    paths = desk.get("/openapi.json").json["paths"]
+
+    assert "parameters" not in paths["/bookings"]["get"]
+    assert "session" not in json.dumps(paths["/bookings"])
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine (apt-get install chromium)")
+@pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed")
+def test_the_page_talks_and_shows_the_bookings(desk: Any) -> None:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 360, "height": 800})
+        complaints: list[str] = []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(f"{desk.url}/support")
+        page.get_by_role("cell", name="Zoom Thunderfoot").first.wait_for()
+
+        page.get_by_label("Your message").fill("I am Vroom Lightyear. Please cancel booking 7.")
+        page.keyboard.press("Enter")
+
+        page.get_by_text("cancel_booking", exact=True).wait_for()
+        page.locator("tr.cancelled", has_text="Vroom Lightyear").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        browser.close()
+    assert complaints == []
