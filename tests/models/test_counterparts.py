@@ -1,15 +1,8 @@
-"""Servers that nobody here wrote, where they are installed: aimock for every day, llama.cpp with a tiny random model.
+"""Servers that nobody here wrote, where they can be installed: aimock, and llama.cpp with a tiny random model."""
 
-npm install --prefix .cache/counterparts @copilotkit/aimock
-pip install xllamacpp gguf
-"""
-
-import importlib.util
 import json
-import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +13,7 @@ from typing import Annotated, Any, Protocol
 
 import pytest
 
+from tests.installing import from_npm, from_pypi
 from toolbox import (
     ChatRequest,
     CompleteResponse,
@@ -43,7 +37,6 @@ from toolbox.models.streaming import stream_of
 pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parent.parent.parent
-AIMOCK = ROOT / ".cache/counterparts/node_modules/@copilotkit/aimock/dist/cli.js"
 FIXTURES = {
     "fixtures": [
         {
@@ -92,13 +85,13 @@ def process(*command: str, port: int, path: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def aimock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    node = shutil.which("node")
-    if node is None or not AIMOCK.exists():
-        pytest.skip("aimock is not installed: npm install --prefix .cache/counterparts @copilotkit/aimock")
+    script = from_npm("counterparts", "@copilotkit/aimock") / "@copilotkit/aimock/dist/cli.js"
     fixtures = tmp_path_factory.mktemp("aimock") / "fixtures.json"
     fixtures.write_text(json.dumps(FIXTURES), encoding="utf-8")
     port = free_port()
-    with process(node, str(AIMOCK), "-p", str(port), "-f", str(fixtures), "--strict", port=port, path="/health") as url:
+    with process(
+        "node", str(script), "-p", str(port), "-f", str(fixtures), "--strict", port=port, path="/health"
+    ) as url:
         yield url
 
 
@@ -164,10 +157,9 @@ async def test_aimock_breaks_off_and_refuses(aimock: str) -> None:
 
 
 def llama(tmp_path: Path, kind: str) -> Any:
-    if any(importlib.util.find_spec(each) is None for each in ("xllamacpp", "gguf")):
-        pytest.skip("llama.cpp is not installed: pip install xllamacpp gguf")
+    python = str(from_pypi("counterparts", "xllamacpp", "gguf"))
     port = free_port()
-    script = [sys.executable, "-m", "tests.models.tiny_llama", str(tmp_path / "tiny.gguf"), str(port), kind]
+    script = [python, "-m", "tests.models.tiny_llama", str(tmp_path / "tiny.gguf"), str(port), kind]
     return process(*script, port=port, path="/v1/models")
 
 
