@@ -99,6 +99,34 @@ def test_a_decorator_without_its_parentheses_is_told() -> None:
     assert "@toolbox" in problem_of(Three).what
 
 
+def test_a_method_taken_from_its_class_is_told() -> None:
+    class Calculator:
+        @tool
+        def double(self, x: int) -> int:
+            return 2 * x
+
+    assert "instance" in problem_of(tools=[Calculator.double]).fix
+
+
+async def test_what_a_provider_may_not_give_is_told() -> None:
+    service = create_ai_service(Assistant, chat_model=ScriptedChatModel([]), tool_provider=lambda request: 5)
+    with pytest.raises(IllegalConfigurationError, match="gave 5"):
+        await service.chat("x")
+
+
+def test_a_service_without_abstract_methods_is_told() -> None:
+    class Forgotten(ABC):  # noqa: B024 - the mistake
+        async def chat(self, text: str) -> str: ...  # noqa: B027 - likewise
+
+    assert "@abstractmethod" in problem_of(Forgotten).fix
+
+    class Written(Protocol):
+        async def chat(self, text: str) -> AsyncIterator[str]:
+            yield text
+
+    assert "body" in problem_of(Written).what
+
+
 def test_an_abstract_property_is_a_problem() -> None:
     class Named(ABC):
         @property

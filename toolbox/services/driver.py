@@ -41,6 +41,7 @@ from ..context import (
 )
 from ..errors import IllegalConfigurationError, InvocationTimeoutError, MissingBeanError, Problem
 from ..execution import BLOCKING, COROUTINE, CallerRunner, LoopRunner, Workers, is_async
+from ..forms import type_name
 from ..models.streaming import stream_of
 from ..tools.failures import ToolErrors
 from ..tools.invocation import Tool, ToolSurroundings
@@ -334,7 +335,12 @@ class Invocation:
         tools = provided.tools if isinstance(provided, ToolProviderResult) else provided
         if tools is None:
             return ()
-        return (tools,) if isinstance(tools, Mapping) else tuple(tools)
+        if isinstance(tools, Mapping):
+            return (tools,)
+        if isinstance(tools, (list, tuple)):
+            return tools
+        fact = f"the tool provider {type_name(type(bean))} gave {tools!r}"
+        raise IllegalConfigurationError([Problem(self.label, fact, "return a ToolProviderResult, or None")])
 
     def _surroundings(self) -> ToolSurroundings:
         own = self.plan.options.max_result_chars

@@ -237,9 +237,11 @@ def plan_service(
     bare = [problem for base in cls.__mro__ for problem in _bare_decorators(base)]
     problems += bare
     if not names and not bare:
-        problems.append(
-            Problem(where, "has no method to implement", "declare one: `async def chat(self, text: str) -> str: ...`")
-        )
+        fact = "has no method to implement, for those that have a body stay as they are"
+        fix = "declare one: `async def chat(self, text: str) -> str: ...`"
+        if not getattr(cls, "_is_protocol", False):
+            fact, fix = "has no abstract method to implement", f"{fix}, marked @abstractmethod"
+        problems.append(Problem(where, fact, fix))
     plans: dict[str, MethodPlan] = {}
     class_tools, class_problems = read_tools(as_sources(options.tools), where)
     problems += class_problems

@@ -119,9 +119,10 @@ def _read(declared: inspect.Parameter, annotation: Any, where: str, problems: li
             Problem(where, f"a tool cannot take {stars}{name}: a model needs names and types", "name each parameter")
         )
     elif annotation is EMPTY:
-        problems.append(
-            Problem(where, f"parameter {name!r} has no annotation", f"write its type: `{name}: str`, for example")
-        )
+        fix = f"write its type: `{name}: str`, for example"
+        if name in ("self", "cls"):
+            fix = "if this is a method, give its class, or an instance of it, and not the function"
+        problems.append(Problem(where, f"parameter {name!r} has no annotation", fix))
     elif isinstance(annotation, Unresolved):
         problems.append(
             Problem(
