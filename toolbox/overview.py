@@ -13,7 +13,7 @@ from .di.description import BeanDescription
 from .errors import IllegalConfigurationError
 from .rest.marks import client_mark_of
 from .services.declaration import service_options_of
-from .services.planning import sources_of
+from .services.listing import sources_of
 from .tools.sources import bean_types
 from .tools.standalone import tool_specifications_from
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from ..chat import (
     AiMessage,
@@ -21,31 +21,24 @@ from ..chat import (
     ChatResponse,
     CompleteResponse,
     CompleteToolCall,
-    Content,
-    ImageContent,
     IntermediateResponse,
     Message,
     PartialResponse,
     ServiceEvent,
-    SystemMessage,
-    TextContent,
     ToolSpecification,
     UserMessage,
 )
 from ..context import (
-    ActiveScope,
     InvocationContext,
     current_attributes,
     current_invocation,
     current_limit,
 )
-from ..errors import IllegalConfigurationError, InvocationTimeoutError, MissingBeanError, Problem
-from ..execution import BLOCKING, COROUTINE, CallerRunner, LoopRunner, Workers, is_async
-from ..forms import type_name
+from ..errors import InvocationTimeoutError
+from ..execution import CallerRunner, LoopRunner
 from ..models.streaming import stream_of
-from ..tools.failures import ToolErrors
-from ..tools.invocation import Tool, ToolSurroundings
-from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools
+from ..tools.invocation import ToolSurroundings
+from .host import ServiceHost
 from .loop import (
     CallModel,
     Effect,
@@ -60,45 +53,13 @@ from .loop import (
     begin,
     may_run,
 )
-from .memory import ChatMemories, ChatMemoryKey
+from .memory import ChatMemoryKey
+from .messages import system_message_of, user_message_of
+from .offering import offered
 from .outputs import ItemReader, OutputMode, Result, Shape
-from .plans import FunctionMessage, MethodPlan, Provider, Toolset, added_tools
+from .plans import MethodPlan, Toolset, added_tools
 from .records import note
 from .rounds import Round
-from .running import Running
-from .templates import Template, text_of
-
-
-class ServiceHost(Protocol):
-    """What services need of whoever hosts them: a container, or `create_ai_service`."""
-
-    workers: Workers
-    running: Running
-    scope: ActiveScope
-    failures: ToolErrors
-    max_result_chars: int | None
-    max_concurrent_tools: int
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop that invocations run on; None: the one they are awaited on. Raises `ContainerNotStartedError`."""
-        ...
-
-    def sync_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that synchronous methods hand their calls to."""
-        ...
-
-    def model(self, name: str | None) -> ChatModel:
-        """The named model, or the default one."""
-        ...
-
-    async def memories(self) -> ChatMemories:
-        """The conversations."""
-        ...
-
-    def tool_problems(self, where: str, tool: Tool) -> Iterable[Problem]:
-        """What this host lacks for a tool that is offered at `where`: its bean, what it is injected, its executor."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +98,7 @@ class Invocation:
             service=plan.service,
             method=plan.name,
             memory_id=memory_id,
-            user_message=self._user_message(),
+            user_message=user_message_of(plan, arguments),
             attributes=current_attributes(),
             deadline=seen,
         )
@@ -165,35 +126,6 @@ class Invocation:
         ]
         return enforced, min(known, default=None)
 
-    def _values(self) -> dict[str, Any]:
-        return {name: self.arguments[parameter] for name, parameter in self.plan.values.items()}
-
-    def _user_message(self) -> UserMessage:
-        plan = self.plan
-        contents: list[Any] = []
-        if plan.user is not None:
-            contents.append(plan.user.render(self._values()))
-        elif plan.user_parameter is not None:
-            contents += self._said(plan.user_parameter)
-        for name in plan.contents:
-            value = self.arguments[name]
-            if value is not None:
-                contents += UserMessage(value).contents
-        return UserMessage(contents)
-
-    def _said(self, parameter: str) -> Sequence[Content]:
-        match self.arguments[parameter]:
-            case UserMessage(contents):
-                return contents
-            case None if self.plan.contents:
-                return ()
-            case None:
-                raise TypeError(f"{self.label}(): {parameter} is what the user says, and is None")
-            case str() | TextContent() | ImageContent() | list() | tuple() as said:
-                return UserMessage(said).contents
-            case other:
-                return UserMessage(text_of(other)).contents
-
     @property
     def label(self) -> str:
         """As logs name it."""
@@ -212,7 +144,7 @@ class Invocation:
             async with self._turn() as history:
                 try:
                     model = self.host.model(self.plan.options.model)
-                    toolset = await self._toolset()
+                    toolset = await offered(self.plan, self._added, self.host, self.context, self.runner)
                     mode = self._mode(model)
                     rules = self.plan.rules(toolset, mode)
                     surroundings = self._surroundings()
@@ -278,32 +210,8 @@ class Invocation:
         prompted = None
         if structure is not None and mode == "prompt":
             prompted = UserMessage([*user.contents, structure.instructions])
-        return begin(await self._system_message(), (*history, *told), user, prompted)
-
-    async def _system_message(self) -> SystemMessage | None:
-        match self.plan.system:
-            case None:
-                return None
-            case Template() as template:
-                return SystemMessage(template.render(self._values()))
-            case FunctionMessage(function) as message:
-                beans = await self._injected_into(message)
-                kind = COROUTINE if is_async(function) else BLOCKING
-                text = await self.runner.run(kind, lambda: function(self.context, **beans), self.label)
-                if not isinstance(text, str):
-                    kind_of_text = type(text).__name__
-                    raise TypeError(f"the system message function of {self.label} returned {kind_of_text}, not str")
-                return SystemMessage(text)
-
-    async def _injected_into(self, message: FunctionMessage) -> dict[str, Any]:
-        beans: dict[str, Any] = {}
-        for each in message.injected:
-            try:
-                beans[each.name] = await self.host.scope.aget(each.wanted)
-            except MissingBeanError:
-                if not each.optional:
-                    raise
-        return beans
+        system = await system_message_of(self.plan, self.arguments, self.host, self.context, self.runner)
+        return begin(system, (*history, *told), user, prompted)
 
     def _mode(self, model: ChatModel) -> OutputMode:
         mode = self.plan.options.output_mode
@@ -311,36 +219,7 @@ class Invocation:
             return mode
         return "schema" if getattr(model, "supports_response_format", False) else "prompt"
 
-    # --- tools offered
-
-    async def _toolset(self) -> Toolset:
-        toolset = self.plan.toolset.joined_by(self._added, self.plan.where)
-        for provider in self.plan.providers:
-            tools, problems = read_tools(await self._provided_by(provider), self.plan.where)
-            problems += tuple(problem for tool in tools for problem in self.host.tool_problems(self.plan.where, tool))
-            if problems:
-                raise IllegalConfigurationError(problems)
-            toolset = toolset.joined_by(tools, self.plan.where)
-        if toolset is not self.plan.toolset and (problems := tuple(self.plan.offer_problems(toolset))):
-            raise IllegalConfigurationError(problems)
-        return toolset
-
-    async def _provided_by(self, provider: Provider) -> Sequence[Any]:
-        bean = provider.given if provider.bean is None else await self.host.scope.aget(provider.bean)
-        provide = getattr(bean, "provide_tools", bean)
-        asked_for = self.context.user_message or UserMessage("")
-        request = ToolProviderRequest(asked_for, self.context.memory_id, self.context)
-        kind = COROUTINE if is_async(provide) else BLOCKING
-        provided = await self.runner.run(kind, lambda: provide(request), f"{self.label} tool provider")
-        tools = provided.tools if isinstance(provided, ToolProviderResult) else provided
-        if tools is None:
-            return ()
-        if isinstance(tools, Mapping):
-            return (tools,)
-        if isinstance(tools, (list, tuple)):
-            return tools
-        fact = f"the tool provider {type_name(type(bean))} gave {tools!r}"
-        raise IllegalConfigurationError([Problem(self.label, fact, "return a ToolProviderResult, or None")])
+    # --- tools
 
     def _surroundings(self) -> ToolSurroundings:
         own = self.plan.options.max_result_chars

@@ -33,8 +33,10 @@ from ..tools.invocation import (
 from ..tools.sources import bean_types
 from .declaration import ServiceOptions, service_options_of
 from .implementation import implementation_of
+from .interfaces import is_interface, method_names
+from .listing import providers_of, service_cycles, sources_of
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
-from .planning import is_interface, method_names, plan_service, providers_of, service_cycles, sources_of
+from .planning import plan_service
 from .plans import FunctionMessage, MethodPlan
 from .running import Running
 

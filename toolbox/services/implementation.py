@@ -14,7 +14,8 @@ from typing import Any, cast
 from ..context import WhileCallerWaits
 from ..execution import CallerRunner, refuse_on_event_loop
 from .declaration import SERVICE_MARK
-from .driver import Invocation, ServiceHost, items, run_to_end, texts
+from .driver import Invocation, items, run_to_end, texts
+from .host import ServiceHost
 from .outputs import Shape
 from .plans import MethodPlan
 from .streams import EventStream, ServiceStream, iterate

@@ -5,15 +5,13 @@ Not here: the marks (`declaration`), the plans themselves (`plans`), following t
 
 from __future__ import annotations
 
-import dis
 import inspect
 import sys
-from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from ..chat import Content, ImageContent, Message, TextContent, UserMessage
 from ..context import InjectMark, MemoryId, MemoryIdMark
@@ -23,22 +21,21 @@ from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, r
 from ..tools.failures import ToolErrors
 from ..tools.invocation import InjectedParameter, Tool
 from ..tools.marks import toolbox_of
-from ..tools.sources import bean_types, read_tools
+from ..tools.sources import read_tools
 from .declaration import (
-    PROVIDERS_MARK,
     SYSTEM_MARK,
     USER_MARK,
     Default,
     MessageFunction,
     MessageMark,
     ServiceOptions,
-    left_without_parentheses,
     local_names_of,
-    service_options_of,
 )
+from .interfaces import bare_decorators, is_interface, method_names
+from .listing import as_sources, provider_problems, providers_of
 from .memory import MessageWindow
 from .outputs import Output, read_output
-from .plans import FunctionMessage, MethodPlan, Provider, Toolset, offer_problems
+from .plans import FunctionMessage, MethodPlan, Toolset, offer_problems
 from .templates import Template, doubled_names, parse
 
 _LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
@@ -74,140 +71,6 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             yield Problem(where, f"{name} is {handler!r}", "give a function of the error and its InvocationContext")
 
 
-def service_cycles(cls: type[Any]) -> Iterator[Problem]:
-    """A problem for each circle of services that are tools of each other which begins, by name, with `cls`."""
-
-    def follow(path: tuple[type[Any], ...]) -> Iterator[tuple[type[Any], ...]]:
-        for following in _services_offered_by(path[-1]):
-            if following is cls:
-                yield (*path, cls)
-            elif following not in path and _name_of(following) > _name_of(cls):
-                yield from follow((*path, following))
-
-    for circle in follow((cls,)):
-        yield Problem(
-            cls.__name__,
-            f"services are tools of each other: {' -> '.join(each.__name__ for each in circle)}",
-            "take one of them out of the other's tools=",
-        )
-
-
-def _name_of(cls: type[Any]) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}.{id(cls)}"
-
-
-def _services_offered_by(cls: type[Any]) -> Iterator[type[Any]]:
-    seen: set[type[Any]] = set()
-    for each in bean_types(sources_of(cls)):
-        if each not in seen and service_options_of(each) is not None:
-            seen.add(each)
-            yield each
-
-
-def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[Any, ...]:
-    """Everything that a service's class, or these options, and its methods list as tools."""
-    options = options or service_options_of(cls) or ServiceOptions()
-    listed = [*as_sources(options.tools)]
-    for name in method_names(cls):
-        listed += toolbox_of(getattr(cls, name)) or ()
-    return tuple(listed)
-
-
-def providers_of(cls: type[Any], options: ServiceOptions, method: str | None = None) -> tuple[Provider, ...]:
-    """The tool providers of one method of a service, or of all."""
-    methods = method_names(cls) if method is None else [method]
-    marked = [each for target in (cls, *(getattr(cls, name) for name in methods)) for each in _providers_at(target)]
-    given = [*as_sources(options.tool_provider), *dict.fromkeys(marked)]
-    return tuple(Provider(bean=each) if is_bean_type(each) else Provider(each) for each in given)
-
-
-def _providers_at(target: Any) -> tuple[type[Any], ...]:
-    marked: tuple[type[Any], ...] = vars(target).get(PROVIDERS_MARK, ())
-    return marked
-
-
-def is_bean_type(listed: object) -> bool:
-    """Whether what is listed is a type to look up, also `Annotated` with a name."""
-    return isinstance(listed, type) or get_origin(listed) is Annotated
-
-
-def _provider_problems(cls: type[Any], options: ServiceOptions) -> Iterator[Problem]:
-    where = cls.__name__
-    for each in providers_of(cls, options):
-        named = each.bean.__origin__ if get_origin(each.bean) is Annotated else each.bean
-        provide = getattr(named or each.given, "provide_tools", each.given if named is None else None)
-        if not takes(provide, 1) and not (named is not None and takes(provide, 2)):
-            name = getattr(named, "__name__", None) or repr(each.given)
-            yield Problem(where, f"{name} is no tool provider", "give it a method `provide_tools(request)`")
-
-
-def as_sources(given: Any) -> tuple[Any, ...]:
-    """Tools or providers as the user gave them: one, several, or none."""
-    if given is None:
-        return ()
-    if isinstance(given, (list, tuple, set, frozenset)):
-        return tuple(given)
-    return (given,)
-
-
-# --- the methods of a service
-
-
-def is_interface(cls: type[Any]) -> bool:
-    """Whether a class is a Protocol or an ABC."""
-    return bool(getattr(cls, "_is_protocol", False)) or issubclass(cls, ABC) or inspect.isabstract(cls)
-
-
-def method_names(cls: type[Any]) -> list[str]:
-    """The methods that a service implements: the abstract ones of an ABC; of a Protocol those without a body."""
-    names: list[str] = []
-    for base in reversed(cls.__mro__):
-        for name, member in vars(base).items():
-            if not inspect.isfunction(member) or (name.startswith("__") and name.endswith("__")):
-                continue
-            if name in names:
-                names.remove(name)
-            if _is_declared_only(base, member):
-                names.append(name)
-    return names
-
-
-def _is_declared_only(owner: type[Any], function: Any) -> bool:
-    if getattr(function, "__isabstractmethod__", False):
-        return True
-    if hasattr(function, USER_MARK) or hasattr(function, SYSTEM_MARK):
-        return True
-    return bool(getattr(owner, "_is_protocol", False)) and _has_no_body(function)
-
-
-_EMPTY_BODY = frozenset(
-    {
-        "CALL_INTRINSIC_1",
-        "LOAD_CONST",
-        "NOP",
-        "POP_TOP",
-        "RERAISE",
-        "RESUME",
-        "RETURN_CONST",
-        "RETURN_GENERATOR",
-        "RETURN_VALUE",
-    }
-)
-
-
-_RAISING = frozenset({"CALL", "LOAD_GLOBAL", "PRECALL", "PUSH_NULL", "RAISE_VARARGS"})
-
-
-def _has_no_body(function: Any) -> bool:
-    """Whether a function consists of `...`, `pass`, a docstring or `raise NotImplementedError`."""
-    code = function.__code__
-    done = {each.opname for each in dis.get_instructions(function)}
-    if "RAISE_VARARGS" in done and code.co_names == ("NotImplementedError",):
-        return done <= _EMPTY_BODY | _RAISING
-    constants = set(map(repr, code.co_consts)) <= set(map(repr, (None, function.__doc__, ...)))
-    return constants and done <= _EMPTY_BODY
-
-
 # --- planning
 
 
@@ -225,7 +88,7 @@ def plan_service(
     if not isinstance(cls, type):
         return {}, [Problem(repr(cls), "is no class", "give a Protocol or an ABC")]
     where = cls.__name__
-    problems = [*option_problems(where, options), *_provider_problems(cls, options)]
+    problems = [*option_problems(where, options), *provider_problems(cls, options)]
     if not is_interface(cls):
         problems.append(Problem(where, "is neither a Protocol nor an ABC", f"declare it `class {where}(Protocol):`"))
         return {}, problems
@@ -234,7 +97,7 @@ def plan_service(
         if not getattr(cls, "_is_protocol", False):
             fact = "is abstract and no method, and nothing would implement it"
             problems.append(Problem(f"{where}.{name}", fact, "give it a body"))
-    bare = [problem for base in cls.__mro__ for problem in _bare_decorators(base)]
+    bare = [problem for base in cls.__mro__ for problem in bare_decorators(base)]
     problems += bare
     if not names and not bare:
         fact = "has no method to implement, for those that have a body stay as they are"
@@ -253,12 +116,6 @@ def plan_service(
         if plan is not None and not reader.problems:
             plans[name] = plan
     return plans, problems
-
-
-def _bare_decorators(cls: type[Any]) -> Iterator[Problem]:
-    for name, member in vars(cls).items():
-        if (decorator := left_without_parentheses(member)) is not None:
-            yield Problem(f"{cls.__name__}.{name}", f"{decorator} has no parentheses", f"write {decorator}(…)")
 
 
 class _MethodReader:

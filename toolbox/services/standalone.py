@@ -27,8 +27,9 @@ from ..tools.failures import ToolErrors
 from ..tools.invocation import InjectedParameter, Tool
 from .declaration import ServiceOptions, names_around, options_for
 from .implementation import implementation_of
+from .listing import as_sources, providers_of, service_cycles
 from .memory import ChatMemories, InMemoryChatMemoryStore
-from .planning import as_sources, plan_service, providers_of, service_cycles
+from .planning import plan_service
 from .plans import FunctionMessage, MethodPlan
 from .running import Running
 

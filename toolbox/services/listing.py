@@ -1,0 +1,94 @@
+"""What a service lists: the sources of its tools, its tool providers, and the services among them.
+
+Not here: reading sources into tools (`tools.sources`), which of them a method offers (`planning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, get_origin
+
+from ..errors import Problem
+from ..signatures import takes
+from ..tools.marks import toolbox_of
+from ..tools.sources import bean_types
+from .declaration import PROVIDERS_MARK, ServiceOptions, service_options_of
+from .interfaces import method_names
+from .plans import Provider
+
+
+def service_cycles(cls: type[Any]) -> Iterator[Problem]:
+    """A problem for each circle of services that are tools of each other which begins, by name, with `cls`."""
+
+    def follow(path: tuple[type[Any], ...]) -> Iterator[tuple[type[Any], ...]]:
+        for following in _services_offered_by(path[-1]):
+            if following is cls:
+                yield (*path, cls)
+            elif following not in path and _name_of(following) > _name_of(cls):
+                yield from follow((*path, following))
+
+    for circle in follow((cls,)):
+        yield Problem(
+            cls.__name__,
+            f"services are tools of each other: {' -> '.join(each.__name__ for each in circle)}",
+            "take one of them out of the other's tools=",
+        )
+
+
+def _name_of(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}.{id(cls)}"
+
+
+def _services_offered_by(cls: type[Any]) -> Iterator[type[Any]]:
+    seen: set[type[Any]] = set()
+    for each in bean_types(sources_of(cls)):
+        if each not in seen and service_options_of(each) is not None:
+            seen.add(each)
+            yield each
+
+
+def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[Any, ...]:
+    """Everything that a service's class, or these options, and its methods list as tools."""
+    options = options or service_options_of(cls) or ServiceOptions()
+    listed = [*as_sources(options.tools)]
+    for name in method_names(cls):
+        listed += toolbox_of(getattr(cls, name)) or ()
+    return tuple(listed)
+
+
+def providers_of(cls: type[Any], options: ServiceOptions, method: str | None = None) -> tuple[Provider, ...]:
+    """The tool providers of one method of a service, or of all."""
+    methods = method_names(cls) if method is None else [method]
+    marked = [each for target in (cls, *(getattr(cls, name) for name in methods)) for each in _providers_at(target)]
+    given = [*as_sources(options.tool_provider), *dict.fromkeys(marked)]
+    return tuple(Provider(bean=each) if is_bean_type(each) else Provider(each) for each in given)
+
+
+def _providers_at(target: Any) -> tuple[type[Any], ...]:
+    marked: tuple[type[Any], ...] = vars(target).get(PROVIDERS_MARK, ())
+    return marked
+
+
+def is_bean_type(listed: object) -> bool:
+    """Whether what is listed is a type to look up, also `Annotated` with a name."""
+    return isinstance(listed, type) or get_origin(listed) is Annotated
+
+
+def provider_problems(cls: type[Any], options: ServiceOptions) -> Iterator[Problem]:
+    """What is wrong with the tool providers themselves."""
+    where = cls.__name__
+    for each in providers_of(cls, options):
+        named = each.bean.__origin__ if get_origin(each.bean) is Annotated else each.bean
+        provide = getattr(named or each.given, "provide_tools", each.given if named is None else None)
+        if not takes(provide, 1) and not (named is not None and takes(provide, 2)):
+            name = getattr(named, "__name__", None) or repr(each.given)
+            yield Problem(where, f"{name} is no tool provider", "give it a method `provide_tools(request)`")
+
+
+def as_sources(given: Any) -> tuple[Any, ...]:
+    """Tools or providers as the user gave them: one, several, or none."""
+    if given is None:
+        return ()
+    if isinstance(given, (list, tuple, set, frozenset)):
+        return tuple(given)
+    return (given,)
