@@ -22,6 +22,7 @@ from toolbox import (
     call_scoped,
     create_ai_service,
     invocation_attributes,
+    invocation_record,
     register_ai_service,
     request_scoped,
     return_to_model,
@@ -506,3 +507,69 @@ async def test_two_containers_one_in_the_others_tool() -> None:
     async with inside, Container(models={"default": model}).register(Outer) as outside, outside.request_scope():
         result = await outside.get(Outer).chat("x")
     assert [each.result for each in result.tool_executions] == ["inner answer", "touched"]
+
+
+# --- from other loops and threads
+
+
+def test_record_attributes_and_limit_hold_for_calls_from_another_loop_and_from_threads() -> None:
+    seen: list[Any] = []
+
+    @tool
+    async def note(context: InvocationContext) -> str:
+        seen.append((dict(context.attributes), context.deadline is not None))
+        return "noted"
+
+    @register_ai_service(tools=(note, forever))
+    class Service(Protocol):
+        async def chat(self, text: str) -> Result[str]: ...
+
+        def wait(self, text: str) -> Result[str]: ...
+
+    script = [tool_call("note"), "done"]
+    model = ScriptedChatModel([*script, *script, tool_call("forever"), tool_call("forever")])
+    with Container(models={"default": model}).register(Service) as container:
+        service = container.get(Service)
+
+        async def elsewhere() -> None:
+            with invocation_record() as record, invocation_attributes(tenant="a"), time_limit(100):
+                await service.chat("x")
+            assert [each.result for each in record.tool_executions] == ["noted"]
+
+        asyncio.run(elsewhere())
+        with invocation_record() as record, invocation_attributes(tenant="b"), time_limit(100):
+            service.wait("x")
+        assert [each.result for each in record.tool_executions] == ["noted"]
+        assert seen == [({"tenant": "a"}, True), ({"tenant": "b"}, True)]
+
+        async def late() -> None:
+            with time_limit(0.02):
+                await service.chat("x")
+
+        with pytest.raises(InvocationTimeoutError):
+            asyncio.run(late())
+        with time_limit(0.02), pytest.raises(InvocationTimeoutError):
+            service.wait("x")
+
+
+async def test_many_calls_at_once_keep_apart() -> None:
+    @tool
+    async def double(n: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * n
+
+    @tool
+    def triple(n: int) -> int:
+        return 3 * n
+
+    def reply(request: Any) -> Any:
+        text = request.messages[0].text
+        if len(request.messages) == 1:
+            return AiMessage(None, [tool_call("double", {"n": int(text)}), tool_call("triple", {"n": int(text)})])
+        return ",".join(each.text for each in request.messages[2:])
+
+    service = create_ai_service(
+        Simple, chat_model=ScriptedChatModel([reply] * 400), tools=(double, triple), concurrent_tools=True
+    )
+    results = await asyncio.gather(*(service.chat(str(n)) for n in range(200)))
+    assert [result.content for result in results] == [f"{2 * n},{3 * n}" for n in range(200)]
