@@ -24,6 +24,7 @@ from toolbox.context import current_caller
 from toolbox.errors import ToolboxError
 from toolbox.settings import ToolboxSettings
 
+from .dev_ui.access import DevUi
 from .endpoints import InjectRoute, endpoint_problems, installed, tools_of_endpoints
 from .exchanges import EXCHANGE_KEY, Exchange, current_connection, current_exchange
 from .problems import answer_with_problem, is_async_handler
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
     from toolbox.container import Container
 
 
-def install(app: FastAPI, container: Container) -> None:
+def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = False) -> None:
     """Makes `container` the one of `app`; to be called first, before routes are added.
 
     The application's lifespan starts and stops it, around the lifespan that the application has; each request and
     WebSocket gets a request scope; `ToolboxError`s are answered with problem details, unless the application has
     handlers of its own for them.
+
+    `dev_ui`: True, its path, or a `DevUi` serves a page that shows the program and tries it; for development.
     """
     installation = Installation(app, container)
     installed.add(app)
@@ -52,6 +55,10 @@ def install(app: FastAPI, container: Container) -> None:
     build = app.build_middleware_stack
     # The outermost layer: what other middlewares do belongs to the request as well.
     app.build_middleware_stack = lambda: RequestScopes(build(), installation)  # type: ignore[method-assign]
+    if dev_ui:
+        from .dev_ui.routes import mount_dev_ui
+
+        mount_dev_ui(app, container, DevUi.of(dev_ui))
 
 
 class Installation:

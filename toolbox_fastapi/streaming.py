@@ -51,11 +51,12 @@ def name_of(item: object) -> str | None:
     return type(item).__name__ if isinstance(item, EVENTS) else None
 
 
-def _steps(stream: Stream) -> AsyncIterable[Any]:
+def steps_of(stream: Stream) -> AsyncIterable[Any]:
+    """A stream's steps, those of a synchronous one on threads."""
     return stream if isinstance(stream, AsyncIterable) else iterate_in_threadpool(stream)
 
 
-async def _close(stream: object) -> None:
+async def close_stream(stream: object) -> None:
     """Ends a stream, so that what it holds is given back."""
     if close := getattr(stream, "aclose", None):
         await close()
@@ -98,7 +99,7 @@ class EventStreamResponse(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if any(name == b"last-event-id" for name, _ in scope["headers"]):
             # A browser connects again by itself when a connection has ended; 204 is how it is told not to.
-            await _close(self._stream)
+            await close_stream(self._stream)
             await Response(status_code=204)(scope, receive, send)
         else:
             exchange: Exchange | None = scope.get(EXCHANGE_KEY)
@@ -164,7 +165,7 @@ async def _encoded(stream: Stream) -> AsyncIterator[bytes]:
     """The stream's events as they stand on the wire; the first has an id, so that a second connection can be told."""
     number: str | None = "0"
     try:
-        async for item in _steps(stream):
+        async for item in steps_of(stream):
             yield _encode(item, number)
             number = None
     except ClientDisconnectedError as error:
@@ -176,7 +177,7 @@ async def _encoded(stream: Stream) -> AsyncIterator[bytes]:
     else:
         yield format_sse_event(event="done", data_str="null", id=number)
     finally:
-        await _close(stream)
+        await close_stream(stream)
 
 
 def _encode(item: object, number: str | None) -> bytes:
@@ -209,7 +210,7 @@ async def send_stream(websocket: WebSocket, stream: Stream) -> None:
     """
     try:
         with WhileCallerWaits():
-            async for item in _steps(stream):
+            async for item in steps_of(stream):
                 await _send_frame(websocket, name_of(item) or "message", as_json(item))
     except (ClientDisconnectedError, WebSocketDisconnect) as error:
         raise ClientDisconnectedError from error
@@ -219,7 +220,7 @@ async def send_stream(websocket: WebSocket, stream: Stream) -> None:
     else:
         await _send_frame(websocket, "done", "null")
     finally:
-        await _close(stream)
+        await close_stream(stream)
 
 
 async def _send_frame(websocket: WebSocket, event: str, data: str) -> None:

@@ -1,0 +1,126 @@
+"""Who may see the dev UI: this machine, and whoever it is told.
+
+What reaches it can call every tool. So the client's address must be allowed, and that of each proxy's client; the name
+in the address bar too, or a foreign page could have its own name lead here; and no foreign page may ask by itself.
+Not here: what is shown (`program`) and done (`calls`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from toolbox.errors import IllegalConfigurationError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class DevUi:
+    """Where the dev UI is, and who may see it besides this machine: `install(app, container, dev_ui=DevUi(…))`.
+
+    `allowed_hosts` are names as in the address bar, without a port; `allowed_clients` are IP addresses or networks,
+    such as `172.17.0.0/16`. A request must pass both. Raises `IllegalConfigurationError`.
+    """
+
+    path: str = "/dev-ui"
+    allowed_hosts: Sequence[str] = ()
+    allowed_clients: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", self.path.rstrip("/"))
+        object.__setattr__(self, "allowed_hosts", tuple(self.allowed_hosts))
+        object.__setattr__(self, "allowed_clients", tuple(self.allowed_clients))
+        problems = list(self._problems())
+        if problems:
+            raise IllegalConfigurationError(problems)
+
+    @classmethod
+    def of(cls, given: bool | str | DevUi) -> DevUi:
+        """What `install` was given, True or a path, in full."""
+        if isinstance(given, DevUi):
+            return given
+        return cls(given) if isinstance(given, str) else cls()
+
+    def _problems(self) -> Iterator[Problem]:
+        if not self.path.startswith("/") or set(self.path) & set("{}?#"):
+            yield Problem("DevUi", f"path is {self.path!r}", "use a path below the root, such as '/dev-ui'")
+        for each in self.allowed_clients:
+            try:
+                ip_network(each)
+            except ValueError as error:
+                yield Problem("DevUi", f"allowed_clients: {error}", "use IP addresses or networks: '172.17.0.0/16'")
+        for each in self.allowed_hosts:
+            if not each or any(character in each for character in "/:* "):
+                yield Problem("DevUi", f"allowed_hosts has {each!r}", "use host names without scheme and port")
+
+    @property
+    def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """`allowed_clients`, read."""
+        return tuple(ip_network(each) for each in self.allowed_clients)
+
+    def refusal(self, scope: Scope) -> str | None:
+        """Why this request is not answered, for the developer; None when it is."""
+        headers = Headers(scope=scope)
+        for client in _clients(scope, headers):
+            if not self._knows_client(client):
+                fix = f"DevUi(allowed_clients=[{client!r}])"
+                return f"The dev UI answers this machine only, and the client is {client}; allow it: {fix}"
+        for host in _hosts(headers):
+            if not self._knows_host(host):
+                fix = f"DevUi(allowed_hosts=[{host!r}])"
+                return f"The dev UI answers to the names of this machine only, not to {host!r}; allow it: {fix}"
+        if not _is_own_page(scope, headers):
+            return "The dev UI answers no other page than its own."
+        return None
+
+    def _knows_client(self, client: str) -> bool:
+        try:
+            address = ip_address(client)
+        except ValueError:
+            return False
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return address.is_loopback or any(address in network for network in self.networks)
+
+    def _knows_host(self, host: str) -> bool:
+        if host == "localhost" or host in {each.lower() for each in self.allowed_hosts}:
+            return True
+        try:
+            return ip_address(host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+
+def _clients(scope: Scope, headers: Headers) -> Iterator[str]:
+    """Everyone who is said to ask: the one who is connected, and whom proxies name."""
+    yield scope["client"][0] if scope.get("client") else "unknown"
+    for name in ("x-forwarded-for", "x-real-ip"):
+        for line in headers.getlist(name):
+            yield from (each.strip() for each in line.split(","))
+    for line in headers.getlist("forwarded"):
+        for part in line.replace(";", ",").split(","):
+            key, _, value = part.partition("=")
+            if key.strip().lower() == "for":
+                yield value.strip().strip('"').strip("[]")
+
+
+def _hosts(headers: Headers) -> Iterator[str]:
+    """The names it is asked by, without ports."""
+    for line in [*(headers.getlist("host") or [""]), *headers.getlist("x-forwarded-host")]:
+        for each in line.split(","):
+            host = each.strip().lower()
+            name, colon, port = host.rpartition(":")
+            yield (name if colon and port.isdigit() else host).removesuffix(".")
+
+
+def _is_own_page(scope: Scope, headers: Headers) -> bool:
+    """Whether no foreign page has sent this. A browser says who did; the page itself may be linked from anywhere."""
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        return False
+    if scope["method"] in ("GET", "HEAD"):
+        return True
+    return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")

@@ -1,0 +1,154 @@
+"""What can be typed into a service's method: a JSON schema of its parameters, and the arguments made of an answer.
+
+Not here: a tool's arguments, which its own codec reads; the form on the page.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+
+from toolbox.chat import ImageContent, TextContent, UserMessage
+from toolbox.json_text import parse_json
+from toolbox.services.declaration import local_names_of
+from toolbox.services.plans import MethodPlan
+from toolbox.signatures import EMPTY, Unresolved, read_signature, without_none
+
+
+class BadInputError(Exception):
+    """What the page sent cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One parameter as it is asked for: its schema, how what is typed is read, whether it may be left out."""
+
+    schema: dict[str, Any]
+    read: Callable[[Any], Any]
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MethodForm:
+    """What a method is asked with; `absent` are the arguments that nobody types."""
+
+    fields: Mapping[str, Field]
+    absent: Mapping[str, Any]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The fields as one JSON schema."""
+        required = [name for name, field in self.fields.items() if field.required]
+        properties = {name: field.schema for name, field in self.fields.items()}
+        return {"type": "object", "properties": properties, "required": required}
+
+    def arguments(self, text: str) -> dict[str, Any]:
+        """The method's arguments by name. Raises `BadInputError` with everything that is wrong."""
+        try:
+            typed = parse_json(text)
+        except ValueError as error:
+            raise BadInputError(f"the arguments are no JSON: {error}") from None
+        if not isinstance(typed, dict):
+            raise BadInputError("the arguments are no JSON object")
+        arguments, wrong = dict(self.absent), []
+        for name, field in self.fields.items():
+            if name in typed:
+                try:
+                    arguments[name] = field.read(typed[name])
+                except ValidationError as error:
+                    wrong += [_fault(name, each) for each in error.errors(include_url=False, include_input=False)]
+                except (ValueError, TypeError) as error:
+                    wrong.append(f"{name}: {error}")
+            elif field.required:
+                wrong.append(f"{name}: is missing")
+        wrong += [f"{name}: is no parameter" for name in typed if name not in self.fields]
+        if wrong:
+            raise BadInputError("; ".join(wrong))
+        return arguments
+
+
+def form_of(plan: MethodPlan) -> MethodForm:
+    """The form of a service's method."""
+    function = inspect.getattr_static(plan.service, plan.name)
+    read = read_signature(function, nearer=local_names_of(plan.service))
+    annotations = {each.name: each.annotation for each in read.parameters}
+    fields: dict[str, Field] = {}
+    absent: dict[str, Any] = {}
+    for parameter in plan.signature.parameters.values():
+        name, required = parameter.name, parameter.default is EMPTY
+        annotation = annotations[name]
+        if name in plan.history:
+            if required:
+                absent[name] = []
+        elif name in plan.contents:
+            fields[name] = _image_field(annotation, required)
+        elif name == plan.user_parameter and _is_message(annotation):
+            fields[name] = Field({"type": "string"}, _message_reader(annotation), required)
+        else:
+            fields[name] = _field(annotation, required)
+    return MethodForm(fields, absent)
+
+
+def _field(annotation: Any, required: bool) -> Field:
+    if annotation is EMPTY or isinstance(annotation, Unresolved):
+        return Field({}, lambda value: value, required)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        schema = adapter.json_schema()
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        return Field({}, lambda value: value, required)
+    return Field(schema, adapter.validate_python, required)
+
+
+def _fault(name: str, error: Any) -> str:
+    place = ".".join(map(str, (name, *error["loc"])))
+    return f"{place}: {error['msg']}"
+
+
+# --- messages and images
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types an annotation names, at any depth."""
+    inner = {kind for each in get_args(annotation) for kind in _kinds(each)}
+    return inner or {annotation}
+
+
+def _is_message(annotation: Any) -> bool:
+    return bool(_kinds(annotation) & {UserMessage, TextContent, ImageContent})
+
+
+def _message_reader(annotation: Any) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise TypeError("is no text")
+        kinds = _kinds(annotation)
+        if str in kinds:
+            return value
+        return UserMessage(value) if UserMessage in kinds else [TextContent(value)]
+
+    return read
+
+
+def _image_field(annotation: Any, required: bool) -> Field:
+    """Images are given by their addresses."""
+
+    def image(value: Any) -> ImageContent:
+        if not isinstance(value, str) or not value.startswith(("https://", "http://", "data:image/")):
+            raise ValueError("is no address of an image: https://…, http://… or data:image/…")
+        return ImageContent(url=value)
+
+    def images(value: Any) -> list[ImageContent]:
+        if not isinstance(value, list):
+            raise TypeError("is no list of addresses")
+        return [image(each) for each in value]
+
+    address = {"type": "string", "format": "uri", "description": "the address of an image"}
+    origin = get_origin(without_none(annotation))
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return Field({"type": "array", "items": address}, images, required)
+    return Field(address, image, required)

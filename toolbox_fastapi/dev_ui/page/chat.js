@@ -1,0 +1,152 @@
+// Asking services: a conversation per method, each turn with its answer, as it comes, and its timeline.
+
+import {at, block, complain, counted, duration, make} from "./dom.js";
+import {stream} from "./events.js";
+import {schemaForm} from "./forms.js";
+import {Timeline, feed} from "./timeline.js";
+
+const talks = new Map();
+
+export function showChat(program, wanted) {
+  const methods = program.services.flatMap(service => service.methods.map(method => ({...method, service})));
+  if (!methods.length) {
+    at("methods").replaceChildren();
+    at("chat").replaceChildren(make("p", {class: "empty"}, "There is no AI service in this container."));
+    return;
+  }
+  const current = methods.find(each => each.id === wanted) ?? methods[0];
+  at("methods").replaceChildren(...program.services.map(service => make("section", {},
+    make("h2", {}, service.name),
+    make("p", {class: "about"}, service.model),
+    make("ul", {}, service.methods.map(method => make("li", {}, make("a", {
+      href: `#chat/${encodeURIComponent(method.id)}`, "aria-current": method.id === current.id ? "page" : null,
+    }, make("span", {class: "name"}, method.name), make("span", {class: "about"}, method.streams ? "streams" : method.returns))))),
+  )));
+  if (!talks.has(current.id)) talks.set(current.id, talk(current));
+  at("chat").replaceChildren(talks.get(current.id));
+}
+
+function talk(method) {
+  const {memory_parameter: memory, user_parameter: user} = method;
+  const schema = {...method.schema, properties: {...method.schema.properties}};
+  delete schema.properties[memory];
+  const form = schemaForm(schema, {large: user ?? Object.keys(schema.properties)[0]});
+  const turns = make("ol", {class: "turns", "aria-label": "Conversation"});
+  const memoryInput = memory && make("input", {id: `memory ${method.id}`, value: "dev-1", autocomplete: "off", spellcheck: "false"});
+  const send = make("button", {type: "submit"}, "Send");
+  const stop = make("button", {type: "button", class: "quiet", disabled: true}, "Stop");
+  const state = make("p", {role: "status", class: "state"});
+  const memoryText = () => {
+    const {type} = method.schema.properties[memory];
+    return type === "integer" ? memoryInput.value : JSON.stringify(memoryInput.value);
+  };
+  const element = make("form", {class: "talk", "aria-label": method.id, onsubmit(event) { event.preventDefault(); ask(); },
+    onkeydown(event) {
+      if (event.key === "Enter" && !event.shiftKey && event.target.tagName === "TEXTAREA" && !event.isComposing) {
+        event.preventDefault();
+        element.requestSubmit();
+      }
+    }});
+
+  async function ask() {
+    if (send.disabled) return;
+    complain(null);
+    const typed = form.text();
+    const body = memory ? withMemory(typed, memory, memoryText()) : typed;
+    const turn = newTurn(typed, user);
+    turns.append(turn.element);
+    turn.element.scrollIntoView({block: "nearest"});
+    const aborting = new AbortController();
+    send.disabled = true;
+    stop.disabled = false;
+    stop.onclick = () => aborting.abort();
+    state.textContent = "Asking…";
+    try {
+      for await (const entry of stream("api/ask", {method: method.id, arguments: body}, aborting.signal)) turn.take(entry);
+      state.textContent = turn.summary();
+      if (user && !turn.failed) form.clear(user);
+    } catch (error) {
+      turn.fail(aborting.signal.aborted ? "Stopped." : error.message);
+      state.textContent = aborting.signal.aborted ? "Stopped." : "It failed.";
+    } finally {
+      turn.done();
+      send.disabled = false;
+      stop.disabled = true;
+      element.querySelector(".compose").scrollIntoView({block: "nearest"});
+    }
+  }
+
+  element.append(
+    make("header", {class: "about-method"},
+      make("h2", {}, method.id),
+      make("p", {class: "about"}, [method.doc, `Returns ${method.returns}.`, method.memory && `Remembers ${method.memory}.`].filter(Boolean).join(" ")),
+      make("p", {class: "chips"}, method.tools.map(each => make("a", {class: "chip", href: `#tools/${encodeURIComponent(each)}`}, each)),
+        method.providers.map(each => make("span", {class: "chip"}, `from ${each}`)))),
+    turns,
+    make("div", {class: "compose"},
+      memory && make("div", {class: "field memory"}, make("label", {for: memoryInput.id}, "Memory id"),
+        make("div", {class: "beside"}, memoryInput, make("button", {type: "button", class: "small quiet", onclick: () => renew(memoryInput)}, "New conversation"))),
+      form.element,
+      make("div", {class: "buttons"}, send, stop, form.toggle, state)),
+  );
+  return element;
+}
+
+const withMemory = (text, name, memory) => {
+  const inside = text.trim().replace(/^\{|\}$/g, "").trim();
+  return `{${JSON.stringify(name)}:${memory}${inside ? `,${inside}` : ""}}`;
+};
+
+function renew(input) {
+  input.value = input.value.replace(/(\d+)?$/, number => String(Number(number || 0) + 1));
+  input.focus();
+}
+
+function newTurn(typed, user) {
+  let said = typed;
+  try {
+    const values = JSON.parse(typed);
+    const keys = Object.keys(values);
+    said = keys.length === 1 && typeof values[keys[0]] === "string" ? values[keys[0]] : JSON.stringify(values, null, 2);
+  } catch { /* shown as it was typed */ }
+  const answer = make("div", {class: "answer", "aria-live": "polite"});
+  const text = make("p", {class: "text"});
+  const thought = make("details", {class: "thought", hidden: true}, make("summary", {}, "Reasoning"), make("p", {class: "text"}));
+  const items = make("ol", {class: "values"});
+  const trouble = make("p", {class: "bad", hidden: true});
+  const about = make("p", {class: "about"});
+  const timeline = new Timeline();
+  answer.append(thought, text);
+  const element = make("li", {class: "turn waiting"}, make("p", {class: "said"}, said),
+    make("div", {class: "reply"}, answer, items, trouble, timeline.element, about));
+  let tools = 0, took = null, failed = false;
+
+  function take(entry) {
+    if (feed(timeline, entry)) tools = timeline.count;
+    switch (entry.type) {
+      case "text": text.append(entry.text); break;
+      case "reasoning": thought.hidden = false; thought.lastChild.append(entry.text); break;
+      case "item": items.append(make("li", {}, block(JSON.stringify(entry.value, null, 2), "Item"))); break;
+      case "ended": end(entry); break;
+    }
+  }
+
+  function end({duration: seconds, answer: got, failure}) {
+    took = seconds;
+    if (failure) fail(`${failure.kind}: ${failure.message}`);
+    else if (!text.textContent && got.value !== null)
+      typeof got.value === "string" ? text.append(got.value) : answer.append(block(JSON.stringify(got.value, null, 2), "Answer"));
+    else if (!text.textContent && !items.children.length) text.append(make("span", {class: "about"}, "no text"));
+    about.textContent = [duration(seconds), tools && counted(tools, "call"), got?.usage && `${got.usage.input_tokens} tokens in, ${got.usage.output_tokens} out`,
+      got?.finish_reason && got.finish_reason !== "stop" && `ended by ${got.finish_reason}`].filter(Boolean).join(" · ");
+  }
+
+  function fail(message) {
+    failed = true;
+    trouble.textContent = message;
+    trouble.hidden = false;
+  }
+
+  return {element, take, fail, get failed() { return failed; }, done: () => element.classList.remove("waiting"),
+    summary: () => failed ? "It failed." : `Answered in ${duration(took ?? 0)}${tools ? `, with ${counted(tools, "call")}` : ""}.`};
+}

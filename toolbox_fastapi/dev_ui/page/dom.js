@@ -1,0 +1,58 @@
+// Elements and words: how things are made and written. Text is only ever set as text, never as markup.
+
+export const at = id => document.getElementById(id);
+
+// An element; of its properties `class`, `on…` and booleans mean what one expects, the others are attributes.
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter(child => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function draw(tag, properties = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.flat());
+  return element;
+}
+
+let numbers = 0;
+export const newId = prefix => `${prefix}-${++numbers}`;
+
+export function duration(seconds) {
+  if (seconds < 0.001) return `${Math.max(1, Math.round(seconds * 1e6))} µs`;
+  if (seconds < 1) return `${(seconds * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
+  return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+}
+
+export const clock = milliseconds =>
+  new Date(milliseconds).toLocaleTimeString([], {hour12: false}) + "." + String(Math.floor(milliseconds % 1000)).padStart(3, "0");
+
+export const counted = (count, one, several = `${one}s`) => `${count} ${count === 1 ? one : several}`;
+
+// JSON as it is read best; any other text as it is.
+export function pretty(text) {
+  try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
+}
+
+// A block of text that may be long, and can be scrolled with the keyboard.
+export function block(text, label) {
+  return make("pre", {tabindex: "0", role: "region", "aria-label": label}, text);
+}
+
+// The page's own notes, for those who see and those who hear.
+export function complain(message) {
+  at("alert").textContent = message ?? "";
+  at("alert").hidden = !message;
+}

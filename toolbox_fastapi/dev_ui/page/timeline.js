@@ -1,0 +1,90 @@
+// What happened in one invocation, on a common axis of time; each row opens to show what went in and came out.
+
+import {block, clock, duration, make, pretty} from "./dom.js";
+
+const KINDS = {tool: "tool", model: "model"};
+
+function facts(row) {
+  const parts = [];
+  const add = (title, content) => content && parts.push(make("dt", {}, title), make("dd", {}, content));
+  if (row.arguments !== undefined) add("Arguments", block(pretty(row.arguments || "{}"), `Arguments of ${row.name}`));
+  if (row.result !== undefined) add(row.is_error ? "Error" : "Result", block(pretty(row.result), `Result of ${row.name}`));
+  add("Began", clock(row.at));
+  if (row.duration !== undefined) add("Took", duration(row.duration));
+  add("Thread", row.thread);
+  add("Tokens", row.tokens);
+  return make("dl", {class: "facts"}, parts);
+}
+
+export class Timeline {
+  constructor() {
+    this.rows = new Map();
+    this.list = make("ol", {class: "timeline", "aria-label": "Timeline"});
+    this.element = this.list;
+    this.began = this.ended = null;
+  }
+
+  // The invocation's own time, which the axis begins and ends with.
+  begin(milliseconds) { this.began = milliseconds; }
+  end(milliseconds) { this.ended = milliseconds; this.place(); }
+
+  // A row that is new, or has changed.
+  set(key, kind, facts) {
+    const row = this.rows.get(key) ?? this.row(key, kind);
+    Object.assign(row.facts, facts);
+    this.show(row);
+    this.place();
+  }
+
+  row(key, kind) {
+    const bar = make("span", {class: "bar"});
+    const parts = {name: make("span", {class: "name"}), thread: make("span", {class: "thread"}), time: make("span", {class: "time"})};
+    const body = make("div", {class: "inside"});
+    const summary = make("summary", {}, parts.name, parts.thread, make("span", {class: "track", "aria-hidden": "true"}, bar), parts.time);
+    const element = make("li", {class: KINDS[kind] ?? "tool"}, make("details", {}, summary, body));
+    const row = {kind, facts: {}, bar, parts, body, element};
+    this.rows.set(key, row);
+    this.list.append(element);
+    return row;
+  }
+
+  show({facts: each, parts, body, element}) {
+    parts.name.textContent = each.name;
+    parts.thread.textContent = each.thread ?? "";
+    parts.time.textContent = each.duration === undefined ? "running" : duration(each.duration);
+    if (each.is_error) parts.time.prepend(make("span", {class: "bad"}, "failed "));
+    element.classList.toggle("failed", Boolean(each.is_error));
+    element.classList.toggle("running", each.duration === undefined);
+    body.replaceChildren(facts(each));
+  }
+
+  // Bars by their time within the whole.
+  place() {
+    const rows = [...this.rows.values()];
+    if (!rows.length) return;
+    const end = ({facts: each}) => each.at + (each.duration === undefined ? 0 : each.duration * 1000);
+    const first = Math.min(this.began ?? Infinity, ...rows.map(row => row.facts.at));
+    const last = Math.max(this.ended ?? 0, ...rows.map(end), first + 0.001);
+    const sorted = rows.toSorted((one, other) => one.facts.at - other.facts.at);
+    if (sorted.some((row, index) => row !== rows[index])) this.list.append(...sorted.map(row => row.element));
+    for (const row of rows) {
+      const left = Math.min(99, (row.facts.at - first) / (last - first) * 100);
+      const right = row.facts.duration === undefined ? 100 : (end(row) - first) / (last - first) * 100;
+      row.bar.style.left = `${Math.max(0, left)}%`;
+      row.bar.style.width = `${Math.max(1, Math.min(100, right) - Math.max(0, left))}%`;
+    }
+  }
+
+  get count() { return this.rows.size; }
+}
+
+// Feeds a timeline with an entry of the log; tells whether it was one for it.
+export function feed(timeline, entry) {
+  switch (entry.type) {
+    case "started": timeline.begin(entry.at); return false;
+    case "ended": timeline.end(entry.at); return false;
+    case "tool_started": case "tool": timeline.set(`tool ${entry.call}`, "tool", entry); return true;
+    case "model_started": case "model": timeline.set(`model ${entry.call}`, "model", entry); return true;
+    default: return false;
+  }
+}

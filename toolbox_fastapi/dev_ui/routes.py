@@ -1,0 +1,197 @@
+"""The dev UI's addresses below its path: the page and its files, the program as data, a tool, a question, the live log.
+
+Not here: who may ask (`access`), what is done (`calls`), the page itself (`page/`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from fastapi.sse import ServerSentEvent
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from toolbox.container import Container
+from toolbox.tools.invocation import Tool
+from toolbox.tools.marks import toolbox_of
+from toolbox.tools.sources import read_tools
+
+from ..endpoints import endpoints_of
+from ..streaming import as_json, sse
+from .access import DevUi
+from .calls import ask, call_tool
+from .forms import BadInputError
+from .journal import Entry, Journal
+from .program import Program
+
+logger = logging.getLogger("toolbox.fastapi")
+
+B = TypeVar("B", bound=BaseModel)
+
+MOST_BYTES = 1_000_000
+
+SECURITY = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+RAW_SECURITY = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
+
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+
+
+@cache
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """The page's files by name, each with its media type."""
+    folder = Path(__file__).with_name("page")
+    return {each.name: (each.read_bytes(), KINDS[each.suffix]) for each in folder.iterdir() if each.suffix in KINDS}
+
+
+def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> None:
+    """Serves the dev UI of `container` below `options.path`; not in the OpenAPI document."""
+
+    async def to_the_page(request: Request) -> Response:
+        return Response(status_code=307, headers={"location": f"{request.url.path.rpartition('/')[2]}/"})
+
+    app.add_route(options.path, to_the_page, include_in_schema=False)
+    app.mount(options.path, DevUiApplication(app, container, options), name="toolbox dev UI")
+
+
+class ToolAsked(BaseModel):
+    """A tool to call; `arguments` is the text a model would send."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    tool: str
+    arguments: str
+    memory_id: str | None = None
+
+
+class MethodAsked(BaseModel):
+    """A service's method to call; `arguments` is a JSON object of its parameters, as text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    method: str
+    arguments: str
+
+
+class DevUiApplication:
+    """The ASGI application below the path."""
+
+    def __init__(self, app: FastAPI, container: Container, options: DevUi) -> None:
+        self._app, self._container, self._options = app, container, options
+        self._journal = Journal()
+        self._program: Program | None = None
+        self._router = Router(
+            [
+                Route("/", self._file),
+                Route("/page/{name}", self._file),
+                Route("/api/program", self._show_program),
+                Route("/api/tool", self._call_tool, methods=["POST"]),
+                Route("/api/ask", self._ask, methods=["POST"]),
+                Route("/api/log", self._log),
+            ],
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def send_securely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *RAW_SECURITY]
+            await send(message)
+
+        if (reason := self._options.refusal(scope)) is not None:
+            logger.warning("%s", reason)
+            await _problem(403, reason)(scope, receive, send_securely)
+            return
+        try:
+            await self._router(scope, receive, send_securely)
+        except BadInputError as error:
+            await _problem(422, str(error))(scope, receive, send_securely)
+
+    # --- what is shown
+
+    async def _file(self, request: Request) -> Response:
+        content, kind = page_files().get(request.path_params.get("name", "index.html"), (None, ""))
+        if content is None:
+            return _problem(404, "There is no such file.")
+        return Response(content, media_type=kind)
+
+    async def _show_program(self, request: Request) -> Response:
+        return Response(as_json(self.program.as_json(self._app.title)), media_type="application/json")
+
+    @property
+    def program(self) -> Program:
+        """The program as it was started."""
+        if self._program is None or self._program.host is not self._container.host:
+            self._program = Program(self._container, self._endpoint_tools())
+        return self._program
+
+    def _endpoint_tools(self) -> Iterator[tuple[str, Tool]]:
+        for where, context in endpoints_of(self._app.routes):
+            tools, _ = read_tools(toolbox_of(context.endpoint) or (), where)
+            for tool in tools:
+                yield where, tool
+
+    # --- what is done
+
+    async def _call_tool(self, request: Request) -> Response:
+        asked = await _read(ToolAsked, request)
+        tool = self.program.tool(asked.tool)
+        if tool.needs_memory_id and asked.memory_id is None:
+            raise BadInputError("this tool needs a memory id")
+        called = await call_tool(self._container, self._journal, tool, asked.arguments, asked.memory_id)
+        return Response(as_json(called), media_type="application/json")
+
+    async def _ask(self, request: Request) -> Response:
+        asked = await _read(MethodAsked, request)
+        method = self.program.method(asked.method)
+        arguments = method.form.arguments(asked.arguments)
+        return sse(_events(ask(self._container, self._journal, method, arguments)))
+
+    async def _log(self, request: Request) -> Response:
+        return sse(_events(self._journal.follow()))
+
+
+async def _events(entries: AsyncGenerator[Entry, None]) -> AsyncIterator[ServerSentEvent]:
+    async with aclosing(entries):
+        async for entry in entries:
+            yield ServerSentEvent(raw_data=as_json(entry), event=entry["type"])
+
+
+async def _read(kind: type[B], request: Request) -> B:
+    """The body, which must be JSON and say so: a foreign page cannot send that unasked. Raises `BadInputError`."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise BadInputError("the body must be application/json")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise BadInputError(f"the body has more than {MOST_BYTES} bytes")
+    try:
+        return kind.model_validate_json(bytes(body))
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
+        raise BadInputError("; ".join(faults)) from None
+
+
+def _problem(status: int, detail: str) -> Response:
+    problem: dict[str, Any] = {"type": "about:blank", "status": status, "detail": detail}
+    return Response(as_json(problem), status, media_type="application/problem+json")
