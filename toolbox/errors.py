@@ -299,17 +299,14 @@ class MemoryLeaseLostError(ToolboxError):
 
 
 class TransactionRolledBackError(ToolboxError):
-    """A `@transactional` call ended well, but one inside of it had failed, and so nothing of it was kept."""
+    """A `@transactional` call ended well, and yet nothing of it was kept; `.reason` says why."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what, self.reason = what, reason
 
     def __str__(self) -> str:
-        return (
-            f"{self.what} was rolled back, for a @transactional call inside of it failed; let that error through, "
-            "or do what may fail in a savepoint (`session.begin_nested()`)"
-        )
+        return f"{self.what} was rolled back: {self.reason}"
 
 
 # --- models

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import inspect
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Protocol
 
@@ -157,6 +158,38 @@ async def test_nothing_of_a_cancelled_tool_is_kept(new_container: NewContainer) 
         with pytest.raises(asyncio.CancelledError):
             await call
 
+        assert await notes_in(container) == []
+
+
+async def test_nothing_is_kept_of_a_tool_whose_thread_came_too_late(new_container: NewContainer) -> None:
+    told, ended = threading.Event(), threading.Event()
+
+    @tool(timeout=0.1)
+    def linger(note: str, session: Inject[Session]) -> None:
+        try:
+            write(note, session)
+        finally:
+            ended.set()
+
+    @sql.transactional
+    def write(note: str, session: Session) -> None:
+        session.execute(text("INSERT INTO notes VALUES (:note)"), {"note": note})
+        told.wait()
+
+    @register_ai_service(tools=linger)
+    class Impatient(Protocol):
+        async def chat(self, question: str) -> Result[str]: ...
+
+    def answer(request: ChatRequest) -> str:
+        told.set()
+        return "too late"
+
+    container = new_container(Impatient, replies=[tool_call("linger", {"note": "a"}), answer])
+    async with started(container):
+        result = await container.get(Impatient).chat("?")
+        await asyncio.to_thread(ended.wait)
+
+        assert "timeout" in result.tool_executions[0].result
         assert await notes_in(container) == []
 
 

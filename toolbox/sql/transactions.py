@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from ..context import current_invocation
 from ..di.scopes import active
 from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError, TransactionRolledBackError
 from .engines import FOR_WRITING
@@ -84,7 +85,7 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                     if options := _options(session.sync_session, isolation):
                         await session.connection(execution_options=options)
                     value = await function(*args, **kwargs)
-                    _refuse_failed(transaction, label)
+                    _refuse(transaction, label)
                     await session.commit()
                 except BaseException:
                     await _undo_awaiting(session)
@@ -105,7 +106,7 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                 if options := _options(session, isolation):
                     session.connection(execution_options=options)
                 value = function(*args, **kwargs)
-                _refuse_failed(transaction, label)
+                _refuse(transaction, label)
                 session.commit()
             except BaseException:
                 _undo(session)
@@ -173,9 +174,15 @@ def _options(session: Session, isolation: str | None) -> dict[str, Any]:
     return {**writing, **({"isolation_level": isolation} if isolation is not None else {})}
 
 
-def _refuse_failed(transaction: _Transaction, label: str) -> None:
+def _refuse(transaction: _Transaction, label: str) -> None:
+    """Raises when what has ended well must not be kept all the same."""
     if transaction.failed:
-        raise TransactionRolledBackError(label)
+        reason = "a @transactional call inside of it failed; let that error through, or do what may fail in a savepoint"
+        raise TransactionRolledBackError(label, f"{reason} (`session.begin_nested()`)")
+    invocation = current_invocation.get()
+    if invocation is not None and invocation.cancelled:  # of a thread, which goes on although nobody waits for it
+        reason = "its call was given up meanwhile, and has failed for everybody else; give the tool a longer timeout="
+        raise TransactionRolledBackError(label, reason)
 
 
 async def _undo_awaiting(session: AsyncSession) -> None:
