@@ -1,0 +1,673 @@
+"""The dev UI over HTTP: who is let in, what is shown, what can be called, and nothing when it is off."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Protocol
+
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+from pydantic_settings import BaseSettings
+
+from toolbox import (
+    Container,
+    IllegalConfigurationError,
+    ImageContent,
+    InvocationContext,
+    MemoryId,
+    OpenAiChatModel,
+    Result,
+    TokenStream,
+    ToolAbort,
+    UserMessage,
+    call_scoped,
+    produces,
+    register_ai_service,
+    request_scoped,
+    tool,
+    toolbox,
+    user_message,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import DevUi, install
+
+pytestmark = pytest.mark.anyio
+
+HERE = {"host": "localhost"}
+
+
+@request_scoped
+class Basket:
+    def __init__(self) -> None:
+        self.dishes: list[str] = []
+
+    @tool
+    def add(self, dish: str, count: int = 1) -> list[str]:
+        """Puts a dish into the basket."""
+        self.dishes += [dish] * count
+        return self.dishes
+
+    @tool
+    async def leave(self) -> None:
+        raise ToolAbort("the guest has left")
+
+    @tool
+    def note(self, text: str, table: MemoryId[str]) -> str:
+        return f"{table}: {text}"
+
+
+@register_ai_service(tools=Basket)
+class Waiter(Protocol):
+    """Serves guests.
+
+    Friendly.
+    """
+
+    async def serve(self, table: MemoryId[str], wish: str) -> Result[str]: ...
+    def tell(self, table: MemoryId[str], wish: str) -> TokenStream: ...
+
+
+@register_ai_service
+class Cook(Protocol):
+    @user_message("Cook {dish} for {guests}")
+    async def cook(self, dish: str, guests: int = 2) -> dict[str, int]: ...
+    def recipe(self, dish: str) -> AsyncIterator[str]: ...
+    def steps(self, dish: str) -> AsyncIterator[int]: ...
+    def taste(self, dish: str) -> str: ...
+    def smell(self, dish: str) -> Iterator[str]: ...
+    async def look(self, message: UserMessage, photos: list[ImageContent]) -> str: ...
+
+
+def restaurant(*replies: Any, dev_ui: Any = True, register: tuple[Any, ...] = ()) -> FastAPI:
+    app = FastAPI(title="The restaurant")
+    container = Container(models={"default": ScriptedChatModel(list(replies))})
+    install(app, container.register(Basket, Waiter, Cook, *register), dev_ui=dev_ui)
+    return app
+
+
+def entries_of(text: str) -> list[dict[str, Any]]:
+    """The data of a stream's events, without its end."""
+    events = [dict(line.split(": ", 1) for line in each.splitlines() if ": " in line) for each in text.split("\n\n")]
+    return [json.loads(each["data"]) for each in events if each.get("event") not in (None, "done")]
+
+
+async def asked(client: Any, method: str, **arguments: Any) -> list[dict[str, Any]]:
+    body = {"method": method, "arguments": json.dumps(arguments)}
+    reply = await client.post("/dev-ui/api/ask", json=body, headers=HERE)
+    assert reply.status_code == 200, reply.text
+    return entries_of(reply.text)
+
+
+async def called(client: Any, name: str, arguments: str, **more: Any) -> Any:
+    reply = await client.post("/dev-ui/api/tool", json={"tool": name, "arguments": arguments, **more}, headers=HERE)
+    return reply.json()
+
+
+async def program_of(client: Any) -> Any:
+    return (await client.get("/dev-ui/api/program", headers=HERE)).json()
+
+
+# --- whether it is there
+
+
+async def test_it_is_off_unless_asked_for(running: Any) -> None:
+    async with running(restaurant(dev_ui=False)) as client:
+        assert (await client.get("/dev-ui/", headers=HERE)).status_code == 404
+
+
+def test_what_is_off_is_not_even_loaded() -> None:
+    program = (
+        "import sys; from fastapi import FastAPI; from toolbox import Container; from toolbox_fastapi import install\n"
+        "install(FastAPI(), Container())\n"
+        "print([name for name in sys.modules if name.startswith('toolbox_fastapi.dev_ui.')])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "['toolbox_fastapi.dev_ui.access']"
+
+
+async def test_the_page_needs_nothing_from_elsewhere(running: Any) -> None:
+    async with running(restaurant()) as client:
+        page = await client.get("/dev-ui/", headers=HERE)
+        assert page.status_code == 200
+        assert page.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert "http://" not in page.text.replace("http://www.w3.org/2000/svg", "")
+        assert "https://" not in page.text
+        for name in ("style.css", "main.js", "beans.js", "chat.js", "forms.js", "log.js", "timeline.js", "tools.js"):
+            file = await client.get(f"/dev-ui/page/{name}", headers=HERE)
+            assert file.status_code == 200, name
+            assert "https://" not in file.text
+        assert (await client.get("/dev-ui/page/..%2Froutes.py", headers=HERE)).status_code == 404
+
+
+async def test_the_bare_path_leads_to_the_page_also_beside_a_route_for_everything(running: Any) -> None:
+    app = restaurant()
+
+    @app.get("/{path:path}")
+    async def everything(path: str) -> str:
+        return path
+
+    async with running(app) as client:
+        reply = await client.get("/dev-ui", headers=HERE, follow_redirects=True)
+
+    assert reply.url.path == "/dev-ui/"
+    assert "<title>Dev UI</title>" in reply.text
+
+
+async def test_its_path_can_be_chosen_and_it_is_in_no_document(running: Any) -> None:
+    async with running(restaurant(dev_ui="/inside/ui/")) as client:
+        assert (await client.get("/inside/ui/", headers=HERE)).status_code == 200
+        assert (await client.get("/dev-ui/", headers=HERE)).status_code == 404
+        assert (await client.get("/openapi.json")).json()["paths"] == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"path": "dev"},
+        {"path": "/"},
+        {"path": "/{x}"},
+        {"allowed_hosts": ["http://example.org"]},
+        {"allowed_hosts": ["*"]},
+        {"allowed_clients": ["somewhere"]},
+    ],
+)
+def test_wrong_options_are_told_at_once(wrong: Any) -> None:
+    with pytest.raises(IllegalConfigurationError, match="DevUi"):
+        DevUi(**wrong)
+
+
+# --- who is let in
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1:80", "[::1]:8000", "LocalHost", "localhost."]
+)
+async def test_the_names_of_this_machine_are_answered(running: Any, host: str) -> None:
+    async with running(restaurant()) as client:
+        assert (await client.get("/dev-ui/", headers={"host": host})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "example.org"},
+        {"host": "localhost.example.org"},
+        {"host": "0.0.0.0:8000"},
+        {"host": ""},
+        {"host": "localhost", "x-forwarded-for": "203.0.113.9"},
+        {"host": "localhost", "x-forwarded-for": "127.0.0.1, 203.0.113.9"},
+        {"host": "localhost", "x-real-ip": "203.0.113.9"},
+        {"host": "localhost", "forwarded": 'proto=http;for="[2001:db8::1]", for=127.0.0.1'},
+        {"host": "localhost", "forwarded": "for=unknown"},
+        {"host": "localhost", "x-forwarded-host": "example.org"},
+        {"host": "localhost", "origin": "https://example.org"},
+        {"host": "localhost:8000", "origin": "http://localhost:9000"},
+        {"host": "localhost", "origin": "null"},
+    ],
+)
+async def test_nobody_else_is_let_in(running: Any, headers: dict[str, str]) -> None:
+    async with running(restaurant()) as client:
+        for path in ("/dev-ui/", "/dev-ui/api/program", "/dev-ui/api/log", "/dev-ui/page/main.js"):
+            reply = await client.get(path, headers=headers)
+            assert reply.status_code == 403
+            assert "dev UI" in reply.json()["detail"]
+
+
+async def test_a_client_from_elsewhere_is_refused_and_told_how_to_be_let_in(connect: Any, running: Any) -> None:
+    for allowed, status in (((), 403), (("203.0.113.0/24",), 200)):
+        app = restaurant(dev_ui=DevUi(allowed_clients=allowed))
+        async with running(app):
+            client = connect(app, "/dev-ui/")
+            client.scope["headers"] = [(b"host", b"localhost")]
+            client.scope["client"] = ("203.0.113.9", 5)
+            await client.start()
+            assert client.status == status
+            assert allowed or b"allowed_clients=['203.0.113.9']" in client.body
+
+
+async def test_a_client_that_is_not_known_is_refused(connect: Any, running: Any) -> None:
+    app = restaurant()
+    async with running(app):
+        client = connect(app, "/dev-ui/")
+        client.scope |= {"headers": [(b"host", b"localhost")], "client": None}
+        await client.start()
+    assert client.status == 403
+
+
+async def test_further_names_can_be_allowed(running: Any) -> None:
+    async with running(restaurant(dev_ui=DevUi(allowed_hosts=["dev.example.org"]))) as client:
+        assert (await client.get("/dev-ui/", headers={"host": "dev.example.org:8000"})).status_code == 200
+        assert (await client.get("/dev-ui/", headers={"host": "example.org"})).status_code == 403
+
+
+async def test_another_page_cannot_call_anything(running: Any) -> None:
+    body = json.dumps({"tool": "add", "arguments": "{}"})
+    async with running(restaurant()) as client:
+        for headers, status in (
+            ({"content-type": "text/plain"}, 422),
+            ({}, 422),
+            ({"content-type": "application/json", "sec-fetch-site": "cross-site"}, 403),
+            ({"content-type": "application/json", "sec-fetch-site": "same-site"}, 403),
+            ({"content-type": "application/json", "origin": "http://evil.example"}, 403),
+            ({"content-type": "application/json", "origin": "http://localhost", "sec-fetch-site": "same-origin"}, 200),
+        ):
+            reply = await client.post("/dev-ui/api/tool", content=body, headers={**HERE, **headers})
+            assert reply.status_code == status, headers
+        assert (await client.get("/dev-ui/api/tool", headers=HERE)).status_code == 405
+
+
+async def test_there_is_no_websocket(connect: Any, running: Any) -> None:
+    app = restaurant()
+    async with running(app):
+        client = connect(app, "/dev-ui/api/log", "websocket")
+        await client.start()
+    assert client.response == [{"type": "websocket.close", "code": 1008}]
+
+
+# --- what is shown
+
+
+async def test_services_are_shown_with_what_they_take_and_offer(running: Any) -> None:
+    async with running(restaurant()) as client:
+        shown = await program_of(client)
+
+    assert shown["title"] == "The restaurant"
+    waiter, cook = shown["services"]
+    assert (waiter["name"], waiter["doc"], waiter["model"]) == ("Waiter", "Serves guests.", "ScriptedChatModel")
+    serve, tell = waiter["methods"]
+    assert serve["tools"] == ["add", "leave", "note"]
+    assert (serve["memory"], serve["memory_parameter"], serve["user_parameter"]) == (
+        "the last 20 messages",
+        "table",
+        "wish",
+    )
+    assert (serve["streams"], tell["streams"]) == (False, True)
+    assert serve["returns"] == "Result[str]"
+    methods = {each["name"]: each for each in cook["methods"]}
+    assert methods["cook"]["schema"]["required"] == ["dish"]
+    assert methods["cook"]["returns"] == "dict[str, int]"
+    assert methods["look"]["schema"]["properties"]["photos"]["type"] == "array"
+
+
+async def test_tools_are_shown_as_models_see_them(running: Any) -> None:
+    async with running(restaurant()) as client:
+        tools = {each["id"]: each for each in (await program_of(client))["tools"]}
+
+    assert tools["add"]["description"] == "Puts a dish into the basket."
+    assert tools["add"]["schema"]["properties"]["count"] == {"type": "integer"}
+    assert tools["add"]["offered_by"] == ["Waiter.serve", "Waiter.tell"]
+    assert (tools["add"]["runs"], tools["leave"]["runs"]) == ("a worker thread", "the event loop")
+    assert tools["note"]["needs_memory_id"]
+    assert "table" not in tools["note"]["schema"]["properties"]
+
+
+async def test_tools_that_no_service_offers_and_those_of_endpoints_are_shown_too(running: Any) -> None:
+    class Clock:
+        @tool
+        def now(self) -> str:
+            return "noon"
+
+    class Refunds:
+        @tool
+        def add(self, amount: float) -> str:
+            return f"{amount}"
+
+    app = restaurant(register=(Clock,))
+
+    @app.post("/refund")
+    @toolbox(Refunds)
+    async def refund() -> None: ...
+
+    async with running(app) as client:
+        tools = {each["id"]: each for each in (await program_of(client))["tools"]}
+        assert tools["now"]["offered_by"] == []
+        assert tools["add~2"]["offered_by"] == ["POST /refund (refund)"]
+        assert (await called(client, "add~2", '{"amount": 2.5}'))["text"] == "2.5"
+        assert (await called(client, "now", "{}"))["text"] == "noon"
+
+
+async def test_beans_are_shown_with_what_binds_them(running: Any) -> None:
+    async with running(restaurant()) as client:
+        beans = {each["type"]: each for each in (await program_of(client))["beans"]}
+
+    assert beans["Basket"]["scope"] == "request"
+    assert beans["Basket"]["tools"] == ["add", "leave", "note"]
+    assert beans["Waiter"]["links"] == [{"to": "basket", "manner": "calls"}]
+
+
+async def test_values_of_settings_and_keys_are_never_shown(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "hunter2-env")
+    monkeypatch.setenv("TOOLBOX_MODELS__OTHER__API_KEY", "hunter2-key")
+    monkeypatch.setenv("TOOLBOX_MODELS__OTHER__MODEL", "small")
+
+    class DbSettings(BaseSettings):
+        db_password: SecretStr
+        url: str = "postgres://hunter2-default@db"
+
+    class Repository:
+        def __init__(self, settings: DbSettings) -> None:
+            self.settings = settings
+
+    @register_ai_service(model="other")
+    class Clerk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    model = OpenAiChatModel("big", base_url="http://hunter2-url@127.0.0.1:9/v1", api_key="hunter2-given")
+    app = FastAPI()
+    install(app, Container(models={"default": model}).register(Waiter, Repository, Clerk), dev_ui=True)
+
+    async with running(app) as client:
+        text = (await client.get("/dev-ui/api/program", headers=HERE)).text
+    await model.aclose()
+
+    assert "DbSettings" in text
+    assert "OpenAiChatModel, big" in text
+    assert "'other': OpenAiChatModel, small" in text
+    assert "hunter2" not in text
+
+
+# --- tools
+
+
+async def test_a_tool_is_called_in_a_request_scope_of_its_own(running: Any) -> None:
+    async with running(restaurant()) as client:
+        first = await called(client, "add", '{"dish": "soup", "count": "2"}')
+        second = await called(client, "add", '{"dish": "cake",}')
+
+    assert (first["text"], first["is_error"]) == ('["soup","soup"]', False)
+    assert first["duration"] > 0
+    assert second["text"] == '["cake"]'
+
+
+async def test_beans_of_the_call_are_closed_when_it_has_ended(running: Any) -> None:
+    happened: list[str] = []
+
+    @call_scoped
+    class Session:
+        async def stop(self) -> None:
+            happened.append("closed")
+
+    class Till:
+        def __init__(self, session: Session) -> None: ...
+
+        @tool
+        def pay(self, context: InvocationContext) -> str:
+            happened.append(f"paid {context.service.__name__}")
+            return "paid"
+
+    async with running(restaurant(register=(Session, Till))) as client:
+        assert (await called(client, "pay", "{}"))["text"] == "paid"
+        assert happened == ["paid DevUiPage", "closed"]
+
+
+async def test_wrong_arguments_are_told_as_a_model_is_told(running: Any) -> None:
+    async with running(restaurant()) as client:
+        missing = await called(client, "add", "{}")
+        broken = await called(client, "add", '{"dish": ')
+
+    assert missing["is_error"]
+    assert "dish" in missing["text"]
+    assert broken["is_error"]
+
+
+async def test_what_a_model_never_reads_the_developer_does(running: Any) -> None:
+    class Till:
+        @tool
+        def pay(self) -> str:
+            raise ValueError("no change")
+
+    @register_ai_service
+    class Nested(Protocol):
+        @tool
+        def ask_again(self, text: str) -> str: ...
+
+    async with running(restaurant("never sent", register=(Till, Nested))) as client:
+        assert await called(client, "leave", "{}") == {
+            "type": "failure",
+            "kind": "ToolAbort",
+            "message": "the guest has left",
+        }
+        told = await called(client, "pay", "{}")
+        assert (told["text"], told["is_error"]) == ("no change", True)
+        assert (await called(client, "ask_again", '{"text": "x"}'))["text"] == "never sent"
+
+
+async def test_a_tool_is_given_the_memory_id_it_needs(running: Any) -> None:
+    async with running(restaurant()) as client:
+        reply = await client.post(
+            "/dev-ui/api/tool", json={"tool": "note", "arguments": '{"text": "hi"}'}, headers=HERE
+        )
+        assert (reply.status_code, reply.json()["detail"]) == (422, "this tool needs a memory id")
+        assert (await called(client, "note", '{"text": "hi"}', memory_id="7"))["text"] == "7: hi"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[]",
+        "{",
+        '{"tool": "add"}',
+        '{"tool": 1, "arguments": "{}"}',
+        '{"tool": "add", "arguments": {}}',
+        '{"tool": "nothing", "arguments": "{}"}',
+        '{"tool": "add", "arguments": "{}", "more": 1}',
+        '"' + "x" * 1_100_000 + '"',
+        "\ud800".encode("utf-8", "surrogatepass"),
+    ],
+)
+async def test_what_is_no_call_of_a_tool_is_refused(running: Any, body: Any) -> None:
+    async with running(restaurant()) as client:
+        reply = await client.post(
+            "/dev-ui/api/tool", content=body, headers={**HERE, "content-type": "application/json"}
+        )
+
+    assert reply.status_code == 422
+    assert reply.json()["detail"]
+
+
+# --- services
+
+
+async def test_a_service_answers_with_its_tools_on_the_way(running: Any) -> None:
+    async with running(restaurant(tool_call("add", {"dish": "soup"}), "Coming!")) as client:
+        entries = await asked(client, "Waiter.serve", table="7", wish="Soup, please")
+
+    assert entries[0] | {"at": 0, "run": 0} == {
+        "type": "started",
+        "where": "Waiter.serve",
+        "user_message": "Soup, please",
+        "memory_id": "7",
+        "at": 0,
+        "run": 0,
+    }
+    [ran] = [each for each in entries if each["type"] == "tool"]
+    assert (ran["name"], ran["arguments"], ran["result"], ran["is_error"]) == (
+        "add",
+        '{"dish": "soup"}',
+        '["soup"]',
+        False,
+    )
+    assert ran["duration"] > 0
+    assert entries[-1]["type"] == "ended"
+    assert entries[-1]["answer"]["value"] == "Coming!"
+
+
+async def test_a_stream_comes_in_pieces(running: Any) -> None:
+    async with running(restaurant(tool_call("add", {"dish": "soup"}), "Coming right up!")) as client:
+        entries = await asked(client, "Waiter.tell", table="7", wish="Soup")
+
+    kinds = [each["type"] for each in entries]
+    assert kinds.index("tool_started") < kinds.index("tool") < kinds.index("text")
+    assert "".join(each["text"] for each in entries if each["type"] == "text") == "Coming right up!"
+    assert kinds.count("tool") == 1
+
+
+@pytest.mark.parametrize("method", ["Cook.recipe", "Cook.smell", "Cook.taste"])
+async def test_each_kind_of_method_can_be_asked(running: Any, method: str) -> None:
+    async with running(restaurant("Stir it.")) as client:
+        entries = await asked(client, method, dish="soup")
+
+    assert entries[-1]["answer"]["value"] == "Stir it."
+
+
+async def test_structured_answers_and_items_are_shown_as_json(running: Any) -> None:
+    async with running(restaurant('{"salt": 3}', '{"value": [1, 2]}')) as client:
+        assert (await asked(client, "Cook.cook", dish="soup"))[-1]["answer"]["value"] == {"salt": 3}
+        entries = await asked(client, "Cook.steps", dish="soup")
+
+    assert [each["value"] for each in entries if each["type"] == "item"] == [1, 2]
+
+
+async def test_conversations_go_on_by_their_memory_id(running: Any) -> None:
+    model = ScriptedChatModel(["one", "two", "three"])
+    app = FastAPI()
+    install(app, Container(models={"default": model}).register(Waiter), dev_ui=True)
+
+    async with running(app) as client:
+        for table in ("7", "7", "8"):
+            await asked(client, "Waiter.serve", table=table, wish="hello")
+
+    assert [len(each.messages) for each in model.requests] == [1, 3, 1]
+
+
+async def test_images_are_given_by_their_addresses(running: Any) -> None:
+    model = ScriptedChatModel(["nice"])
+    app = FastAPI()
+    install(app, Container(models={"default": model}).register(Cook), dev_ui=True)
+
+    async with running(app) as client:
+        await asked(client, "Cook.look", message="Look", photos=["https://example.org/soup.png"])
+        refused = await client.post(
+            "/dev-ui/api/ask",
+            json={"method": "Cook.look", "arguments": '{"message": "x", "photos": ["file:///etc/passwd"]}'},
+            headers=HERE,
+        )
+
+    assert ImageContent(url="https://example.org/soup.png") in model.requests[0].messages[-1].contents
+    assert refused.status_code == 422
+
+
+async def test_a_failure_is_told_to_the_developer(running: Any) -> None:
+    async with running(restaurant(RuntimeError("the oven is off"))) as client:
+        entries = await asked(client, "Waiter.serve", table="7", wish="Soup")
+
+    assert entries[-1]["failure"] == {"type": "failure", "kind": "RuntimeError", "message": "the oven is off"}
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "fault"),
+    [
+        ("Waiter.nothing", "{}", "there is no service method"),
+        ("Waiter.serve", "{}", "table: is missing; wish: is missing"),
+        ("Waiter.serve", "[]", "no JSON object"),
+        ("Waiter.serve", "{", "no JSON"),
+        ("Waiter.serve", '{"table": "7", "wish": 5}', "wish"),
+        ("Waiter.serve", '{"table": "7", "wish": "x", "self": 1}', "self: is no parameter"),
+        ("Cook.cook", '{"dish": "soup", "guests": "many"}', "guests: Input should be a valid integer"),
+        ("Cook.look", '{"message": 5, "photos": []}', "message: is no text"),
+    ],
+)
+async def test_what_a_method_does_not_take_is_refused_before_anything_is_asked(
+    running: Any, method: str, arguments: str, fault: str
+) -> None:
+    async with running(restaurant()) as client:
+        reply = await client.post("/dev-ui/api/ask", json={"method": method, "arguments": arguments}, headers=HERE)
+
+    assert reply.status_code == 422
+    assert fault in reply.json()["detail"]
+
+
+async def test_whoever_leaves_ends_what_was_asked(connect: Any, running: Any) -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    class Oven:
+        @tool
+        async def bake(self) -> str:
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+            return "done"
+
+    @register_ai_service(tools=Oven)
+    class Baker(Protocol):
+        async def bake(self, what: str) -> str: ...
+
+    app = restaurant(tool_call("bake"), register=(Baker,))
+    async with running(app):
+        body = json.dumps({"method": "Baker.bake", "arguments": '{"what": "bread"}'}).encode()
+        client = connect(app, "/dev-ui/api/ask", method="POST", body=body)
+        client.scope["headers"] = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        task = client.start()
+        await started.wait()
+        client.leave()
+        await ended.wait()
+        await task
+
+    assert b"bread" in client.body
+
+
+async def test_what_is_overridden_is_what_is_asked(running: Any) -> None:
+    class FakeWaiter:
+        async def serve(self, table: str, wish: str) -> str:
+            return f"{wish} for {table}"
+
+    app = FastAPI()
+    container = Container(models={"default": ScriptedChatModel([])}).register(Waiter)
+    install(app, container, dev_ui=True)
+    async with running(app) as client:
+        with container.override(Waiter, FakeWaiter()):  # type: ignore[type-abstract]  # a Protocol is what is overridden
+            entries = await asked(client, "Waiter.serve", table="7", wish="soup")
+
+    assert entries[-1]["answer"]["value"] == "soup for 7"
+
+
+# --- the log
+
+
+async def test_the_log_shows_what_was_and_what_comes(connect: Any, running: Any) -> None:
+    app = restaurant("first", "second")
+    async with running(app) as http:
+        await asked(http, "Waiter.serve", table="7", wish="one")
+        client = connect(app, "/dev-ui/api/log")
+        client.scope["headers"] = [(b"host", b"localhost")]
+        task = client.start()
+        while b"first" not in client.body:
+            client._sent.clear()
+            await client._sent.wait()
+        await asked(http, "Waiter.serve", table="7", wish="two")
+        while b"second" not in client.body:
+            client._sent.clear()
+            await client._sent.wait()
+        client.leave()
+        await task
+
+    entries = entries_of(client.body.decode())
+    assert [each["user_message"] for each in entries if each["type"] == "started"] == ["one", "two"]
+
+
+async def test_an_open_log_does_not_hold_up_the_end(serving: Any) -> None:
+    async with serving(restaurant("hello")) as client:
+        await asked(client, "Waiter.serve", table="7", wish="one")
+        async with client.stream("GET", "/dev-ui/api/log") as reply:
+            lines = reply.aiter_lines()
+            assert await anext(lines) == "event: started"
+            await lines.aclose()
+
+
+async def test_async_producers_and_their_beans_do_not_stand_in_the_way(running: Any) -> None:
+    @produces(scope="application")
+    async def numbers() -> list[int]:
+        return [1]
+
+    async with running(restaurant(register=(numbers,))) as client:
+        assert "numbers" in json.dumps((await program_of(client))["beans"])
