@@ -125,6 +125,12 @@ class Container:
         self._checks.append(check)
         return self
 
+    def add_implied(self, find: Callable[[], Iterable[object]]) -> Self:
+        """Lets `check()` and start ask what else counts as registered, unless something provides it already."""
+        self._refuse_started("add_implied")
+        self._registry.implied.append(find)
+        return self
+
     def knows(self, registered: object) -> bool:
         """Whether an object has been registered, or is an instance or binding of this type."""
         return self._registry.knows(registered)

@@ -47,6 +47,7 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
     installed.add(app)
     for kind in (HTTPConnection, Request, WebSocket):
         container.declare_seed(kind, partial(current_connection, kind))
+    container.add_implied(lambda: tools_of_endpoints(app.routes))
     container.add_check(lambda graph: endpoint_problems(app.routes, graph))
     if app.router.route_class is APIRoute:
         app.router.route_class = InjectRoute
@@ -75,7 +76,7 @@ class Installation:
         async def started(app: FastAPI) -> AsyncIterator[Any]:
             for each in mounted_in(app):
                 see_failures(each)
-            async with self._started(app), lifespan(app) as state:
+            async with self._started(), lifespan(app) as state:
                 settings = await self.container.aget(ToolboxSettings)
                 self.stopping = stopping = Stopping(settings.stop_timeout)
                 try:
@@ -87,11 +88,9 @@ class Installation:
 
         return started
 
-    def _started(self, app: FastAPI) -> AbstractAsyncContextManager[object]:
+    def _started(self) -> AbstractAsyncContextManager[object]:
         """The container's life; of one that somebody else has started, nothing."""
-        if self.container.is_started:
-            return nullcontext()
-        return self.container.register(*tools_of_endpoints(app.routes))
+        return nullcontext() if self.container.is_started else self.container
 
 
 def mounted_in(app: FastAPI) -> Iterator[FastAPI]:

@@ -253,3 +253,37 @@ async def test_an_endpoint_with_tools_shows_nothing_of_them_in_the_openapi_docum
     declare(app)
 
     assert app.openapi()["paths"]["/awaited"]["get"].get("parameters") is None
+
+
+async def test_the_check_before_the_start_knows_the_classes_an_endpoint_lists() -> None:
+    app = FastAPI()
+    container = Container(models={"default": ScriptedChatModel()}).register(User, Assistant)
+    install(app, container)
+
+    @app.post("/staff")
+    @toolbox(RefundTools)
+    async def staff(assistant: Inject[Assistant]) -> str:
+        return await assistant.chat("")
+
+    assert container.check() == []
+
+
+async def test_what_provides_a_listed_class_already_is_taken(running) -> None:
+    class Special(User):
+        name = "you"
+
+    app = FastAPI()
+    model = ScriptedChatModel([tool_call("refund", {"order": 7}), "done"])
+    container = Container(models={"default": model}).register(Assistant)
+    container.register_instance(RefundTools(Special()))
+    install(app, container)
+
+    @app.post("/staff")
+    @toolbox(RefundTools)
+    async def staff(assistant: Inject[Assistant]) -> str:
+        return await assistant.chat("")
+
+    async with running(app) as client:
+        await client.post("/staff")
+
+    assert model.requests[1].messages[-1].text == "7 refunded to you"

@@ -43,6 +43,7 @@ class Registry:
         self._entries: dict[object, object] = {}
         self._bindings: dict[Binding, None] = {}
         self.seeds: dict[Any, Callable[[], Any] | None] = dict.fromkeys(seeds)
+        self.implied: list[Callable[[], Iterable[object]]] = []
 
     def add(self, entry: object) -> None:
         """Registers an object; the same one again changes nothing."""
@@ -107,6 +108,7 @@ class Registry:
             for each in self._bindings
             if isinstance(each.implementation, type) or producer_mark_of(each.implementation)
         ]
+        implied += (each for find in self.implied for each in find())
         while queue or implied:
             if not queue:
                 new = {_identity(each): each for each in implied}
