@@ -102,7 +102,7 @@ function variants(id, schema, definitions, required, depth, options) {
   const union = (schema.anyOf ?? schema.oneOf).filter(each => each.type !== "null");
   const made = [], place = make("div", {class: "variant"});
   const names = union.map((each, index) => [String(index), kindOf(each.$ref ? {type: each.$ref.split("/").pop()} : each)]);
-  const select = make("select", {"aria-label": "Which kind", onchange: show}, (required ? names : [LEFT_OUT, ...names]).map(([value, text]) => make("option", {value}, text)));
+  const select = make("select", {"aria-describedby": options.describedBy, onchange: show}, (required ? names : [LEFT_OUT, ...names]).map(([value, text]) => make("option", {value}, text)));
   function show() {
     const index = select.value;
     if (index === "") { place.replaceChildren(); return; }

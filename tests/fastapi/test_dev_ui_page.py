@@ -1,0 +1,351 @@
+"""The dev UI's page in a real browser: by mouse and by keyboard, in light and dark, wide and narrow."""
+
+import importlib.util
+import shutil
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from enum import Enum
+from typing import Annotated, Any, Protocol
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from toolbox import (
+    AiMessage,
+    ChatRequest,
+    Container,
+    Instance,
+    MemoryId,
+    Result,
+    TokenStream,
+    application_scoped,
+    call_scoped,
+    register_ai_service,
+    request_scoped,
+    tool,
+)
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import install
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
+    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
+]
+
+
+class Size(Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+class Topping(BaseModel):
+    name: str
+    grams: int = 10
+
+
+@application_scoped
+class Kitchen: ...
+
+
+@request_scoped
+class Basket:
+    def __init__(self, kitchen: Kitchen) -> None: ...
+
+    @tool
+    def add(
+        self,
+        dish: Annotated[str, "the dish's name"],
+        count: int = 1,
+        size: Size = Size.SMALL,
+        hot: bool = True,
+        toppings: list[Topping] = [],  # noqa: B006 - made anew for each call
+        seat: int | str | None = None,
+    ) -> str:
+        """Puts a dish into the basket."""
+        said = ", ".join(f"{each.grams} g {each.name}" for each in toppings)
+        return f"{count} {size.value} {'hot' if hot else 'cold'} {dish} with {said or 'nothing'} for {seat!r}"
+
+
+@call_scoped
+class Session:
+    def __init__(self, basket: Instance[Basket]) -> None: ...
+
+
+class Till:
+    def __init__(self, session: Session) -> None: ...
+
+    @tool
+    def pay(self) -> str:
+        raise ValueError("<b>no change</b>")
+
+
+@register_ai_service(tools=(Basket, Till))
+class Waiter(Protocol):
+    """Serves guests."""
+
+    async def serve(self, table: MemoryId[str], wish: str) -> Result[str]: ...
+    def tell(self, wish: str) -> TokenStream: ...
+    def count(self, wish: str) -> AsyncIterator[int]: ...
+    async def fail(self, wish: str) -> str: ...
+
+
+def reply_to(request: ChatRequest) -> AiMessage:
+    """What the model says: it calls what it is told to, once, and ends with a sentence."""
+    said = [each.text for each in request.messages if type(each).__name__ == "UserMessage"][-1]
+    if type(request.messages[-1]).__name__ == "ToolExecutionResultMessage":
+        return AiMessage(f"Coming: <i>{request.messages[-1].text}</i>")
+    if "boom" in said:
+        raise RuntimeError("the oven is off")
+    if "numbers" in said:
+        return AiMessage('{"value": [7, 8]}')
+    if "pay" in said:
+        return AiMessage(None, [tool_call("pay"), tool_call("add", {"dish": "receipt"})])
+    return AiMessage(None, [tool_call("add", {"dish": "soup"})])
+
+
+def restaurant() -> FastAPI:
+    app = FastAPI(title="The restaurant")
+    model = ScriptedChatModel([reply_to] * 1000)
+    install(app, Container(models={"default": model}).register(Waiter, Kitchen, Basket, Session, Till), dev_ui=True)
+
+    @app.post("/serve")
+    async def serve() -> None: ...
+
+    return app
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(restaurant(), log_level="error", ws="none", timeout_graceful_shutdown=5))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/dev-ui/"
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=["light", "dark"])
+def page(browser: Any, address: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    page = browser.new_page(color_scheme=request.param)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda asked: asked.url.startswith((address, "data:")) or complaints.append(asked.url))
+    page.goto(address)
+    page.get_by_role("heading", name="Waiter.serve").wait_for()
+    yield page
+    page.close()
+    assert [each for each in complaints if "422" not in each] == []
+
+
+def test_a_service_is_asked_and_its_tools_stand_on_a_timeline(page: Any) -> None:
+    page.get_by_label("wish").fill("Soup, please")
+    page.get_by_role("button", name="Send").click()
+
+    page.get_by_role("status").filter(has_text="with 1 call").wait_for()
+    assert "Coming: <i>1 small hot soup" in page.locator("#chat .answer").last.inner_text()
+    assert page.get_by_label("wish").input_value() == ""
+    row = page.get_by_role("list", name="Timeline").get_by_role("listitem")
+    row.locator("summary").click()
+    assert row.get_by_role("region", name="Arguments of add").inner_text() == '{\n  "dish": "soup"\n}'
+    assert "1 small hot soup" in row.get_by_role("region", name="Result of add").inner_text()
+    assert row.locator(".bar").bounding_box()["width"] > 1
+
+
+def test_the_keyboard_is_enough(page: Any) -> None:
+    page.keyboard.press("Tab")
+    page.locator(".skip:focus").wait_for()
+    page.get_by_label("Memory id").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.get_by_label("Memory id").input_value() == "dev-2"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.type("pay")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("now")
+    page.keyboard.press("Enter")
+    page.get_by_role("status").filter(has_text="with 2 calls").wait_for()
+    assert page.locator("#chat .said").inner_text() == "pay\nnow"
+    assert "failed" in page.locator("#chat .timeline summary").first.inner_text()
+    page.locator("#chat .timeline summary").first.focus()
+    page.keyboard.press("Enter")
+    assert page.get_by_role("region", name="Result of pay").inner_text() == "<b>no change</b>"
+
+
+def test_a_stream_comes_as_it_is_said(page: Any) -> None:
+    page.get_by_role("link", name="tell streams").click()
+    page.get_by_label("wish").fill("Soup")
+    page.keyboard.press("Enter")
+    page.get_by_role("status").filter(has_text="Answered").wait_for()
+    assert "Coming:" in page.locator("#chat .answer").last.inner_text()
+
+    page.get_by_role("link", name="count streams").click()
+    page.get_by_label("wish").fill("numbers")
+    page.keyboard.press("Enter")
+    page.get_by_role("status").filter(has_text="Answered").wait_for()
+    assert page.get_by_role("region", name="Item").all_inner_texts() == ["7", "8"]
+
+
+def test_a_failure_is_told_and_the_text_is_kept(page: Any) -> None:
+    page.get_by_role("link", name="fail str").click()
+    page.get_by_label("wish").fill("boom")
+    page.keyboard.press("Enter")
+
+    page.locator("#chat").get_by_text("RuntimeError: the oven is off").wait_for()
+    assert page.get_by_label("wish").input_value() == "boom"
+    assert page.get_by_role("button", name="Send").is_enabled()
+
+
+def test_a_tool_is_called_by_a_form_of_its_schema(page: Any) -> None:
+    page.get_by_role("link", name="Tools").click()
+    page.get_by_label("dish").fill("soup")
+    page.get_by_label("count").fill("3")
+    page.get_by_label("size").select_option("large")
+    page.get_by_label("hot").select_option("false")
+    page.get_by_role("button", name="Add item").click()
+    page.get_by_label("name").fill("salt")
+    page.get_by_label("seat").select_option("string")
+    page.locator(".variant textarea").fill("A")
+    page.get_by_role("button", name="Call").click()
+
+    page.get_by_role("heading", name="What a model reads").wait_for()
+    told = page.get_by_role("region", name="Result")
+    assert told.inner_text() == "3 large cold soup with 10 g salt for 'A'"
+
+
+def test_what_is_left_out_is_not_sent_and_wrong_values_are_told(page: Any) -> None:
+    page.get_by_role("link", name="Tools").click()
+    page.get_by_label("dish").fill("soup")
+    page.keyboard.press("Control+Enter")
+    page.get_by_role("region", name="Result").filter(has_text="1 small hot soup with nothing for None").wait_for()
+
+    page.get_by_label("count").fill("many")
+    page.keyboard.press("Control+Enter")
+    page.get_by_role("heading", name="What a model reads: an error").wait_for()
+    assert "count" in page.get_by_role("region", name="Result").inner_text()
+
+
+def test_arguments_can_be_written_as_json(page: Any) -> None:
+    page.get_by_role("link", name="Tools").click()
+    page.get_by_label("dish").fill("soup")
+    page.get_by_role("button", name="As JSON").click()
+    text = page.get_by_role("textbox", name="Arguments as JSON")
+    assert '"dish": "soup"' in text.input_value()
+    text.fill('{"dish": "cake", "count": 2,}')
+    page.keyboard.press("Control+Enter")
+
+    page.get_by_role("region", name="Result").filter(has_text="2 small hot cake").wait_for()
+
+
+def test_beans_are_a_graph_and_a_table(page: Any) -> None:
+    page.get_by_role("link", name="Beans").click()
+    basket = page.get_by_role("button", name="Basket, request")
+    assert "holds kitchen" in basket.get_attribute("aria-label")
+    basket.focus()
+    page.keyboard.press("Enter")
+
+    assert basket.get_attribute("aria-pressed") == "true"
+    assert page.locator("#beans .link.lit").count() == 3
+    assert page.locator("#beans tr.lit th").inner_text() == "basket"
+    row = page.get_by_role("row").filter(has_text="session")
+    assert "looks up Basket" in row.first.inner_text().replace("\n", " ")
+    boxes = [box.bounding_box() for box in page.locator("#beans svg .bean").all()]
+    for number, one in enumerate(boxes):
+        for other in boxes[number + 1 :]:
+            apart = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
+            assert apart or one["y"] + one["height"] <= other["y"] or other["y"] + other["height"] <= one["y"]
+
+
+def test_the_log_is_live(page: Any, browser: Any, address: str) -> None:
+    page.get_by_role("link", name="Log").click()
+    page.get_by_role("status").filter(has_text="Live").wait_for()
+    other = browser.new_page()
+    other.goto(address)
+    other.get_by_label("wish").fill("Soup from another page")
+    other.keyboard.press("Enter")
+
+    run = page.locator(".run").filter(has_text="Soup from another page").first
+    run.locator(".mark").filter(has_text="done").wait_for()
+    run.locator("> details > summary").click()
+    assert "soup" in run.get_by_role("region", name="Answer").inner_text()
+    page.get_by_label("Show only").fill("nothing like it")
+    assert page.locator(".run:visible").count() == 0
+    page.get_by_label("Show only").fill("another PAGE")
+    assert run.is_visible()
+    other.close()
+
+
+def test_a_view_has_an_address(page: Any, address: str) -> None:
+    page.goto(f"{address}#tools/pay")
+    page.get_by_role("heading", name="pay").wait_for()
+    page.get_by_role("link", name="Beans").click()
+    page.get_by_role("button", name="Basket, request").wait_for()
+    page.go_back()
+
+    page.get_by_role("heading", name="pay").wait_for()
+    assert page.get_by_role("link", name="Tools").get_attribute("aria-current") == "page"
+
+
+def test_everything_that_can_be_used_has_a_name(page: Any) -> None:
+    for view in ("Chat", "Tools", "Beans", "Log"):
+        page.get_by_role("link", name=view, exact=True).click()
+        nameless = page.evaluate(
+            """() => [...document.querySelectorAll("input, textarea, select, button, a, [role=button], [role=region]")]
+                .filter(each => each.checkVisibility())
+                .filter(each => !(each.getAttribute("aria-label") || each.labels?.length || each.textContent.trim()))
+                .map(each => each.outerHTML)"""
+        )
+        assert nameless == []
+
+
+def test_text_stands_out_from_what_is_behind_it(page: Any) -> None:
+    """The colours that text has, against those it stands on, by WCAG's measure."""
+    contrasts = page.evaluate(
+        """() => {
+            const style = getComputedStyle(document.documentElement);
+            const light = name => {
+                const probe = document.body.appendChild(document.createElement("i"));
+                probe.style.color = style.getPropertyValue(name);
+                const channels = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(each => each / 255);
+                probe.remove();
+                const [r, g, b] = channels.map(each => each <= .03928 ? each / 12.92 : ((each + .055) / 1.055) ** 2.4);
+                return .2126 * r + .7152 * g + .0722 * b;
+            };
+            const pairs = [["--text", "--page"], ["--text", "--card"], ["--quiet", "--page"], ["--quiet", "--card"],
+                ["--quiet", "--sunken"], ["--accent", "--card"], ["--accent", "--soft"], ["--on-accent", "--accent"],
+                ["--bad", "--card"], ["--bad", "--bad-soft"]];
+            return pairs.map(([one, other]) => {
+                const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+                return [one, other, (high + .05) / (low + .05)];
+            });
+        }"""
+    )
+    assert [each for each in contrasts if each[2] < 4.5] == []
+
+
+@pytest.mark.parametrize("view", ["chat", "tools", "log", "beans"])
+def test_a_narrow_screen_has_no_sideways_scrolling(browser: Any, address: str, view: str) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 800})
+    page.goto(f"{address}#{view}")
+    page.locator(f"#view-{view}").wait_for()
+
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.close()
