@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from pydantic import SecretStr
 from pydantic_settings import BaseSettings
 
 from toolbox import (
+    AiMessage,
     Container,
     IllegalConfigurationError,
     ImageContent,
@@ -27,6 +29,7 @@ from toolbox import (
     produces,
     register_ai_service,
     request_scoped,
+    run_on_thread,
     tool,
     toolbox,
     user_message,
@@ -629,6 +632,36 @@ async def test_what_is_overridden_is_what_is_asked(running: Any) -> None:
             entries = await asked(client, "Waiter.serve", table="7", wish="soup")
 
     assert entries[-1]["answer"]["value"] == "soup for 7"
+
+
+async def test_it_is_told_on_which_thread_each_tool_ran(running: Any) -> None:
+    class Places:
+        @tool
+        def pooled(self) -> str:
+            return threading.current_thread().name
+
+        @tool
+        @run_on_thread
+        def fresh(self) -> None: ...
+
+        @tool
+        async def on_loop(self) -> None: ...
+
+    calls = [tool_call("pooled"), tool_call("fresh"), tool_call("on_loop")]
+
+    @register_ai_service(tools=Places)
+    class Guide(Protocol):
+        async def lead(self, where: str) -> str: ...
+        def show(self, where: str) -> str: ...
+
+    replies = [AiMessage(None, calls), "there", AiMessage(None, calls), "there"]
+    async with running(restaurant(*replies, register=(Guide,))) as client:
+        for method, pooled in (("Guide.lead", "toolbox-pool"), ("Guide.show", "AnyIO worker thread")):
+            entries = await asked(client, method, where="home")
+            threads = {each["name"]: each["thread"] for each in entries if each["type"] == "tool"}
+            assert threads["pooled"].startswith(pooled)
+            assert threads["fresh"] == "toolbox-thread"
+            assert threads["on_loop"] == "event loop"
 
 
 # --- the log

@@ -163,6 +163,7 @@ def test_a_service_is_asked_and_its_tools_stand_on_a_timeline(page: Any) -> None
     assert "Coming: <i>1 small hot soup" in page.locator("#chat .answer").last.inner_text()
     assert page.get_by_label("wish").input_value() == ""
     row = page.get_by_role("list", name="Timeline").get_by_role("listitem")
+    assert row.locator("summary .thread").inner_text().startswith("toolbox-pool")
     row.locator("summary").click()
     assert row.get_by_role("region", name="Arguments of add").inner_text() == '{\n  "dish": "soup"\n}'
     assert "1 small hot soup" in row.get_by_role("region", name="Result of add").inner_text()

@@ -21,7 +21,7 @@ from .markers import (
     unknown_executor,
 )
 from .runners import CallerRunner, LoopRunner, Runner
-from .threads import Finish, LoopThread, Workers, on_event_loop, refuse_on_event_loop
+from .threads import Finish, LoopThread, Workers, on_event_loop, refuse_on_event_loop, thread_watcher
 
 __all__ = [
     "BLOCKING",
@@ -47,5 +47,6 @@ __all__ = [
     "returns_awaitable",
     "run_on",
     "run_on_thread",
+    "thread_watcher",
     "unknown_executor",
 ]

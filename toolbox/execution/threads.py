@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
 
 from ..errors import BlockingCallNotAllowedError
@@ -25,10 +26,16 @@ Finish: TypeAlias = Callable[[BaseException | None], Awaitable[None]]
 """What follows a call on the loop; it is told how the call ended."""
 
 
+thread_watcher: ContextVar[Callable[[str, str], None] | None] = ContextVar("toolbox.thread_watcher", default=None)
+"""Told, on each thread that a call is run on, the call's label and what the thread is called otherwise."""
+
+
 def named(call: Callable[[], T], label: str) -> T:
     """`call()`, with the thread carrying `label` as its name."""
     thread = threading.current_thread()
     name, thread.name = thread.name, label
+    if (watcher := thread_watcher.get()) is not None:
+        watcher(label, name)
     try:
         return call()
     finally:

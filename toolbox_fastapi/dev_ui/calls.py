@@ -72,7 +72,7 @@ async def call_tool(
     request = ToolExecutionRequest(f"dev-ui-{run.number}", tool.specification.name, arguments)
     began = time.perf_counter()
     try:
-        with WhileCallerWaits():
+        with WhileCallerWaits(), run.watching_threads():
             async with container.request_scope():
                 outcome = await container.host.execute(
                     {request.name: tool}, request, DevUiPage, AS_A_MODEL_SEES, memory_id
@@ -143,7 +143,7 @@ class _Asking:
         answer: Entry | None = None
         failed: Entry | None = None
         try:
-            with invocation_record() as record:
+            with invocation_record() as record, self._run.watching_threads():
                 try:
                     answer = await self._called()
                 finally:

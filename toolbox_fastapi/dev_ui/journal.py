@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, TypeAlias
 
 from toolbox.chat import ToolExecution, ToolExecutionRequest
+from toolbox.context import current_invocation
+from toolbox.execution import thread_watcher
 
 Entry: TypeAlias = dict[str, Any]
 """One thing that happened, as the page reads it: `type`, `run` (the invocation's), `at` (milliseconds since 1970)."""
@@ -73,6 +76,7 @@ class Run:
     def __init__(self, journal: Journal, number: int, tap: Callable[[Entry], None] | None) -> None:
         self._journal, self.number, self._tap = journal, number, tap
         self._told: list[ToolExecution] = []
+        self._threads: dict[ToolExecutionRequest, str] = {}
 
     def add(self, entry: Entry) -> None:
         """Adds an entry of this invocation."""
@@ -80,6 +84,21 @@ class Run:
         self._journal.add(entry)
         if self._tap is not None:
             self._tap(entry)
+
+    @contextmanager
+    def watching_threads(self) -> Iterator[None]:
+        """Notes which threads the tools called inside run on; the others run on the event loop."""
+
+        def note(label: str, thread: str) -> None:
+            current = current_invocation.get()
+            if current is not None and current.request is not None and current.request.name == label:
+                self._threads[current.request] = thread
+
+        token = thread_watcher.set(note)
+        try:
+            yield
+        finally:
+            thread_watcher.reset(token)
 
     def tool_started(self, request: ToolExecutionRequest) -> None:
         """A tool is about to run."""
@@ -98,6 +117,7 @@ class Run:
                 "is_error": execution.is_error,
                 "at": execution.started_at.timestamp() * 1000,
                 "duration": execution.duration,
+                "thread": self._threads.get(execution.request, "event loop"),
             }
         )
 
