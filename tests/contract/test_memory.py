@@ -343,11 +343,15 @@ async def test_a_tool_that_calls_its_own_service_with_the_same_id_is_told_so(han
 # --- windows
 
 
-def test_windows_are_checked() -> None:
-    with pytest.raises(ValueError, match="max_messages"):
-        MessageWindow(0)
-    with pytest.raises(ValueError, match="max_tokens"):
-        TokenWindow(-1)
+@pytest.mark.parametrize("window", [MessageWindow(0), MessageWindow(-1), TokenWindow(-1), TokenWindow(0)])
+def test_a_window_of_nothing_is_a_problem_at_start(window: Any) -> None:
+    @register_ai_service(chat_memory=window)
+    class Service(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+    [problem] = Container(models={"default": ScriptedChatModel([])}).register(Service).check()
+    assert problem.where == "Service"
+    assert type(window).__name__ in problem.what
 
 
 async def conversation(window: Any, turns: int, *, rounds: bool = False) -> list[list[str]]:

@@ -87,9 +87,10 @@ class MessageWindow:
 
     max_messages: int = 20
 
-    def __post_init__(self) -> None:
-        if self.max_messages < 1:
-            raise ValueError(f"MessageWindow(max_messages={self.max_messages}); use 1 or more")
+    @property
+    def limit(self) -> int:
+        """What start checks."""
+        return self.max_messages
 
     def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages to keep, oldest first."""
@@ -122,9 +123,10 @@ class TokenWindow:
     max_tokens: int
     count: Callable[[Message], int] = estimate_tokens
 
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"TokenWindow(max_tokens={self.max_tokens}); use 1 or more")
+    @property
+    def limit(self) -> int:
+        """What start checks."""
+        return self.max_tokens
 
     def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages to keep, oldest first."""

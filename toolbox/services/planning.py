@@ -33,7 +33,7 @@ from .declaration import (
 )
 from .interfaces import bare_decorators, is_interface, method_names
 from .listing import as_sources, provider_problems, providers_of
-from .memory import MessageWindow
+from .memory import MessageWindow, TokenWindow
 from .outputs import Output, read_output
 from .plans import FunctionMessage, MethodPlan, Toolset, offer_problems
 from .templates import Template, doubled_names, parse
@@ -63,6 +63,8 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     window = options.chat_memory
     if window is not None and not isinstance(window, Default) and not callable(getattr(window, "newest", None)):
         yield Problem(where, f"chat_memory is {window!r}", "use MessageWindow(…), TokenWindow(…) or None")
+    elif isinstance(window, (MessageWindow, TokenWindow)) and not (isinstance(window.limit, int) and window.limit > 0):
+        yield Problem(where, f"chat_memory is a {type(window).__name__} of {window.limit!r}", "use 1 or more")
     if not isinstance(options.parameters, Mapping):
         yield Problem(where, f"parameters is {options.parameters!r}", "use a mapping, by the wire's names")
     for name in _HANDLERS:
