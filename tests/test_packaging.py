@@ -31,6 +31,8 @@ def test_it_holds_both_packages_and_nothing_else(wheel: Path) -> None:
 
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"toolbox", "toolbox_fastapi"}
     assert {"toolbox/py.typed", "toolbox_fastapi/py.typed"} <= set(names)
+    page = ROOT / "toolbox_fastapi" / "dev_ui" / "page"
+    assert {each.name for each in page.iterdir()} == {Path(name).name for name in names if "/dev_ui/page/" in name}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
