@@ -4,6 +4,7 @@ import asyncio
 import functools
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Protocol
 
 import pytest
@@ -32,6 +33,7 @@ from toolbox import (
     application_scoped,
     create_ai_service,
     invocation_attributes,
+    produces,
     register_ai_service,
     request_scoped,
     run_on,
@@ -885,3 +887,79 @@ async def test_a_providers_class_is_a_bean_of_the_container() -> None:
     async with Container(models={"default": model}).register(Other, Calculator) as container:
         await container.get(Other).chat("x")
     assert results(model) == ["3"]
+
+
+class FakeCalculator:
+    def add(self, a: int, b: int) -> int:
+        return 42
+
+
+@register_ai_service(tools=(Calculator,))
+class CalculatorAssistant(Protocol):
+    async def chat(self, text: str) -> str: ...
+
+
+async def test_a_fake_may_stand_for_a_tools_bean_in_the_container_or_in_one_request() -> None:
+    script = [tool_call("add", {"a": 1, "b": 2}), "done"]
+    model = ScriptedChatModel(script * 4)
+    async with Container(models={"default": model}).register(CalculatorAssistant) as container:
+        assistant = container.get(CalculatorAssistant)
+        with container.override(Calculator, FakeCalculator()):  # type: ignore[arg-type]
+            await assistant.chat("x")
+            assert results(model) == ["42"]
+        await assistant.chat("x")
+        assert results(model) == ["3"]
+        async with container.request_scope({Calculator: FakeCalculator()}):
+            await assistant.chat("x")
+            assert results(model) == ["42"]
+        await assistant.chat("x")
+        assert results(model) == ["3"]
+
+
+async def test_a_tools_bean_of_an_async_producer_is_made_before_it_runs() -> None:
+    class Pool:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        @tool
+        def size_of(self) -> int:
+            return self.size
+
+        @tool
+        async def later(self) -> int:
+            return self.size
+
+    for scope in ("application", "request", "call"):
+
+        @produces(scope=scope)
+        async def pool() -> AsyncIterator[Pool]:
+            await asyncio.sleep(0)
+            yield Pool(7)
+
+        @register_ai_service(tools=(Pool,))
+        class Pooled(Protocol):
+            async def chat(self, text: str) -> str: ...
+
+            def wait(self, text: str) -> str: ...
+
+        script = [AiMessage(None, [tool_call("size_of"), tool_call("later")]), "done"]
+        model = ScriptedChatModel([*script, *script])
+        container = Container(models={"default": model}).register(Pooled, pool)
+        async with container, container.request_scope():
+            await container.get(Pooled).chat("x")
+            assert results(model) == ["7", "7"]
+            await asyncio.to_thread(container.get(Pooled).wait, "x")
+            assert results(model) == ["7", "7"]
+
+
+def test_an_interface_with_tools_and_no_bean_is_a_problem() -> None:
+    [problem] = Container(models={"default": ScriptedChatModel([])}).register(SpeakerAssistant).check()
+    assert "Speaker" in problem.what
+    assert "SpeakerAssistant" in problem.where
+
+
+async def test_an_only_subclass_is_an_interfaces_bean() -> None:
+    model = ScriptedChatModel([tool_call("speak"), "done"])
+    async with Container(models={"default": model}).register(SpeakerAssistant, Loud) as container:
+        await container.get(SpeakerAssistant).chat("x")
+    assert results(model) == ["LOUD"]
