@@ -2,7 +2,7 @@
 
 import {at, counted, draw, make, newId} from "./dom.js";
 
-const HEIGHT = 46, ROW = 64, GAP = 84, PAD = 14;
+const HEIGHT = 46, ROW = 64, GAP = 72, PAD = 14;
 const SCOPES = ["application", "request", "call", "dependent"];
 const MANNERS = {holds: "holds it", "looks up": "looks it up when it needs it", calls: "lets a model call its tools"};
 
@@ -20,7 +20,24 @@ function legend() {
 
 // --- where everything is put
 
-const widthOf = bean => Math.max(110, Math.min(230, Math.max(bean.type.length * 7.6, (bean.scope.length + bean.made_by.length + 3) * 6.4) + 30));
+// How wide a text is drawn, in the page's own font.
+const pen = document.createElement("canvas").getContext("2d");
+function drawn(text, font) {
+  pen.font = `${font} ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(text).width;
+}
+
+const TYPE = "600 13px", KIND = "11px", LEFT = 21, RIGHT = 12, WIDEST = 250;
+const MAKERS = new Set(["AI service", "REST client", "class", "instance", "seed"]);
+const kindOf = bean => `${bean.scope} · ${MAKERS.has(bean.made_by) ? bean.made_by : "producer"}`;
+const widthOf = bean => Math.min(WIDEST, Math.max(110, LEFT + RIGHT + Math.ceil(Math.max(drawn(bean.type, TYPE), drawn(kindOf(bean), KIND)))));
+
+function cut(text, width) {
+  const room = width - LEFT - RIGHT;
+  if (drawn(text, TYPE) <= room + 1) return text;
+  while (text && drawn(`${text}…`, TYPE) > room) text = text.slice(0, -1);
+  return `${text}…`;
+}
 
 // Layers from left to right, so that links lead to the right; those that would close a circle do not count.
 function layersOf(beans, links) {
@@ -98,8 +115,6 @@ function lineOf(path) {
   return line;
 }
 
-const cut = (text, width) => text.length * 7.4 > width - 26 ? `${text.slice(0, Math.floor((width - 26) / 7.4) - 1)}…` : text;
-
 function boxOf({bean, x, y, width}) {
   const names = bean.links.map(link => `${link.manner} ${link.to}`).join(", ");
   return draw("g", {class: `bean ${bean.scope}`, transform: `translate(${x},${y})`, tabindex: "0", role: "button", "data-bean": bean.name,
@@ -108,8 +123,8 @@ function boxOf({bean, x, y, width}) {
     draw("title", {}, bean.type),
     draw("rect", {class: "box", width, height: HEIGHT, rx: 9}),
     draw("rect", {class: "stripe", width: 5, height: HEIGHT - 18, x: 8, y: 9, rx: 2.5}),
-    draw("text", {class: "type", x: 21, y: 20}, cut(bean.type, width)),
-    draw("text", {class: "kind", x: 21, y: 36}, `${bean.scope} · ${bean.made_by.startsWith("producer") ? "producer" : bean.made_by}`));
+    draw("text", {class: "type", x: LEFT, y: 20}, cut(bean.type, width)),
+    draw("text", {class: "kind", x: LEFT, y: 36}, kindOf(bean)));
 }
 
 function graph(beans) {
@@ -125,9 +140,11 @@ function graph(beans) {
   const marker = draw("marker", {id: arrow, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse"}, draw("path", {d: "M0,0 L8,4 L0,8 z"}));
   const lines = routes.map(({link, path}) => draw("path", {class: `link ${link.manner.replace(" ", "-")}`, d: lineOf(path), "marker-end": `url(#${arrow})`,
     "data-from": link.from, "data-to": link.to}, draw("title", {}, `${link.from} ${link.manner} ${link.to}`)));
-  const image = draw("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Graph of ${counted(shown.length, "bean")}`},
+  const image = draw("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": counted(shown.length, "bean")},
     draw("defs", {}, marker), lines, [...nodes.values()].map(boxOf));
-  return make("div", {}, make("div", {class: "graph"}, image), rest);
+  // It shrinks with the window while it can be read, then it is scrolled.
+  image.style.minWidth = `${Math.round(width * 0.72)}px`;
+  return make("div", {}, make("div", {class: "graph", tabindex: "0", role: "region", "aria-label": "Graph of the beans"}, image), rest);
 }
 
 let chosen = null;
