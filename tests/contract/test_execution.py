@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
 
 import pytest
@@ -56,12 +55,6 @@ class Both(Protocol):
 
 def where() -> str:
     return threading.current_thread().name
-
-
-@contextmanager
-def other_thread_names() -> Iterator[None]:
-    """Nothing: the caller's thread keeps its name."""
-    yield
 
 
 class Places:
@@ -437,10 +430,6 @@ async def test_cancelling_a_caller_on_another_loop_cancels_the_work() -> None:
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_blocking_tools_that_call_def_services_do_not_deadlock(together: bool, asynchronous: bool) -> None:
     depth, width = 6, 2
-
-    @register_ai_service(concurrent_tools=together)
-    class Level(Protocol):
-        def wait(self, text: str) -> str: ...
 
     class Tools:
         def __init__(self, container: Container) -> None:

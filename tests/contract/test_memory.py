@@ -303,10 +303,6 @@ async def test_calls_with_one_id_wait_for_each_other_and_others_do_not() -> None
 
 @pytest.mark.parametrize("handler", [None, return_to_model])
 async def test_a_tool_that_calls_its_own_service_with_the_same_id_is_told_so(handler: Any) -> None:
-    @register_ai_service(on_tool_execution_error=handler, tools=())
-    class Recursive(Protocol):
-        async def chat(self, session: MemoryId[str], text: str) -> str: ...
-
     class Tools:
         def __init__(self, container: Container) -> None:
             self.container = container

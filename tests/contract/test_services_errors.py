@@ -370,7 +370,7 @@ class Outer(Protocol):
     async def chat(self, text: str) -> Result[str]: ...
 
 
-def nested(innermost: Any, *, inner_options: Any = None) -> Any:
+def nested(innermost: Any) -> Any:
     """Three services, each a tool of the next; the innermost offers these tools."""
 
     @register_ai_service(tools=innermost, on_tool_execution_error=return_to_model)

@@ -199,8 +199,6 @@ async def test_together_on_an_executor_of_ones_own() -> None:
     message = AiMessage(None, [tool_call("block", {"n": n}) for n in range(2)])
     model = ScriptedChatModel([message, "done"])
     with ThreadPoolExecutor(2, thread_name_prefix="mine") as executor:
-        names: list[str] = []
-        meeting.barrier._action = lambda: names.append("met")  # type: ignore[attr-defined]
         service = create_ai_service(Assistant, chat_model=model, tools=(meeting,), concurrent_tools=executor)
         await service.chat("x")
         assert set(meeting.threads) == set(executor._threads)

@@ -774,7 +774,7 @@ def test_a_plain_iterators_errors_are_raised_in_it() -> None:
 # --- streams as tools
 
 
-async def test_a_service_whose_method_streams_is_a_tool_by_its_whole_text() -> None:
+async def test_a_method_that_streams_cannot_be_a_tool() -> None:
     @register_ai_service
     class Inner(Protocol):
         @tool

@@ -103,7 +103,7 @@ async def test_all_kinds_of_sources_together_in_their_order() -> None:
             weather,
             unmarked,
             Held("Ada"),
-            Held("Bob").who.__func__ if False else Clock().now,
+            Clock().now,
             Inner,
             AiServiceTool(ToolSpecification("ready"), by_hand),
             {ToolSpecification("mapped"): by_hand, ToolSpecification("mapped_too"): by_hand},
