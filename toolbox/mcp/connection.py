@@ -252,6 +252,7 @@ class McpConnection:
         """Of a server that speaks the newer protocol: changes come over a subscription."""
         try:
             async with client.listen(tools_list_changed=True) as changes:
+                self._tools = None  # what changed before is not told again
                 async for _ in changes:
                     self._tools = None
         except asyncio.CancelledError:

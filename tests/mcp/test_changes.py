@@ -1,0 +1,60 @@
+"""MCP servers over streamable HTTP, and servers whose tools change while they are used."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from fastapi import FastAPI
+
+from tests.mcp.uvicorn_server import serving
+from toolbox import AiMessage, Container, Result, register_ai_service, tool
+from toolbox.mcp import McpServers, mcp_server, mcp_toolbox
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import install, mount_mcp
+
+pytestmark = pytest.mark.anyio
+GROWING = Path(__file__).parent / "growing_server.py"
+
+
+@tool("Adds")
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@register_ai_service
+class Assistant(Protocol):
+    @mcp_toolbox("remote")
+    async def chat(self, question: str) -> Result[str]: ...
+
+
+async def test_a_server_over_http_is_used_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, serving_container = FastAPI(), Container()
+    install(app, serving_container)
+    mount_mcp(app, serving_container, [add])
+    async with serving(app) as base:
+        monkeypatch.setenv("TOOLBOX_MCP__REMOTE__URL", f"{base}/mcp/")
+        asks = AiMessage(None, [tool_call("add", {"a": 2, "b": 3})])
+        container = Container(models={"default": ScriptedChatModel([asks, "five"])}).register(Assistant)
+        async with container:
+            result = await container.get(Assistant).chat("2 + 3?")
+
+    assert result.tool_executions[0].result == "5"
+
+
+async def test_a_tool_that_a_server_adds_is_offered_from_then_on() -> None:
+    growing = mcp_server("remote", command=sys.executable, args=[str(GROWING)])
+    grow = AiMessage(None, [tool_call("grow")])
+    model = ScriptedChatModel([grow, "grown", "seen"])
+    container = Container(models={"default": model}).register(Assistant).register_instance(growing, name="remote")
+    async with container:
+        await container.get(Assistant).chat("grow")
+        server = container.get(McpServers).server("remote")
+        async with asyncio.timeout(10):
+            while len(await server.tools()) < 2:  # the news travels beside the answers
+                await server.call("grow", {})
+        await container.get(Assistant).chat("look")
+
+    assert [each.name for each in model.requests[0].tool_specifications] == ["grow"]
+    assert [each.name for each in model.requests[2].tool_specifications] == ["grow", "grown"]
