@@ -22,6 +22,8 @@ HEAVY = (
     "typer",
     "rich",
     "aiohttp",
+    "sqlalchemy",
+    "redis",
 )
 
 # The contract's names, by the package they are imported from.

