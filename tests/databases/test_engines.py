@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,28 @@ async def test_sqlite_checks_foreign_keys(sqlite_url: str) -> None:
         await connection.execute(text("CREATE TABLE b (a INTEGER REFERENCES a)"))
         with pytest.raises(IntegrityError):
             await connection.execute(text("INSERT INTO b VALUES (7)"))
+
+
+def test_those_who_open_a_new_database_at_once_all_get_in(sqlite_url: str) -> None:
+    together, modes = threading.Barrier(8), []
+
+    def enter() -> None:
+        together.wait()
+        with sql.open_sync_engine(sqlite_url) as engine:
+            with engine.connect() as connection:
+                connection.execute(text("SELECT * FROM sqlite_schema"))
+            engine.dispose()
+            with engine.connect() as connection:
+                modes.append(connection.scalar(text("PRAGMA journal_mode")))
+
+    threads = [threading.Thread(target=enter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(modes) == 8
+    assert "wal" in modes
 
 
 async def test_options_are_the_engines(sqlite_url: str) -> None:

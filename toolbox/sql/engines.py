@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..errors import IllegalConfigurationError, Problem
@@ -39,7 +40,7 @@ async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngi
 
     A `url` without a driver gets an installed one. `sqlite://` is a database of its own that is gone in the end.
     """
-    with _database(make_url(url), _ASYNC, _SYNC) as address:
+    with _database(_read(url), _ASYNC, _SYNC) as address:
         engine = create_async_engine(address, **_options(address, options))
         _prepare(engine.sync_engine)
         try:
@@ -51,7 +52,7 @@ async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngi
 @contextmanager
 def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
     """The same for synchronous code."""
-    with _database(make_url(url), _SYNC, _ASYNC) as address:
+    with _database(_read(url), _SYNC, _ASYNC) as address:
         engine = create_engine(address, **_options(address, options))
         _prepare(engine)
         try:
@@ -61,6 +62,15 @@ def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
 
 
 # --- the address
+
+
+def _read(url: str | URL) -> URL:
+    try:
+        return make_url(url)
+    except ArgumentError:
+        problem = Problem("the database's address", "it is no URL", "write one such as sqlite:///shop.db")
+    # Outside of the handler, so that no password in it is shown.
+    raise IllegalConfigurationError([problem])
 
 
 @contextmanager
@@ -102,13 +112,16 @@ def _options(url: URL, options: dict[str, Any]) -> dict[str, Any]:
 def _prepare(engine: Engine) -> None:
     if engine.dialect.name != "sqlite":
         return
+    locked = engine.dialect.loaded_dbapi.OperationalError
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, record: Any) -> None:
         cursor = connection.cursor()
         cursor.execute("PRAGMA foreign_keys = ON")
-        # Who reads does not keep others from writing, and sees what there was when it began.
-        cursor.execute("PRAGMA journal_mode = WAL")
+        # Who reads does not keep others from writing, and sees what there was when it began. It is said once for a
+        # database; while one connection says it, another cannot.
+        with suppress(locked):
+            cursor.execute("PRAGMA journal_mode = WAL")
         cursor.close()
 
     @event.listens_for(engine, "invalidate")

@@ -18,7 +18,13 @@ from sqlalchemy.orm import Session
 
 from ..context import current_invocation
 from ..di.scopes import active
-from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError, TransactionRolledBackError
+from ..errors import (
+    IllegalConfigurationError,
+    MissingBeanError,
+    Problem,
+    ScopeNotActiveError,
+    TransactionRolledBackError,
+)
 from .engines import FOR_WRITING
 
 logger = logging.getLogger("toolbox.sql")
@@ -77,7 +83,7 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             session = _given(AsyncSession, label, args, kwargs) if name is None else None
             if session is None:
-                session = await _scope(label).aget(AsyncSession, name)
+                session = await _awaited_session(label, name)
             with _part_of(session, label) as transaction:
                 if transaction is None:
                     return await function(*args, **kwargs)
@@ -98,7 +104,7 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
     def called(*args: Any, **kwargs: Any) -> Any:
         session = _given(Session, label, args, kwargs) if name is None else None
         if session is None:
-            session = _scope(label).get(Session, name)
+            session = _session(label, name)
         with _part_of(session, label) as transaction:
             if transaction is None:
                 return function(*args, **kwargs)
@@ -129,6 +135,20 @@ def _given(kind: type[S], label: str, args: tuple[Any, ...], kwargs: dict[str, A
             fix = "give each session a name, and say which one is meant: @transactional(name=…)"
             raise IllegalConfigurationError([Problem(label, f"it has {len(found)} sessions to choose from", fix)])
     return None
+
+
+async def _awaited_session(label: str, name: str | None) -> AsyncSession:
+    try:
+        return await _scope(label).aget(AsyncSession, name)  # type: ignore[no-any-return]  # of the type asked for
+    except MissingBeanError as error:
+        raise MissingBeanError(f"{error.wanted} for {label}, which is `async def`", error.near) from None
+
+
+def _session(label: str, name: str | None) -> Session:
+    try:
+        return _scope(label).get(Session, name)  # type: ignore[no-any-return]  # likewise
+    except MissingBeanError as error:
+        raise MissingBeanError(f"{error.wanted} for {label}, which is `def`", error.near) from None
 
 
 def _scope(label: str) -> Any:
