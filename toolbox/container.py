@@ -190,7 +190,8 @@ class Container:
             settings = self._settings or ToolboxSettings()
         except ValueError as error:
             problems.append(settings_problem(ToolboxSettings, error))
-            settings = ToolboxSettings.model_construct()
+            # With the demo, so that what could not be read is not told once more, as a model that is missing.
+            settings = ToolboxSettings.model_construct(demo=True)
         host = ContainerHost(
             self, models=self.models, executors=self._executors, tool_errors=self._tool_errors, settings=settings
         )

@@ -97,7 +97,8 @@ class AsyncBeanError(FrameworkError):
         self.wanted, self.path = wanted, path
 
     def __str__(self) -> str:
-        return f"{self.wanted} is made by awaiting ({self.path}); use `await aget(…)`"
+        path = f" ({self.path})" if self.path != self.wanted else ""
+        return f"{self.wanted} is made by awaiting{path}; use `await aget(…)`"
 
 
 class ScopeNotActiveError(FrameworkError):

@@ -37,9 +37,17 @@ def settings_problem(settings: Any, error: Exception) -> Problem:
         return Problem(where, f"the settings cannot be read ({type(error).__name__})", "correct the environment")
     faults = report(include_url=False, include_context=False, include_input=False)
     what = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_told(each)}" for each in faults)
-    prefix = settings.model_config.get("env_prefix", "")
-    variables = dict.fromkeys(f"{prefix}{each['loc'][0]}".upper() for each in faults if each["loc"])
-    return Problem(where, f"the settings cannot be read: {what}", f"set {', '.join(variables) or 'them'} rightly")
+    missing = _variables(settings, [each for each in faults if each["type"] == "missing"])
+    wrong = _variables(settings, [each for each in faults if each["type"] != "missing"])
+    fix = " and ".join(f"{verb} {', '.join(names)}" for verb, names in (("set", missing), ("correct", wrong)) if names)
+    return Problem(where, f"the settings cannot be read: {what}", fix or "correct the environment")
+
+
+def _variables(settings: Any, faults: list[Any]) -> dict[str, None]:
+    """The environment's names of what the faults are about."""
+    prefix, delimiter = (settings.model_config.get(each) or "" for each in ("env_prefix", "env_nested_delimiter"))
+    places = [list(map(str, each["loc"])) for each in faults if each["loc"]]
+    return dict.fromkeys((prefix + (delimiter.join(each) if delimiter else each[0])).upper() for each in places)
 
 
 def _told(fault: Any) -> str:

@@ -333,7 +333,7 @@ class BeanGraph:
         if isinstance(value, NotFound):
             if point.problem is not None:
                 raise IllegalConfigurationError([point.problem])
-            text = wanted_text(point)
+            text = repr(point.wants) if isinstance(point.wants, str) else wanted_text(point)
             if value.candidates:
                 raise AmbiguousBeanError(text, tuple(self.definitions[key].label for key in value.candidates))
             raise MissingBeanError(text, self.near_misses(point))
@@ -377,8 +377,10 @@ class BeanGraph:
             return f"{found[0]} looks like one: bind({wanted}, {found[0]}) if it is meant"
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
         optional = f"`{type_name(point.wants)} | None`"
+        cls = class_of(point.wants)
+        one = _READY_MADE.get(f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', '')}", "one")
         return (
-            f"register one{hint}, name it in Container(seeds=…) if request scopes are given it, or ask for {optional}"
+            f"register {one}{hint}, name it in Container(seeds=…) if request scopes are given it, or ask for {optional}"
         )
 
     def near_misses(self, point: InjectionPoint) -> tuple[str, ...]:
@@ -404,6 +406,15 @@ class BeanGraph:
             and cls not in class_of(each.provides).__mro__
             and all(hasattr(class_of(each.provides), member) for member in members)
         ]
+
+
+_READY_MADE = {
+    "sqlalchemy.ext.asyncio.engine.AsyncEngine": "toolbox.sql.engine",
+    "sqlalchemy.ext.asyncio.session.AsyncSession": "toolbox.sql.session",
+    "sqlalchemy.engine.base.Engine": "toolbox.sql.sync_engine",
+    "sqlalchemy.orm.session.Session": "toolbox.sql.sync_session",
+}
+"""Producers that are there for types of others, which must not be loaded to look for them."""
 
 
 def _is_key(form: Any) -> bool:

@@ -89,6 +89,10 @@ def produces(
     What follows the `yield` closes the bean. `own_task` runs an asynchronous generator, from beginning to end, in a
     task of its own: for one that holds an anyio task group or cancel scope across its `yield`.
     """
+    if callable(scope):
+        raise TypeError(f"write @produces() or @produces(scope=…) above {getattr(scope, '__name__', scope)}")
+    if scope not in tuple(Scope):
+        raise ValueError(f"@produces has no scope {scope!r}; use one of {', '.join(map(repr, map(str, Scope)))}")
     mark = ProducerMark(Scope(scope), name, own_task)
 
     def apply(function: F) -> F:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypeAlias, get_origin
 
 from ..errors import IllegalConfigurationError, Problem
@@ -149,6 +150,9 @@ def _identity(entry: object) -> object:
 
 
 def _not_registrable(entry: object) -> Problem:
+    if isinstance(entry, ModuleType):
+        fix = f'name its classes, or take all that is marked in it: scan("{entry.__name__}")'
+        return Problem(f"register({entry.__name__})", "it is a module", fix)
     where = f"register({entry!r})"
     return Problem(where, "it is neither a class nor a producer", "for an instance, use register_instance(…)")
 

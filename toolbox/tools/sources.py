@@ -10,6 +10,7 @@ import inspect
 import typing
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Annotated, Any, Protocol, TypeGuard
 
 from ..chat import ToolExecutor, ToolSpecification, UserMessage
@@ -126,6 +127,9 @@ def _read(source: Any, where: str, problems: list[Problem]) -> Iterator[Tool]:
                 problems.append(Problem(where, fact, "map ToolSpecifications to functions of a request and memory id"))
     elif is_function(source):
         yield from _some(read_function(source, problems))
+    elif isinstance(source, ModuleType):
+        fact = f"the module {source.__name__} is among its tools"
+        problems.append(Problem(where, fact, "give the classes and functions that it has"))
     elif _is_collection(source):
         fact = f"{source!r} is among its tools"
         problems.append(Problem(where, fact, "give the tools themselves, not a collection or a name of them"))
