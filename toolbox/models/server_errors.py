@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..errors import ModelConnectionError, ModelError, ModelHttpError, ModelProtocolError, ModelTimeoutError
 from ..json_text import compact_json, parse_json
@@ -84,8 +85,8 @@ def http_error(status: int, body: bytes, request_id: str | None) -> ModelHttpErr
     return ModelHttpError(status, message or f"HTTP {status}", excerpt(body), request_id)
 
 
-def transport_error(error: BaseException) -> ModelError | None:
-    """The error for what a transport raised; None if it is nothing of a transport's."""
+def transport_error(error: BaseException, address: str) -> ModelError | None:
+    """The error for what a transport to `address` raised; None if it is nothing of a transport's."""
     if isinstance(error, ModelError):
         return error
     chain = [error]
@@ -95,11 +96,16 @@ def transport_error(error: BaseException) -> ModelError | None:
     kind = type(error).__module__.partition(".")[0]
     if kind not in _TRANSPORTS and kind != "openai" and not isinstance(error, (OSError, EOFError)):
         return None
+    # Without what an address may hold of credentials.
+    parts = urlsplit(address)
+    server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if any(type(each).__name__ == "DecodingError" for each in chain):
         return ModelProtocolError(f"the reply's compression is broken: {said}")
     if any(isinstance(each, TimeoutError) or _says_timeout(each) for each in chain) and not _is_disconnection(chain):
-        return ModelTimeoutError(f"the model server did not answer in time: {said}")
-    return ModelConnectionError(f"the connection to the model server failed: {said}")
+        return ModelTimeoutError(f"the model server {server} did not answer in time: {said}")
+    return ModelConnectionError(
+        f"the connection to the model server {server} failed: {said}; see that it runs, and that base_url is right"
+    )
 
 
 def _says_timeout(error: BaseException) -> bool:

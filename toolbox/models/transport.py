@@ -192,7 +192,7 @@ class Transport:
         if type(error) is TimeoutError:
             limit = self.settings.timeout or 0
             raise ModelTimeoutError(f"the model did not answer within {limit:g} s; raise timeout=") from error
-        raise transport_error(error) or error from error
+        raise transport_error(error, self.settings.base_url) or error from error
 
 
 # The package hands back the transport's response, whatever it is, to who asks for it raw.
