@@ -1,5 +1,14 @@
 """FastAPI and a toolbox container in one application: beans in endpoints, a scope per request, streams to clients."""
 
+from __future__ import annotations
+
+try:
+    import fastapi as _  # noqa: F401 - whether it is there
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(
+        "toolbox_fastapi needs FastAPI; install it with: pip install 'toolbox-di[fastapi]'", name=_error.name
+    ) from None
+
 from .application import install
 from .dev_ui.access import DevUi
 from .endpoints import Inject, InjectRoute

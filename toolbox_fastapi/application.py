@@ -43,6 +43,8 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
 
     `dev_ui`: True, its path, or a `DevUi` serves a page that shows the program and tries it; for development.
     """
+    if not isinstance(app, FastAPI):
+        raise TypeError(f"install(app, container) takes the FastAPI application first, not a {type(app).__name__}")
     installation = Installation(app, container)
     installed.add(app)
     for kind in (HTTPConnection, Request, WebSocket):

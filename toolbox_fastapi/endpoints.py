@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -27,7 +28,10 @@ from starlette.routing import BaseRoute, Mount
 from toolbox.context import INJECT, InjectMark
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.graph import BeanGraph
+from toolbox.di.marks import scope_mark_of
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
+from toolbox.rest.marks import client_mark_of
+from toolbox.services.declaration import left_without_parentheses, service_options_of
 from toolbox.services.hosting import registrable, tool_bean_problems
 from toolbox.services.plans import tools_added
 from toolbox.signatures import EMPTY, Unresolved, metadata_of, resolve
@@ -130,6 +134,10 @@ def filled(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
     A generator, or anything but a function, is left as it is: its beans have to be there before it is called.
     """
+    if left_without_parentheses(endpoint) == "@toolbox":
+        [marked] = inspect.getclosurevars(endpoint).nonlocals["tools"]
+        where = f"endpoint {getattr(marked, '__name__', marked)}"
+        raise IllegalConfigurationError([Problem(where, "@toolbox has no parentheses", "write @toolbox(…)")])
     if not inspect.isroutine(endpoint) or _is_generator(endpoint):
         return endpoint
     injected, signature = _split_signature(endpoint)
@@ -164,6 +172,8 @@ def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...]
             injected.append(Injected(parameter.name, bean.wanted, parameter.default))
         elif any(isinstance(each, InjectMark) for each in metadata):
             raise IllegalConfigurationError([_wrong_inject(endpoint, parameter.name)])
+        elif parameter.default is EMPTY and _is_bean(annotation):
+            raise IllegalConfigurationError([_no_inject(endpoint, parameter.name, annotation)])
         elif problem := unreadable_inject(f"endpoint {endpoint.__name__}", parameter.name, annotation):
             raise IllegalConfigurationError([problem])
         else:
@@ -212,6 +222,22 @@ def _wrong_inject(endpoint: Callable[..., Any], parameter: str) -> Problem:
     )
 
 
+def _is_bean(annotation: object) -> bool:
+    """Whether it is a class that is marked as a bean, which no request can hold."""
+    if not isinstance(annotation, type):
+        return False
+    marks = (scope_mark_of(annotation), service_options_of(annotation), client_mark_of(annotation))
+    return any(mark is not None for mark in marks)
+
+
+def _no_inject(endpoint: Callable[..., Any], parameter: str, bean: type[Any]) -> Problem:
+    return Problem(
+        f"endpoint {endpoint.__name__}, parameter {parameter!r}",
+        f"{bean.__name__} is a bean, and FastAPI would look for it in the request",
+        f"write `{parameter}: Inject[{bean.__name__}]`, with `from toolbox_fastapi import Inject`",
+    )
+
+
 def _filling(endpoint: Callable[..., Any], injected: Sequence[Injected], connection: str) -> Callable[..., Any]:
     run = _running(endpoint)
     wanted_by_itself = connection != CONNECTION
@@ -226,12 +252,22 @@ def _filling(endpoint: Callable[..., Any], injected: Sequence[Injected], connect
                 except MissingBeanError:
                     if default is EMPTY:
                         raise  # else the parameter, of which FastAPI knows nothing, keeps its default
-            return await run(**values)
+            value = await run(**values)
+            if type(value) is CoroutineType:
+                value.close()
+                raise IllegalConfigurationError([_not_awaited(endpoint, value)])
+            return value
         except BaseException as error:
             exchange.fail(error)
             raise
 
     return call
+
+
+def _not_awaited(endpoint: Callable[..., Any], returned: CoroutineType[Any, Any, Any]) -> Problem:
+    called = returned.__qualname__.rpartition("<locals>.")[2]
+    what = f"it returns the coroutine of {called}, which nobody awaits"
+    return Problem(f"endpoint {endpoint.__name__}", what, "declare it `async def` and write `return await …`")
 
 
 def _running(endpoint: Callable[..., Any]) -> Callable[..., Any]:
@@ -330,6 +366,12 @@ def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator
         yield from _unreadable(dependant, where)
         for point in _points_in(dependant, where) if dependant is not None else ():
             yield from graph.problems_of(point)
+        if (
+            toolbox_of(context.endpoint) is None
+            and toolbox_of(inspect.unwrap(cast("Any", context.endpoint))) is not None
+        ):
+            what = "its @toolbox stands above the route's decorator, which did not see it"
+            yield Problem(where, what, "put @toolbox below, next to the function")
         tools, problems = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
         yield from problems
         for tool in tools:
