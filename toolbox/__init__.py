@@ -75,11 +75,26 @@ from .errors import (
     ToolTimeoutError,
     UnknownToolError,
 )
+from .events import (
+    EventListener,
+    InvocationEvent,
+    MemoryWrittenEvent,
+    ModelFailedEvent,
+    ModelRequestEvent,
+    ModelResponseEvent,
+    ServiceCompletedEvent,
+    ServiceFailedEvent,
+    ServiceStartedEvent,
+    ToolExecutedEvent,
+    ToolFailedEvent,
+    ToolStartedEvent,
+)
 from .execution import blocking, non_blocking, run_on, run_on_thread
 from .tools.marks import ReturnBehavior, tool, toolbox
 
 if TYPE_CHECKING:
     from .container import Container
+    from .logs import InvocationLogFilter, LoggingListener
     from .models.demo import DemoChatModel
     from .models.openai import OpenAiChatModel
     from .rest import register_rest_client
@@ -103,6 +118,8 @@ if TYPE_CHECKING:
 
 _LOADED_WHEN_ASKED_FOR = {
     "Container": "container",
+    "InvocationLogFilter": "logs",
+    "LoggingListener": "logs",
     "DemoChatModel": "models.demo",
     "OpenAiChatModel": "models.openai",
     "register_rest_client": "rest",
@@ -169,6 +186,7 @@ __all__ = [
     "Content",
     "DEFAULT",
     "DemoChatModel",
+    "EventListener",
     "FinishReason",
     "FrameworkError",
     "IllegalConfigurationError",
@@ -178,18 +196,25 @@ __all__ = [
     "Instance",
     "IntermediateResponse",
     "InvocationContext",
+    "InvocationEvent",
+    "InvocationLogFilter",
     "InvocationRecord",
     "InvocationTimeoutError",
+    "LoggingListener",
     "MemoryId",
     "MemoryInUseError",
+    "MemoryWrittenEvent",
     "Message",
     "MessageWindow",
     "MissingBeanError",
     "ModelConnectionError",
     "ModelError",
+    "ModelFailedEvent",
     "ModelHttpError",
     "ModelProtocolError",
     "ModelRefusedError",
+    "ModelRequestEvent",
+    "ModelResponseEvent",
     "ModelTimeoutError",
     "ModelTruncatedError",
     "Named",
@@ -206,7 +231,10 @@ __all__ = [
     "Result",
     "ReturnBehavior",
     "ScopeNotActiveError",
+    "ServiceCompletedEvent",
     "ServiceEvent",
+    "ServiceFailedEvent",
+    "ServiceStartedEvent",
     "StreamEvent",
     "StreamingChatModel",
     "SystemMessage",
@@ -219,11 +247,13 @@ __all__ = [
     "ToolCallsLimitExceededError",
     "ToolErrors",
     "ToolExecuted",
+    "ToolExecutedEvent",
     "ToolExecution",
     "ToolExecutionRequest",
     "ToolExecutionResult",
     "ToolExecutionResultMessage",
     "ToolExecutor",
+    "ToolFailedEvent",
     "ToolProvider",
     "ToolProviderRequest",
     "ToolProviderResult",
@@ -231,6 +261,7 @@ __all__ = [
     "ToolRetry",
     "ToolRoundsExceededError",
     "ToolSpecification",
+    "ToolStartedEvent",
     "ToolTimeoutError",
     "ToolboxError",
     "ToolboxSettings",

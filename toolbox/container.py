@@ -204,8 +204,11 @@ class Container:
 
     def _checked(self, host: ContainerHost, problems: list[Problem]) -> tuple[BeanGraph, dict[int, Any], list[Problem]]:
         """The graph, the settings beans, and everything that is wrong besides `problems`."""
+        from .services.hosting import listener_problems
+
         registered = self._read(host)
         problems = [*problems, *registered.problems(), *_tool_problems(registered.graph)]
+        problems += listener_problems(registered.graph)
         for check in self._checks:
             problems += check(registered.graph)
         for override in self._overrides:
@@ -292,6 +295,7 @@ class Container:
             for override in self._overrides:
                 override.apply(wiring)
             await wiring.start(self._registry.undefined())
+            await host.find_listeners()
         except BaseException as error:
             await self._stop(error)
             raise

@@ -7,12 +7,14 @@ All of it travels in context variables, so that it follows tasks, threads and st
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
+from itertools import count
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
@@ -127,13 +129,33 @@ class Cancellation:
         self.cancelled = False
 
 
+_numbers = count(1)
+_process_id = ""
+
+
+def _name_process() -> None:
+    global _process_id
+    _process_id = os.urandom(8).hex()
+
+
+_name_process()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_name_process)
+
+
+def _new_invocation_id() -> str:
+    """No other invocation's, in any process; cheap, for each invocation makes one."""
+    return f"{_process_id}-{next(_numbers):x}"
+
+
 @dataclass(frozen=True)
 class InvocationContext:
     """The call of a service that is under way.
 
     `service` is the class, `method` its name; `deadline` is in `time.monotonic()` seconds, None without a limit;
     `request` is set inside a tool call. `cancelled` is live: it turns true when the invocation is given up, which a
-    tool on a thread should look at from time to time.
+    tool on a thread should look at from time to time. `invocation_id` names it, in logs for instance, and
+    `outer_invocation_id` the one it was begun in, as when a service is another's tool.
     """
 
     service: type[Any]
@@ -144,6 +166,8 @@ class InvocationContext:
     deadline: float | None = None
     request: ToolExecutionRequest | None = None
     cancellation: Cancellation = field(default_factory=Cancellation, compare=False, repr=False)
+    invocation_id: str = field(default_factory=_new_invocation_id, compare=False, repr=False)
+    outer_invocation_id: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def cancelled(self) -> bool:
@@ -156,7 +180,7 @@ class InvocationContext:
         memory_id = self.memory_id if _travels(self.memory_id) else None
         attributes = {name: value for name, value in self.attributes.items() if _travels(value)}
         facts = (service, self.method, memory_id, self.user_message, attributes, self.deadline, self.request)
-        return InvocationContext, facts
+        return InvocationContext, (*facts, Cancellation(), self.invocation_id, self.outer_invocation_id)
 
     def in_tool(self, request: ToolExecutionRequest, cancellation: Cancellation | None = None) -> InvocationContext:
         """The same invocation, inside the tool call `request`, which may be given up by itself."""

@@ -55,6 +55,7 @@ from .loop import (
 )
 from .memory import ChatMemoryKey
 from .messages import system_message_of, user_message_of
+from .observation import Observation, closable, no_response, response_of
 from .offering import offered
 from .outputs import ItemReader, OutputMode, Result, Shape
 from .plans import MethodPlan, Toolset, added_tools
@@ -93,7 +94,8 @@ class Invocation:
         memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
         remembers = plan.window is not None and memory_id is not None
         self._key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
-        self.deadline, seen = self._deadlines()
+        outer = current_invocation.get()
+        self.deadline, seen = self._deadlines(outer)
         self.context = InvocationContext(
             service=plan.service,
             method=plan.name,
@@ -101,20 +103,21 @@ class Invocation:
             user_message=user_message_of(plan, arguments),
             attributes=current_attributes(),
             deadline=seen,
+            outer_invocation_id=outer.invocation_id if outer is not None else None,
         )
         self._added = added_tools()
+        self._observation = Observation(host.listeners, self.context) if host.listeners is not None else None
 
     # --- what is known before anything runs
 
-    def _deadlines(self) -> tuple[Deadline | None, float | None]:
+    def _deadlines(self, outer: InvocationContext | None) -> tuple[Deadline | None, float | None]:
         """The deadline this invocation enforces, and the one it knows of."""
         own = self.plan.options.timeout
         enforced = Deadline(time.monotonic() + own, own) if own is not None else None
         around = current_limit.get()
-        if around is not None and around.within is current_invocation.get():
+        if around is not None and around.within is outer:
             limit = Deadline(around.deadline, around.seconds)
             enforced = limit if enforced is None or limit.at < enforced.at else enforced
-        outer = current_invocation.get()
         known = [
             at
             for at in (
@@ -140,7 +143,10 @@ class Invocation:
 
     async def events(self) -> AsyncGenerator[ServiceEvent, None]:
         """The call, from the first look into the conversation to the answer; what happens on the way is yielded."""
+        observation = self._observation
         try:
+            if observation is not None:
+                observation.started()
             async with self._turn() as history:
                 try:
                     model = self.host.model(self.plan.options.model)
@@ -163,12 +169,17 @@ class Invocation:
                         raise effect.error
                     await self._remember(history)
                     self.finish = effect
+                    if observation is not None:
+                        observation.completed(effect.response, self.value(), self.state)
                     yield CompleteResponse(effect.response)
                 finally:
                     if self._round is not None:
                         await self._round.cancel()
-        except BaseException:
+        except BaseException as error:
             self.context.cancellation.cancelled = True
+            if observation is not None:
+                late = self.deadline is not None and time.monotonic() >= self.deadline.at
+                observation.failed(self.timed_out() if late and isinstance(error, asyncio.CancelledError) else error)
             raise
         finally:
             if self.state is not None:
@@ -202,6 +213,8 @@ class Invocation:
         memories = await self.host.memories()
         kept = self.plan.window.newest((*history, *self.state.remembered))
         await memories.store.update_messages(self._key, kept)
+        if self._observation is not None:
+            self._observation.remembered(kept)
 
     async def _begin(self, history: tuple[Message, ...], mode: OutputMode) -> tuple[State, Effect]:
         told = [message for name in self.plan.history for message in self.arguments[name] or ()]
@@ -229,6 +242,7 @@ class Invocation:
             runner=self.runner,
             failures=self.plan.failures.over(self.host.failures),
             max_result_chars=own if own is not None else self.host.max_result_chars,
+            listeners=self.host.listeners,
         )
 
     def _new_round(self, toolset: Toolset, surroundings: ToolSurroundings) -> Round:
@@ -248,16 +262,18 @@ class Invocation:
     ) -> AsyncGenerator[ServiceEvent, None]:
         request = self._request(toolset, mode, effect)
         assert self.state is not None
+        if self._observation is not None:
+            model = self._observation.of(model)
         if not self.streaming:
-            self._advance(rules, ModelReplied(_response_of(model, await model.chat(request))))
+            self._advance(rules, ModelReplied(response_of(model, await model.chat(request))))
             return
         early = bool(self.plan.options.concurrent_tools) and may_run(rules, self.state)
         self._round = round_ = self._new_round(toolset, surroundings)
         response: ChatResponse | None = None
-        async with aclosing(_closable(stream_of(model, request))) as events:
+        async with aclosing(closable(stream_of(model, request))) as events:
             async for event in events:
                 if isinstance(event, CompleteResponse):
-                    response = _response_of(model, event.response)
+                    response = response_of(model, event.response)
                     break
                 if early and isinstance(event, CompleteToolCall):
                     round_.start(event.index, event.request)
@@ -266,7 +282,7 @@ class Invocation:
                     yield happened
                 round_.raise_failure()
         if response is None:
-            raise RuntimeError(f"the stream of {type(model).__name__} ended without a CompleteResponse")
+            raise no_response(model)
         self._advance(rules, ModelReplied(response))
 
     def _request(self, toolset: Toolset, mode: OutputMode, effect: CallModel) -> ChatRequest:
@@ -328,24 +344,6 @@ class Invocation:
         )
 
     _next: Effect
-
-
-def _response_of(model: ChatModel, response: object) -> ChatResponse:
-    if isinstance(response, ChatResponse):
-        return response
-    raise TypeError(f"{type(model).__name__} answered with a {type(response).__name__}; a model answers a ChatResponse")
-
-
-def _closable(stream: AsyncIterator[Any]) -> Any:
-    """The stream, with an `aclose` even where a model's own iterator has none."""
-    if hasattr(stream, "aclose"):
-        return stream
-
-    async def closable() -> AsyncGenerator[Any, None]:
-        async for event in stream:
-            yield event
-
-    return closable()
 
 
 # --- what is made of the events

@@ -12,6 +12,7 @@ from typing import Protocol
 from ..chat import ChatModel
 from ..context import ActiveScope
 from ..errors import Problem
+from ..events import Listeners
 from ..execution import Workers
 from ..tools.failures import ToolErrors
 from ..tools.invocation import Tool
@@ -28,6 +29,7 @@ class ServiceHost(Protocol):
     failures: ToolErrors
     max_result_chars: int | None
     max_concurrent_tools: int
+    listeners: Listeners | None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:

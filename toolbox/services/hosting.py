@@ -6,6 +6,7 @@ Not here: the container itself (`container`), what a call does (`driver`).
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
@@ -13,14 +14,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..chat import ChatModel, ToolExecutionRequest
-from ..context import ActiveScope, InvocationContext, current_attributes
+from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.beans import Stop, read_class
-from ..di.graph import BeanGraph, One, Reading
+from ..di.graph import BeanGraph, One, Reading, beans_in
 from ..di.marks import Scope
 from ..di.points import MISSING, Names, point_of
 from ..di.scopes import active
 from ..errors import ContainerNotStartedError, MissingBeanError, Problem
+from ..events import EventListener, Listeners
 from ..execution import ExecutionModel, LoopRunner, Workers, unknown_executor
+from ..forms import class_of
 from ..tools.failures import ToolErrors
 from ..tools.invocation import (
     InjectedParameter,
@@ -51,6 +54,7 @@ class ContainerHost:
     """Hosts the services of one container: its threads, models, conversations, while it is started."""
 
     workers: Workers
+    listeners: Listeners | None = None
 
     def __init__(
         self,
@@ -90,6 +94,16 @@ class ContainerHost:
         """From now on invocations run on `loop`."""
         self._loop = loop
 
+    async def find_listeners(self) -> None:
+        """From now on the beans that are `EventListener`s are told of what happens."""
+        # They outlive requests, as the container does, which may be started inside another's request.
+        token = active.set(None)
+        try:
+            found = await self.scope.aget(list[EventListener])
+        finally:
+            active.reset(token)
+        self.listeners = Listeners(found) if found else None
+
     async def stop(self) -> list[str]:
         """Waits for what is under way, up to the settings' `stop_timeout`, then ends it; logs what would not end.
 
@@ -104,6 +118,7 @@ class ContainerHost:
             logger.warning("still on a thread although the container stops: tool %s", ", ".join(stuck))
         self._renew_workers()
         self._memories = None
+        self.listeners = None
         self._loop = None
         return late + stuck
 
@@ -156,12 +171,20 @@ class ContainerHost:
         `caller` is what the tool sees as `InvocationContext.service`; what `failures` leaves open is as the container
         is set. Raises as `execute_tool` does.
         """
+        outer = current_invocation.get()
         surroundings = ToolSurroundings(
-            context=InvocationContext(caller, request.name, memory_id, attributes=current_attributes()),
+            context=InvocationContext(
+                caller,
+                request.name,
+                memory_id,
+                attributes=current_attributes(),
+                outer_invocation_id=outer.invocation_id if outer is not None else None,
+            ),
             scope=self.scope,
             runner=LoopRunner(self.workers),
             failures=failures.over(self.failures),
             max_result_chars=self.max_result_chars,
+            listeners=self.listeners,
         )
         tool = tools.get(request.name)
         if tool is None:
@@ -256,6 +279,20 @@ class _Service:
                 if (tool.where, tool.specification.name, tool.bean) not in seen:
                     seen.add((tool.where, tool.specification.name, tool.bean))
                     yield from self._host.tool_problems(plan.where, tool)
+
+
+def listener_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """What is wrong with the beans that are told of events."""
+    point = point_of(list[EventListener], "the listeners of events")
+    yield from graph.problems_of(point)
+    for key in beans_in(graph.value_of(point)):
+        definition = graph.definitions[key]
+        if definition.scope in (Scope.REQUEST, Scope.CALL):
+            fact = f"{definition.label} is {definition.scope.value}-scoped, and is told of all that its container does"
+            yield Problem(point.where, fact, "mark it @application_scoped")
+        if inspect.iscoroutinefunction(getattr(class_of(definition.provides), "on_event", None)):
+            fact = f"{definition.label}.on_event is async def, and nothing awaits it"
+            yield Problem(point.where, fact, "make it a def that is quick, and give slow work to a task or a queue")
 
 
 def _store_problems(graph: BeanGraph) -> Iterator[Problem]:

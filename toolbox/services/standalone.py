@@ -20,6 +20,7 @@ from ..context import ActiveScope, CallScope
 from ..di.beans import read_class
 from ..di.points import MISSING
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem
+from ..events import Listeners
 from ..execution import ExecutionModel, LoopThread, Workers, unknown_executor
 from ..forms import type_name
 from ..models.selection import no_model
@@ -96,6 +97,7 @@ class _Host:
     loop: asyncio.AbstractEventLoop | None = None
     max_result_chars: int | None = None
     max_concurrent_tools = 16
+    listeners: Listeners | None = None
 
     def __init__(self, model: ChatModel) -> None:
         self._model = model

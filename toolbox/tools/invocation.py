@@ -40,10 +40,12 @@ from ..errors import (
     ToolTimeoutError,
     UnknownToolError,
 )
+from ..events import Listeners
 from ..execution import EXECUTION_MARK, Execution, Runner, execution_of
 from .codec import Encoded, EncodedInFull, cut, printable
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
 from .marks import ReturnBehavior
+from .observation import observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +93,18 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolSurroundings:
-    """What a tool call finds: its invocation, scope and threads, the handlers, and the limit of its result's text."""
+    """What a tool call finds: its invocation, scope and threads, the handlers, and the limit of its result's text.
+
+    `listeners` are told of it; into `raised` goes what becomes a result although it was raised.
+    """
 
     context: InvocationContext
     scope: ActiveScope
     runner: Runner
     failures: ToolErrors
     max_result_chars: int | None = None
+    listeners: Listeners | None = None
+    raised: list[Exception] | None = None
 
 
 class ToolOutcome:
@@ -123,6 +130,8 @@ async def execute_tool(tool: Tool, request: ToolExecutionRequest, surroundings: 
 
     Raises `ToolAbort`, `FrameworkError`s, cancellation, and what a handler raises.
     """
+    if surroundings.listeners is not None:
+        return await observed(execute_tool, tool, tool.specification, request, surroundings)
     started_at, clock = datetime.now(UTC), perf_counter()
     outer = surroundings.context
     if tool.timeout is None:
@@ -163,6 +172,14 @@ async def answer_unknown_tool(
     request: ToolExecutionRequest, tool_names: Sequence[str], surroundings: ToolSurroundings
 ) -> ToolOutcome:
     """What to say of a call of a tool that is not offered. Raises what the handler raises."""
+    if surroundings.listeners is not None:
+        return await observed(_answer_unknown_tool, tool_names, None, request, surroundings)
+    return await _answer_unknown_tool(tool_names, request, surroundings)
+
+
+async def _answer_unknown_tool(
+    tool_names: Sequence[str], request: ToolExecutionRequest, surroundings: ToolSurroundings
+) -> ToolOutcome:
     started_at, clock = datetime.now(UTC), perf_counter()
     context = surroundings.context.in_tool(request)
     token = current_invocation.set(context)
@@ -388,6 +405,8 @@ async def _told(
     error: Exception, request: ToolExecutionRequest, context: InvocationContext, surroundings: ToolSurroundings
 ) -> Encoded:
     if isinstance(error, ToolRetry):
+        if surroundings.raised is not None:
+            surroundings.raised.append(error)
         return EncodedInFull(printable(message_of(error)), is_error=True)
     if isinstance(error, (FrameworkError, ToolAbort)):
         raise error
@@ -409,6 +428,8 @@ async def _handled(
     surroundings: ToolSurroundings,
 ) -> Encoded:
     assert handler is not None
+    if surroundings.raised is not None:
+        surroundings.raised.append(error)
     if handler in READY:
         answer = handler(error, context)
     else:

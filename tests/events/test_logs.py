@@ -1,0 +1,96 @@
+"""Invocations in logs: facts as attributes of the records, and nothing of what was said."""
+
+import logging
+from typing import Any, Protocol
+
+import pytest
+
+from toolbox import Container, InvocationLogFilter, LoggingListener, register_ai_service, tool
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+logger = logging.getLogger("program")
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    logger.info("adding")
+    return a + b
+
+
+@tool
+def divide(a: int) -> float:
+    logger.info("dividing")
+    return a / 0
+
+
+@register_ai_service(tools=(add, divide))
+class Maths(Protocol):
+    async def ask(self, question: str) -> str: ...
+
+
+def container_with(*replies: Any) -> Container:
+    container = Container(models={"default": ScriptedChatModel(replies)})
+    return container.register(Maths, LoggingListener)
+
+
+async def test_each_event_is_a_record_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "toolbox.invocations"):
+        async with container_with(tool_call("add", {"a": 1, "b": 2}), "three") as container:
+            await container.get(Maths).ask("one and two?")
+
+    records: list[Any] = [each for each in caplog.records if each.name == "toolbox.invocations"]
+    assert [each.event for each in records] == [
+        "service_started",
+        "model_request",
+        "model_response",
+        "tool_started",
+        "tool_executed",
+        "model_request",
+        "model_response",
+        "service_completed",
+    ]
+    assert len({each.invocation_id for each in records}) == 1
+    assert {(each.service, each.method) for each in records} == {("Maths", "ask")}
+    assert records[4].tool == "add"
+    assert records[-1].duration > 0
+    assert {each.levelno for each in records} == {logging.INFO}
+
+
+async def test_nothing_that_was_said_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "toolbox.invocations"):
+        async with container_with(tool_call("divide", {"a": 4711}), "a secret") as container:
+            await container.get(Maths).ask("a private question")
+
+    told = "".join(str(vars(each)) for each in caplog.records if each.name == "toolbox.invocations")
+    assert not any(said in told for said in ("4711", "secret", "private", "division"))
+    assert "ZeroDivisionError" in told
+
+
+async def test_what_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "toolbox.invocations"):
+        async with container_with(tool_call("divide", {"a": 1}), ValueError("down")) as container:
+            with pytest.raises(ValueError, match="down"):
+                await container.get(Maths).ask("?")
+
+    records: list[Any] = [each for each in caplog.records if each.name == "toolbox.invocations"]
+    warned = [each for each in records if each.levelno == logging.WARNING]
+    assert [each.event for each in warned] == ["tool_executed", "model_failed", "service_failed"]
+
+
+async def test_the_program_s_own_records_name_the_invocation_and_the_tool(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.addFilter(here := InvocationLogFilter())
+    try:
+        with caplog.at_level(logging.INFO):
+            logger.info("before")
+            async with container_with(tool_call("add", {"a": 1, "b": 2}), tool_call("divide", {"a": 1}), "x") as made:
+                await made.get(Maths).ask("?")
+    finally:
+        caplog.handler.removeFilter(here)
+
+    own: list[Any] = [each for each in caplog.records if each.name == "program"]
+    events: list[Any] = [each for each in caplog.records if each.name == "toolbox.invocations"]
+    assert [each.tool for each in own] == [None, "add", "divide"]
+    assert own[0].invocation_id is None
+    assert own[1].invocation_id == own[2].invocation_id == events[0].invocation_id

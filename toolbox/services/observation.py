@@ -1,0 +1,136 @@
+"""Tells listeners what one invocation does, and what the model it asks does; what counts as a model's answer.
+
+Not here: tool calls (`toolbox.tools.observation`), what is told (`toolbox.events`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from time import perf_counter
+from typing import Any
+
+from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, Message, StreamEvent
+from ..context import InvocationContext
+from ..events import (
+    Listeners,
+    MemoryWrittenEvent,
+    ModelFailedEvent,
+    ModelRequestEvent,
+    ModelResponseEvent,
+    ServiceCompletedEvent,
+    ServiceFailedEvent,
+    ServiceStartedEvent,
+)
+from ..models.streaming import stream_of
+from .loop import State
+
+
+class Observation:
+    """One invocation, told to the listeners."""
+
+    def __init__(self, listeners: Listeners, context: InvocationContext) -> None:
+        self._tell, self._context = listeners.tell, context
+        self._began = 0.0
+        self._has_ended = True
+
+    def started(self) -> None:
+        """It begins."""
+        self._began, self._has_ended = perf_counter(), False
+        self._tell(ServiceStartedEvent(self._context))
+
+    def completed(self, response: ChatResponse, value: Any, state: State) -> None:
+        """It has its answer; what happens from here on, as when a stream's reader leaves, changes nothing of that."""
+        self._has_ended = True
+        taken = perf_counter() - self._began
+        self._tell(
+            ServiceCompletedEvent(self._context, response, value, state.token_usage, tuple(state.executions), taken)
+        )
+
+    def failed(self, error: BaseException) -> None:
+        """It has ended otherwise."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._tell(ServiceFailedEvent(self._context, _told(error), perf_counter() - self._began))
+
+    def remembered(self, messages: tuple[Message, ...]) -> None:
+        """Its conversation has been written."""
+        self._tell(MemoryWrittenEvent(self._context, messages))
+
+    def of(self, model: ChatModel) -> ChatModel:
+        """The model, for this invocation to ask."""
+        return _ObservedModel(model, self._tell, self._context)
+
+
+class _ObservedModel:
+    """A model whose requests are told."""
+
+    def __init__(self, model: ChatModel, tell: Any, context: InvocationContext) -> None:
+        self._model, self._tell, self._context = model, tell, context
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """See `ChatModel`."""
+        began = perf_counter()
+        self._tell(ModelRequestEvent(self._context, request, self._model, streaming=False))
+        try:
+            response = response_of(self._model, await self._model.chat(request))
+        except BaseException as error:
+            self._tell(ModelFailedEvent(self._context, request, error, perf_counter() - began))
+            raise
+        self._tell(ModelResponseEvent(self._context, request, response, perf_counter() - began))
+        return response
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        """See `StreamingChatModel`."""
+        began, first = perf_counter(), None
+        response: ChatResponse | None = None
+        self._tell(ModelRequestEvent(self._context, request, self._model, streaming=True))
+        try:
+            async with aclosing(closable(stream_of(self._model, request))) as events:
+                async for event in events:
+                    if first is None:
+                        first = perf_counter() - began
+                    if isinstance(event, CompleteResponse):
+                        response = response_of(self._model, event.response)
+                        taken = perf_counter() - began
+                        self._tell(ModelResponseEvent(self._context, request, response, taken, first))
+                    yield event
+            if response is None:
+                raise no_response(self._model)
+        except BaseException as error:
+            if response is None:
+                self._tell(ModelFailedEvent(self._context, request, _told(error), perf_counter() - began))
+            raise
+
+
+def _told(error: BaseException) -> BaseException:
+    """What is told of an error: a stream that is left is cancelled, as any call that is given up."""
+    return asyncio.CancelledError("the stream was left") if isinstance(error, GeneratorExit) else error
+
+
+# --- what a model answers
+
+
+def response_of(model: ChatModel, response: object) -> ChatResponse:
+    """What a model has answered, if it is an answer. Raises `TypeError`."""
+    if isinstance(response, ChatResponse):
+        return response
+    raise TypeError(f"{type(model).__name__} answered with a {type(response).__name__}; a model answers a ChatResponse")
+
+
+def no_response(model: ChatModel) -> RuntimeError:
+    """What to raise when a stream is over and has brought no answer."""
+    return RuntimeError(f"the stream of {type(model).__name__} ended without a CompleteResponse")
+
+
+def closable(stream: AsyncIterator[Any]) -> Any:
+    """The stream, with an `aclose` even where a model's own iterator has none."""
+    if hasattr(stream, "aclose"):
+        return stream
+
+    async def with_aclose() -> AsyncGenerator[Any, None]:
+        async for event in stream:
+            yield event
+
+    return with_aclose()
