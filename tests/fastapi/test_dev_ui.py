@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
 import pytest
@@ -34,8 +34,9 @@ from toolbox import (
     toolbox,
     user_message,
 )
+from toolbox.events import EventListener, InvocationEvent
 from toolbox.testing import ScriptedChatModel, tool_call
-from toolbox_fastapi import DevUi, install
+from toolbox_fastapi import DevUi, Inject, install
 
 pytestmark = pytest.mark.anyio
 
@@ -94,7 +95,7 @@ def restaurant(*replies: Any, dev_ui: Any = True, register: tuple[Any, ...] = ()
 def entries_of(text: str) -> list[dict[str, Any]]:
     """The data of a stream's events, without its end."""
     events = [dict(line.split(": ", 1) for line in each.splitlines() if ": " in line) for each in text.split("\n\n")]
-    return [json.loads(each["data"]) for each in events if each.get("event") not in (None, "done")]
+    return [json.loads(each["data"]) for each in events if "data" in each and "event" not in each]
 
 
 async def asked(client: Any, method: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -483,24 +484,20 @@ async def test_a_service_answers_with_its_tools_on_the_way(running: Any) -> None
     async with running(restaurant(tool_call("add", {"dish": "soup"}), "Coming!")) as client:
         entries = await asked(client, "Waiter.serve", table="7", wish="Soup, please")
 
-    assert entries[0] | {"at": 0, "run": 0} == {
-        "type": "started",
-        "where": "Waiter.serve",
-        "user_message": "Soup, please",
-        "memory_id": "7",
-        "at": 0,
-        "run": 0,
-    }
+    [started] = [each for each in entries if each["type"] == "started"]
+    assert started["where"] == "Waiter.serve"
+    assert (started["user_message"], started["memory_id"], started["parent"]) == ("Soup, please", "7", None)
+    [before] = [each for each in entries if each["type"] == "tool_started"]
+    assert (before["name"], before["arguments"]) == ("add", '{"dish": "soup"}')
     [ran] = [each for each in entries if each["type"] == "tool"]
-    assert (ran["name"], ran["arguments"], ran["result"], ran["is_error"]) == (
-        "add",
-        '{"dish": "soup"}',
-        '["soup"]',
-        False,
-    )
+    assert (ran["call"], ran["result"], ran["is_error"]) == (before["call"], '["soup"]', False)
     assert ran["duration"] > 0
-    assert entries[-1]["type"] == "ended"
-    assert entries[-1]["answer"]["value"] == "Coming!"
+    asked_first, asked_again = [each["sent"] for each in entries if each["type"] == "model_started"]
+    assert asked_first == "user: Soup, please"
+    assert asked_again.endswith('model: → add {"dish": "soup"}\n\nadd: ["soup"]')
+    assert [each["result"] for each in entries if each["type"] == "model"] == ['→ add {"dish": "soup"}', "Coming!"]
+    assert [each["messages"] for each in entries if each["type"] == "memory"] == [4]
+    assert (entries[-1]["type"], entries[-1]["value"]) == ("answer", "Coming!")
 
 
 async def test_a_stream_comes_in_pieces(running: Any) -> None:
@@ -518,12 +515,12 @@ async def test_each_kind_of_method_can_be_asked(running: Any, method: str) -> No
     async with running(restaurant("Stir it.")) as client:
         entries = await asked(client, method, dish="soup")
 
-    assert entries[-1]["answer"]["value"] == "Stir it."
+    assert entries[-1]["value"] == "Stir it."
 
 
 async def test_structured_answers_and_items_are_shown_as_json(running: Any) -> None:
     async with running(restaurant('{"salt": 3}', '{"value": [1, 2]}')) as client:
-        assert (await asked(client, "Cook.cook", dish="soup"))[-1]["answer"]["value"] == {"salt": 3}
+        assert (await asked(client, "Cook.cook", dish="soup"))[-1]["value"] == {"salt": 3}
         entries = await asked(client, "Cook.steps", dish="soup")
 
     assert [each["value"] for each in entries if each["type"] == "item"] == [1, 2]
@@ -562,7 +559,12 @@ async def test_a_failure_is_told_to_the_developer(running: Any) -> None:
     async with running(restaurant(RuntimeError("the oven is off"))) as client:
         entries = await asked(client, "Waiter.serve", table="7", wish="Soup")
 
-    assert entries[-1]["failure"] == {"type": "failure", "kind": "RuntimeError", "message": "the oven is off"}
+    told = {"type": "failure", "kind": "RuntimeError", "message": "the oven is off"}
+    assert entries[-1] == told | {"at": entries[-1]["at"], "duration": entries[-1]["duration"]}
+    [ended] = [each for each in entries if each["type"] == "ended"]
+    assert ended["failure"] == told
+    [model] = [each for each in entries if each["type"] == "model"]
+    assert (model["is_error"], model["result"]) == (True, "RuntimeError: the oven is off")
 
 
 @pytest.mark.parametrize(
@@ -631,7 +633,7 @@ async def test_what_is_overridden_is_what_is_asked(running: Any) -> None:
         with container.override(Waiter, FakeWaiter()):  # type: ignore[type-abstract]  # a Protocol is what is overridden
             entries = await asked(client, "Waiter.serve", table="7", wish="soup")
 
-    assert entries[-1]["answer"]["value"] == "soup for 7"
+    assert entries[-1]["value"] == "soup for 7"
 
 
 async def test_it_is_told_on_which_thread_each_tool_ran(running: Any) -> None:
@@ -658,7 +660,8 @@ async def test_it_is_told_on_which_thread_each_tool_ran(running: Any) -> None:
     async with running(restaurant(*replies, register=(Guide,))) as client:
         for method, pooled in (("Guide.lead", "toolbox-pool"), ("Guide.show", "AnyIO worker thread")):
             entries = await asked(client, method, where="home")
-            threads = {each["name"]: each["thread"] for each in entries if each["type"] == "tool"}
+            names = {each["call"]: each["name"] for each in entries if each["type"] == "tool_started"}
+            threads = {names[each["call"]]: each["thread"] for each in entries if each["type"] == "tool"}
             assert threads["pooled"].startswith(pooled)
             assert threads["fresh"] == "toolbox-thread"
             assert threads["on_loop"] == "event loop"
@@ -667,25 +670,83 @@ async def test_it_is_told_on_which_thread_each_tool_ran(running: Any) -> None:
 # --- the log
 
 
+async def followed(connect: Any, app: FastAPI, is_enough: Callable[[bytes], bool]) -> list[dict[str, Any]]:
+    """What the log tells until it is enough."""
+    client = connect(app, "/dev-ui/api/log")
+    client.scope["headers"] = [(b"host", b"localhost")]
+    task = client.start()
+    while not is_enough(client.body):
+        client._sent.clear()
+        await client._sent.wait()
+    client.leave()
+    await task
+    return entries_of(client.body.decode())
+
+
 async def test_the_log_shows_what_was_and_what_comes(connect: Any, running: Any) -> None:
     app = restaurant("first", "second")
     async with running(app) as http:
         await asked(http, "Waiter.serve", table="7", wish="one")
-        client = connect(app, "/dev-ui/api/log")
-        client.scope["headers"] = [(b"host", b"localhost")]
-        task = client.start()
-        while b"first" not in client.body:
-            client._sent.clear()
-            await client._sent.wait()
+        following = asyncio.create_task(followed(connect, app, lambda body: b"second" in body))
+        await followed(connect, app, lambda body: b"first" in body)
         await asked(http, "Waiter.serve", table="7", wish="two")
-        while b"second" not in client.body:
-            client._sent.clear()
-            await client._sent.wait()
-        client.leave()
-        await task
+        entries = await following
 
-    entries = entries_of(client.body.decode())
     assert [each["user_message"] for each in entries if each["type"] == "started"] == ["one", "two"]
+
+
+async def test_the_application_s_own_calls_are_in_the_log_with_those_inside_them(connect: Any, running: Any) -> None:
+    @register_ai_service
+    class Expert(Protocol):
+        @tool
+        async def advise(self, question: str) -> str: ...
+
+    @register_ai_service(tools=Expert)
+    class Desk(Protocol):
+        async def help(self, question: str) -> str: ...
+
+    replies = [tool_call("advise", {"question": "inner?"}), "inner!", "outer!"]
+    app = restaurant(*replies, register=(Expert, Desk))
+
+    @app.get("/help")
+    async def help_(desk: Inject[Desk]) -> str:
+        return await desk.help("outer?")
+
+    async with running(app) as http:
+        assert (await http.get("/help")).json() == "outer!"
+        entries = await followed(connect, app, lambda body: b"outer!" in body.rpartition(b"ended")[2])
+
+    outer, inner = [each for each in entries if each["type"] == "started"]
+    assert (outer["where"], outer["user_message"]) == ("Desk.help", "outer?")
+    assert (inner["where"], inner["parent"]) == ("Expert.advise", outer["run"])
+
+
+async def test_a_tool_called_from_the_page_is_in_the_log(connect: Any, running: Any) -> None:
+    app = restaurant()
+    async with running(app) as http:
+        await called(http, "add", '{"dish": "soup"}')
+        await called(http, "leave", "{}")
+        entries = await followed(connect, app, lambda body: body.count(b'"ended"') == 2)
+
+    assert [each["where"] for each in entries if each["type"] == "started"] == ["DevUiPage.add", "DevUiPage.leave"]
+    results = [each["result"] for each in entries if each["type"] == "tool"]
+    assert results == ['["soup"]', "ToolAbort: the guest has left"]
+
+
+async def test_a_program_s_one_listener_is_still_the_one_it_asks_for(running: Any) -> None:
+    class Listener(EventListener):
+        def on_event(self, event: InvocationEvent) -> None: ...
+
+    class Reader:
+        def __init__(self, listener: EventListener) -> None:
+            self.listener = listener
+
+    app = FastAPI()
+    container = Container().register(Listener, Reader)
+    install(app, container, dev_ui=True)
+    async with running(app) as client:
+        assert type((await container.aget(Reader)).listener) is Listener
+        assert "DevUiListener" not in json.dumps(await program_of(client))
 
 
 async def test_an_open_log_does_not_hold_up_the_end(serving: Any) -> None:
@@ -693,7 +754,7 @@ async def test_an_open_log_does_not_hold_up_the_end(serving: Any) -> None:
         await asked(client, "Waiter.serve", table="7", wish="one")
         async with client.stream("GET", "/dev-ui/api/log") as reply:
             lines = reply.aiter_lines()
-            assert await anext(lines) == "event: started"
+            assert "Waiter.serve" in await anext(lines)
             await lines.aclose()
 
 

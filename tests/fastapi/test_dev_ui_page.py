@@ -159,15 +159,19 @@ def test_a_service_is_asked_and_its_tools_stand_on_a_timeline(page: Any) -> None
     page.get_by_label("wish").fill("Soup, please")
     page.get_by_role("button", name="Send").click()
 
-    page.get_by_role("status").filter(has_text="with 1 call").wait_for()
+    page.get_by_role("status").filter(has_text="with 1 tool call").wait_for()
     assert "Coming: <i>1 small hot soup" in page.locator("#chat .answer").last.inner_text()
     assert page.get_by_label("wish").input_value() == ""
-    row = page.get_by_role("list", name="Timeline").get_by_role("listitem")
+    rows = page.get_by_role("list", name="Timeline").get_by_role("listitem")
+    assert [each.split()[0] for each in rows.all_inner_texts()] == ["ScriptedChatModel", "add", "ScriptedChatModel"]
+    row = rows.nth(1)
     assert row.locator("summary .thread").inner_text().startswith("toolbox-pool")
     row.locator("summary").click()
     assert row.get_by_role("region", name="Arguments of add").inner_text() == '{\n  "dish": "soup"\n}'
     assert "1 small hot soup" in row.get_by_role("region", name="Result of add").inner_text()
     assert row.locator(".bar").bounding_box()["width"] > 1
+    rows.last.locator("summary").click()
+    assert "add: 1 small hot soup" in rows.last.get_by_role("region", name="was sent").inner_text()
 
 
 def test_the_keyboard_is_enough(page: Any) -> None:
@@ -183,10 +187,10 @@ def test_the_keyboard_is_enough(page: Any) -> None:
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("now")
     page.keyboard.press("Enter")
-    page.get_by_role("status").filter(has_text="with 2 calls").wait_for()
+    page.get_by_role("status").filter(has_text="with 2 tool calls").wait_for()
     assert page.locator("#chat .said").inner_text() == "pay\nnow"
-    assert "failed" in page.locator("#chat .timeline summary").first.inner_text()
-    page.locator("#chat .timeline summary").first.focus()
+    assert "failed" in page.locator("#chat .timeline summary").nth(1).inner_text()
+    page.locator("#chat .timeline summary").nth(1).focus()
     page.keyboard.press("Enter")
     assert page.get_by_role("region", name="Result of pay").inner_text() == "<b>no change</b>"
 
@@ -210,7 +214,7 @@ def test_a_failure_is_told_and_the_text_is_kept(page: Any) -> None:
     page.get_by_label("wish").fill("boom")
     page.keyboard.press("Enter")
 
-    page.locator("#chat").get_by_text("RuntimeError: the oven is off").wait_for()
+    page.locator("#chat p.bad").filter(has_text="RuntimeError: the oven is off").wait_for()
     assert page.get_by_label("wish").input_value() == "boom"
     assert page.get_by_role("button", name="Send").is_enabled()
 
@@ -292,6 +296,16 @@ def test_the_log_is_live(page: Any, browser: Any, address: str) -> None:
     page.get_by_label("Show only").fill("another PAGE")
     assert run.is_visible()
     other.close()
+
+
+def test_a_lost_connection_is_told_and_taken_up_again(page: Any) -> None:
+    page.route("**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"))
+    page.reload()
+    page.get_by_role("link", name="Log").click()
+    page.get_by_role("status").filter(has_text="Not connected").wait_for()
+
+    page.unroute("**/api/log")
+    page.get_by_role("status").filter(has_text="Live").wait_for()
 
 
 def test_a_view_has_an_address(page: Any, address: str) -> None:

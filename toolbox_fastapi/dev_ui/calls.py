@@ -1,6 +1,6 @@
 """What the page can do: call a tool as a model would, and ask a service's method; each in a request scope of its own.
 
-Not here: HTTP (`routes`), what is typed into a form (`forms`).
+Not here: HTTP (`routes`), what is typed into a form (`forms`), what happens on the way (`listener`).
 """
 
 from __future__ import annotations
@@ -11,33 +11,22 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
-from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 
-from toolbox.chat import (
-    BeforeToolExecution,
-    CompleteResponse,
-    IntermediateResponse,
-    PartialReasoning,
-    PartialResponse,
-    TokenUsage,
-    ToolExecuted,
-    ToolExecutionRequest,
-    ToolExecutionResultMessage,
-    UserMessage,
-)
+from toolbox.chat import PartialReasoning, PartialResponse, ToolExecutionRequest
 from toolbox.container import Container
 from toolbox.context import WhileCallerWaits
 from toolbox.errors import FrameworkError, ToolAbort
 from toolbox.services.outputs import Result
-from toolbox.services.records import invocation_record
-from toolbox.tools.failures import ToolErrors, message_of, return_to_model
+from toolbox.tools.failures import ToolErrors, return_to_model
 from toolbox.tools.invocation import Tool
 
-from ..streaming import EVENTS, as_json, close_stream, steps_of
-from .journal import Entry, Journal, shortened
+from ..streaming import EVENTS, close_stream, steps_of
+from .journal import Entry, tap
+from .listener import failure, plain
 from .program import Method
 
 logger = logging.getLogger("toolbox.fastapi")
@@ -49,66 +38,42 @@ class DevUiPage:
     """What `InvocationContext.service` is in a tool that is called from the page."""
 
 
-def plain(value: object) -> Any:
-    """A value as JSON has it."""
-    return from_json(as_json(value))
-
-
-def failure(error: BaseException) -> Entry:
-    """What went wrong, for the developer."""
-    if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return {"type": "failure", "kind": type(error).__name__, "message": message_of(error)}
+_numbers = count(1)
 
 
 # --- one tool
 
 
-async def call_tool(
-    container: Container, journal: Journal, tool: Tool, arguments: str, memory_id: str | None
-) -> dict[str, Any]:
+async def call_tool(container: Container, tool: Tool, arguments: str, memory_id: str | None) -> Entry:
     """Calls a tool with the argument text a model would send; what came of it, as a model would read it."""
-    run = journal.run(tool.where, user_message=None, memory_id=memory_id)
-    request = ToolExecutionRequest(f"dev-ui-{run.number}", tool.specification.name, arguments)
-    began = time.perf_counter()
+    request = ToolExecutionRequest(f"dev-ui-{next(_numbers)}", tool.specification.name, arguments)
     try:
-        with WhileCallerWaits(), run.watching_threads():
+        with WhileCallerWaits():
             async with container.request_scope():
                 outcome = await container.host.execute(
                     {request.name: tool}, request, DevUiPage, AS_A_MODEL_SEES, memory_id
                 )
-    except Exception as error:  # what a model never reads, the developer does
-        run.ended(time.perf_counter() - began, failed=failure(error))
-        if not isinstance(error, (FrameworkError, ToolAbort)):
-            raise
+    except (FrameworkError, ToolAbort) as error:  # what a model never reads, the developer does
         return failure(error)
     execution = outcome.execution
-    run.tool(execution)
-    run.ended(execution.duration)
     return {
         "type": "result",
         "text": execution.result,
         "is_error": execution.is_error,
         "duration": execution.duration,
-        "contents": _contents(outcome.message),
+        "contents": [{"type": type(each).__name__, **plain(each)} for each in outcome.message.contents],
     }
-
-
-def _contents(message: ToolExecutionResultMessage) -> list[Any]:
-    return [{"type": type(each).__name__, **plain(each)} for each in message.contents]
 
 
 # --- a service's method
 
 
-async def ask(
-    container: Container, journal: Journal, method: Method, arguments: Mapping[str, Any]
-) -> AsyncGenerator[Entry, None]:
+async def ask(container: Container, method: Method, arguments: Mapping[str, Any]) -> AsyncGenerator[Entry, None]:
     """Calls a method; what happens, as it happens: texts, items, tool calls, at the end an answer or a failure."""
-    entries: asyncio.Queue[Entry | None] = asyncio.Queue()
-    task = asyncio.create_task(_Asking(container, journal, method, arguments, entries).to_the_end())
+    asking = _Asking(container, method, arguments)
+    task = asyncio.create_task(asking.to_the_end())
     try:
-        while (entry := await entries.get()) is not None:
+        while (entry := await asking.entries.get()) is not None:
             yield entry
     finally:
         task.cancel()
@@ -119,44 +84,28 @@ async def ask(
 class _Asking:
     """One call of a method, and what is told of it."""
 
-    def __init__(
-        self,
-        container: Container,
-        journal: Journal,
-        method: Method,
-        arguments: Mapping[str, Any],
-        entries: asyncio.Queue[Entry | None],
-    ) -> None:
+    def __init__(self, container: Container, method: Method, arguments: Mapping[str, Any]) -> None:
         self._container, self._plan, self._arguments = container, method.plan, arguments
-        self._tell = entries.put_nowait
-        self._run = journal.run(
-            self._plan.where,
-            user_message=_said(self._plan.user_parameter, arguments),
-            memory_id=arguments.get(self._plan.memory_parameter or ""),
-            tap=self._tell,
-        )
+        self.entries: asyncio.Queue[Entry | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
         self._text: list[str] = []
+
+    def _tell(self, entry: Entry | None) -> None:
+        # In order, from whatever loop or thread: a container's loop may be another than the application's.
+        self._loop.call_soon_threadsafe(self.entries.put_nowait, entry)
 
     async def to_the_end(self) -> None:
         """Calls, and tells; the last is None."""
         began = time.perf_counter()
-        answer: Entry | None = None
-        failed: Entry | None = None
+        tap.set(self._tell)  # for this task, and all that is called in it
+        self._tell({"type": "asked", "at": time.time() * 1000})
         try:
-            with invocation_record() as record, self._run.watching_threads():
-                try:
-                    answer = await self._called()
-                finally:
-                    self._run.tools(record.tool_executions)
+            told = await self._called()
         except Exception as error:
             logger.debug("%s, asked from the dev UI, failed", self._plan.where, exc_info=error)
-            failed = failure(error)
-        except asyncio.CancelledError:
-            failed = {"type": "failure", "kind": "Cancelled", "message": "it was stopped from the page"}
-            raise
-        finally:
-            self._run.ended(time.perf_counter() - began, answer=answer, failed=failed)
-            self._tell(None)
+            told = failure(error)
+        self._tell({**told, "at": time.time() * 1000, "duration": time.perf_counter() - began})
+        self._tell(None)
 
     async def _called(self) -> Entry:
         async with self._container.request_scope():
@@ -170,55 +119,22 @@ class _Asking:
                 value = await value
             if self._plan.output.is_stream:
                 return await self._streamed(value)
-        if isinstance(value, Result):
-            return _answer(value.content, value.token_usage, value.finish_reason)
-        return _answer(value)
+        return {"type": "answer", "value": plain(value.content if isinstance(value, Result) else value)}
 
     async def _streamed(self, stream: Any) -> Entry:
-        usage, reason = None, None
-        items = False
+        has_items = False
         try:
             async for each in steps_of(stream):
                 match each:
-                    case str() as text:
-                        self._say(text)
-                    case PartialResponse(text):
-                        self._say(text)
+                    case str() | PartialResponse():
+                        text = each if isinstance(each, str) else each.text
+                        self._text.append(text)
+                        self._tell({"type": "text", "text": text})
                     case PartialReasoning(text):
                         self._tell({"type": "reasoning", "text": text})
-                    case BeforeToolExecution(request):
-                        self._run.tool_started(request)
-                    case ToolExecuted(execution):
-                        self._run.tool(execution)
-                    case IntermediateResponse(response) | CompleteResponse(response):
-                        usage, reason = _sum(usage, response.token_usage), response.finish_reason
                     case _ if not isinstance(each, EVENTS):
-                        items = True
+                        has_items = True
                         self._tell({"type": "item", "value": plain(each)})
         finally:
             await close_stream(stream)
-        return _answer(None if items else "".join(self._text), usage, reason)
-
-    def _say(self, text: str) -> None:
-        self._text.append(text)
-        self._tell({"type": "text", "text": text})
-
-
-def _said(parameter: str | None, arguments: Mapping[str, Any]) -> str:
-    """What a person would say was asked."""
-    value = arguments.get(parameter) if parameter is not None else dict(arguments)
-    text = value.text if isinstance(value, UserMessage) else value
-    return shortened(text if isinstance(text, str) else as_json(text))
-
-
-def _sum(one: TokenUsage | None, other: TokenUsage | None) -> TokenUsage | None:
-    return one + other if one is not None and other is not None else one or other
-
-
-def _answer(value: object, usage: TokenUsage | None = None, reason: object = None) -> Entry:
-    return {
-        "type": "answer",
-        "value": plain(value),
-        "usage": None if usage is None else {**plain(usage), "total_tokens": usage.total_tokens},
-        "finish_reason": reason,
-    }
+        return {"type": "answer", "value": None if has_items else "".join(self._text)}

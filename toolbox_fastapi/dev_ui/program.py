@@ -24,6 +24,7 @@ from toolbox.tools.sources import read_tools
 
 from ..streaming import as_json
 from .forms import BadInputError, MethodForm, form_of
+from .listener import DevUiListener
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Program:
 
     def __init__(self, container: Container, endpoint_tools: Iterable[tuple[str, Tool]] = ()) -> None:
         self.host = container.host
-        self.nodes = nodes_of(container)
+        self.nodes = [each for each in nodes_of(container) if each.type != DevUiListener.__name__]
         self.methods = {
             plan.where: Method(plan, form_of(plan)) for plans in self.host.plans.values() for plan in plans.values()
         }

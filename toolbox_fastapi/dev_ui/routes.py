@@ -31,6 +31,7 @@ from .access import DevUi
 from .calls import ask, call_tool
 from .forms import BadInputError
 from .journal import Entry, Journal
+from .listener import DevUiListener
 from .program import Program
 
 logger = logging.getLogger("toolbox.fastapi")
@@ -67,8 +68,11 @@ def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> None:
     async def to_the_page(request: Request) -> Response:
         return Response(status_code=307, headers={"location": f"{request.url.path.rpartition('/')[2]}/"})
 
+    journal = Journal()
+    # By name, so that a program that asks for its one listener still finds it.
+    container.register_instance(DevUiListener(journal), name="toolbox_dev_ui")
     app.add_route(options.path, to_the_page, include_in_schema=False)
-    app.mount(options.path, DevUiApplication(app, container, options), name="toolbox dev UI")
+    app.mount(options.path, DevUiApplication(app, container, options, journal), name="toolbox dev UI")
 
 
 class ToolAsked(BaseModel):
@@ -91,9 +95,8 @@ class MethodAsked(BaseModel):
 class DevUiApplication:
     """The ASGI application below the path."""
 
-    def __init__(self, app: FastAPI, container: Container, options: DevUi) -> None:
-        self._app, self._container, self._options = app, container, options
-        self._journal = Journal()
+    def __init__(self, app: FastAPI, container: Container, options: DevUi, journal: Journal) -> None:
+        self._app, self._container, self._options, self._journal = app, container, options, journal
         self._program: Program | None = None
         self._router = Router(
             [
@@ -157,14 +160,14 @@ class DevUiApplication:
         tool = self.program.tool(asked.tool)
         if tool.needs_memory_id and asked.memory_id is None:
             raise BadInputError("this tool needs a memory id")
-        called = await call_tool(self._container, self._journal, tool, asked.arguments, asked.memory_id)
+        called = await call_tool(self._container, tool, asked.arguments, asked.memory_id)
         return Response(as_json(called), media_type="application/json")
 
     async def _ask(self, request: Request) -> Response:
         asked = await _read(MethodAsked, request)
         method = self.program.method(asked.method)
         arguments = method.form.arguments(asked.arguments)
-        return sse(_events(ask(self._container, self._journal, method, arguments)))
+        return sse(_events(ask(self._container, method, arguments)))
 
     async def _log(self, request: Request) -> Response:
         return sse(_events(self._journal.follow()))
@@ -173,7 +176,7 @@ class DevUiApplication:
 async def _events(entries: AsyncGenerator[Entry, None]) -> AsyncIterator[ServerSentEvent]:
     async with aclosing(entries):
         async for entry in entries:
-            yield ServerSentEvent(raw_data=as_json(entry), event=entry["type"])
+            yield ServerSentEvent(raw_data=as_json(entry))
 
 
 async def _read(kind: type[B], request: Request) -> B:

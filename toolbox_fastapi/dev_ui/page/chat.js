@@ -3,7 +3,7 @@
 import {at, block, complain, counted, duration, make} from "./dom.js";
 import {stream} from "./events.js";
 import {schemaForm} from "./forms.js";
-import {Timeline, feed} from "./timeline.js";
+import {Timeline, feed, tokens} from "./timeline.js";
 
 const talks = new Map();
 
@@ -62,7 +62,7 @@ function talk(method) {
     stop.onclick = () => aborting.abort();
     state.textContent = "Asking…";
     try {
-      for await (const entry of stream("api/ask", {method: method.id, arguments: body}, aborting.signal)) turn.take(entry);
+      for await (const entry of stream("api/ask", {body: {method: method.id, arguments: body}, signal: aborting.signal})) turn.take(entry);
       state.textContent = turn.summary();
       if (user && !turn.failed) form.clear(user);
     } catch (error) {
@@ -119,26 +119,33 @@ function newTurn(typed, user) {
   answer.append(thought, text);
   const element = make("li", {class: "turn waiting"}, make("p", {class: "said"}, said),
     make("div", {class: "reply"}, answer, items, trouble, timeline.element, about));
-  let tools = 0, took = null, failed = false;
+  let root = null, usage = null, took = null, failed = false;
 
   function take(entry) {
-    if (feed(timeline, entry)) tools = timeline.count;
+    if (feed(timeline, entry, root)) return;
     switch (entry.type) {
+      case "asked": timeline.begin(entry.at); break;
+      case "started": root ??= entry.run; break;
+      case "ended": if (entry.run === root) usage = entry.answer?.usage; break;
       case "text": text.append(entry.text); break;
       case "reasoning": thought.hidden = false; thought.lastChild.append(entry.text); break;
       case "item": items.append(make("li", {}, block(JSON.stringify(entry.value, null, 2), "Item"))); break;
-      case "ended": end(entry); break;
+      case "answer": show(entry.value); end(entry); break;
+      case "failure": fail(`${entry.kind}: ${entry.message}`); end(entry); break;
     }
   }
 
-  function end({duration: seconds, answer: got, failure}) {
+  function show(value) {
+    if (text.textContent || items.children.length) return;
+    if (value === null || value === "") text.append(make("span", {class: "about"}, "It answered nothing."));
+    else if (typeof value === "string") text.append(value);
+    else answer.append(block(JSON.stringify(value, null, 2), "Answer"));
+  }
+
+  function end({at, duration: seconds}) {
     took = seconds;
-    if (failure) fail(`${failure.kind}: ${failure.message}`);
-    else if (!text.textContent && got.value !== null)
-      typeof got.value === "string" ? text.append(got.value) : answer.append(block(JSON.stringify(got.value, null, 2), "Answer"));
-    else if (!text.textContent && !items.children.length) text.append(make("span", {class: "about"}, "no text"));
-    about.textContent = [duration(seconds), tools && counted(tools, "call"), got?.usage && `${got.usage.input_tokens} tokens in, ${got.usage.output_tokens} out`,
-      got?.finish_reason && got.finish_reason !== "stop" && `ended by ${got.finish_reason}`].filter(Boolean).join(" · ");
+    timeline.end(at);
+    about.textContent = [duration(seconds), timeline.count && counted(timeline.count, "tool call"), usage && `${tokens(usage)} tokens`].filter(Boolean).join(" · ");
   }
 
   function fail(message) {
@@ -148,5 +155,5 @@ function newTurn(typed, user) {
   }
 
   return {element, take, fail, get failed() { return failed; }, done: () => element.classList.remove("waiting"),
-    summary: () => failed ? "It failed." : `Answered in ${duration(took ?? 0)}${tools ? `, with ${counted(tools, "call")}` : ""}.`};
+    summary: () => failed ? "It failed." : `Answered in ${duration(took ?? 0)}${timeline.count ? `, with ${counted(timeline.count, "tool call")}` : ""}.`};
 }

@@ -22,10 +22,11 @@ export async function post(path, body, signal) {
   return response.json();
 }
 
-// The `data` of each event of a stream; with a body, it is posted.
-export async function* stream(path, body, signal) {
+// The `data` of each event of a stream; with a body, it is posted. `opened` is called when the server has answered.
+export async function* stream(path, {body, signal, opened}) {
   const response = await fetch(path, body === undefined ? {signal} : posting(body, signal));
   if (!response.ok) throw await problemOf(response);
+  opened?.();
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", event = "", data = [];
   try {

@@ -16,23 +16,28 @@ export function makeLog() {
   follow();
 }
 
+// While the page is seen: a browser has few connections for one server. What is told again changes nothing.
 async function follow() {
   for (;;) {
+    await seen();
+    const aborting = new AbortController();
+    const leave = () => document.hidden && aborting.abort();
+    document.addEventListener("visibilitychange", leave);
     try {
-      for await (const entry of connected()) take(entry);
+      for await (const entry of stream("api/log", {signal: aborting.signal, opened: live})) take(entry);
     } catch { /* told below */ }
+    document.removeEventListener("visibilitychange", leave);
+    if (document.hidden) continue;
     state.textContent = "Not connected; trying again…";
     await new Promise(resolve => setTimeout(resolve, 1000));
   }
 }
 
-async function* connected() {
-  const entries = stream("api/log");
-  runs.clear();
-  list.replaceChildren();
-  state.textContent = "Live.";
-  yield* entries;
+async function seen() {
+  while (document.hidden) await new Promise(resolve => document.addEventListener("visibilitychange", resolve, {once: true}));
 }
+
+function live() { state.textContent = runs.size ? `Live, ${counted(runs.size, "invocation")}.` : "Live."; }
 
 function take(entry) {
   let run = runs.get(entry.run);
@@ -45,7 +50,7 @@ function take(entry) {
   }
   run.take(entry);
   nothing.hidden = runs.size > 0;
-  state.textContent = `Live, ${counted(runs.size, "invocation")}.`;
+  live();
   sift();
 }
 
@@ -58,21 +63,24 @@ function newRun(started) {
   const timeline = new Timeline();
   const mark = make("span", {class: "mark"}, "running");
   const took = make("span", {class: "time"}), calls = make("span", {class: "calls"});
-  const answer = make("div", {class: "answer"});
+  const answer = make("div", {class: "answer"}), remembered = make("p", {class: "about"});
   const element = make("li", {class: "run running"}, make("details", {},
     make("summary", {}, mark, make("span", {class: "name"}, started.where),
-      make("span", {class: "said"}, started.user_message ?? ""), calls, took, make("time", {class: "about"}, clock(started.at))),
+      make("span", {class: "said"}, started.user_message ?? ""), calls, took, make("span", {class: "when"}, clock(started.at))),
     make("div", {class: "inside"},
       make("dl", {class: "facts"}, [
         started.user_message && [make("dt", {}, "Asked"), make("dd", {}, block(started.user_message, "Asked"))],
         started.memory_id !== null && [make("dt", {}, "Memory id"), make("dd", {}, started.memory_id)],
-        started.parent && [make("dt", {}, "Called by"), make("dd", {}, started.parent)],
+        started.parent && [make("dt", {}, "Called by"), make("dd", {}, runs.get(started.parent)?.where ?? "another invocation")],
       ].filter(Boolean).flat()),
-      timeline.element, answer)));
-  const run = {element, text: `${started.where} ${started.user_message ?? ""} ${started.memory_id ?? ""}`, take(entry) {
-    if (feed(timeline, entry)) run.text += ` ${entry.name}`;
-    calls.textContent = timeline.count ? counted(timeline.count, "call") : "";
+      timeline.element, answer, remembered)));
+  timeline.begin(started.at);
+  const run = {element, where: started.where, text: `${started.where} ${started.user_message ?? ""} ${started.memory_id ?? ""}`, take(entry) {
+    if (feed(timeline, entry, entry.run)) run.text += ` ${entry.name ?? ""}`;
+    calls.textContent = timeline.count ? counted(timeline.count, "tool call") : "";
+    if (entry.type === "memory") remembered.replaceChildren(`The conversation has ${counted(entry.messages, "message")} now.`);
     if (entry.type !== "ended") return;
+    timeline.end(entry.at);
     element.classList.remove("running");
     element.classList.toggle("failed", Boolean(entry.failure));
     mark.textContent = entry.failure ? "failed" : "done";

@@ -2,19 +2,21 @@
 
 import {block, clock, duration, make, pretty} from "./dom.js";
 
-const KINDS = {tool: "tool", model: "model"};
-
 function facts(row) {
   const parts = [];
   const add = (title, content) => content && parts.push(make("dt", {}, title), make("dd", {}, content));
   if (row.arguments !== undefined) add("Arguments", block(pretty(row.arguments || "{}"), `Arguments of ${row.name}`));
-  if (row.result !== undefined) add(row.is_error ? "Error" : "Result", block(pretty(row.result), `Result of ${row.name}`));
+  if (row.sent !== undefined) add("Was sent", block(row.sent, `What ${row.name} was sent`));
+  if (row.result !== undefined)
+    add(row.is_error ? "Error" : row.sent === undefined ? "Result" : "Replied", block(pretty(row.result), `${row.sent === undefined ? "Result" : "Reply"} of ${row.name}`));
   add("Began", clock(row.at));
   if (row.duration !== undefined) add("Took", duration(row.duration));
   add("Thread", row.thread);
-  add("Tokens", row.tokens);
+  add("Tokens", row.usage && tokens(row.usage));
   return make("dl", {class: "facts"}, parts);
 }
+
+export const tokens = usage => `${usage.input_tokens} in, ${usage.output_tokens} out`;
 
 export class Timeline {
   constructor() {
@@ -41,7 +43,7 @@ export class Timeline {
     const parts = {name: make("span", {class: "name"}), thread: make("span", {class: "thread"}), time: make("span", {class: "time"})};
     const body = make("div", {class: "inside"});
     const summary = make("summary", {}, parts.name, parts.thread, make("span", {class: "track", "aria-hidden": "true"}, bar), parts.time);
-    const element = make("li", {class: KINDS[kind] ?? "tool"}, make("details", {}, summary, body));
+    const element = make("li", {class: kind}, make("details", {}, summary, body));
     const row = {kind, facts: {}, bar, parts, body, element};
     this.rows.set(key, row);
     this.list.append(element);
@@ -50,7 +52,7 @@ export class Timeline {
 
   show({facts: each, parts, body, element}) {
     parts.name.textContent = each.name;
-    parts.thread.textContent = each.thread ?? "";
+    parts.thread.textContent = each.thread ?? (each.usage ? tokens(each.usage) : "");
     parts.time.textContent = each.duration === undefined ? "running" : duration(each.duration);
     if (each.is_error) parts.time.prepend(make("span", {class: "bad"}, "failed "));
     element.classList.toggle("failed", Boolean(each.is_error));
@@ -75,16 +77,14 @@ export class Timeline {
     }
   }
 
-  get count() { return this.rows.size; }
+  get count() { return [...this.rows.values()].filter(row => row.kind.startsWith("tool")).length; }
 }
 
-// Feeds a timeline with an entry of the log; tells whether it was one for it.
-export function feed(timeline, entry) {
-  switch (entry.type) {
-    case "started": timeline.begin(entry.at); return false;
-    case "ended": timeline.end(entry.at); return false;
-    case "tool_started": case "tool": timeline.set(`tool ${entry.call}`, "tool", entry); return true;
-    case "model_started": case "model": timeline.set(`model ${entry.call}`, "model", entry); return true;
-    default: return false;
-  }
+// Feeds a timeline with an entry of the log; tells whether it was one for it. `root` is the run the timeline is of.
+export function feed(timeline, entry, root) {
+  const [kind, started] = (entry.type ?? "").split("_");
+  if ((kind !== "tool" && kind !== "model") || (started && started !== "started")) return false;
+  const {run, call, type, ...facts} = entry;
+  timeline.set(`${run} ${call}`, run === root ? kind : `${kind} inner`, facts);
+  return true;
 }
