@@ -5,6 +5,7 @@
 #   make ask Q="…"          asks it on the terminal
 #   make test               the tests                    make check    formatting, lint, types, architecture
 #   make bench-container bench-tools bench-models bench-execution bench-import wire      measurements, peers side by side
+#   make docs               the documents as a site, in site/
 #   make constraints        writes constraints.txt anew
 #
 # Another Python: make test PYTHON=python3.13 VENV=.venv-3.13
@@ -22,6 +23,7 @@ PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+DOCS_STAMP := $(VENV)/.installed-docs
 BENCH_STAMP := $(BENCH_VENV)/.installed-bench
 INPUTS := pyproject.toml constraints.txt
 PIP := -m pip --disable-pip-version-check --quiet install
@@ -29,7 +31,7 @@ PIP := -m pip --disable-pip-version-check --quiet install
 PROJECT := -e '.[fastapi,sql]'
 
 .DEFAULT_GOAL := help
-.PHONY: help run ask test check format constraints clean wire \
+.PHONY: help run ask test check docs format constraints clean wire \
 	bench-container bench-tools bench-models bench-execution bench-import
 
 help:
@@ -62,6 +64,10 @@ $(DEV_STAMP): $(INPUTS)
 	$(call install,$(PY),$(PROJECT) --group dev)
 	@touch $@ $(RUN_STAMP)
 
+$(DOCS_STAMP): $(DEV_STAMP)
+	$(call install,$(PY),--group docs)
+	@touch $@
+
 $(BENCH_STAMP): $(INPUTS)
 	$(call make_venv,$(BENCH_VENV))
 	@$(BENCH_PY) $(PIP) --upgrade 'pip>=25.1'
@@ -71,7 +77,7 @@ $(BENCH_STAMP): $(INPUTS)
 constraints:
 	$(PYTHON) -m venv --clear build/constraints
 	build/constraints/bin/python $(PIP) --upgrade 'pip>=25.1'
-	build/constraints/bin/python $(PIP) $(PROJECT) --group dev
+	build/constraints/bin/python $(PIP) $(PROJECT) --group dev --group docs
 	build/constraints/bin/python -m pip --disable-pip-version-check freeze --exclude-editable > constraints.txt
 
 clean:
@@ -102,6 +108,9 @@ check: $(DEV_STAMP)
 format: $(DEV_STAMP)
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
+
+docs: $(DOCS_STAMP)
+	@$(PY) -m zensical build --strict
 
 # --- measurements
 

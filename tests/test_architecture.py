@@ -27,6 +27,7 @@ LAYERS: dict[str, int] = {
     "toolbox.context": 2,
     "toolbox.settings": 2,
     "toolbox.events": 2,
+    "toolbox.logs": 2,
     "toolbox.execution": 3,
     "toolbox.di": 4,
     "toolbox.tools": 4,
@@ -37,6 +38,8 @@ LAYERS: dict[str, int] = {
     "toolbox.container": 6,
     "toolbox.overview": 7,
     "toolbox.testing": 7,
+    "toolbox.recordings": 7,
+    "toolbox.pytest_plugin": 8,
     "toolbox.cli": 7,
     "toolbox.openapi": 7,
     "toolbox.mcp": 7,
@@ -74,6 +77,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "sqlalchemy": ("toolbox.sql", "sample_app"),
     "redis": ("toolbox.redis",),
     "opentelemetry": ("toolbox.otel",),
+    "pytest": ("toolbox.pytest_plugin",),
 }
 # Layer 7 is what a user asks for by its module; the root offers nothing of it.
 NEVER_BY_THE_ROOT = tuple(module for module, layer in LAYERS.items() if layer == 7)

@@ -7,6 +7,8 @@ directly before a block says of it:
 - `<!-- not run: why -->`: it is only compiled.
 - `<!-- prints -->`, of a text block: this is what the Python block directly before it prints.
 - `<!-- runs -->`, of a console block: its commands print what stands below them; `…` is anything.
+- `<!-- served -->`, of a console block: `uvicorn module:app`, and `curl`s that get from it what stands below them, with
+  the files of the page as they are at this place.
 
 A block whose first line begins with `# continues` is the next part of the program that the block before it belongs to.
 """
@@ -17,6 +19,8 @@ import shlex
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,13 +88,24 @@ def consoles_of(page: Path) -> list[Block]:
     return [block for block in blocks_of(page) if block.note == "runs"]
 
 
+def commands_of(block: Block) -> list[tuple[list[str], str]]:
+    """What is typed, in words, and what is shown below it."""
+    parts = [part.partition("\n") for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]]
+    return [(shlex.split(typed, comments=True), shown.strip()) for typed, _, shown in parts]
+
+
 def first(program: tuple[Block, ...]) -> str:
     return str(program[0])
 
 
-def lay_out(page: Path, folder: Path) -> None:
+def served_of(page: Path) -> list[Block]:
+    return [block for block in blocks_of(page) if block.note == "served"]
+
+
+def lay_out(page: Path, folder: Path, until: int = sys.maxsize) -> None:
+    """The page's files, of each its last version above line `until`."""
     for block in blocks_of(page):
-        if block.file is not None:
+        if block.file is not None and block.line < until:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file).write_text(block.text, encoding="utf-8")
 
@@ -140,15 +155,48 @@ def test_a_program_runs_and_prints_what_is_shown(program: tuple[Block, ...], tmp
 @pytest.mark.parametrize("block", [each for page in PAGES for each in consoles_of(page)], ids=str)
 def test_commands_print_what_is_shown(block: Block, tmp_path: Path) -> None:
     lay_out(block.page, tmp_path)
-    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-        typed, _, shown = part.partition("\n")
-        program, *arguments = shlex.split(typed, comments=True)
+    for (program, *arguments), shown in commands_of(block):
         module = {"toolbox": ["-m", "toolbox.cli"], "python": []}[program]
 
         done = run([sys.executable, *module, *arguments], tmp_path)
 
-        pattern = ".*".join(map(re.escape, shown.strip().split("…")))
+        pattern = ".*".join(map(re.escape, shown.split("…")))
         assert re.fullmatch(pattern, (done.stdout + done.stderr).strip(), re.DOTALL), done.stdout + done.stderr
+
+
+@contextmanager
+def served(application: str, folder: Path) -> Iterator[str]:
+    """The address of an application under uvicorn, on a port that is free."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", application, "--port", "0"],
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stderr is not None
+    try:
+        said: list[str] = []
+        while not (address := re.search(r"http://127\.0\.0\.1:\d+", said[-1] if said else "")):
+            said.append(server.stderr.readline())
+            assert said[-1], f"it did not start: {''.join(said)}"
+        yield address[0]
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+        server.stderr.close()
+
+
+@pytest.mark.parametrize("block", [each for page in PAGES for each in served_of(page)], ids=str)
+def test_a_server_answers_what_is_shown(block: Block, tmp_path: Path) -> None:
+    lay_out(block.page, tmp_path, block.line)
+    [([program, application], _), *requests] = commands_of(block)
+    assert program == "uvicorn"
+
+    with served(application, tmp_path) as address:
+        for (_, url), shown in requests:
+            with urllib.request.urlopen(url.replace("localhost:8000", address)) as reply:
+                assert reply.read().decode() == shown, url
 
 
 def headings_of(page: Path) -> set[str]:
@@ -189,25 +237,11 @@ def test_the_readme_s_program_answers_over_http(tmp_path: Path) -> None:
     """The commands below the program, as they stand there."""
     [[program]] = programs_of(ROOT / "README.md")
     (tmp_path / "menu.py").write_text(program.text, encoding="utf-8")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", "menu:app", "--port", "0"],
-        cwd=tmp_path,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stderr is not None
-    try:
-        said: list[str] = []
-        while not (address := re.search(r"http://127\.0\.0\.1:\d+", said[-1] if said else "")):
-            said.append(server.stderr.readline())
-            assert said[-1], f"it did not start: {''.join(said)}"
-        with urllib.request.urlopen(f"{address[0]}/ask?question=Is+there+soup+or+cake+today") as reply:
-            answer = reply.read().decode()
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-        server.stderr.close()
+    with (
+        served("menu:app", tmp_path) as address,
+        urllib.request.urlopen(f"{address}/ask?question=Is+there+soup+or+cake+today") as reply,
+    ):
+        answer = reply.read().decode()
 
     assert all(dish in answer for dish in ("pumpkin soup", "lentil soup", "apple cake"))
     assert "lentil curry" not in answer

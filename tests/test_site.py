@@ -1,0 +1,106 @@
+"""The site of the documents: every page is in its navigation, every public name in the reference, every link leads on.
+
+Not here: the pages' programs, and their links as GitHub shows them (`test_documents`).
+"""
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+MODULES = (
+    "toolbox",
+    "toolbox.rest",
+    "toolbox.sql",
+    "toolbox.redis",
+    "toolbox.mcp",
+    "toolbox.openapi",
+    "toolbox_fastapi",
+)
+# Whole modules in the reference.
+SPELT_OUT = ("toolbox.errors", "toolbox.transcripts")
+
+REFERENCE = re.findall(r"^::: (\S+)$", (DOCS / "reference.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def pages_of(navigation: Any) -> Iterator[str]:
+    if isinstance(navigation, str):
+        yield navigation
+        return
+    for each in navigation.values() if isinstance(navigation, dict) else navigation:
+        yield from pages_of(each)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    assert sorted(pages_of(CONFIG["nav"])) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_in_the_reference(module: str) -> None:
+    there = importlib.import_module(module)
+    # A name that is also at the root, or in a module that is spelt out, need not be listed again.
+    listed = {each.rpartition(".")[2] for each in REFERENCE}
+    spelt_out = {name for each in SPELT_OUT for name in vars(importlib.import_module(each))}
+
+    assert [f"::: {module}.{name}" for name in there.__all__ if name not in listed | spelt_out] == []
+
+
+def test_no_name_is_in_the_reference_twice() -> None:
+    assert len(REFERENCE) == len(set(REFERENCE))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built without a network."""
+    pytest.importorskip("zensical")
+    folder = tmp_path_factory.mktemp("site")
+    text = (ROOT / "zensical.toml").read_text(encoding="utf-8")
+    for there in ("docs", "toolbox", "toolbox_fastapi"):
+        shutil.copytree(ROOT / there, folder / there, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "zensical.toml").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("index.html")}
+    places = {page: set(re.findall(r'\bid="?([^"\s>]+)', text)) for page, text in pages.items()}
+    wrong = []
+    for page, text in pages.items():
+        for link in re.findall(r'href="?([^"\s>]+)', text):
+            target, _, place = link.partition("#")
+            if "://" in link or link.startswith("data:"):
+                continue
+            there = (page.parent / target).resolve() if target else page
+            there = there / "index.html" if there.is_dir() else there
+            inside = there.is_relative_to(site.resolve())
+            if not inside or not there.exists() or (place and there in places and place not in places[there]):
+                wrong.append((page.parent.name, link))
+
+    assert wrong == []
+
+
+def test_the_reference_has_docstrings(site: Path) -> None:
+    text = (site / "reference" / "index.html").read_text(encoding="utf-8")
+
+    assert "Beans, tools and services of one program." in text
+    assert 'id="toolbox.errors.MissingBeanError"' in text
