@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..chat import ChatRequest, ChatResponse, StreamEvent
@@ -116,6 +117,16 @@ class OpenAiChatModel:
 
     def __repr__(self) -> str:
         return f"OpenAiChatModel({self.model!r}, base_url={self._settings.base_url!r})"
+
+    @property
+    def base_url(self) -> str:
+        """The address of the server's API."""
+        return self._settings.base_url
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """What is sent with every request."""
+        return MappingProxyType(self._parameters)
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """The whole reply. Raises `ModelError`."""
