@@ -1,6 +1,6 @@
-"""What a test of a program with AI services needs: a model that follows a script, and the calls it asks for.
+"""A model that follows a script, and the calls it asks for.
 
-Not here: a model that answers by itself without a network (`models.demo`).
+Not here: a model that answers by itself without a network (`models.demo`), what was asked of it (`assertions`).
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from .chat import AiMessage, ChatRequest, ChatResponse, FinishReason, StreamEvent, ToolExecutionRequest
-from .models.streaming import events_of, words
+from ..chat import AiMessage, ChatRequest, ChatResponse, FinishReason, StreamEvent, ToolExecutionRequest
+from ..models.streaming import events_of, words
 
 Reply: TypeAlias = (
     str
@@ -47,9 +47,13 @@ class ScriptedChatModel:
     """
 
     def __init__(self, replies: Iterable[Reply] = (), *, supports_response_format: bool = False) -> None:
-        self._replies = iter([replies] if isinstance(replies, str) else replies)
+        self._replies: Iterator[Reply] = iter([replies] if isinstance(replies, str) else replies)
         self.supports_response_format = supports_response_format
         self.requests: list[ChatRequest] = []
+
+    def will_reply(self, *replies: Reply) -> None:
+        """Adds replies to the end of the script."""
+        self._replies = itertools.chain(self._replies, replies)
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """The next reply."""
