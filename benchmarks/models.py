@@ -111,6 +111,7 @@ def main() -> None:
         base = stack.enter_context(server())
         peers = [stack.enter_context(Peer(name, base)) for name in names]
         for round_ in range(options.rounds):
+            print(f"round {round_ + 1} of {options.rounds}", file=sys.stderr, flush=True)
             for title, asked in questions(options.quick):
                 for peer in peers if round_ % 2 == 0 else reversed(peers):
                     found[peer.name, title].append(peer.measure(**asked))

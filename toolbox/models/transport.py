@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -143,7 +144,7 @@ class Transport:
                 **settings.headers,
             },
             default_query=dict(settings.query),
-            http_client=self._http_client(),
+            http_client=_reading_addresses_once(self._http_client()),
         )
         return client
 
@@ -171,7 +172,7 @@ class Transport:
         options["headers"] = {**self._headers, **headers} if headers else self._headers
         try:
             raw = await client.post(
-                path,
+                _url(client.base_url, path),
                 cast_to=object,
                 content=body,
                 options=options,
@@ -193,6 +194,23 @@ class Transport:
             limit = self.settings.timeout or 0
             raise ModelTimeoutError(f"the model did not answer within {limit:g} s; raise timeout=") from error
         raise transport_error(error, self.settings.base_url) or error from error
+
+
+@functools.lru_cache(maxsize=64)
+def _url(base_url: Any, path: str) -> str:
+    """The address as the package makes it of the two; ready made, it costs one parse less per request."""
+    return str(base_url.copy_with(raw_path=base_url.raw_path + path.lstrip("/").encode()))
+
+
+def _reading_addresses_once(http_client: Any) -> Any:
+    """The client of the transport, which otherwise parses the text of its one or two addresses for every request."""
+    build_request, read = http_client.build_request, functools.lru_cache(maxsize=64)(type(http_client.base_url))
+
+    def build(method: str, url: Any, **others: Any) -> Any:
+        return build_request(method, read(url), **others)
+
+    http_client.build_request = build
+    return http_client
 
 
 # The package hands back the transport's response, whatever it is, to who asks for it raw.

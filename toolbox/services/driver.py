@@ -152,15 +152,21 @@ class Invocation:
                     model = self.host.model(self.plan.options.model)
                     toolset = await offered(self.plan, self._added, self.host, self.context, self.runner)
                     mode = self._mode(model)
+                    if observation is not None:
+                        model = observation.of(model)
                     rules = self.plan.rules(toolset, mode)
                     surroundings = self._surroundings()
                     self.state, effect = await self._begin(history, mode)
                     while isinstance(effect, (CallModel, RunTools)):
-                        performed = (
-                            self._ask(model, toolset, mode, rules, surroundings, effect)
-                            if isinstance(effect, CallModel)
-                            else self._run(toolset, rules, surroundings, effect)
-                        )
+                        if isinstance(effect, CallModel):
+                            request = self._request(toolset, mode, effect)
+                            if not self.streaming:
+                                self._advance(rules, ModelReplied(response_of(model, await model.chat(request))))
+                                effect = self._next
+                                continue
+                            performed = self._follow(model, toolset, rules, surroundings, request)
+                        else:
+                            performed = self._run(toolset, rules, surroundings, effect)
                         async with aclosing(performed):
                             async for event in performed:
                                 yield event
@@ -251,22 +257,16 @@ class Invocation:
 
     # --- asking the model
 
-    async def _ask(
+    async def _follow(
         self,
         model: ChatModel,
         toolset: Toolset,
-        mode: OutputMode,
         rules: Rules,
         surroundings: ToolSurroundings,
-        effect: CallModel,
+        request: ChatRequest,
     ) -> AsyncGenerator[ServiceEvent, None]:
-        request = self._request(toolset, mode, effect)
+        """Asks the model and follows its reply, which may start tools before it is complete."""
         assert self.state is not None
-        if self._observation is not None:
-            model = self._observation.of(model)
-        if not self.streaming:
-            self._advance(rules, ModelReplied(response_of(model, await model.chat(request))))
-            return
         early = bool(self.plan.options.concurrent_tools) and may_run(rules, self.state)
         self._round = round_ = self._new_round(toolset, surroundings)
         response: ChatResponse | None = None

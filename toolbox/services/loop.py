@@ -171,9 +171,6 @@ def _ask(state: State) -> CallModel:
 
 
 def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
-    if response.token_usage is not None:
-        usage = response.token_usage if state.token_usage is None else state.token_usage + response.token_usage
-        state = replace(state, token_usage=usage)
     reply = response.ai_message
     if rules.mode == "tool" and rules.structure is not None:
         for request in reply.tool_execution_requests:
@@ -181,37 +178,48 @@ def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State,
                 return _answered(rules, state, response, request.arguments)
     if not reply.tool_execution_requests:
         return _answered(rules, state, response, reply.text or "")
-    state = replace(state, messages=(*state.messages, reply))
     calls = len(reply.tool_execution_requests)
     if state.rounds >= rules.max_rounds:
+        state = _with_reply(state, response, reply)
         return state, Fail(ToolRoundsExceededError(rules.max_rounds, state.messages))
     if rules.max_calls is not None and calls > rules.max_calls:
+        state = _with_reply(state, response, reply)
         return state, Fail(ToolCallsLimitExceededError(rules.max_calls, calls, state.messages))
-    return replace(state, rounds=state.rounds + 1), RunTools(response, reply.tool_execution_requests)
+    return _with_reply(state, response, reply, rounds=1), RunTools(response, reply.tool_execution_requests)
+
+
+def _with_reply(state: State, response: ChatResponse, *told: Message, rounds: int = 0, **changes: Any) -> State:
+    """The state after a reply, of which `told` are the messages; one `replace`, for it is what a step costs most."""
+    usage = state.token_usage
+    if response.token_usage is not None:
+        usage = response.token_usage if usage is None else usage + response.token_usage
+    messages = (*state.messages, *told)
+    return replace(state, messages=messages, token_usage=usage, rounds=state.rounds + rounds, **changes)
 
 
 def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
     reply = response.ai_message
     if rules.structure is None:
         value = {Kind.TEXT: text, Kind.MESSAGE: reply}.get(rules.kind)
-        return replace(state, messages=(*state.messages, reply)), Finish(value, response.finish_reason, response)
+        return _with_reply(state, response, reply), Finish(value, response.finish_reason, response)
     try:
         value = rules.structure.read(text)
     except OutputParsingError as error:
         if response.finish_reason is FinishReason.LENGTH:
             cut = "the model's structured reply was cut at its token limit; raise max_tokens"
-            return replace(state, messages=(*state.messages, reply)), Fail(ModelTruncatedError(cut, text))
+            return _with_reply(state, response, reply), Fail(ModelTruncatedError(cut, text))
         if state.output_retries >= rules.max_output_retries:
-            return replace(state, messages=(*state.messages, reply)), Fail(error)
-        return _correct(state, reply, error)
+            return _with_reply(state, response, reply), Fail(error)
+        return _correct(state, response, error)
     if reply.has_tool_execution_requests:  # the answer tool's call is the answer: nothing will answer it
         reply = AiMessage(text, reasoning=reply.reasoning, attributes=reply.attributes)
     reason = FinishReason.STOP if response.finish_reason is FinishReason.TOOL_EXECUTION else response.finish_reason
-    return replace(state, messages=(*state.messages, reply)), Finish(value, reason, response)
+    return _with_reply(state, response, reply), Finish(value, reason, response)
 
 
-def _correct(state: State, reply: AiMessage, error: OutputParsingError) -> tuple[State, CallModel]:
+def _correct(state: State, response: ChatResponse, error: OutputParsingError) -> tuple[State, CallModel]:
     """The reply goes back with its errors; neither is remembered."""
+    reply = response.ai_message
     told: list[Message] = [reply]
     text = correction(error)
     if reply.has_tool_execution_requests:
@@ -222,12 +230,8 @@ def _correct(state: State, reply: AiMessage, error: OutputParsingError) -> tuple
     else:
         told.append(UserMessage(text))
     start = len(state.messages)
-    state = replace(
-        state,
-        messages=(*state.messages, *told),
-        forgotten=state.forgotten | frozenset(range(start, start + len(told))),
-        output_retries=state.output_retries + 1,
-    )
+    forgotten = state.forgotten | frozenset(range(start, start + len(told)))
+    state = _with_reply(state, response, *told, forgotten=forgotten, output_retries=state.output_retries + 1)
     return state, _ask(state)
 
 
