@@ -249,11 +249,11 @@ class OpenTelemetryListener(EventListener):
         span = operation.span
         try:
             if error is not None:
-                kind = error if isinstance(error, str) else error_type(error)
-                operation.measured[ERROR] = kind
-                span.set_attribute(ERROR, kind)
-                self._fail(span, error)
+                operation.measured[ERROR] = error if isinstance(error, str) else error_type(error)
+                span.set_attribute(ERROR, operation.measured[ERROR])
             histogram.record(duration, operation.measured, context=operation.context)
+            if error is not None:
+                self._fail(span, error)
             if say is not None and span.is_recording():
                 say(span)
         finally:
@@ -261,9 +261,9 @@ class OpenTelemetryListener(EventListener):
             span.end()
 
     def _fail(self, span: Span, error: BaseException | str) -> None:
-        if isinstance(error, str):
-            span.set_status(StatusCode.ERROR)
-        elif not is_cancellation(error):
-            span.set_status(StatusCode.ERROR, str(error) if self._content else None)
-            if self._content:
-                span.record_exception(error)
+        if not isinstance(error, str) and is_cancellation(error):
+            return  # somebody wanted no more; nothing has failed
+        span.set_status(StatusCode.ERROR)
+        if self._content and isinstance(error, BaseException):
+            span.set_status(StatusCode.ERROR, str(error))
+            span.record_exception(error)
