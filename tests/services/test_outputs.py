@@ -81,7 +81,15 @@ def test_a_type_that_is_no_object_is_asked_for_in_a_wrapper() -> None:
     assert structure is not None
     assert structure.schema["type"] == "object"
     assert structure.schema["required"] == ["value"]
-    assert "City" in structure.schema["$defs"]
+    assert structure.schema["properties"]["value"]["items"]["required"] == ["name", "people"]
+
+
+def test_a_reply_s_schema_is_as_short_as_a_tool_s() -> None:
+    structure = read_output(City).structure
+
+    assert structure is not None
+    assert "title" not in structure.instructions
+    assert "$defs" not in structure.schema
 
 
 @pytest.mark.parametrize(

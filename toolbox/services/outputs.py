@@ -28,6 +28,7 @@ from ..chat import (
     ToolSpecification,
 )
 from ..errors import OutputParsingError, Path
+from ..schemas import schema_of
 
 T = TypeVar("T")
 
@@ -164,7 +165,8 @@ _SCALARS = {"string", "integer", "number", "boolean", "null"}
 class Structure:
     """A type that a model's reply is validated into.
 
-    `schema` is what the model is asked for: the type's own when it is an object, else wrapped as `{"value": …}`.
+    `schema` is what the model is asked for, as short as a tool's: the type's own when it is an object, else wrapped as
+    `{"value": …}`.
     """
 
     name: str
@@ -182,7 +184,7 @@ class Structure:
         """
         whole: Any = GenericAlias(list, (type_,)) if streamed else type_
         adapter: TypeAdapter[Any] = TypeAdapter(whole)
-        schema = adapter.json_schema()
+        schema = schema_of(adapter)
         root = schema
         while "$ref" in root:
             root = schema["$defs"][root["$ref"].rpartition("/")[2]]
