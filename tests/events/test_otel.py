@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 import httpx2
@@ -54,6 +55,7 @@ from toolbox import (
     tool,
     user_message,
 )
+from toolbox.mcp import mcp_server, mcp_toolbox
 from toolbox.models.selection import FallbackModel
 from toolbox.otel import OpenTelemetryListener
 from toolbox.otel.attributes import model_attributes
@@ -611,6 +613,25 @@ async def test_a_rest_client_s_request_carries_the_span_of_the_tool(telemetry: T
     for received, name in zip(server.received, ("weather", "forecast"), strict=True):
         span = telemetry.span(f"execute_tool {name}")
         assert received.header("traceparent") == f"00-{span.context.trace_id:032x}-{id_of(span)}-03"
+
+
+async def test_an_mcp_server_is_told_the_span_of_the_tool(telemetry: Telemetry) -> None:
+    program = Path(__file__).parent / "tracing_server.py"
+    environment = {"PYTHONPATH": str(program.parent.parent.parent)}
+
+    @register_ai_service
+    class Remote(Protocol):
+        @mcp_toolbox("tracing")
+        async def ask(self, question: str) -> str: ...
+
+    container = Container(models={"default": ScriptedChatModel([tool_call("trace_of_call"), last_result])})
+    container.register(Remote).register_instance(telemetry.listener())
+    server = mcp_server("tracing", command=sys.executable, args=[str(program)], env=environment)
+    async with container.register_instance(server, name="tracing"):
+        answer = await container.get(Remote).ask("Go")
+
+    span = telemetry.span("execute_tool trace_of_call")
+    assert answer == f"{span.context.trace_id:032x}-{id_of(span)}"
 
 
 # --- what goes wrong
