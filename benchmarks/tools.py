@@ -1,9 +1,11 @@
 """What one tool call costs in process, over calling the function: validate its JSON, call it, encode what it returns.
 
 Ours in three forms - a coroutine and a small `def` in a service's call, with everything it has (call scope, context,
-record for the caller), and an executor by itself - beside the peers that are installed. One round of each after the
-other, so that what else the machine does hits all of them alike; printed are medians of the rounds, less the function's
-own time, and ratios to the first row.
+record for the caller), and an executor by itself - beside the peers that are installed. The coroutine once more with a
+listener that does nothing, and with OpenTelemetry's spans and metrics, kept nowhere: without a listener no event is
+made, so the first row is what a call costs whose events nobody wants. One round of each after the other, so that what
+else the machine does hits all of them alike; printed are medians of the rounds, less the function's own time, and
+ratios to the first row.
 
     python -m benchmarks.tools [--rounds 25] [--calls 500] [--json]
 
@@ -23,7 +25,17 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from toolbox import Container, InvocationContext, ToolErrors, ToolExecutionRequest, non_blocking, tool_executor_from
+from toolbox import (
+    Container,
+    EventListener,
+    InvocationContext,
+    InvocationEvent,
+    ToolErrors,
+    ToolExecutionRequest,
+    non_blocking,
+    tool_executor_from,
+)
+from toolbox.events import Listeners
 from toolbox.execution import LoopRunner, Workers
 from toolbox.tools.invocation import ToolSurroundings, execute_tool
 from toolbox.tools.sources import read_tools
@@ -62,15 +74,45 @@ async def the_def() -> object:
 # --- ours
 
 
-def in_a_service(container: Container, function: Any) -> Call:
+class Silent(EventListener):
+    """Does nothing."""
+
+    def on_event(self, event: InvocationEvent) -> None:
+        """Nothing."""
+
+
+def in_a_service(container: Container, function: Any, *listeners: EventListener) -> Call:
     """A call as the tool loop makes it."""
     [tool], problems = read_tools((function,), "benchmark")
     assert not problems
     surroundings = ToolSurroundings(
-        InvocationContext(Container, "chat"), container, LoopRunner(Workers()), ToolErrors(), None
+        InvocationContext(Container, "chat"),
+        container,
+        LoopRunner(Workers()),
+        ToolErrors(),
+        listeners=Listeners(listeners) if listeners else None,
     )
     request = ToolExecutionRequest("call_1", tool.specification.name, ARGUMENTS)
     return lambda: execute_tool(tool, request, surroundings)
+
+
+def traced() -> EventListener:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from toolbox.otel import OpenTelemetryListener
+
+    return OpenTelemetryListener(TracerProvider(), MeterProvider([InMemoryMetricReader()]))
+
+
+def with_listeners(container: Container) -> dict[str, Call]:
+    rows = {"toolbox, a listener that does nothing": in_a_service(container, forecast, Silent())}
+    try:
+        rows["toolbox, OpenTelemetry"] = in_a_service(container, forecast, traced())
+    except ImportError:
+        print("OpenTelemetry's SDK is not installed; `make bench-tools` installs it")
+    return rows
 
 
 def by_itself() -> Call:
@@ -148,6 +190,7 @@ async def measure(rounds: int, calls: int) -> dict[str, float]:
             "toolbox, in a service (async def)": in_a_service(container, forecast),
             "toolbox, in a service (def)": in_a_service(container, forecast_here),
             "toolbox, tool_executor_from": by_itself(),
+            **with_listeners(container),
             **await installed_peers(),
         }
         taken: dict[str, list[float]] = {name: [] for name in rows}
@@ -178,7 +221,7 @@ def main() -> None:
     first = next(iter(measured.values()))
     print(f"One tool call over the function itself, three arguments (goal: {GOAL:g} us)\n")
     for name, taken in measured.items():
-        print(f"  {name:36} {taken:8.2f} us   {taken / first:6.1f}x")
+        print(f"  {name:38} {taken:8.2f} us   {taken / first:6.1f}x")
 
 
 if __name__ == "__main__":
