@@ -71,7 +71,7 @@ def create_app() -> FastAPI:
             yield
 
     app = FastAPI(title="Weather agent", lifespan=lifespan)
-    install(app, with_support(weather_container(stand_in)))
+    install(app, with_support(weather_container(stand_in)), dev_ui=True)
     app.include_router(router)
     page = _page()
 

@@ -88,6 +88,11 @@ def test_the_page_needs_nothing_from_elsewhere(weather_agent: Any) -> None:
     assert "url(http" not in page.text
 
 
+def test_it_can_be_looked_into(weather_agent: Any) -> None:
+    assert "/dev-ui" in weather_agent.get("/").text
+    assert weather_agent.get("/dev-ui").status == 200
+
+
 def test_a_taken_port_gets_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
