@@ -50,7 +50,10 @@ def test_without_a_url_the_problem_names_the_ways_to_give_one() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["ftp://x", "example.com", "http://", "http://host/x?key=1", "http://host#x", "http://host:port", "http://["],
+    [
+        *("ftp://x", "example.com", "http://", "http://host/x?key=1", "http://host#x", "http://host:port", "http://["),
+        *("http://ho st/x", "http://host\\x", "http://host/a b", "http://host/{tenant}"),
+    ],
 )
 def test_a_url_that_is_no_base_is_a_problem(url) -> None:
     @rest.register_rest_client
@@ -269,6 +272,99 @@ def test_settings_that_cannot_work_are_problems() -> None:
     assert "control character" in problems_of(Api, bearer_token="token\n")[0].what
     assert "which is not there" in problems_of(Api, verify="/nowhere/ca.pem")[0].what
     assert "proxy" in problems_of(Api, proxy="ftp://x")[0].what
+    assert "certificate" in problems_of(Api, verify=__file__)[0].what
+    assert "PEM" in problems_of(Api, client_certificate=__file__)[0].fix
+
+
+def test_constants_that_cannot_be_sent_are_problems() -> None:
+    @rest.register_rest_client
+    class Api(Protocol):
+        @rest.get("/a")
+        @rest.client_header_param("X-Note", "a\r\nHost: b")
+        async def a(self) -> str: ...
+
+        @rest.get("/b")
+        @rest.client_cookie_param("session", "a; b")
+        async def b(self) -> str: ...
+
+        @rest.get("/c")
+        @rest.client_query_param("like", Thing(name="x"))
+        async def c(self) -> str: ...
+
+    whats = {problem.where: problem.what for problem in problems_of(Api)}
+
+    assert list(whats) == ["Api.a", "Api.b", "Api.c"]
+    assert "X-Note" in whats["Api.a"]
+    assert "session" in whats["Api.b"]
+    assert "like" in whats["Api.c"]
+
+
+def test_a_path_is_no_whole_url_and_a_limit_is_more_than_nothing() -> None:
+    @rest.register_rest_client
+    class Api(Protocol):
+        @rest.get("https://elsewhere.example/x")
+        async def a(self) -> str: ...
+
+        @rest.get("/b", timeout=0)
+        async def b(self) -> str: ...
+
+    a, b = problems_of(Api)
+
+    assert "whole URL" in a.what
+    assert "base_url" in a.fix
+    assert "0 seconds" in b.what
+
+
+def test_a_verb_on_what_is_no_method_of_an_instance_is_a_problem() -> None:
+    @rest.register_rest_client
+    class Api(Protocol):
+        @staticmethod
+        @rest.get("/a")
+        async def a() -> str: ...
+
+        @rest.get("/b")
+        @staticmethod
+        async def b() -> str: ...
+
+        @property
+        @rest.get("/c")
+        def c(self) -> str: ...
+
+    assert [(each.where, "instance" in each.what) for each in problems_of(Api)] == [
+        ("Api.a", True),
+        ("Api.b", True),
+        ("Api.c", True),
+    ]
+
+
+def test_forgotten_parentheses_and_option_names_are_told_at_the_decorator() -> None:
+    with pytest.raises(TypeError, match=r"@rest\.get\('/orders'\)"):
+
+        @rest.get  # type: ignore[arg-type]  # the mistake
+        def orders() -> str: ...
+
+    with pytest.raises(TypeError, match="config_key='shop'"):
+        rest.register_rest_client("shop")  # type: ignore[call-overload]  # the mistake
+
+
+def test_without_a_container_a_collaborator_that_needs_something_is_a_problem() -> None:
+    class Key:
+        def __init__(self, secret: str) -> None:
+            self.secret = secret
+
+        def __call__(self) -> str:
+            return self.secret
+
+    @rest.register_rest_client
+    class Api(Protocol):
+        @rest.get("/x")
+        @rest.client_header_param("X-Key", Key)
+        async def find(self) -> str: ...
+
+    [problem] = problems_of(Api)
+
+    assert "Key" in problem.what
+    assert "container" in problem.fix
 
 
 def test_type_arguments_of_a_generic_interface_are_filled_in(server) -> None:

@@ -6,6 +6,8 @@ Not here: the settings' fields (`settings`), a single request (`building`), conn
 from __future__ import annotations
 
 import base64
+import re
+import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,10 @@ from .encoding import PROTECTED_HEADERS, EncodingError, header_value, is_header_
 
 if TYPE_CHECKING:
     from ..settings import RestSettings
+
+
+_NO_BASE = re.compile(r"[\s\\{}]")
+"""What no URL has: a template's braces neither, since a base is the same for all requests."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +101,9 @@ def endpoint_problems(where: str, key: str, settings: RestSettings, base_url: st
     for path in (settings.verify, settings.client_certificate):
         if isinstance(path, str) and not Path(path).is_file():
             yield Problem(where, f"the settings of {key!r} name the file {path!r}, which is not there", "mend the path")
+            break
+    else:
+        yield from _certificate_problems(where, key, settings)
     proxy = settings.proxy.get_secret_value() if settings.proxy is not None else "http://"
     if urlsplit(proxy).scheme not in ("http", "https", "socks5", "socks5h"):
         yield Problem(where, f"the proxy of {key!r} is no URL of a proxy", "use http://, https:// or socks5://")
@@ -103,9 +112,22 @@ def endpoint_problems(where: str, key: str, settings: RestSettings, base_url: st
 def _is_base_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not any(parts[3:])
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return is_whole and not any(parts[3:]) and not _NO_BASE.search(f"{parts.hostname}{parts.path}")
     except ValueError:
         return False
+
+
+def _certificate_problems(where: str, key: str, settings: RestSettings) -> Iterator[Problem]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if isinstance(settings.verify, str):
+            context.load_verify_locations(settings.verify)
+        if settings.client_certificate is not None:
+            context.load_cert_chain(settings.client_certificate)
+    except OSError:  # an SSLError is one too
+        fix = "give PEM: certificates to trust for VERIFY, key and certificate for CLIENT_CERTIFICATE"
+        yield Problem(where, f"a certificate that the settings of {key!r} name cannot be read", fix)
 
 
 def _header_problems(where: str, endpoint: Endpoint) -> Iterator[Problem]:

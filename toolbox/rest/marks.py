@@ -195,6 +195,9 @@ class _Verb:
     def __call__(
         self, path: str = "", *, timeout: float | None = None, idempotent: bool | None = None
     ) -> Callable[[F], F]:
+        if not isinstance(path, str):
+            said = getattr(path, "__name__", "…")
+            raise TypeError(f"@rest.{self.__name__} takes a path: @rest.{self.__name__}('/{said}')")
         retried = self._idempotent if idempotent is None else idempotent
         mark = RequestMark(self._verb, path, timeout, retried)
 
@@ -292,6 +295,8 @@ def register_rest_client(
     `auth` is an `httpx2.Auth`, or a collaborator that gives one. Filters are called with the `httpx2.Request` that is
     about to be sent and the `httpx2.Response` that came, mappers with the `Response[bytes]` of a failure.
     """
+    if target is not None and not isinstance(target, type):
+        raise TypeError(f"@register_rest_client marks a class; its options have names: config_key={target!r}")
     caller = sys._getframe(1)
 
     def leave(cls: type[T]) -> type[T]:

@@ -20,8 +20,17 @@ from ..forms import arguments_for, plain, substitute
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature, without_none
 from .annotations import has_fields, is_list, is_structured
 from .collaborators import CollaboratorPlan, collaborator_problems, read_collaborator
-from .encoding import PROTECTED_HEADERS, is_header_name
-from .environment import variables_missing
+from .encoding import (
+    PROTECTED_HEADERS,
+    EncodingError,
+    cookie_value,
+    header_value,
+    is_header_name,
+    percent,
+    text_of,
+    texts_of,
+)
+from .environment import variables_missing, variables_of
 from .marks import (
     MAPPER_MARK,
     ClientMark,
@@ -57,7 +66,7 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
     problems: list[Problem] = []
     for owner, name, member in _members(cls):
         place = f"{where}.{name}"
-        request = request_mark_of(member)
+        request = request_mark_of(member) or request_mark_of(_function_of(member))
         if request is None:
             problems.extend(_problems_without_verb(cls, place, member))
         elif not isinstance(member, FunctionType):
@@ -87,6 +96,11 @@ def _members(cls: type[object]) -> Iterator[tuple[type[object], str, object]]:
             if name not in seen:
                 seen.add(name)
                 yield owner, name, member
+
+
+def _function_of(member: object) -> object:
+    """The function inside a static or class method or a property; the mark of a decorator below it is there."""
+    return getattr(member, "__func__", getattr(member, "fget", None))
 
 
 def _mappers(cls: type[object]) -> Iterator[tuple[int | None, Collaborator]]:
@@ -141,6 +155,8 @@ class _MethodReading:
     def read(self) -> MethodPlan | None:
         if self.mark.again:
             self._problem("it has more than one verb", "keep one")
+        if self.mark.timeout is not None and self.mark.timeout <= 0:
+            self._problem(f"its timeout is {self.mark.timeout:g} seconds", "use more than 0, or leave it out")
         path = self._path()
         signature = self._signature()
         parameters = tuple(self._parameters(signature.parameters[1:], path[1::2]))
@@ -183,6 +199,8 @@ class _MethodReading:
         for fixed in (*of_classes, *fixed_values_of(self.function)):
             value = fixed.value
             yield replace(fixed, value=self._collaborator(value)) if callable(value) else fixed
+            if not callable(value) and not any(variables_of(value)) and (reason := _refusal(fixed)):
+                self._problem(f"{fixed.place} {fixed.name} cannot be sent: {reason}", "mend its value")
             for name in variables_missing(value) if fixed.required else ():
                 self._problem(
                     f"{fixed.place} {fixed.name} is made of ${{{name}}}, which the environment does not have",
@@ -198,6 +216,9 @@ class _MethodReading:
         literals = "".join(parts[::2])
         if "{" in literals or "}" in literals:
             self._problem(f"the path {path!r} has a brace that belongs to no {{name}}", "write {name} for a parameter")
+        if "://" in literals:
+            fix = "write what comes after the host; the rest is the URL of the settings, or base_url="
+            self._problem(f"the path {self.mark.path or self.client.path!r} is a whole URL", fix)
         if "?" in literals or "#" in literals:
             self._problem(f"the path {path!r} has a query", "declare it with @rest.client_query_param(name, value)")
         if any(segment in (".", "..") for segment in path.split("/")):
@@ -302,6 +323,18 @@ class _MethodReading:
             except UnreadableReplyError as error:
                 self._problem(error.what, error.fix)
         return None
+
+
+def _refusal(fixed: Fixed) -> str | None:
+    """Why a constant cannot be sent where it belongs; None when it can."""
+    try:
+        if fixed.place is Place.COOKIE:
+            cookie_value(text_of(fixed.value))
+        for text in texts_of(fixed.value):
+            header_value(text) if fixed.place is Place.HEADER else percent(text)
+    except EncodingError as error:
+        return str(error)
+    return None
 
 
 def _place_marks(parameter: Parameter) -> Iterator[PlaceMark]:

@@ -153,7 +153,8 @@ def _shape_of(annotation: Any, verb: str) -> tuple[Shape, TypeAdapter[Any] | Non
         if isinstance(kind, type) and issubclass(kind, Mapping):
             return Shape.HEADERS, None, name
         raise UnreadableReplyError(
-            "a reply to HEAD has no body", "return None, int (the status), dict[str, str] (headers) or Response[None]"
+            "a reply to HEAD has no body",
+            "return None, int (the status), dict[str, str] (headers) or rest.Response[None]",
         )
     if inner is str:
         return Shape.TEXT, None, name
@@ -165,7 +166,7 @@ def _shape_of(annotation: Any, verb: str) -> tuple[Shape, TypeAdapter[Any] | Non
         reason = str(error).partition("\n")[0]
         raise UnreadableReplyError(
             f"pydantic cannot validate the return type {name} ({reason})",
-            "return a pydantic model, a dataclass, a TypedDict, str, bytes or Response[…]",
+            "return a pydantic model, a dataclass, a TypedDict, str, bytes or rest.Response[…]",
         ) from error
 
 

@@ -6,12 +6,16 @@ client (`implementation`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import TypeForm
 
 from ..context import ActiveScope
+from ..di.beans import MISSING
+from ..errors import Problem
+from .collaborators import is_context
 from .endpoint import KeySettings, endpoint_problems, read_endpoint, rest_settings
 from .implementation import implement, raise_problems, settings_in_force
 from .marks import ClientMark, client_mark_of
@@ -52,8 +56,20 @@ def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any 
     plan, problems = read_client(cls, mark)
     given = rest_settings(mark.config_key, transport=transport, auth=auth, **settings)
     found = settings_in_force(mark, ToolboxSettings(), [given])
-    raise_problems((*problems, *endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)))
+    unmade = dict.fromkeys(_problems_of_collaborators(plan))
+    raise_problems((*problems, *unmade, *endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)))
     return implement(cls, plan, _exchange(found, mark.base_url, plan, cls.__name__))
+
+
+def _problems_of_collaborators(plan: ClientPlan) -> Iterator[Problem]:
+    for point in (point for each in plan.collaborators() for point in each.all_points()):
+        if is_context(point) or point.optional or point.default is not MISSING:
+            continue
+        try:
+            inspect.signature(point.wants).bind()
+        except (TypeError, ValueError):
+            what = f"no {getattr(point.wants, '__name__', point.wants)} can be made by calling it without arguments"
+            yield Problem(point.where, what, "register the client in a container, which makes its collaborators")
 
 
 def standalone_exchange(where: str, settings: KeySettings) -> Exchange:
