@@ -227,7 +227,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         a_service_without_its_mark,
         IllegalConfigurationError,
         (
-            "Helper: a Protocol cannot be made; mark it @register_ai_service if it is one, "
+            "Helper: a Protocol cannot be made; mark it @register_ai_service or @register_rest_client if it is one, "
             "else register a class that implements it, bind(Helper, …)"
         ),
     ),

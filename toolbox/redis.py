@@ -34,7 +34,13 @@ async def client(settings: ToolboxSettings) -> AsyncIterator[Redis]:
     if settings.redis.url is None:
         fix = "set TOOLBOX_REDIS__URL, such as redis://localhost:6379/0"
         raise IllegalConfigurationError([Problem("toolbox.redis", "no server is named", fix)])
-    made = Redis.from_url(settings.redis.url.get_secret_value())
+    try:
+        made = Redis.from_url(settings.redis.url.get_secret_value())
+    except ValueError as error:
+        problem = Problem(
+            "toolbox.redis", f"its address is none of a Redis server ({error})", "mend TOOLBOX_REDIS__URL"
+        )
+        raise IllegalConfigurationError([problem]) from None
     try:
         yield made
     finally:
@@ -75,6 +81,11 @@ class RedisChatMemoryStore(ChatMemoryStore):
     def __init__(
         self, client: Redis, *, lease: float = LEASE, expires_after: float | None = None, prefix: str = "toolbox"
     ) -> None:
+        if not hasattr(client, "register_script"):  # a RedisCluster, which is no Redis, has it too
+            what = f"{type(client).__module__}.{type(client).__name__}"
+            raise TypeError(f"RedisChatMemoryStore takes a redis.asyncio.Redis, as redis.client makes, not a {what}")
+        if expires_after is not None and not expires_after > 0:
+            raise ValueError(f"expires_after={expires_after}; use a number of seconds above 0, or None")
         self._client = client
         self._lifetime = None if expires_after is None else round(expires_after * 1000)
         self._prefix = prefix

@@ -34,6 +34,27 @@ async def test_no_database_is_told_at_start() -> None:
             pass
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("sqlite:///nowhere/shop.db", "no folder 'nowhere'"),
+        ("oracle9://host/shop", "the database oracle9"),
+        ("shop.db", "it is no URL"),
+    ],
+)
+async def test_an_address_that_leads_nowhere_is_told_at_start(url: str, says: str) -> None:
+    with pytest.raises(IllegalConfigurationError, match=says):
+        async with Container(settings=ToolboxSettings(sql=SqlSettings(url=url))).register(sql.engine):
+            pass
+    with pytest.raises(IllegalConfigurationError, match=says), sql.open_sync_engine(url):
+        pass
+
+
+async def test_postgresql_may_be_called_postgres() -> None:
+    async with sql.open_engine("postgres://shop@host/shop") as engine:
+        assert engine.url.get_backend_name() == "postgresql"
+
+
 async def test_a_missing_engine_is_a_problem_before_the_start() -> None:
     [problem] = Container().register(sql.session).check()
 

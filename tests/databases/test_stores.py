@@ -10,15 +10,23 @@ from toolbox import (
     AiMessage,
     ChatMemoryKey,
     ChatMemoryStore,
+    Container,
+    IllegalConfigurationError,
     ImageContent,
     Message,
     SystemMessage,
     TextContent,
+    ToolboxSettings,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
     UserMessage,
+    redis,
+    sql,
 )
 from toolbox.errors import MemoryLeaseLostError, TranscriptError
+from toolbox.redis import RedisChatMemoryStore
+from toolbox.settings import RedisSettings
+from toolbox.sql import SqlChatMemoryStore
 
 pytestmark = pytest.mark.anyio
 
@@ -251,6 +259,39 @@ async def test_a_waiting_one_that_gives_up_leaves_nothing(new_store: Any, key: C
 async def test_a_lease_of_no_time_is_refused(new_store: Any) -> None:
     with pytest.raises(ValueError, match="above 0"):
         await new_store(lease=0)
+
+
+async def test_a_life_of_no_time_is_refused(new_store: Any) -> None:
+    with pytest.raises(ValueError, match="expires_after=0"):
+        await new_store(expires_after=0)
+
+
+@pytest.mark.parametrize("store", [SqlChatMemoryStore, RedisChatMemoryStore])
+def test_what_is_no_connection_is_refused_at_once(store: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes an? .*not a .*str"):
+        store("sqlite:///conversations.db")
+
+
+async def test_a_database_that_is_not_there_is_named_without_its_password() -> None:
+    async with sql.open_engine("postgresql://shop:sesame@127.0.0.1:1/shop") as engine:
+        with pytest.raises(OSError, match=r"127\.0\.0\.1") as caught:
+            await SqlChatMemoryStore(engine).get_messages(ChatMemoryKey("service", "room 7"))
+
+    [note] = caught.value.__notes__
+    assert "127.0.0.1:1/shop" in note
+    assert "sesame" not in note
+
+
+def test_a_client_of_redis_that_is_missing_or_wrong_is_a_problem_that_says_what_to_do() -> None:
+    [problem] = Container().register(RedisChatMemoryStore).check()
+    assert "toolbox.redis.client" in problem.fix
+
+    wrong = ToolboxSettings(redis=RedisSettings.model_validate({"url": "http://host:6379"}))
+    with (
+        pytest.raises(IllegalConfigurationError, match="redis://"),
+        Container(settings=wrong).register(redis.client, RedisChatMemoryStore),
+    ):
+        pass
 
 
 # --- expiry

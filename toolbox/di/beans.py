@@ -120,7 +120,8 @@ def read_class(form: Any, names: Names | None = None, scope: Scope | None = None
 
 def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:
     if getattr(cls, "_is_protocol", False):
-        fix = f"mark it @register_ai_service if it is one, else register a class that implements it, bind({where}, …)"
+        mark = "mark it @register_ai_service or @register_rest_client if it is one"
+        fix = f"{mark}, else register a class that implements it, bind({where}, …)"
         yield Problem(where, "a Protocol cannot be made", fix)
     elif inspect.isabstract(cls):
         abstract = ", ".join(sorted(cls.__abstractmethods__))

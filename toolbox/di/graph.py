@@ -413,6 +413,7 @@ _READY_MADE = {
     "sqlalchemy.ext.asyncio.session.AsyncSession": "toolbox.sql.session",
     "sqlalchemy.engine.base.Engine": "toolbox.sql.sync_engine",
     "sqlalchemy.orm.session.Session": "toolbox.sql.sync_session",
+    "redis.asyncio.client.Redis": "toolbox.redis.client",
 }
 """Producers that are there for types of others, which must not be loaded to look for them."""
 

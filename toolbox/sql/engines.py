@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..errors import IllegalConfigurationError, Problem
@@ -66,7 +66,10 @@ def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
 
 def _read(url: str | URL) -> URL:
     try:
-        return make_url(url)
+        address = make_url(url)
+        # The name libpq also goes by, in what hosting services hand out.
+        database, plus, driver = address.drivername.partition("+")
+        return address.set(drivername=f"postgresql{plus}{driver}") if database == "postgres" else address
     except ArgumentError:
         problem = Problem("the database's address", "it is no URL", "write one such as sqlite:///shop.db")
     # Outside of the handler, so that no password in it is shown.
@@ -77,11 +80,27 @@ def _read(url: str | URL) -> URL:
 def _database(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple[str, ...]]) -> Iterator[URL]:
     url = _with_driver(url, own, others)
     if url.get_backend_name() != "sqlite" or url.database not in (None, "", ":memory:"):
+        _check_place(url)
         yield url
         return
     # In memory, all connections would have to be one connection, and two sessions one transaction.
     with TemporaryDirectory(prefix="toolbox-", ignore_cleanup_errors=True) as folder:
         yield url.set(database=str(Path(folder, "database.sqlite")))
+
+
+def _check_place(url: URL) -> None:
+    """Refuses what the database's library would refuse with the first connection, and with fewer words."""
+    try:
+        url.get_dialect()
+    except NoSuchModuleError:
+        what, fix = "SQLAlchemy knows no database of this name", "write sqlite:///… or postgresql://…"
+        raise IllegalConfigurationError([Problem(f"the database {url.drivername}", what, fix)]) from None
+    folder = Path(url.database or "").parent
+    if url.get_backend_name() == "sqlite" and not str(url.database).startswith("file:") and not folder.is_dir():
+        problem = Problem(
+            f"the database {url.database}", f"there is no folder {str(folder)!r}", "make it, or mend the URL"
+        )
+        raise IllegalConfigurationError([problem])
 
 
 def _with_driver(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple[str, ...]]) -> URL:

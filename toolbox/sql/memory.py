@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Index, MetaData, Table, Text, and_, delete, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
@@ -90,6 +91,12 @@ class SqlChatMemoryStore(ChatMemoryStore):
         expires_after: float | None = None,
         table: str = "toolbox_conversations",
     ) -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise TypeError(
+                f"SqlChatMemoryStore takes an AsyncEngine, as sql.engine makes, not a {type(engine).__name__}"
+            )
+        if expires_after is not None and not expires_after > 0:
+            raise ValueError(f"expires_after={expires_after}; use a number of seconds above 0, or None")
         if engine.dialect.name not in _INSERT:
             what = f"it is for SQLite and PostgreSQL, the engine's database is {engine.dialect.name}"
             raise IllegalConfigurationError(
@@ -221,5 +228,9 @@ class SqlChatMemoryStore(ChatMemoryStore):
             return
         async with self._preparing:
             if not self._prepared:
-                await migrate(self._engine, self._table.name, steps_of(self._table))
+                try:
+                    await migrate(self._engine, self._table.name, steps_of(self._table))
+                except (OSError, DBAPIError) as error:
+                    error.add_note(f"while conversations are looked for in {self._engine.url!r}")
+                    raise
                 self._prepared = True
