@@ -23,7 +23,7 @@ from .accumulator import ReplyAccumulator
 from .chat_wire import ChatWire
 from .encoding import Fields, joined, json_bytes
 from .reading import Interpreter, ReplyReader
-from .transport import ApiKey, Stream, Transport, TransportSettings
+from .transport import ApiKey, Stream, Transport, TransportChoice, TransportSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,9 @@ class OpenAiChatModel:
     `supports_response_format=False`: the server knows no JSON schema for replies; it is put into the prompt instead.
     `send_tool_metadata`: the keys of a tool's metadata that are sent with it. `strict_tools`: asks for arguments that
     follow the schema, of tools whose schema allows it. `stream_usage=False`: never asks a stream for its token counts;
-    a server that refuses the question is not asked twice. Used on several event loops, it has a client on each.
+    a server that refuses the question is not asked twice. `transport` is `"aiohttp"` (where it is installed),
+    `"httpx2"` or an object that sends: an httpx2 transport, a `toolbox.recordings.Recording`. Used on several event
+    loops, it has a client on each.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class OpenAiChatModel:
         send_tool_metadata: Sequence[str] = (),
         strict_tools: bool = False,
         stream_usage: bool = True,
-        transport: Literal["aiohttp", "httpx2"] | None = None,
+        transport: TransportChoice = None,
     ) -> None:
         self.model = model
         self.fallback = (fallback,) if isinstance(fallback, str) else tuple(fallback)
@@ -102,14 +104,13 @@ class OpenAiChatModel:
         }
         given = {name: value for name, value in named.items() if value is not None}
         self._parameters: dict[str, Any] = {**given, **(parameters or {}), **(extra_body or {})}
-        self._settings = _transport_settings(model, base_url, api_key)(
+        self._settings = _transport_settings(model, base_url, api_key, transport)(
             timeout=timeout,
             read_timeout=read_timeout,
             max_retries=max_retries,
             max_concurrent_requests=max_concurrent_requests,
             headers=dict(extra_headers or {}),
             query=dict(extra_query or {}),
-            transport=transport,
         )
         self._wire: Wire = _wire(wire, tuple(send_tool_metadata), strict_tools)
         self._stream_usage = stream_usage
@@ -227,11 +228,13 @@ def _wire(name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool) ->
     raise ValueError(f"wire={name!r}; use 'chat' or 'responses'")
 
 
-def _transport_settings(model: str, base_url: str | None, api_key: ApiKey | None) -> Callable[..., TransportSettings]:
+def _transport_settings(
+    model: str, base_url: str | None, api_key: ApiKey | None, transport: TransportChoice
+) -> Callable[..., TransportSettings]:
     """Settings with the address and key that are meant."""
     url = base_url or os.environ.get("OPENAI_BASE_URL")
     key = api_key or os.environ.get("OPENAI_API_KEY")
-    if not key and not url:
+    if not key and not url and (transport is None or isinstance(transport, str)):
         raise IllegalConfigurationError(
             [
                 Problem(
@@ -244,6 +247,6 @@ def _transport_settings(model: str, base_url: str | None, api_key: ApiKey | None
 
     def settings(**others: Any) -> TransportSettings:
         # Servers of one's own want no key; the package wants one all the same.
-        return TransportSettings(base_url=url or PUBLIC_URL, api_key=key or "none", **others)
+        return TransportSettings(base_url=url or PUBLIC_URL, api_key=key or "none", transport=transport, **others)
 
     return settings

@@ -12,7 +12,7 @@ import functools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..errors import ModelError, ModelTimeoutError
@@ -22,6 +22,21 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 ApiKey: TypeAlias = "str | Callable[[], Awaitable[str]]"
+
+
+class HttpTransport(Protocol):
+    """What sends a client's requests: an httpx2 `AsyncBaseTransport`, or what has its methods, as a `Recording` has."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """The reply to a request."""
+        ...
+
+    async def aclose(self) -> None:
+        """The client is closed."""
+        ...
+
+
+TransportChoice: TypeAlias = Literal["aiohttp", "httpx2"] | HttpTransport | None
 
 CONNECT_TIMEOUT = 10.0
 AFTER_END = 5.0
@@ -43,7 +58,7 @@ class TransportSettings:
     max_concurrent_requests: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, object] = field(default_factory=dict)
-    transport: Literal["aiohttp", "httpx2"] | None = None
+    transport: TransportChoice = None
 
 
 @dataclass(slots=True)
@@ -149,12 +164,15 @@ class Transport:
         return client
 
     def _http_client(self) -> Any:
-        if self.settings.transport == "httpx2":
+        transport = self.settings.transport
+        if transport is not None and not isinstance(transport, str):
+            return self._openai.DefaultAsyncHttpxClient(transport=transport)
+        if transport == "httpx2":
             return self._openai.DefaultAsyncHttpxClient()
         try:
             return self._openai.DefaultAioHttpClient()
         except RuntimeError:  # aiohttp is not installed
-            if self.settings.transport == "aiohttp":
+            if transport == "aiohttp":
                 raise
             return self._openai.DefaultAsyncHttpxClient()
 

@@ -1,0 +1,24 @@
+"""What the tests of the testing kit share."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.models.scripted_server import Serve
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    serve = Serve()
+    yield serve
+    for context in serve.contexts:
+        await context.__aexit__(None, None, None)
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own key, and where the tests run, change nothing."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "TOOLBOX_DEMO", "TOOLBOX_RECORDING", "CI"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,375 @@
+"""A session with a server, recorded once, is the same without the server; and no credential is in the file."""
+
+import asyncio
+import json
+import pickle
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx2
+import pytest
+
+from tests.models.scripted_server import Scripted, Serve, call, chunk, completion, sse, stream
+from toolbox import (
+    AiMessage,
+    ChatRequest,
+    Container,
+    ModelHttpError,
+    OpenAiChatModel,
+    Result,
+    ToolSpecification,
+    UserMessage,
+    create_ai_service,
+    register_ai_service,
+    tool,
+)
+from toolbox.recordings import Recording, RecordingError
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+HI = ChatRequest([UserMessage("Hi")])
+NOBODY = "http://127.0.0.1:9/v1"
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+class Assistant(Protocol):
+    async def ask(self, question: str) -> Result[str]: ...
+
+
+SUM = [
+    completion({"tool_calls": [call("add", '{"a": 2, "b": 3}', id="c1", type="function")]}, "tool_calls"),
+    completion({"content": "It is 5 – fünf."}),
+]
+
+
+async def asked(recording: Recording, url: str = NOBODY, question: str = "2 + 3?", **options: Any) -> Result[str]:
+    model = OpenAiChatModel("m", url, transport=recording, **options)
+    try:
+        return await create_ai_service(Assistant, chat_model=model, tools=[add]).ask(question)
+    finally:
+        await model.aclose()
+
+
+async def recorded(serve: Serve, file: Path, replies: list[Scripted], **options: Any) -> Result[str]:
+    server = await serve(replies)
+    return await asked(Recording(file), server.url, **options)
+
+
+async def streamed(recording: Recording, url: str = NOBODY, request: ChatRequest = HI) -> list[Any]:
+    model = OpenAiChatModel("m", url, transport=recording)
+    events = [event async for event in model.stream(request)]
+    await model.aclose()
+    return events
+
+
+async def test_a_conversation_with_tools_is_played_back_without_a_server(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "in" / "a" / "folder" / "sum.json"
+
+    live = await recorded(serve, file, SUM)
+    again = await asked(Recording(file))
+
+    assert again.content == live.content == "It is 5 – fünf."
+    assert again.messages == live.messages
+    assert again.token_usage == live.token_usage
+
+
+async def test_bodies_come_back_byte_for_byte(serve: Serve, tmp_path: Path) -> None:
+    value = {"choices": [{"message": {"content": "a–b"}, "finish_reason": "stop"}], "x": 1e-7}
+    bodies = [
+        json.dumps(value).encode(),
+        json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(),
+        json.dumps(value, ensure_ascii=False, indent=2).encode() + b"\n",
+        b' {"choices":[{"message":{"content":"odd" },"finish_reason":"stop"}], "x": 1E-7}\r\n',
+    ]
+    for number, body in enumerate(bodies):
+        file = tmp_path / f"{number}.json"
+        await recorded(serve, file, [Scripted(body)])
+
+        [exchange] = Recording(file)._tape.exchanges
+
+        assert exchange.reply.chunks == (body,)
+
+
+async def test_streams_come_back_in_their_pieces(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "stream.json"
+    deltas = [chunk({"content": "Größe "}), chunk({"content": "drei"}), chunk({}, "stop")]
+    whole = b"".join(sse(*[json.dumps(each, ensure_ascii=False) for each in deltas]))
+    cut = whole.index("ö".encode()) + 1  # within a character
+    pieces = [whole[:cut], whole[cut : cut + 30], whole[cut + 30 :]]
+    server = await serve([Scripted(chunks=pieces, content_type="text/event-stream")])
+
+    live = await streamed(Recording(file), server.url)
+    recording = Recording(file)
+    again = await streamed(recording)
+
+    assert again == live
+    assert b"".join(recording._tape.exchanges[0].reply.chunks) == whole
+    assert "drei" in file.read_text(encoding="utf-8")
+
+
+async def test_no_credential_is_in_the_file(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    secrets = {
+        name: f"{name}-5f1c9a77d0"
+        for name in ("apikey", "organisation", "header", "query", "body", "cookie", "path", "user", "password", "given")
+    }
+    replies = [
+        Scripted(
+            completion({"content": f"you are {secrets['apikey']}, and {secrets['body']}"}).body,
+            headers={"set-cookie": f"id={secrets['given']}", "openai-organization": secrets["given"]},
+        ),
+    ]
+    server = await serve(replies * 2)
+    recording = Recording(file)
+    with_user = server.url.replace("http://", f"http://{secrets['user']}:{secrets['password']}@")
+    for address in (server.url, with_user):
+        model = OpenAiChatModel(
+            "m",
+            f"{address}/{secrets['path']}",
+            secrets["apikey"],
+            transport=recording,
+            extra_headers={
+                "OpenAI-Organization": secrets["organisation"],
+                "X-Gateway": secrets["header"],
+                "Cookie": f"id={secrets['cookie']}",
+            },
+            extra_query={"api-key": secrets["query"]},
+            extra_body={"api_key": secrets["body"]},
+        )
+        await model.chat(HI)
+        await model.aclose()
+
+    sent = f"{server.paths}{server.headers}{server.requests}"
+    text = file.read_text(encoding="utf-8")
+    assert [
+        name for name in ("apikey", "organisation", "header", "query", "body", "cookie") if secrets[name] not in sent
+    ] == []
+    assert [name for name, secret in secrets.items() if secret in text] == []
+
+
+async def test_the_file_is_for_people_and_has_a_version(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    await recorded(serve, file, SUM, api_key="sk-never-written", temperature=0.5)
+
+    written = json.loads(file.read_text(encoding="utf-8"))
+
+    assert written["version"] == 1
+    first, second = written["exchanges"]
+    assert first["request"]["path"] == "/chat/completions"
+    assert first["request"]["body"]["temperature"] == 0.5
+    assert first["reply"].keys() == {"status", "content_type", "layout", "json"}
+    assert second["reply"]["json"]["choices"][0]["message"] == {"content": "It is 5 – fünf."}
+
+
+async def test_a_request_that_is_not_there_is_told_by_what_differs(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    await recorded(serve, file, SUM)
+    recording = Recording(file)
+
+    with pytest.raises(RecordingError) as raised:
+        await asked(recording, question="2 + 4?", temperature=0.1)
+
+    text = str(raised.value)
+    assert str(file) in text
+    assert "request 1 is not in the recording of 2" in text
+    assert 'messages[0].content: recorded "2 + 3?", now "2 + 4?"' in text
+    assert "temperature: recorded nothing, now 0.1" in text
+    assert "TOOLBOX_RECORDING=record" in text
+    assert recording.missed == [raised.value]
+    assert str(pickle.loads(pickle.dumps(raised.value))) == text
+
+
+async def test_a_tool_that_answers_otherwise_is_told(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    await recorded(serve, file, SUM)
+
+    @tool(name="add")
+    def wrong(a: int, b: int) -> int:
+        return a - b
+
+    model = OpenAiChatModel("m", transport=Recording(file))
+    service = create_ai_service(Assistant, chat_model=model, tools=[wrong])
+    with pytest.raises(RecordingError) as raised:
+        await service.ask("2 + 3?")
+    await model.aclose()
+
+    assert 'messages[2].content: recorded "5", now "-1"' in str(raised.value)
+
+
+async def test_a_request_is_played_as_often_as_it_was_recorded(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    server = await serve([completion({"content": "one"}), completion({"content": "two"})])
+    live = Recording(file)
+    for _ in range(2):
+        await asked(live, server.url)
+    again = Recording(file)
+
+    assert [(await asked(again)).content, (await asked(again)).content] == ["one", "two"]
+    with pytest.raises(RecordingError, match="was recorded 2 times, and is made once more"):
+        await asked(again)
+
+
+async def test_requests_made_at_once_find_their_own_replies(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    server = await serve(lambda body: completion({"content": body["messages"][0]["content"].upper()}))
+    words = [f"word {number}" for number in range(8)]
+    live = Recording(file)
+
+    await asyncio.gather(*(asked(live, server.url, word) for word in words))
+    again = Recording(file)
+    replies = await asyncio.gather(*(asked(again, question=word) for word in reversed(words)))
+
+    assert [each.content for each in replies] == [word.upper() for word in reversed(words)]
+    order = [each["request"]["body"]["messages"][0]["content"] for each in json.loads(file.read_text())["exchanges"]]
+    assert sorted(order) == words
+
+
+async def test_what_is_tried_again_is_not_recorded(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    busy = Scripted(b"{}", status=503, headers={"retry-after-ms": "1"})
+
+    live = await recorded(serve, file, [busy, completion({"content": "at last"})])
+
+    assert (await asked(Recording(file))).content == live.content == "at last"
+    assert len(json.loads(file.read_text())["exchanges"]) == 1
+
+
+async def test_a_refused_key_leaves_no_recording(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+
+    with pytest.raises(ModelHttpError):
+        await recorded(serve, file, [Scripted(b'{"error": {"message": "wrong key sk-12345678"}}', status=401)])
+
+    assert not file.exists()
+
+
+async def test_an_error_that_is_the_servers_answer_is_played_back(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    reply = Scripted(b'{"error": {"message": "no such model"}}', status=404)
+
+    with pytest.raises(ModelHttpError):
+        await recorded(serve, file, [reply])
+
+    with pytest.raises(ModelHttpError, match="no such model"):
+        await asked(Recording(file))
+
+
+async def test_modes(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "r.json"
+    assert Recording(file).is_recording
+    with pytest.raises(RecordingError, match="there is no such recording"):
+        Recording(file, "replay")
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(RecordingError, match="there is no such recording"):
+        Recording(file)
+    with pytest.raises(ValueError, match="nonsense"):
+        Recording(file, "nonsense")  # type: ignore[arg-type]
+    monkeypatch.delenv("CI")
+
+    await recorded(serve, file, SUM)
+
+    assert not Recording(file).is_recording
+    monkeypatch.setenv("TOOLBOX_RECORDING", "record")
+    assert Recording(file).is_recording
+    await recorded(serve, file, [completion({"content": "anew"})])
+    assert len(json.loads(file.read_text())["exchanges"]) == 1
+
+
+async def test_what_changes_from_run_to_run_is_rewritten(serve: Serve, tmp_path: Path) -> None:
+    def timeless(body: dict[str, Any]) -> dict[str, Any]:
+        body["messages"][0]["content"] = "what time is it?"
+        return body
+
+    file = tmp_path / "r.json"
+    server = await serve([completion({"content": "noon"})])
+    await asked(Recording(file, rewrite=timeless), server.url, "it is 11:59, what time is it?")
+
+    assert (await asked(Recording(file, rewrite=timeless), question="at 12:34?")).content == "noon"
+    assert server.requests[0]["messages"][0]["content"] == "it is 11:59, what time is it?"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"version": 99, "exchanges": []}', '{"version": 1, "exchanges": [{}]}']
+)
+async def test_a_file_that_is_no_recording_is_told(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(text)
+
+    with pytest.raises(RecordingError, match="cannot be read"):
+        Recording(file)
+
+
+async def test_a_stream_that_the_program_leaves_is_recorded_as_far_as_it_came(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    pieces = sse(chunk({"content": "a"}), chunk({"content": "b"}), chunk({}, "stop"))
+
+    async def first(recording: Recording, url: str = NOBODY) -> Any:
+        model = OpenAiChatModel("m", url, transport=recording)
+        events = model.stream(HI)
+        try:
+            return await anext(events)
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
+            await model.aclose()
+
+    server = await serve([Scripted(chunks=pieces, content_type="text/event-stream")])
+    live = await first(Recording(file), server.url)
+
+    assert await first(Recording(file)) == live
+
+
+async def test_a_mistake_in_a_service_used_as_a_tool_reaches_the_test(serve: Serve, tmp_path: Path) -> None:
+    """A recording's error is the library's own word: it never becomes the text of a tool's failure."""
+    file = tmp_path / "r.json"
+    await recorded(serve, file, [SUM[0], completion({"content": "ok"})])
+
+    @register_ai_service(model="recorded")
+    class Inner(Protocol):
+        @tool
+        async def think(self, thought: str) -> str: ...
+
+    @register_ai_service(tools=Inner)
+    class Outer(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    model = OpenAiChatModel("m", transport=Recording(file))
+    outer = ScriptedChatModel([AiMessage(None, [tool_call("think", {"thought": "?"})])])
+    async with Container(models={"default": outer, "recorded": model}).register(Inner, Outer) as container:
+        with pytest.raises(RecordingError):
+            await container.get(Outer).ask("?")
+    await model.aclose()
+
+
+async def test_other_addresses_are_not_recorded(serve: Serve, tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "r.json")
+    async with httpx2.AsyncClient(transport=recording) as client:
+        with pytest.raises(RecordingError, match="only requests to /chat/completions and /responses"):
+            await client.post("http://127.0.0.1:9/v1/embeddings", json={})
+
+
+async def test_the_other_wire_is_recorded_too(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    reply = {
+        "id": "resp_1",
+        "object": "response",
+        "status": "completed",
+        "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello"}]}],
+    }
+    live = await recorded(serve, file, [Scripted(json.dumps(reply).encode())], wire="responses")
+
+    assert (await asked(Recording(file), wire="responses")).content == live.content == "Hello"
+
+
+async def test_a_stream_with_tools_and_unicode_is_played_back(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    request = ChatRequest([UserMessage("é \ud83d\ude00")], [ToolSpecification("look")])
+    delta = {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "look", "arguments": '{"a": "é"}'}}]}
+    server = await serve([stream(chunk(delta), chunk({}, "tool_calls"))])
+
+    live = await streamed(Recording(file), server.url, request)
+
+    assert await streamed(Recording(file), request=request) == live

@@ -1,0 +1,276 @@
+"""A recording as a file: what of a request and its reply is written, how, and in what two requests differ.
+
+Pure: no network, no file. What is written is listed here; whatever is not on the list is not. Not here: asking a
+server, playing back (`recordings`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, urlsplit
+
+Json: TypeAlias = Any
+
+VERSION = 1
+PATHS = ("/chat/completions", "/responses")
+"""The end of a path, all that is written of an address: a gateway's may hold a key."""
+_FIELD_NAMES = """
+    frequency_penalty include input instructions logit_bias logprobs max_completion_tokens max_output_tokens
+    max_tokens messages min_p modalities model n parallel_tool_calls prediction presence_penalty
+    previous_response_id reasoning reasoning_effort repetition_penalty response_format seed service_tier stop
+    store stream stream_options temperature text tool_choice tools top_k top_logprobs top_p truncation verbosity
+"""
+FIELDS = frozenset(_FIELD_NAMES.split())
+"""The top level of a request's body. Of another field the name is written: gateways take keys there."""
+HIDDEN = "(not recorded)"
+
+_AGAIN = frozenset({401, 403, 408, 409, 429})
+_CREDENTIAL = re.compile(
+    r"auth|key|token|secret|cookie|passw|session|credential|organi[sz]ation|project", re.IGNORECASE
+)
+_SHORTEST_SECRET = 8
+_EXCERPT = 40
+_MOST_DIFFERENCES = 12
+
+
+def is_kept(status: int) -> bool:
+    """Whether a reply belongs into a recording: those that clients try again, and refused keys, do not."""
+    return status < 500 and status not in _AGAIN
+
+
+# --- what is written
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it is written and compared."""
+
+    path: str
+    body: Json = field(hash=False)
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        body: bytes,
+        fields: frozenset[str] = frozenset(),
+        rewrite: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> Asked:
+        """Of a request's path and body. Raises `ValueError` for what is no request to a model."""
+        end = next((each for each in PATHS if path.endswith(each)), None)
+        if end is None:
+            raise ValueError(f"only requests to {' and '.join(PATHS)} are recorded")
+        content = json.loads(body)
+        if not isinstance(content, dict):
+            raise ValueError("the request's body is no JSON object")
+        written = {name: value if name in FIELDS | fields else HIDDEN for name, value in content.items()}
+        return cls(end, written if rewrite is None else json.loads(json.dumps(rewrite(written))))
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back; `chunks` are the pieces of a stream, or one: the body."""
+
+    status: int
+    content_type: str | None
+    content_encoding: str | None
+    chunks: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, status: int, content_type: str | None, content_encoding: str | None, chunks: Sequence[bytes]) -> Reply:
+        """Of what came: only of a stream do the pieces matter."""
+        is_stream = (content_type or "").startswith("text/event-stream")
+        return cls(status, content_type, content_encoding, tuple(chunks) if is_stream else (b"".join(chunks),))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request and its reply."""
+
+    asked: Asked
+    reply: Reply
+
+
+class Tape:
+    """Exchanges, in the order in which the requests were made."""
+
+    def __init__(self, exchanges: Iterable[Exchange] = ()) -> None:
+        self._places: list[Exchange | None] = list(exchanges)
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Those that are complete."""
+        return [each for each in self._places if each is not None]
+
+    def reserve(self) -> int:
+        """A place for a request that begins."""
+        self._places.append(None)
+        return len(self._places) - 1
+
+    def put(self, place: int, exchange: Exchange) -> None:
+        """Fills a reserved place."""
+        self._places[place] = exchange
+
+    def written(self) -> str:
+        """As the text of a file."""
+        exchanges = [_exchange_to_json(each) for each in self.exchanges]
+        text = json.dumps({"version": VERSION, "exchanges": exchanges}, ensure_ascii=False, indent=2)
+        # A lone surrogate cannot be said in UTF-8; outside of strings there is none.
+        return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
+
+    @classmethod
+    def read(cls, text: str) -> Tape:
+        """The tape that `written` wrote. Raises `ValueError`."""
+        content = json.loads(text)
+        version = content.get("version") if isinstance(content, dict) else None
+        if version != VERSION:
+            raise ValueError(f"its version is {version!r}, and this toolbox reads {VERSION}")
+        try:
+            return cls([_exchange_from_json(each) for each in content["exchanges"]])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"an exchange is not complete: {error!r}") from error
+
+
+def _exchange_to_json(exchange: Exchange) -> Json:
+    reply = exchange.reply
+    said: dict[str, Json] = {"status": reply.status}
+    if reply.content_type is not None:
+        said["content_type"] = reply.content_type
+    if reply.content_encoding is not None:
+        said["content_encoding"] = reply.content_encoding
+    if len(reply.chunks) == 1 and (laid_out := _layout_of(reply.chunks[0])) is not None:
+        said["layout"], said["json"] = laid_out
+    else:
+        said["chunks"] = [_text_or_bytes(each) for each in reply.chunks]
+    return {"request": {"path": exchange.asked.path, "body": exchange.asked.body}, "reply": said}
+
+
+def _exchange_from_json(written: Json) -> Exchange:
+    asked, said = written["request"], written["reply"]
+    if "json" in said:
+        chunks = [_laid_out(said["json"], said["layout"]).encode()]
+    else:
+        pieces = said["chunks"]
+        chunks = [each.encode() if isinstance(each, str) else base64.b64decode(each["base64"]) for each in pieces]
+    reply = Reply(said["status"], said.get("content_type"), said.get("content_encoding"), tuple(chunks))
+    return Exchange(Asked(asked["path"], asked["body"]), reply)
+
+
+def _text_or_bytes(chunk: bytes) -> Json:
+    """Text where it is text: a piece may end within a character."""
+    try:
+        return chunk.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(chunk).decode()}
+
+
+# How servers write JSON: with the name of its layout a body is written as JSON, and read back to the same bytes.
+_LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+    "compact": {"separators": (",", ":"), "ensure_ascii": False},
+    "spaced": {"ensure_ascii": False},
+    "indented": {"indent": 2, "ensure_ascii": False},
+    "compact ascii": {"separators": (",", ":")},
+    "spaced ascii": {},
+    "indented ascii": {"indent": 2},
+}
+_LINE_END = ", with a line end"
+
+
+def _laid_out(value: Json, layout: str) -> str:
+    name = layout.removesuffix(_LINE_END)
+    return json.dumps(value, **_LAYOUTS[name]) + ("\n" if name != layout else "")
+
+
+def _layout_of(body: bytes) -> tuple[str, Json] | None:
+    """The layout of a JSON object and its value; None for what would not come back as the same bytes."""
+    try:
+        text = body.decode()
+        value = json.loads(text)
+    except ValueError:
+        return None
+    if isinstance(value, dict):
+        for name in _LAYOUTS:
+            for layout in (name, f"{name}{_LINE_END}"):
+                if _laid_out(value, layout) == text:
+                    return layout, value
+    return None
+
+
+# --- what must not be written
+
+
+class Secrets:
+    """The credentials of the requests that were made. None is written anyway; a server's reply might repeat one."""
+
+    def __init__(self) -> None:
+        self._values: set[str] = set()
+
+    def learn(self, named: Iterable[tuple[str, object]], url: str) -> None:
+        """Remembers a request's: of its headers, its body's fields, its address."""
+        parts = urlsplit(url)
+        pairs = [*named, *parse_qsl(parts.query)]
+        values = [value for name, value in pairs if isinstance(value, str) and _CREDENTIAL.search(name)]
+        words = [word for value in values for word in re.split(r"[\s;=,]+", value)]
+        self._values.update(each for each in (*values, *words, parts.password or "") if len(each) >= _SHORTEST_SECRET)
+
+    def hidden_in(self, text: str) -> str:
+        """`text` without them."""
+        for value in sorted(self._values, key=len, reverse=True):
+            for form in (value, json.dumps(value)[1:-1]):
+                text = text.replace(form, HIDDEN)
+        return text
+
+
+# --- what differs
+
+
+def differences(recorded: Asked, asked: Asked) -> list[str]:
+    """In what a request differs from a recorded one, a line each."""
+    if recorded.path != asked.path:
+        return [f"path: recorded {recorded.path}, now {asked.path}"]
+    found = list(_differences(recorded.body, asked.body, ""))
+    more = len(found) - _MOST_DIFFERENCES
+    return [*found[:_MOST_DIFFERENCES], f"… and {more} more"] if more > 0 else found
+
+
+def _differences(recorded: Json, asked: Json, path: str) -> Iterator[str]:
+    if isinstance(recorded, dict) and isinstance(asked, dict):
+        for name in dict.fromkeys([*recorded, *asked]):
+            inner = f"{path}.{name}" if path else name
+            if name not in asked:
+                yield f"{inner}: recorded {_shown(recorded[name])}, now absent"
+            elif name not in recorded:
+                yield f"{inner}: recorded nothing, now {_shown(asked[name])}"
+            else:
+                yield from _differences(recorded[name], asked[name], inner)
+    elif isinstance(recorded, list) and isinstance(asked, list):
+        for number, (one, other) in enumerate(zip(recorded, asked, strict=False)):
+            yield from _differences(one, other, f"{path}[{number}]")
+        if len(recorded) != len(asked):
+            longer, where = (recorded, "recorded") if len(recorded) > len(asked) else (asked, "now")
+            first = min(len(recorded), len(asked))
+            counts = f"{len(recorded)} recorded, now {len(asked)}"
+            yield f"{path}: {counts}; the first more, {where}: {_shown(longer[first])}"
+    elif recorded != asked or type(recorded) is not type(asked):
+        start = _common_start(recorded, asked)
+        yield f"{path}: recorded {_shown(recorded, start)}, now {_shown(asked, start)}"
+
+
+def _common_start(one: Json, other: Json) -> int:
+    if not isinstance(one, str) or not isinstance(other, str):
+        return 0
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _shown(value: Json, place: int = 0) -> str:
+    """As JSON, cut; of a long text what stands around `place`."""
+    if isinstance(value, str) and place > _EXCERPT:
+        value = f"…{value[place - _EXCERPT // 2 :]}"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 2 * _EXCERPT else f"{text[: 2 * _EXCERPT]}…"
