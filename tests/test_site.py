@@ -25,6 +25,7 @@ MODULES = (
     "toolbox.redis",
     "toolbox.mcp",
     "toolbox.openapi",
+    "toolbox.otel",
     "toolbox_fastapi",
 )
 # Whole modules in the reference.
