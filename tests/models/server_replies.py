@@ -33,6 +33,7 @@ class Case:
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     error: type[ModelError] | None = None
     says: str = ""
+    status: int | None = None
     text: str | None = None
     history: Callable[[list[dict[str, Any]]], object] | None = None
     result: str | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from ..chat import (
@@ -26,7 +25,8 @@ from ..chat import (
     ToolExecutionRequest,
 )
 from ..errors import ModelProtocolError, ModelRefusedError, ModelTruncatedError
-from ..json_text import arguments_text, compact_json, parse_json, strict_arguments
+from ..json_text import parse_json, strict_arguments
+from .fragments import argument_text, can_only_continue, settled, whole_characters
 
 LONGEST_ID = 64
 
@@ -52,12 +52,14 @@ class ReplyAccumulator:
     """Takes the pieces of one reply and gives the events that stream it; `finish` gives the whole.
 
     `tool_names` are those offered: a name that comes in pieces or under `functions.` can only be judged by them.
-    `wants_json`: the text is a structured answer, useless when it is cut.
+    `wants_json`: the text is a structured answer, useless when it is cut. `ending`: the server's own word for how the
+    reply ended.
     """
 
     def __init__(self, tool_names: Collection[str] = (), wants_json: bool = False) -> None:
         self.events: list[StreamEvent] = []
         self.finish_reason: FinishReason | None = None
+        self.ending: str | None = None
         self.usage: TokenUsage | None = None
         self.id: str | None = None
         self.model: str | None = None
@@ -101,20 +103,20 @@ class ReplyAccumulator:
 
     def call_piece(self, index: object, call_id: object, name: object, arguments: object) -> Call:
         """A fragment of a call, which belongs to the call that the rules say, or opens a new one."""
-        key, identity, fragment = key_of(index), _text_of(call_id), _text_of(name)
-        call = self._continued(key, identity, fragment) or self._open(key)
+        key, identity, fragment = key_of(index), _text_of(call_id), self._name_in(name)
+        call = self._continued(key, identity, fragment, arguments) or self._open(key)
         self._add(call, identity, fragment, arguments)
         return call
 
     def whole_call(self, call_id: object, name: object, arguments: object) -> Call:
         """A call of a reply that came whole: always one of its own."""
         call = self._open(None)
-        self._add(call, _text_of(call_id), _text_of(name), arguments)
+        self._add(call, _text_of(call_id), self._name_in(name), arguments)
         return call
 
     def end_call(self, call: Call, arguments: object) -> None:
         """Says that a call is complete, and what its arguments are, where the wire says it all again."""
-        text = _argument_text(arguments)
+        text = argument_text(arguments)
         if text and call.complete is None:
             if not call.fragments:
                 self._add(call, None, None, text)
@@ -135,7 +137,7 @@ class ReplyAccumulator:
         self._release()
         calls = self._real_calls()
         cut = self.finish_reason is FinishReason.LENGTH
-        if cut and any(not _is_usable(call) for call in calls):
+        if cut and (any(not _is_usable(call) for call in calls) or (self._calls and not calls)):
             raise ModelTruncatedError("the reply was cut at the token limit inside a tool call", "".join(self._text))
         text = "".join(self._text)
         if not calls:
@@ -156,44 +158,54 @@ class ReplyAccumulator:
 
     def _check_saying(self, text: str) -> None:
         """A reply that says nothing must have ended as one that had nothing to say."""
+        if any(call.arguments.strip() for call in self._calls):
+            raise ModelProtocolError("the reply holds a tool call without a name")
         if text:
             return
         if self._refusal:
             raise ModelRefusedError("".join(self._refusal))
-        if self.finish_reason is FinishReason.CONTENT_FILTER:
-            raise ModelRefusedError("the server's content filter stopped the reply before it said anything")
+        match self.finish_reason:
+            case FinishReason.CONTENT_FILTER:
+                raise ModelRefusedError("the server's content filter stopped the reply before it said anything")
+            case FinishReason.LENGTH:
+                raise ModelTruncatedError("the reply was cut at the token limit before it said anything")
+            case FinishReason.STOP if not self._calls:
+                return
         if self._calls:
             raise ModelProtocolError("the reply holds a tool call without a name, and nothing else")
         if self.finish_reason is FinishReason.TOOL_EXECUTION:
             raise ModelProtocolError("the reply says that it asks for tools, and holds neither a call nor a text")
+        raise ModelProtocolError(f"the reply is empty, and ended with finish_reason {self.ending or 'null'}")
 
     # --- which call
 
-    def _continued(self, key: Hashable | None, identity: str | None, name: str | None) -> Call | None:
+    def _continued(
+        self, key: Hashable | None, identity: str | None, name: str | None, arguments: object
+    ) -> Call | None:
         """The call that a fragment continues; None: it opens one."""
         if key is not None:
-            return self._continued_at(self._at_index.get(key, []), identity, name)
+            return self._continued_at(self._at_index.get(key, []), identity, name, arguments)
         if not self._calls:
             return None
         last = self._calls[-1]
         if identity is not None:
             known = self._with_id(self._calls, identity)
             if known is not None:
-                return None if self._names_another(known, name) else known
+                return None if self._is_another(known, name, arguments) else known
             return last if last.id is None and last.name is None else None
         if name is None:
             return last
         # A name opens a call, unless it only says again whose arguments are going on.
-        goes_on = last.id is None and last.name == name and last.fragments and not _ends_object(last)
-        return last if goes_on else None
+        goes_on = last.name == name and last.fragments and not _ends_object(last)
+        return last if goes_on and (last.id is None or can_only_continue(arguments)) else None
 
-    def _continued_at(self, here: list[Call], identity: str | None, name: str | None) -> Call | None:
+    def _continued_at(self, here: list[Call], identity: str | None, name: str | None, arguments: object) -> Call | None:
         if not here:
             # Servers that count fragments instead of calls keep the id, and name only the first.
             return None if identity is None or name is not None else self._with_id(self._calls, identity)
         last = here[-1]
         if identity is None or last.id == identity:
-            return None if self._names_another(last, name) else last
+            return None if self._is_another(last, name, arguments) else last
         if (known := self._with_id(here, identity)) is not None:
             return known
         if last.id is None:
@@ -201,12 +213,21 @@ class ReplyAccumulator:
         # One vendor changes the id within a call; an opener always names its function.
         return None if name is not None else last
 
-    def _names_another(self, call: Call, name: str | None) -> bool:
+    def _is_another(self, call: Call, name: str | None, arguments: object) -> bool:
         """Whether a name on a call's own key is that of the next call, from a server that numbers nothing."""
-        if name is None or call.name is None or name == call.name:
+        if name is None or call.name is None:
             return False
-        known = self._known(name)
-        return known != self._known(call.name) and known in self._tool_names and _is_complete(call)
+        if name == call.name:
+            return _is_another_object(call, arguments)
+        known, held = self._known(name), self._known(call.name)
+        if known == held or known not in self._tool_names:
+            return False
+        return _ends_object(call) or (held in self._tool_names and not call.fragments and not known.startswith(held))
+
+    def _name_in(self, value: object) -> str | None:
+        """The name in a fragment. One gateway writes the word for none (litellm#12513)."""
+        name = _text_of(value)
+        return None if name in ("null", "None") and name not in self._tool_names else name
 
     def _open(self, key: Hashable | None) -> Call:
         if self._calls:
@@ -228,7 +249,7 @@ class ReplyAccumulator:
             call.id = identity
         if name is not None:
             self._name(call, name)
-        piece = _argument_text(arguments)
+        piece = argument_text(arguments)
         if piece:
             call.fragments.append(piece)
             self.events.append(PartialToolCall(call.position, call.id, call.name, piece))
@@ -252,13 +273,13 @@ class ReplyAccumulator:
     # --- completing
 
     def _real_calls(self) -> list[Call]:
-        """The calls that name their function. Arguments alone belong to the call before, if that has none."""
+        """The calls that name their function. Arguments alone belong to the call before, if that has too few."""
         real: list[Call] = []
         for call in self._calls:
             if call.name is not None:
                 real.append(call)
-            elif call.arguments.strip() and real and not real[-1].arguments.strip() and real[-1].complete is None:
-                real[-1].fragments = call.fragments
+            elif real and call.fragments and real[-1].complete is None and not _is_usable(real[-1]):
+                real[-1].fragments += call.fragments
         return real
 
     def _report(self, call: Call) -> None:
@@ -303,30 +324,8 @@ class ReplyAccumulator:
             (self.text if channel == "text" else self.reasoning)("\ufffd")
 
 
-def settled(fragments: list[str]) -> str:
-    """The argument text to be used: a JSON object where the fragments mean one, else as it came."""
-    text = whole_characters("".join(fragments))
-    try:
-        return arguments_text(text)
-    except ValueError:
-        pieces = [piece for piece in fragments if piece.strip()]
-        cumulative = len(pieces) > 1 and all(later.startswith(piece) for piece, later in pairwise(pieces))
-        return pieces[-1] if cumulative and strict_arguments(pieces[-1]) is not None else text
-
-
-def whole_characters(text: str) -> str:
-    """`text` with the two halves of a character joined, and lone halves replaced."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
-
-
 def _is_usable(call: Call) -> bool:
-    """Whether a reply that was cut still has this call's arguments."""
+    """Whether this call's arguments are there, and whole."""
     text = call.arguments
     return bool(text.strip()) and strict_arguments(text) is not None
 
@@ -339,6 +338,15 @@ def _ends_object(call: Call) -> bool:
 def _is_complete(call: Call) -> bool:
     """Whether nothing can follow: the arguments are an object with something in it."""
     return _ends_object(call) and bool(strict_arguments(call.arguments))
+
+
+def _is_another_object(call: Call, arguments: object) -> bool:
+    """Whether a whole object comes where another one has been said."""
+    text = argument_text(arguments).strip()
+    if not text.startswith("{") or not text.endswith("}") or not _is_complete(call):
+        return False
+    value = strict_arguments(text)
+    return bool(value) and value != strict_arguments(call.arguments)
 
 
 def _is_json(text: str) -> bool:
@@ -362,12 +370,6 @@ def _text_of(value: object) -> str | None:
     if isinstance(value, str):
         return value.strip() or None
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _argument_text(arguments: object) -> str:
-    if arguments is None:
-        return ""
-    return arguments if isinstance(arguments, str) else compact_json(arguments)
 
 
 def merged_details(details: list[dict[str, Any]], more: object) -> None:

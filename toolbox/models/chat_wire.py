@@ -24,7 +24,7 @@ from ..chat import (
     UserMessage,
 )
 from ..errors import ModelHttpError
-from ..json_text import object_text
+from ..json_text import compact_json, object_text
 from .accumulator import Call, ReplyAccumulator, merged_details
 from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_answer, strict_tool
 from .server_errors import error_in
@@ -195,6 +195,7 @@ _FINISH = {
     "recitation": FinishReason.CONTENT_FILTER,
     "refusal": FinishReason.CONTENT_FILTER,
 }
+_LASTING = (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
 
 
 class ChatInterpreter:
@@ -220,7 +221,7 @@ class ChatInterpreter:
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
         """Reads a completion or a chunk. Raises `ModelHttpError` when it is an error."""
-        if (value.get("error") or "choices" not in value) and (error := error_in(value)) is not None:
+        if (value.get("error") or value.get("choices") is None) and (error := error_in(value)) is not None:
             raise error
         usage = value.get("usage")
         if usage:
@@ -246,7 +247,7 @@ class ChatInterpreter:
         index = choice.get("index") or 0
         if self._choice is None:
             self._choice = index
-        elif index != self._choice:
+        elif index != self._choice and str(index) != str(self._choice):
             return
         if (error := choice.get("error")) and (found := error_in({"error": error})) is not None:
             raise found
@@ -264,6 +265,8 @@ class ChatInterpreter:
         if reason:
             self.answered = True
             self._finish_reason(reason)
+            if usage := choice.get("usage"):
+                self._usage(usage)
 
     def _finish_reason(self, reason: object) -> None:
         word = str(reason).lower()
@@ -271,7 +274,11 @@ class ChatInterpreter:
             return
         if word == "error":
             raise ModelHttpError(200, "the server ended the reply with finish_reason error")
-        self.reply.finish_reason = _FINISH.get(word, FinishReason.OTHER)
+        reply = self.reply
+        reply.ending = str(reason)
+        # Some say that the reply was cut, and afterwards that it stopped.
+        if reply.finish_reason not in _LASTING:
+            reply.finish_reason = _FINISH.get(word, FinishReason.OTHER)
 
     def _delta(self, delta: dict[str, Any], whole: bool) -> None:
         reply = self.reply
@@ -305,20 +312,31 @@ class ChatInterpreter:
         for part in parts if isinstance(parts, list) else [parts]:
             if isinstance(part, str):
                 self.reply.text(part)
-            elif isinstance(part, dict):
-                if isinstance(text := part.get("text"), str):
-                    self.reply.text(text)
-                elif isinstance(refusal := part.get("refusal"), str):
-                    self.reply.refusal(refusal)
-                thoughts = part.get("thinking")
-                for inner in thoughts if isinstance(thoughts, list) else ():
-                    if isinstance(inner, dict) and isinstance(thought := inner.get("text"), str):
-                        self.reply.reasoning(thought)
+            elif isinstance(part, (int, float)):
+                self.reply.text(compact_json(part))
+            elif not isinstance(part, dict):
+                continue
+            elif part.get("type") in ("thinking", "reasoning"):
+                self._thoughts(next(filter(None, map(part.get, ("thinking", "reasoning", "summary", "text"))), None))
+            elif isinstance(text := part.get("text"), str):
+                self.reply.text(text)
+            elif isinstance(refusal := part.get("refusal"), str):
+                self.reply.refusal(refusal)
+            elif part is parts:  # an answer that was asked for as JSON, and came as that
+                self.reply.text(compact_json(part))
+
+    def _thoughts(self, thoughts: object) -> None:
+        for thought in thoughts if isinstance(thoughts, list) else [thoughts]:
+            text = thought.get("text") if isinstance(thought, dict) else thought
+            if isinstance(text, str):
+                self.reply.reasoning(text)
 
     def _call(self, entry: dict[str, Any], whole: bool) -> None:
         function = entry.get("function")
         part = function if isinstance(function, dict) else entry
         name, arguments = part.get("name"), part.get("arguments")
+        if name is None and isinstance(function, str):
+            name = function
         call: Call
         if whole:
             call = self.reply.whole_call(entry.get("id"), name, arguments)

@@ -11,8 +11,9 @@ from pydantic_core import from_json
 
 from ..chat import ChatResponse, StreamEvent
 from ..errors import ModelProtocolError
+from ..json_text import compact_json
 from .accumulator import ReplyAccumulator
-from .sse import EventReader
+from .sse import EventReader, excerpt
 
 
 class Interpreter(Protocol):
@@ -49,6 +50,7 @@ class ReplyReader:
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.begun = False
+        self._latest: list[dict[str, Any]] = []
         self._interpreter = interpreter
         self._events = EventReader()
 
@@ -80,6 +82,7 @@ class ReplyReader:
         except ValueError:
             value = None
         if type(value) is dict:
+            self._latest = [value]
             self._interpreter.take(value, True)
         else:
             self._take(self._events.feed(body))
@@ -87,6 +90,8 @@ class ReplyReader:
         return self._end()
 
     def _take(self, values: list[dict[str, Any]]) -> None:
+        if values:
+            self._latest = values
         for value in values:
             self.begun = True
             self._interpreter.take(value, self._events.is_document)
@@ -96,8 +101,16 @@ class ReplyReader:
     def _end(self) -> ChatResponse:
         interpreter = self._interpreter
         if not interpreter.answered:
-            raise ModelProtocolError(f"what came is no {interpreter.kind}", self._events.excerpt())
+            raise ModelProtocolError(f"what came is no {interpreter.kind}", self._excerpt())
         if not self.is_ended:
-            raise ModelProtocolError("the stream stopped before the reply ended")
+            raise ModelProtocolError("the stream stopped before the reply ended", self._excerpt())
         interpreter.close()
-        return interpreter.reply.finish()
+        try:
+            return interpreter.reply.finish()
+        except ModelProtocolError as error:
+            raise ModelProtocolError(error.message, self._excerpt()) from error.__cause__
+
+    def _excerpt(self) -> str:
+        """What meant nothing, else what came last."""
+        strange = self._events.excerpt()
+        return strange or (excerpt(compact_json(self._latest[-1]).encode()) if self._latest else "")

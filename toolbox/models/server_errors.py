@@ -16,17 +16,33 @@ from .sse import excerpt
 _TRANSPORTS = frozenset({"httpx2", "httpx", "httpcore2", "httpcore", "h11", "aiohttp", "anyio", "ssl"})
 
 
+_ONLY_IN_ERRORS = (
+    *("detail", "errors", "error_code", "error_message", "error_msg", "errorMessage", "errorCode", "msg", "fault"),
+    "Message",
+)
+_SAYINGS = (
+    *("message", "Message", "error", "detail", "errors", "error_message", "error_msg", "errorMessage", "msg", "title"),
+    *("status_msg", "faultstring", "fault", "text"),
+)
+_REQUEST_IDS = (
+    *("x-request-id", "request-id", "apim-request-id", "x-ms-request-id", "x-amzn-requestid", "x-correlation-id"),
+    "cf-ray",
+)
+
+
 def error_in(value: Mapping[str, Any], status: int = 200, request_id: str | None = None) -> ModelHttpError | None:
     """The error that a reply or an event with a good status holds; None if it holds none."""
     error = value.get("error")
-    answers = "choices" in value
+    answers = value.get("choices") is not None
     if error is not None and not error and not answers:
         error = value
     if not error and not answers:
         says_so = value.get("object") == "error" or value.get("type") == "error"
-        named = any(value.get(key) for key in ("detail", "errors", "error_message", "error_msg", "errorMessage"))
-        if says_so or named or ("message" in value and "code" in value):
+        named = any(value.get(key) for key in _ONLY_IN_ERRORS) or isinstance(value.get("message"), str)
+        if says_so or value.get("success") is False or (named and value.get("type") != "ping"):
             error = value
+        elif isinstance(outcome := value.get("base_resp"), Mapping) and outcome.get("status_code"):  # MiniMax
+            error = outcome
     if not error:
         return None
     message = message_of(error) or message_of(value) or "an error without a message"
@@ -41,7 +57,7 @@ def message_of(error: object) -> str | None:
         return next(filter(None, map(message_of, error)), None)
     if not isinstance(error, Mapping):
         return None
-    for key in ("message", "error", "detail", "errors", "error_message", "error_msg", "errorMessage", "msg", "title"):
+    for key in _SAYINGS:
         if found := message_of(error.get(key)):
             inner = _raw(error) if key == "message" else None
             return f"{found}: {inner}" if inner and inner not in found else found
@@ -65,13 +81,18 @@ def _raw(error: Mapping[str, Any]) -> str | None:
 
 def _status_of(error: object, value: Mapping[str, Any], status: int) -> int:
     for source in (error, value):
-        for key in ("code", "status", "status_code"):
+        for key in ("code", "status", "status_code", "error_code"):
             code = source.get(key) if isinstance(source, Mapping) else None
             if isinstance(code, str) and code.isascii() and code.isdigit():
                 code = int(code[:4])
             if isinstance(code, int) and not isinstance(code, bool) and 400 <= code <= 599:
                 return code
     return status
+
+
+def request_id_in(headers: Mapping[str, str]) -> str | None:
+    """The server's id of a request, under the name that OpenAI, Anthropic, Azure, AWS or Cloudflare gives it."""
+    return next(filter(None, map(headers.get, _REQUEST_IDS)), None)
 
 
 def http_error(status: int, body: bytes, request_id: str | None) -> ModelHttpError:

@@ -112,6 +112,10 @@ class EventReader:
                 self._pending.append(line)
             elif line.startswith(b"{") and (values := _values(line)) is not None:
                 objects += self._objects(values)
+            elif line.startswith(b"error:") and (values := _values(line[6:])) is not None:
+                objects.append({"error": values[0]})  # llama.cpp until autumn 2025
+            elif line.lstrip().startswith((b"data:", DONE.encode())):
+                self._data(line.strip().removeprefix(b"data:").strip(), objects)
             elif not line.startswith((b":", b"id:", b"retry:", b"data")) and line.strip():
                 self._strange.append(line)
         return objects
@@ -131,10 +135,10 @@ class EventReader:
                 else:
                     objects += self._objects([value])
                 return
-        if data.strip(b'"') == DONE.encode():
+        if data.strip(b'"').upper() == DONE.encode():
             self._flush(objects)
             self.done = True
-        else:
+        elif not data.startswith(b":") and data.lower() not in _SILENT:
             self._pending.append(data)
 
     def _flush(self, objects: list[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..errors import ModelError, ModelTimeoutError
-from .server_errors import http_error, transport_error
+from .server_errors import http_error, request_id_in, transport_error
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -43,6 +43,9 @@ AFTER_END = 5.0
 """How long a stream that has said it is complete is waited for, in seconds, for more or for its end."""
 AFTER_DONE = 0.1
 """The same after `[DONE]`: only so that the connection can be used again."""
+
+LARGE = 2**20
+"""Bytes in a request from which on it is sent in pieces: aiohttp warns of writing more at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Received:
     @property
     def request_id(self) -> str | None:
         """The server's id of this request."""
-        return self.headers.get("x-request-id")
+        return request_id_in(self.headers)
 
 
 class Transport:
@@ -188,18 +191,22 @@ class Transport:
         """The transport's response, of a stream unread. The package retries; 4xx and 5xx become `ModelHttpError`."""
         options: dict[str, Any] = {"security": {"bearer_auth": True}, "max_retries": max_retries}
         options["headers"] = {**self._headers, **headers} if headers else self._headers
+        content: bytes | _Pieces = body
+        if len(body) > LARGE:
+            content = _Pieces(body)
+            options["headers"] = {**options["headers"], "content-length": str(len(body))}
         try:
             raw = await client.post(
                 _url(client.base_url, path),
                 cast_to=object,
-                content=body,
+                content=content,
                 options=options,
                 stream=stream,
                 stream_cls=self._openai.AsyncStream[object] if stream else None,
             )
         except self._openai.APIStatusError as error:
             response = error.response
-            raise http_error(error.status_code, response.content, error.request_id) from error
+            raise http_error(error.status_code, response.content, request_id_in(response.headers)) from error
         except Exception as error:
             self.fail(error)
         return raw.http_response
@@ -212,6 +219,17 @@ class Transport:
             limit = self.settings.timeout or 0
             raise ModelTimeoutError(f"the model did not answer within {limit:g} s; raise timeout=") from error
         raise transport_error(error, self.settings.base_url) or error from error
+
+
+class _Pieces:
+    """A large body, which can be sent more than once."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for start in range(0, len(self._body), LARGE):
+            yield self._body[start : start + LARGE]
 
 
 @functools.lru_cache(maxsize=64)
@@ -263,7 +281,7 @@ class Stream:
     @property
     def request_id(self) -> str | None:
         """The server's id of this request."""
-        return None if self._response is None else self._response.headers.get("x-request-id")
+        return None if self._response is None else request_id_in(self._response.headers)
 
     async def begin(self) -> None:
         """Sends the request; when this returns, the server has said that it will answer."""
