@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import Executor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,7 +53,7 @@ from .loop import (
     begin,
     may_run,
 )
-from .memory import ChatMemoryKey
+from .memory import ChatMemoryKey, Window
 from .messages import system_message_of, user_message_of
 from .observation import Observation, closable, no_response, response_of
 from .offering import offered
@@ -204,14 +204,17 @@ class Invocation:
             messages=(*state.messages, *(each.message for each in outcomes if asked)),
         )
 
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[tuple[Message, ...]]:
+    def _turn(self) -> AbstractAsyncContextManager[tuple[Message, ...]]:
+        """The time in which the conversation is this call's alone; what is in it so far."""
         if self._key is None or self.plan.window is None:
-            yield ()
-            return
+            return nullcontext(())
+        return self._turn_in(self._key, self.plan.window)
+
+    @asynccontextmanager
+    async def _turn_in(self, key: ChatMemoryKey, window: Window) -> AsyncIterator[tuple[Message, ...]]:
         memories = await self.host.memories()
-        async with memories.turn(self._key):
-            yield await memories.load(self._key, self.plan.window)
+        async with memories.turn(key):
+            yield await memories.load(key, window)
 
     async def _remember(self, history: tuple[Message, ...]) -> None:
         if self._key is None or self.plan.window is None or self.state is None:
@@ -388,14 +391,14 @@ async def run_to_end(invocation: Invocation) -> Any:
         current_invocation.reset(token)
 
 
-@asynccontextmanager
-async def within(invocation: Invocation) -> AsyncIterator[None]:
+def within(invocation: Invocation) -> AbstractAsyncContextManager[None]:
     """Ends what is awaited inside with `InvocationTimeoutError` when the invocation's deadline passes."""
-    deadline = invocation.deadline
-    if deadline is None:
-        yield
-        return
-    left = deadline.at - time.monotonic()
+    return nullcontext() if invocation.deadline is None else _until(invocation.deadline.at, invocation)
+
+
+@asynccontextmanager
+async def _until(deadline: float, invocation: Invocation) -> AsyncIterator[None]:
+    left = deadline - time.monotonic()
     if left <= 0:
         raise invocation.timed_out()
     limit = asyncio.timeout(left)
