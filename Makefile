@@ -4,7 +4,8 @@
 #   make run PORT=8000      serves the sample, the weather agent
 #   make ask Q="…"          asks it on the terminal
 #   make test               the tests                    make check    formatting, lint, types, architecture
-#   make bench-container bench-tools bench-models bench-execution bench-import wire      measurements, peers side by side
+#   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import wire
+#                           measurements, peers side by side
 #   make docs               the documents as a site, in site/
 #   make constraints        writes constraints.txt anew
 #
@@ -32,7 +33,7 @@ PROJECT := -e '.[fastapi,sql]'
 
 .DEFAULT_GOAL := help
 .PHONY: help run ask test check docs format constraints clean wire \
-	bench-container bench-tools bench-models bench-execution bench-import
+	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -125,6 +126,9 @@ bench-models: $(BENCH_STAMP)
 
 bench-execution: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.execution $(ARGS)
+
+bench-endpoints: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.endpoints $(ARGS)
 
 bench-import: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.importing $(ARGS)
