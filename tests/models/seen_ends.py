@@ -12,7 +12,7 @@ ENDS = [
     ),
     *(
         seen("any", f"finish_reason {word!r} with a text", completion(SAID, word), text="Hello")
-        for word in (None, "", "null", "eos", "abort", "insufficient_system_resource", "end_turn", "unknown", 1)
+        for word in (None, "", "null", "eos", "abort", "insufficient_system_resource", "end_turn", "unknown")
     ),
     seen(
         "opencrabs#1499",

@@ -158,6 +158,7 @@ class ResponsesInterpreter:
         self.answered = False
         self.ended = False
         self._items: dict[object, Call] = {}
+        self._places: dict[object, object] = {}  # of items by their ids, for events that tell nothing else
         self._layout: list[Any] = []
         self._said: set[tuple[object, object, object]] = set()  # pieces that came as deltas, not to be taken twice
         self._stored = True
@@ -182,7 +183,10 @@ class ResponsesInterpreter:
     # --- events
 
     def _event(self, kind: str, value: dict[str, Any]) -> None:
-        key = _first_key(value, "output_index", "item_id")
+        key = _first_key(value, "output_index")
+        if key is None:
+            identity = _first_key(value, "item_id")
+            key = self._places.get(identity, identity)
         match kind.removeprefix("response."):
             case (
                 "output_text.delta" | "refusal.delta" | "reasoning_summary_text.delta" | "reasoning_text.delta" as name
@@ -190,6 +194,8 @@ class ResponsesInterpreter:
                 part = _first_key(value, "content_index", "summary_index")
                 self._said.add((key, name.partition(".")[0], part))
                 self._piece(name, value.get("delta"))
+                if name == "output_text.delta" and "" not in self._layout:
+                    self._layout.append("")
             case "output_text.done" | "refusal.done" | "reasoning_summary_text.done" | "reasoning_text.done" as name:
                 part = _first_key(value, "content_index", "summary_index")
                 if (key, name.partition(".")[0], part) not in self._said:
@@ -229,12 +235,14 @@ class ResponsesInterpreter:
         """An item that begins or that is complete. Those that ran on the server say nothing here."""
         if not isinstance(item, Mapping):
             return
+        identity = _first_key(item, "id")
+        key = identity if key is None else key
+        self._places[identity] = key
         match item.get("type"):
             case "function_call":
-                call = self._items.get(key)
-                if call is None:
-                    begun = {**item, "call_id": item.get("call_id") or item.get("id")}
-                    call = self._call(key, begun if done else {**begun, "arguments": None})
+                call_id = item.get("call_id") or (None if key in self._items else item.get("id"))
+                call = self._call(key, {"call_id": call_id, "name": item.get("name")})
+                if not any(each is call for each in self._layout):
                     self._layout.append(call)
                 if done:
                     self.reply.end_call(call, item.get("arguments"))
@@ -280,8 +288,9 @@ class ResponsesInterpreter:
             raise found or ModelHttpError(200, message, body)
         self._stored = response.get("store") is not False
         output = response.get("output")
+        streamed = list(self._layout)
         for index, item in enumerate(output if isinstance(output, list) else ()):
-            if index not in self._items and not (self.answered and _is_known(item, self._layout)):
+            if index not in self._items and not _is_known(item, streamed):
                 self._item(index, item, done=True)
         if isinstance(output, list):
             self.answered = True
@@ -294,6 +303,9 @@ class ResponsesInterpreter:
         reason = details.get("reason") if isinstance(details, Mapping) else None
         if reason is not None or status == "incomplete":
             reply.finish_reason = _INCOMPLETE.get(str(reason), FinishReason.OTHER)
+            reply.ending = str(reason)
+        elif status in ("queued", "in_progress", "cancelled"):
+            reply.finish_reason, reply.ending = FinishReason.OTHER, status
         else:
             reply.finish_reason = FinishReason.STOP
         self.ended = True
