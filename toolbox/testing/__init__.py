@@ -13,10 +13,12 @@ from .assertions import (
     system_text,
     user_text,
 )
+from .record import EventRecord
 from .scripted import Reply, ScriptedChatModel, tool_call
 
 __all__ = [
     "CalledTool",
+    "EventRecord",
     "ExpectedCall",
     "Reply",
     "ScriptedChatModel",

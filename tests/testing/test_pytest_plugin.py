@@ -1,0 +1,405 @@
+"""The plugin in programs of users: each test writes a project and runs pytest on it, in a process of its own."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+PROGRAM = """
+import asyncio
+from typing import Protocol
+from toolbox import Container, Result, produces, register_ai_service, request_scoped, tool
+
+class Prices:
+    def of(self, dish: str) -> float:
+        return 12.0
+
+class Menu:
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+
+    @tool
+    def price(self, dish: str) -> float:
+        return self.prices.of(dish)
+
+class Stopped:
+    times = 0
+    def __init__(self) -> None:
+        self.loop = None
+    def stop(self) -> None:
+        Stopped.times += 1
+
+class User(str): ...
+
+@request_scoped
+class Basket:
+    def __init__(self, user: User) -> None:
+        self.user = user
+
+@produces(scope="application")
+async def loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+@register_ai_service(tools=Menu)
+class Waiter(Protocol):
+    async def ask(self, question: str) -> Result[str]: ...
+
+@register_ai_service(tools=Menu, model="thrifty")
+class Blocking(Protocol):
+    def ask(self, question: str) -> Result[str]: ...
+
+container = Container(seeds=(User,)).register(Prices, Menu, Waiter, Blocking, Basket, loop)
+"""
+LOOPS = "asyncio_default_fixture_loop_scope = function"
+SETTINGS = """
+[pytest]
+toolbox_container = program:container
+pythonpath = .
+filterwarnings = error
+addopts = -p no:cacheprovider -p no:asyncio
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    pytester.makepyfile(program=PROGRAM)
+    pytester.makeini(SETTINGS)
+    return pytester
+
+
+def run(project: pytest.Pytester, *options: str) -> pytest.RunResult:
+    return project.runpytest_subprocess("-q", *options)
+
+
+def test_a_synchronous_test_has_a_started_container_and_a_scripted_model(project: pytest.Pytester) -> None:
+    project.makepyfile("""
+        from program import Blocking, container
+        from toolbox.testing import assert_tool_calls, offered_tools, tool_call, user_text
+
+        def test_it(toolbox_container, scripted_model):
+            scripted_model.will_reply(tool_call("price", {"dish": "curry"}), "It is 12 euros.")
+            result = toolbox_container.get(Blocking).ask("How much is the curry?")
+            assert result.content == "It is 12 euros."
+            assert_tool_calls(result, tool_call("price", {"dish": "curry"}))
+            assert offered_tools(scripted_model) == ["price"]
+            assert user_text(scripted_model) == "How much is the curry?"
+            assert toolbox_container is container
+
+        def test_afterwards_it_is_stopped_and_has_no_models():
+            assert not container.is_started
+            assert container.models == {}
+    """)
+
+    run(project).assert_outcomes(passed=2)
+
+
+ASYNC_TEST = """
+    import asyncio
+    import pytest
+    from program import Basket, User, Waiter, container
+    from toolbox.testing import assert_tool_calls, tool_call
+
+    @pytest.fixture
+    def toolbox_seeds():
+        return {{User: User("ann")}}
+
+    @pytest.fixture
+    def waiter(toolbox_container):
+        return toolbox_container.get(Waiter)
+
+    {mark}
+    async def test_it_runs_on_the_test_s_loop(toolbox_container, waiter, scripted_model, toolbox_record):
+        assert await toolbox_container.aget(asyncio.AbstractEventLoop) is asyncio.get_running_loop()
+        scripted_model.will_reply(tool_call("price", {{"dish": "curry"}}), "12.")
+        assert (await waiter.ask("?")).content == "12."
+        assert_tool_calls(toolbox_record, "price")
+
+    {mark}
+    async def test_a_request_scope_is_around_it(toolbox_container, toolbox_request_scope, scripted_model):
+        assert toolbox_container.get(Basket).user == "ann"
+        assert await toolbox_container.aget(Basket) is toolbox_container.get(Basket)
+
+    {mark}
+    async def test_the_record_begins_anew(toolbox_record, toolbox_container, scripted_model):
+        assert toolbox_record.tool_executions == [] == toolbox_record.requests
+
+    def test_synchronous_ones_stand_beside_them(toolbox_request_scope, toolbox_container, scripted_model):
+        assert toolbox_container.get(Basket).user == "ann"
+        assert container.is_started
+
+    def test_nothing_is_left():
+        assert not container.is_started
+"""
+
+
+def test_with_anyio_s_plugin(project: pytest.Pytester) -> None:
+    project.makepyfile(ASYNC_TEST.format(mark="@pytest.mark.anyio"))
+    project.makeconftest("""
+        import pytest
+
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio"
+    """)
+
+    run(project).assert_outcomes(passed=5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="pytest-asyncio is not here")
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_with_pytest_asyncio(project: pytest.Pytester, mode: str) -> None:
+    mark = "@pytest.mark.asyncio" if mode == "strict" else ""
+    project.makepyfile(ASYNC_TEST.format(mark=mark))
+    project.makeini(SETTINGS.replace("-p no:asyncio", "") + f"asyncio_mode = {mode}\n{LOOPS}\n")
+
+    run(project).assert_outcomes(passed=5)
+
+
+def test_overrides_are_undone_also_when_the_test_fails(project: pytest.Pytester) -> None:
+    project.makepyfile("""
+        from program import Blocking, Menu, Prices, container
+
+        class Free(Prices):
+            def of(self, dish):
+                return 0.0
+
+        def test_fails(toolbox_override, toolbox_container, scripted_model):
+            toolbox_override(Prices, Free())
+            assert toolbox_container.get(Menu).price("curry") == 0.0
+            assert False, "on purpose"
+
+        def test_passes(toolbox_container, scripted_model, toolbox_override):
+            assert toolbox_container.get(Menu).price("curry") == 12.0
+            fake = toolbox_override(Prices, Free())
+            assert toolbox_container.get(Prices) is fake
+
+        def test_afterwards(toolbox_container, scripted_model):
+            assert toolbox_container.get(Menu).price("curry") == 12.0
+    """)
+
+    result = run(project)
+
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines("*on purpose*")
+
+
+def test_the_container_may_be_a_fixture_of_the_user_s(project: pytest.Pytester) -> None:
+    project.makeini(SETTINGS.replace("toolbox_container = program:container", ""))
+    project.makeconftest("""
+        import pytest
+        from toolbox import Container
+
+        @pytest.fixture
+        def toolbox_container_source():
+            return Container().register_instance(7)
+    """)
+    project.makepyfile("""
+        def test_it(toolbox_container):
+            assert toolbox_container.get(int) == 7
+    """)
+
+    run(project).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("", "*does not know which container*toolbox_container = module:name*"),
+        ("nowhere:container", "*there is no module 'nowhere'*pythonpath*"),
+        ("program:contaner", "*has no attribute 'contaner'*"),
+        ("program:Menu", "*is a type, no Container*"),
+    ],
+)
+def test_a_container_that_is_not_there_is_told(project: pytest.Pytester, target: str, said: str) -> None:
+    project.makeini(SETTINGS.replace("program:container", target))
+    project.makepyfile("def test_it(toolbox_container): ...")
+
+    result = run(project)
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(said)
+
+
+def test_an_application_that_starts_the_container_gets_it_unstarted(project: pytest.Pytester) -> None:
+    pytest.importorskip("fastapi")
+    project.makepyfile(
+        web="""
+        from fastapi import FastAPI
+        from program import Waiter, container
+        from toolbox_fastapi import Inject, install
+
+        app = FastAPI()
+        install(app, container)
+
+        @app.get("/ask")
+        async def ask(question: str, waiter: Inject[Waiter]) -> str:
+            return (await waiter.ask(question)).content
+        """,
+        test_web="""
+        import warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from fastapi.testclient import TestClient
+        from web import app
+        from toolbox.testing import assert_tool_calls, tool_call
+        from program import Prices
+
+        class Free(Prices):
+            def of(self, dish):
+                return 0.0
+
+        def test_it(toolbox_unstarted_container, toolbox_override, toolbox_record, scripted_model):
+            toolbox_override(Prices, Free())
+            scripted_model.will_reply(tool_call("price", {"dish": "pie"}), lambda r: r.messages[-1].text)
+            with TestClient(app) as client:
+                assert client.get("/ask", params={"question": "?"}).json() == "0.0"
+            assert_tool_calls(toolbox_record, tool_call("price", {"dish": "pie"}))
+        """,
+    )
+
+    run(project).assert_outcomes(passed=1)
+
+
+RECORDED = """
+    import asyncio, json, os
+    import pytest
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+    from toolbox import ChatRequest, OpenAiChatModel, UserMessage
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["content-length"]))
+            text = json.dumps({"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}]}).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+        def log_message(self, *_): ...
+
+    @pytest.fixture
+    def address():
+        if not os.environ.get("SERVED"):
+            yield None
+            return
+        server = HTTPServer(("127.0.0.1", 0), Server)
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    async def ask(recording, address, text):
+        model = OpenAiChatModel("m", address, "sk-secret-12345", transport=recording)
+        try:
+            return (await model.chat(ChatRequest([UserMessage(text)]))).ai_message.text
+        finally:
+            await model.aclose()
+
+    class TestHello:
+        @pytest.mark.parametrize("text", ["Hi", "a/ü"])
+        def test_hello(self, toolbox_recording, address, text):
+            assert asyncio.run(ask(toolbox_recording, address, os.environ.get("TEXT", text))) == "Hello"
+
+    def test_swallowed(toolbox_recording, address):
+        try:
+            asyncio.run(ask(toolbox_recording, address, os.environ.get("TEXT", "?")))
+        except Exception:
+            pass
+"""
+
+
+def test_recordings_lie_beside_the_test_and_are_played_in_ci(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TOOLBOX_RECORDING", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    project.makepyfile(test_talk=RECORDED)
+
+    monkeypatch.setenv("CI", "true")
+    missing = run(project)
+    missing.assert_outcomes(errors=3)
+    missing.stdout.fnmatch_lines("*recordings/test_talk.TestHello.test_hello-Hi.json: there is no such recording*")
+
+    monkeypatch.delenv("CI")
+    monkeypatch.setenv("SERVED", "1")
+    run(project).assert_outcomes(passed=3)
+    files = sorted(each.name for each in (project.path / "recordings").iterdir())
+    assert len(files) == 3
+    assert "test_talk.TestHello.test_hello-Hi.json" in files
+    assert "test_talk.test_swallowed.json" in files
+    assert not any("sk-secret" in each.read_text() for each in (project.path / "recordings").iterdir())
+
+    monkeypatch.delenv("SERVED")
+    monkeypatch.setenv("CI", "true")
+    run(project, "-n", "2", "-p", "xdist").assert_outcomes(passed=3)
+
+    monkeypatch.setenv("TEXT", "something else")
+    changed = run(project)
+    changed.assert_outcomes(passed=1, failed=2, errors=1)  # what the program swallowed is told in the end
+    changed.stdout.fnmatch_lines('*messages?0?.content: recorded "Hi", now "something else"*')
+
+
+def test_recording_anew_is_an_option(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TOOLBOX_RECORDING", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SERVED", "1")
+    project.makepyfile(test_talk=RECORDED)
+    run(project, "-k", "swallowed").assert_outcomes(passed=1)
+    file = project.path / "recordings" / "test_talk.test_swallowed.json"
+
+    monkeypatch.setenv("TEXT", "new")
+    run(project, "-k", "swallowed", "--toolbox-recording", "record").assert_outcomes(passed=1)
+
+    assert json.loads(file.read_text())["exchanges"][0]["request"]["body"]["messages"][0]["content"] == "new"
+
+
+def test_the_plugin_can_be_left_out_and_xdist_used(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]\nfilterwarnings = error\naddopts = -p no:cacheprovider\n")
+    project.makepyfile("def test_it(): ...")
+
+    run(project, "-p", "no:toolbox").assert_outcomes(passed=1)
+    run(project, "-n", "2").assert_outcomes(passed=1)
+
+
+def test_who_does_not_use_it_loads_nothing_heavy(project: pytest.Pytester) -> None:
+    project.makepyfile("""
+        import sys
+
+        def test_it():
+            heavy = ("dependency_injector", "openai", "httpx2", "fastapi", "pydantic", "toolbox.testing")
+            assert [name for name in heavy if name in sys.modules] == []
+            assert "toolbox.pytest_plugin" in sys.modules
+    """)
+
+    run(project, "-p", "no:anyio").assert_outcomes(passed=1)
+
+
+def test_the_fixtures_tell_what_they_are_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--fixtures", "-q", "-p", "no:cacheprovider"],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    for name in (
+        "toolbox_container",
+        "scripted_model",
+        "toolbox_recording",
+        "toolbox_request_scope",
+        "toolbox_override",
+    ):
+        assert name in done.stdout

@@ -1,0 +1,246 @@
+"""The pytest plugin: a container started for a test, a scripted model, overrides, a request scope, recordings.
+
+Loads nothing of the library before a test asks for a fixture. Not here: assertions (`testing`), how traffic is recorded
+(`recordings`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import pytest
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+    from .container import Container
+    from .di.scopes import RequestScope
+    from .recordings import Recording
+    from .testing import EventRecord, ScriptedChatModel
+
+T = TypeVar("T")
+
+CONTAINER = "toolbox_container"
+RECORDING = "--toolbox-recording"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What may be set."""
+    parser.addini(CONTAINER, "the container that tests are about, as module:name; also a function that makes one")
+    parser.getgroup("toolbox").addoption(
+        RECORDING,
+        choices=("auto", "replay", "record"),
+        help="replay recordings, record them anew, or record those that are missing; wins over TOOLBOX_RECORDING",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Where there is pytest-asyncio, its tests get fixtures that it runs."""
+    plugin = config.pluginmanager.get_plugin("asyncio")
+    if (make := getattr(plugin, "fixture", None)) is not None:
+        fixtures: Any = ModuleType("toolbox-asyncio")
+        fixtures.started = make(name=f"{_STARTED}_asyncio")(_started)
+        fixtures.scope = make(name=f"{_SCOPE}_asyncio")(_scope)
+        config.pluginmanager.register(fixtures, "toolbox-asyncio")
+
+
+# --- the container
+
+
+@pytest.fixture
+def toolbox_container_source(pytestconfig: pytest.Config) -> Container:
+    """The container that tests are about. Set `toolbox_container = module:name`, or override this fixture."""
+    from .container import Container
+
+    target = pytestconfig.getini(CONTAINER)
+    ways = f"set {CONTAINER} = module:name in pytest's settings, or override the fixture toolbox_container_source"
+    if not target:
+        raise pytest.UsageError(f"toolbox does not know which container the tests are about; {ways}")
+    module, _, path = target.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except ModuleNotFoundError as error:
+        fix = 'see that pytest finds it: pythonpath = ["."]'
+        raise pytest.UsageError(f"{CONTAINER} = {target}: there is no module {error.name!r}; {fix}") from error
+    except AttributeError as error:
+        raise pytest.UsageError(f"{CONTAINER} = {target}: {error}; {ways}") from error
+    found = found() if inspect.isfunction(found) else found
+    if not isinstance(found, Container):
+        raise pytest.UsageError(f"{CONTAINER} = {target} is a {type(found).__name__}, no Container; {ways}")
+    return found
+
+
+@pytest.fixture
+def toolbox_unstarted_container(
+    request: pytest.FixtureRequest, toolbox_container_source: Container
+) -> Iterator[Container]:
+    """The container, not started: for an application that starts it, as under FastAPI's `TestClient`.
+
+    When the test has `scripted_model`, that is every model of it; afterwards its models are what they were.
+    """
+    container = toolbox_container_source
+    models = dict(container.models)
+    if "scripted_model" in request.fixturenames:
+        scripted: ScriptedChatModel = request.getfixturevalue("scripted_model")
+        container.models.update(dict.fromkeys(_model_names(container), scripted))
+    if "toolbox_record" in request.fixturenames:
+        _record_of(container).events.clear()
+    try:
+        yield container
+    finally:
+        container.models.clear()
+        container.models.update(models)
+
+
+@pytest.fixture
+def toolbox_container(request: pytest.FixtureRequest, toolbox_unstarted_container: Container) -> Iterator[Container]:
+    """The container, started for this test and stopped after it, on the loop of an async test, else on its own."""
+    if (name := _async_name(request, _STARTED)) is not None:
+        yield request.getfixturevalue(name)
+        return
+    with toolbox_unstarted_container as container:
+        yield container
+
+
+async def _started(toolbox_unstarted_container: Container) -> AsyncIterator[Container]:
+    async with toolbox_unstarted_container as container:
+        yield container
+
+
+class OverrideBean(Protocol):
+    """The type of the fixture `toolbox_override`."""
+
+    def __call__(self, wanted: TypeForm[T], fake: T, name: str | None = None) -> T:
+        """Makes `fake` stand for a bean until the test ends."""
+        ...
+
+
+@pytest.fixture
+def toolbox_override(toolbox_unstarted_container: Container) -> Iterator[OverrideBean]:
+    """`toolbox_override(Payments, fake)`: as `container.override`, undone when the test ends, however it ends."""
+    with ExitStack() as overrides:
+
+        def override(wanted: TypeForm[T], fake: T, name: str | None = None) -> T:
+            return overrides.enter_context(toolbox_unstarted_container.override(wanted, fake, name))
+
+        yield override
+
+
+# --- models, and what was done
+
+
+@pytest.fixture
+def scripted_model() -> ScriptedChatModel:
+    """A model that follows a script, and is every model of the test's container: `scripted_model.will_reply("Hi")`."""
+    from .testing import ScriptedChatModel
+
+    return ScriptedChatModel()
+
+
+@pytest.fixture
+def toolbox_record(toolbox_unstarted_container: Container) -> EventRecord:
+    """What the container's services did in this test: `.tool_executions`, `.requests`, `.events`."""
+    return _record_of(toolbox_unstarted_container)
+
+
+_records: WeakKeyDictionary[Container, EventRecord] = WeakKeyDictionary()
+
+
+def _record_of(container: Container) -> EventRecord:
+    """The container's listener: a container cannot forget one, so each has one for all tests."""
+    from .testing import EventRecord
+
+    if container not in _records:
+        _records[container] = EventRecord()
+        container.register_instance(_records[container])
+    return _records[container]
+
+
+def _model_names(container: Container) -> set[str]:
+    from .services.declaration import service_options_of
+
+    sources = [each.source for each in container.describe()]
+    options = [service_options_of(each) for each in sources if isinstance(each, type)]
+    asked_for = {each.model for each in options if each is not None and each.model is not None}
+    return {"default", *container.models, *asked_for}
+
+
+# --- the request scope
+
+
+@pytest.fixture
+def toolbox_seeds() -> Mapping[Any, Any]:
+    """What the test's request scope is seeded with, by type: override this fixture."""
+    return {}
+
+
+@pytest.fixture
+def toolbox_request_scope(
+    request: pytest.FixtureRequest, toolbox_container: Container, toolbox_seeds: Mapping[Any, Any]
+) -> Iterator[RequestScope]:
+    """A request scope around the test, in the started container, seeded with `toolbox_seeds`."""
+    if (name := _async_name(request, _SCOPE)) is not None:
+        yield request.getfixturevalue(name)
+        return
+    with toolbox_container.request_scope(toolbox_seeds) as scope:
+        yield scope
+
+
+async def _scope(toolbox_container: Container, toolbox_seeds: Mapping[Any, Any]) -> AsyncIterator[RequestScope]:
+    async with toolbox_container.request_scope(toolbox_seeds) as scope:
+        yield scope
+
+
+# --- async tests: a fixture that runs where the test does
+
+_STARTED = "_toolbox_started"
+_SCOPE = "_toolbox_scope"
+_started_anyio = pytest.fixture(name=f"{_STARTED}_anyio")(_started)
+_scope_anyio = pytest.fixture(name=f"{_SCOPE}_anyio")(_scope)
+
+
+def _async_name(request: pytest.FixtureRequest, name: str) -> str | None:
+    """The fixture that the plugin of an async test runs; None in a synchronous one."""
+    if not inspect.iscoroutinefunction(getattr(request.node, "obj", None)):
+        return None
+    if "anyio_backend" in request.fixturenames:
+        return f"{name}_anyio"
+    return f"{name}_asyncio" if request.config.pluginmanager.has_plugin("toolbox-asyncio") else None
+
+
+# --- recordings
+
+
+@pytest.fixture
+def toolbox_recording(request: pytest.FixtureRequest) -> Iterator[Recording]:
+    """A recording for this test, `recordings/test_file.test_name.json` beside it: the `transport=` of its model.
+
+    A request that was not found fails the test, also when the program made an answer of it.
+    """
+    from .recordings import Recording
+
+    failures = request.session.testsfailed
+    recording = Recording(_file_of(request.node), request.config.getoption(RECORDING))
+    yield recording
+    if recording.missed and request.session.testsfailed == failures:
+        raise recording.missed[0]
+
+
+def _file_of(item: pytest.Item) -> Path:
+    name = item.nodeid.partition("::")[2].replace("::", ".").replace("[", "-").replace("]", "")
+    plain = re.sub(r"[^\w.\-]", "_", name, flags=re.ASCII)
+    if plain != name or len(plain) > 120:
+        plain = f"{plain[:120]}-{zlib.crc32(name.encode()):08x}"
+    return item.path.parent / "recordings" / f"{item.path.stem}.{plain}.json"
