@@ -162,7 +162,7 @@ class Transport:
                 **settings.headers,
             },
             default_query=dict(settings.query),
-            http_client=_reading_addresses_once(self._http_client()),
+            http_client=_building_requests(self._http_client()),
         )
         return client
 
@@ -191,15 +191,11 @@ class Transport:
         """The transport's response, of a stream unread. The package retries; 4xx and 5xx become `ModelHttpError`."""
         options: dict[str, Any] = {"security": {"bearer_auth": True}, "max_retries": max_retries}
         options["headers"] = {**self._headers, **headers} if headers else self._headers
-        content: bytes | _Pieces = body
-        if len(body) > LARGE:
-            content = _Pieces(body)
-            options["headers"] = {**options["headers"], "content-length": str(len(body))}
         try:
             raw = await client.post(
                 _url(client.base_url, path),
                 cast_to=object,
-                content=content,
+                content=body,
                 options=options,
                 stream=stream,
                 stream_cls=self._openai.AsyncStream[object] if stream else None,
@@ -238,11 +234,17 @@ def _url(base_url: Any, path: str) -> str:
     return str(base_url.copy_with(raw_path=base_url.raw_path + path.lstrip("/").encode()))
 
 
-def _reading_addresses_once(http_client: Any) -> Any:
-    """The client of the transport, which otherwise parses the text of its one or two addresses for every request."""
+def _building_requests(http_client: Any) -> Any:
+    """The client of the transport, made to build requests at less cost and without warnings.
+
+    It would parse the text of its one or two addresses for every request, and write a large body at once.
+    """
     build_request, read = http_client.build_request, functools.lru_cache(maxsize=64)(type(http_client.base_url))
 
     def build(method: str, url: Any, **others: Any) -> Any:
+        if len(body := others.get("content") or b"") > LARGE:
+            others["content"] = _Pieces(body)
+            others["headers"] = [*others["headers"], ("content-length", str(len(body)))]
         return build_request(method, read(url), **others)
 
     http_client.build_request = build

@@ -1,0 +1,152 @@
+"""What a server says beside the reply itself: statuses, headers, redirects, compression of errors."""
+
+import email.utils
+import gzip
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
+from toolbox import (
+    ChatRequest,
+    CompleteResponse,
+    ImageContent,
+    ModelError,
+    ModelHttpError,
+    OpenAiChatModel,
+    UserMessage,
+)
+
+pytestmark = pytest.mark.anyio
+
+HI = ChatRequest([UserMessage("Hi")])
+OK = completion({"content": "ok"})
+OK_STREAM = stream(chunk({"content": "ok"}), chunk({}, "stop"))
+BUSY = b'{"error": {"message": "slow down"}}'
+
+
+async def answer(model: OpenAiChatModel, streamed: bool, request: ChatRequest = HI) -> str | None:
+    try:
+        if not streamed:
+            return (await model.chat(request)).ai_message.text
+        *_, last = [event async for event in model.stream(request)]
+        assert isinstance(last, CompleteResponse)
+        return last.response.ai_message.text
+    finally:
+        await model.aclose()
+
+
+def in_seconds(seconds: float) -> str:
+    return email.utils.formatdate(time.time() + seconds, usegmt=True)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("headers", "at_least", "at_most"),
+    [
+        ({"retry-after-ms": "300"}, 0.3, 2),
+        ({"retry-after": "0.3"}, 0.3, 2),
+        ({"retry-after": "0", "retry-after-ms": "300"}, 0.3, 2),
+        ({"retry-after": in_seconds(-100)}, 0, 2),
+        ({"retry-after": "soon"}, 0, 2),
+        ({}, 0, 2),
+    ],
+)
+async def test_it_waits_as_long_as_it_is_told(
+    serve: Serve, headers: dict[str, str], at_least: float, at_most: float, streamed: bool
+) -> None:
+    server = await serve([Scripted(BUSY, status=429, headers=headers), OK_STREAM if streamed else OK])
+
+    began = time.monotonic()
+    assert await answer(OpenAiChatModel("m", server.url), streamed) == "ok"
+
+    assert at_least <= time.monotonic() - began < at_most
+    assert len(server.requests) == 2
+
+
+async def test_a_date_is_waited_for(serve: Serve) -> None:
+    server = await serve([Scripted(BUSY, status=503, headers={"retry-after": in_seconds(2)}), OK])
+
+    began = time.monotonic()
+    assert await answer(OpenAiChatModel("m", server.url), False) == "ok"
+
+    assert 0.9 <= time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize(
+    "headers", [{"retry-after": "3600"}, {"retry-after": in_seconds(3600)}, {"x-should-retry": "false"}]
+)
+async def test_it_does_not_try_again_where_that_makes_no_sense(serve: Serve, headers: dict[str, str]) -> None:
+    server = await serve([Scripted(BUSY, status=429, headers=headers), OK])
+
+    with pytest.raises(ModelHttpError, match=r"429.*slow down"):
+        await answer(OpenAiChatModel("m", server.url), False)
+
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("header", ["x-request-id", "request-id", "apim-request-id", "x-amzn-RequestId", "CF-RAY"])
+async def test_the_servers_id_of_the_request_is_told(serve: Serve, header: str, streamed: bool) -> None:
+    bad = Scripted(b"<html>", headers={"x-request-id": "", header: "id-7"})
+    server = await serve([bad, Scripted(BUSY, status=400, headers={"x-request-id": "", header: "id-8"})])
+
+    for told in ("id-7", "id-8"):
+        with pytest.raises(ModelError, match=f"request {told}"):
+            await answer(OpenAiChatModel("m", server.url), streamed)
+
+
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+@pytest.mark.parametrize("status", [307, 308])
+async def test_a_request_that_is_sent_elsewhere_goes_there(serve: Serve, status: int, transport: Any) -> None:
+    there = await serve([OK])
+    here = await serve([Scripted(status=status, headers={"location": f"{there.url}/chat/completions"})])
+
+    assert await answer(OpenAiChatModel("m", here.url, "key", transport=transport), False) == "ok"
+
+    assert there.requests == here.requests
+
+
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+async def test_a_key_does_not_go_elsewhere(serve: Serve, transport: Any) -> None:
+    there = await serve([OK])
+    here = await serve(
+        [Scripted(status=307, headers={"location": f"{there.url}/chat/completions".replace("127.0.0.1", "localhost")})]
+    )
+
+    await answer(OpenAiChatModel("m", here.url, "key", transport=transport), False)
+
+    assert "authorization" not in there.headers[0]
+
+
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_error_that_is_compressed_is_read(serve: Serve, streamed: bool, transport: Any) -> None:
+    body = gzip.compress(json.dumps({"error": {"message": "no such model"}}).encode())
+    server = await serve([Scripted(body, status=404, headers={"content-encoding": "gzip"})])
+
+    with pytest.raises(ModelHttpError, match=r"404.*no such model"):
+        await answer(OpenAiChatModel("m", server.url, transport=transport), streamed)
+
+
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_large_request_goes_whole_and_again(serve: Serve, streamed: bool, transport: Any) -> None:
+    server = await serve([Scripted(BUSY, status=500, headers={"retry-after-ms": "1"}), OK_STREAM if streamed else OK])
+    request = ChatRequest([UserMessage(["What is it?", ImageContent(data=b"\x89PNG" + b"\0" * 3_000_000)])])
+
+    assert await answer(OpenAiChatModel("m", server.url, transport=transport), streamed, request) == "ok"
+
+    assert server.requests[0] == server.requests[1]
+    assert len(json.dumps(server.requests[0])) > 4_000_000
+    assert "transfer-encoding" not in server.headers[1]
+
+
+async def test_a_large_reply_is_read(serve: Serve) -> None:
+    said = "é😀" * 2_000_000
+    server = await serve([completion({"content": said}), stream(chunk({"content": said}), chunk({}, "stop"))])
+
+    assert await answer(OpenAiChatModel("m", server.url), False) == said
+    assert await answer(OpenAiChatModel("m", server.url), True) == said
