@@ -1,5 +1,6 @@
 """MCP servers as tools of services: real servers over stdio, ours and those that others wrote."""
 
+import asyncio
 import logging
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from toolbox.mcp import (
     McpError,
     McpEvent,
     McpListener,
+    McpLog,
     McpProgress,
     McpServers,
     McpTimeoutError,
@@ -33,6 +35,8 @@ from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
 COUNTER = Path(__file__).parent / "counting_server.py"
+TELLING = Path(__file__).parent / "telling_server.py"
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 
 def counter(name: str = "counter", **options: Any) -> Any:
@@ -166,9 +170,13 @@ def script(servers: Path, name: str, *arguments: str) -> list[str]:
 class Heard(McpListener):
     def __init__(self) -> None:
         self.events: list[McpEvent] = []
+        self.logged = asyncio.Event()
 
     def on_mcp_event(self, event: McpEvent) -> None:
         self.events.append(event)
+        if isinstance(event, McpLog):
+            self.logged.set()
+        raise ValueError("what a listener does wrong is not the server's")
 
 
 async def test_server_everything(node_servers: Path) -> None:
@@ -185,11 +193,38 @@ async def test_server_everything(node_servers: Path) -> None:
         await server.call(long, {"duration": 0.2, "steps": 2})
         resources = await server.resources()
         assert (await server.read_resource(str(resources[0].uri))).contents
-        assert await server.prompts()
+        assert "args-prompt" in [each.name for each in await server.prompts()]
+        prompt = await server.prompt("args-prompt", {"city": "Bern"})
+        structured = await server.call("get-structured-content", {"location": "Chicago"})
+        await server.call("toggle-simulated-logging", {})
+        async with asyncio.timeout(10):
+            await heard.logged.wait()
 
     assert "hällo" in result.tool_executions[0].result
-    assert any(isinstance(each, McpProgress) for each in heard.events)
+    assert "Bern" in str(prompt.messages)
+    assert structured.structured_content
+    progress = [each for each in heard.events if isinstance(each, McpProgress)]
+    assert [(each.server, each.tool, each.progress, each.total) for each in progress] == [
+        ("counter", long, 1, 2),
+        ("counter", long, 2, 2),
+    ]
+    log = next(each for each in heard.events if isinstance(each, McpLog))
+    assert (log.server, log.level in LEVELS) == ("counter", True)
+    assert "message" in log.data
     assert {each.name for each in model.requests[0].tool_specifications} >= {"echo"}
+
+
+async def test_a_server_of_the_newer_protocol_is_heard_too() -> None:
+    made, _ = container(server=mcp_server("counter", command=sys.executable, args=[str(TELLING)]))
+    heard = Heard()
+    made.register_instance(heard)
+    async with made:
+        assert (await made.get(McpServers).server("counter").call("work", {})).content[0].text == "done"
+        async with asyncio.timeout(10):
+            await heard.logged.wait()
+
+    assert McpProgress("counter", "work", 1, 2, "half") in heard.events
+    assert McpLog("counter", "warning", "work", {"left": 1}) in heard.events
 
 
 async def test_images_come_along(node_servers: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .connection import McpConnectionError, McpError, McpTimeoutError
+from .errors import McpConnectionError, McpError, McpTimeoutError
 from .events import McpEvent, McpListener, McpLog, McpProgress
 from .offering import mcp_toolbox, mcp_tools
 from .servers import McpServer, McpServers, mcp_server

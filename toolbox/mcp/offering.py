@@ -19,7 +19,8 @@ from ..json_text import compact_json, read_arguments
 from ..services.declaration import provided_by
 from ..settings import ToolboxSettings, settings_key
 from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
-from .connection import INVALID_PARAMS, McpConnection, McpError
+from .connection import INVALID_PARAMS, McpConnection
+from .errors import McpError
 from .servers import McpServer, McpServers, servers_named
 
 logger = logging.getLogger("toolbox.mcp")

@@ -79,7 +79,8 @@ class McpServers:
         """The connection to a server: its tools, resources and prompts. Raises `KeyError` for an unknown name."""
         key = settings_key(name)
         if key not in self._connections:
-            self._connections[key] = McpConnection(name, self._settings[key], self._tell)
+            tell = self._tell if self._listeners else None
+            self._connections[key] = McpConnection(name, self._settings[key], tell)
         return self._connections[key]
 
     def _tell(self, event: McpEvent) -> None:

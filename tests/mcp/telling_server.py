@@ -1,0 +1,21 @@
+"""An MCP server over stdio of the newer protocol, which tells how far it has come and what it thinks."""
+
+import warnings
+
+from mcp.server.mcpserver import Context, MCPServer
+
+server = MCPServer("telling")
+
+
+@server.tool()
+async def work(context: Context) -> str:
+    """Works, and tells about it."""
+    await context.report_progress(1, 2, "half")
+    with warnings.catch_warnings(action="ignore"):  # the protocol means to give up logs one day
+        await context.log("warning", {"left": 1}, logger_name="work")
+    await context.report_progress(2, 2)
+    return "done"
+
+
+if __name__ == "__main__":
+    server.run("stdio")

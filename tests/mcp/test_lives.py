@@ -1,0 +1,181 @@
+"""Servers that die, forget or never answer: who called is told, the next call opens a new connection, nothing stays."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolbox import Container
+from toolbox.mcp import McpConnectionError, McpServer, McpServers, McpTimeoutError, mcp_server
+
+pytestmark = pytest.mark.anyio
+MORTAL = Path(__file__).parent / "mortal_server.py"
+ROOT = Path(__file__).parent.parent.parent
+
+
+def mortal() -> McpServer:
+    return mcp_server("mortal", command=sys.executable, args=[str(MORTAL)], env={"PYTHONPATH": str(ROOT)})
+
+
+def container(server: McpServer) -> Container:
+    return Container().register(McpServers).register_instance(server, name=server.name)
+
+
+async def pid_of(server: Any) -> int:
+    return int((await server.call("pid", {})).content[0].text)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def the_end_is_noticed(name: str) -> None:
+    held = [task for task in asyncio.all_tasks() if task.get_name() == f"mcp {name}"]
+    async with asyncio.timeout(10):
+        await asyncio.wait(held)
+
+
+async def test_who_calls_after_a_silent_death_does_not_notice_it() -> None:
+    async with container(mortal()) as made:
+        server = made.get(McpServers).server("mortal")
+        first = await pid_of(server)
+        os.kill(first, signal.SIGKILL)
+        await the_end_is_noticed("mortal")
+
+        assert await pid_of(server) != first
+
+
+async def test_all_who_wait_for_a_server_that_dies_are_told_and_share_the_next() -> None:
+    seen: set[int] = set()
+
+    async with container(mortal()) as made:
+        server = made.get(McpServers).server("mortal")
+
+        async def wait_then_ask() -> int:
+            with pytest.raises(McpConnectionError, match="before it could run wait"):
+                await server.call("wait", {})
+            return await pid_of(server)
+
+        for _ in range(3):
+            waiting = [asyncio.create_task(wait_then_ask()) for _ in range(6)]
+            seen.add(pid := await pid_of(server))
+            os.kill(pid, signal.SIGKILL)
+            after = set(await asyncio.gather(*waiting))
+            assert len(after) == 1
+            seen |= after
+
+    assert len(seen) == 4
+    assert not [pid for pid in seen if is_alive(pid)]
+
+
+async def test_many_who_come_first_share_one_server() -> None:
+    async with container(mortal()) as made:
+        server = made.get(McpServers).server("mortal")
+
+        assert len(set(await asyncio.gather(*(pid_of(server) for _ in range(8))))) == 1
+
+
+async def test_a_server_that_never_answers_keeps_nobody_from_stopping() -> None:
+    silent = mcp_server(
+        "silent", command=sys.executable, args=["-c", "import sys; sys.stdin.read()"], connect_timeout=100
+    )
+    async with container(silent) as made:
+        asking = asyncio.create_task(made.get(McpServers).server("silent").tools())
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        left = time.monotonic()
+
+    assert time.monotonic() - left < 20
+
+
+async def test_all_who_wait_for_a_server_that_never_answers_are_told_when_its_time_is_up() -> None:
+    silent = mcp_server(
+        "silent", command=sys.executable, args=["-c", "import sys; sys.stdin.read()"], connect_timeout=0.2
+    )
+    async with container(silent) as made:
+        server = made.get(McpServers).server("silent")
+        told = await asyncio.gather(*(server.tools() for _ in range(3)), return_exceptions=True)
+
+    assert [type(each) for each in told] == [McpConnectionError] * 3
+    assert "no answer within 0.2 s" in str(told[0])
+
+
+async def test_a_call_in_a_stopped_container_says_so() -> None:
+    async with container(mortal()) as made:
+        server = made.get(McpServers).server("mortal")
+
+    with pytest.raises(McpConnectionError, match="stopped"):
+        await server.tools()
+
+
+# --- over HTTP, a server that others wrote
+
+
+@asynccontextmanager
+async def everything(node_servers: Path, port: int) -> AsyncIterator[Any]:
+    """A process of server-everything that listens on the port; ended as if by a crash."""
+    process = await asyncio.create_subprocess_exec(
+        "node",
+        str(node_servers / "server-everything" / "dist" / "index.js"),
+        "streamableHttp",
+        env={**os.environ, "PORT": str(port)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(30):
+            while b"listening" not in await process.stderr.readline():
+                assert process.returncode is None
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        return int(chosen.getsockname()[1])
+
+
+async def test_a_server_over_http_may_come_late_go_and_come_back(node_servers: Path, port: int) -> None:
+    far = mcp_server("far", url=f"http://127.0.0.1:{port}/mcp", timeout=1)
+    async with container(far) as made:
+        server = made.get(McpServers).server("far")
+
+        async def echo() -> str:
+            return str((await server.call("echo", {"message": "hällo"})).content[0].text)
+
+        with pytest.raises(McpConnectionError, match="cannot be reached"):
+            await echo()
+        async with everything(node_servers, port):
+            assert "hällo" in await echo()
+            with pytest.raises(McpTimeoutError):
+                await server.call("trigger-long-running-operation", {"duration": 60, "steps": 1})
+            assert "hällo" in await echo()
+        async with everything(node_servers, port):  # another process, which knows nothing of the session
+            assert "hällo" in await echo()
+        with pytest.raises(McpConnectionError, match="before it could run echo"):
+            await echo()
+        async with everything(node_servers, port) as process:
+            long = asyncio.create_task(server.call("trigger-long-running-operation", {"duration": 1, "steps": 60}))
+            assert "hällo" in await echo()
+            process.kill()
+            with pytest.raises((McpConnectionError, McpTimeoutError)):  # it is waited for, as long as a call may last
+                await long

@@ -1,0 +1,30 @@
+"""What goes wrong with MCP servers, as errors of the library."""
+
+from __future__ import annotations
+
+from ..errors import ToolboxError
+
+
+class McpError(ToolboxError):
+    """An MCP server refused a request or reports an error: `.server`, `.message`, `.code` (JSON-RPC's, or None)."""
+
+    def __init__(self, server: str, message: str, code: int | None = None) -> None:
+        super().__init__(server, message, code)
+        self.server, self.message, self.code = server, message, code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class McpConnectionError(McpError):
+    """An MCP server cannot be reached, or the connection to it has broken; it is opened anew by the next call."""
+
+    def __str__(self) -> str:
+        return f"MCP server {self.server!r}: {self.message}"
+
+
+class McpTimeoutError(McpError, TimeoutError):
+    """An MCP server did not answer in time."""
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.server, self.message, self.code)
