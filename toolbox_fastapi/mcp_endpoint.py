@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from toolbox import Container
@@ -33,6 +34,8 @@ def mount_mcp(
 
     endpoint = _Endpoint(container, tuple(tools), name, tuple(allowed_hosts))
     mcp_server_of(container, endpoint.tools, name)  # what is wrong with the tools is said here
+    if bare := path.rstrip("/"):  # without a redirect to the slash, which proxies and clients get wrong
+        app.router.routes.append(Route(bare, endpoint=endpoint, include_in_schema=False))
     app.mount(path, endpoint)
     app.router.lifespan_context = endpoint.around(app.router.lifespan_context)
 
@@ -74,4 +77,6 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
             raise RuntimeError("the MCP server is not started: the application's lifespan has not been run")
+        if not scope["path"].endswith("/"):
+            scope = {**scope, "root_path": scope["path"], "path": f"{scope['path']}/"}
         await self._app(scope, receive, send)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpx2
 import pytest
 from fastapi import FastAPI
 from mcp import Client, MCPError, StdioServerParameters
@@ -163,8 +164,12 @@ async def test_mounted_in_fastapi_over_http() -> None:
         return "up"
 
     Visit.made = 0
-    async with serving(app) as base, Client(f"{base}/mcp/") as client:
+    async with serving(app) as base, Client(f"{base}/mcp") as client, Client(f"{base}/mcp/") as other:
         assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
-        assert (await client.call_tool("fail", {})).is_error
+        assert (await other.call_tool("fail", {})).is_error
+        async with httpx2.AsyncClient(base_url=base) as http:  # no redirect to where a proxy may not lead
+            assert (await http.post("/mcp", json={})).status_code == 400
+            assert (await http.post("/mcp", json={}, headers={"Host": "evil.example"})).status_code == 421
+            assert (await http.get("/health")).json() == "up"
     assert Visit.made == 2
     assert "/mcp" not in str(app.openapi())
