@@ -10,7 +10,15 @@ import pytest
 from toolbox import errors
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
-MODULES = ("toolbox.errors", "toolbox", "toolbox.rest", "toolbox.sql", "toolbox.mcp", "toolbox_fastapi")
+MODULES = (
+    "toolbox.errors",
+    "toolbox",
+    "toolbox.rest",
+    "toolbox.sql",
+    "toolbox.mcp",
+    "toolbox.recordings",
+    "toolbox_fastapi",
+)
 INTERNAL_NAMES_THAT_USERS_SEE = {"ApplicationStoppingError"}
 
 

@@ -26,6 +26,8 @@ MODULES = (
     "toolbox.mcp",
     "toolbox.openapi",
     "toolbox.otel",
+    "toolbox.testing",
+    "toolbox.recordings",
     "toolbox_fastapi",
 )
 # Whole modules in the reference.

@@ -88,13 +88,14 @@ def toolbox_unstarted_container(
 ) -> Iterator[Container]:
     """The container, not started: for an application that starts it, as under FastAPI's `TestClient`.
 
-    When the test has `scripted_model`, that is every model of it; afterwards its models are what they were.
+    No test reaches a model by accident: `scripted_model` is every model of the container, in a test that has it; else
+    every one that the program did not give. Afterwards its models are what they were.
     """
     container = toolbox_container_source
     models = dict(container.models)
-    if "scripted_model" in request.fixturenames:
-        scripted: ScriptedChatModel = request.getfixturevalue("scripted_model")
-        container.models.update(dict.fromkeys(_model_names(container), scripted))
+    stays = {} if "scripted_model" in request.fixturenames else models
+    scripted: ScriptedChatModel = request.getfixturevalue("scripted_model")
+    container.models.update({**dict.fromkeys(_model_names(container), scripted), **stays})
     if "toolbox_record" in request.fixturenames:
         _record_of(container).events.clear()
     try:

@@ -23,7 +23,7 @@ from .tapes import Asked, Exchange, Reply, Secrets, Tape, differences, is_kept
 
 Mode: TypeAlias = Literal["auto", "replay", "record"]
 
-__all__ = ["Mode", "Recording", "RecordingError"]
+__all__ = ["Recording", "RecordingError"]
 
 VARIABLE = "TOOLBOX_RECORDING"
 RECORD_IT = f"run it once with {VARIABLE}=record and the server's key, and commit the file"

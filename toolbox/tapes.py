@@ -34,6 +34,7 @@ _CREDENTIAL = re.compile(
     r"auth|key|token|secret|cookie|passw|session|credential|organi[sz]ation|project", re.IGNORECASE
 )
 _SHORTEST_SECRET = 8
+_LINE = 100
 _EXCERPT = 40
 _MOST_DIFFERENCES = 12
 
@@ -119,7 +120,7 @@ class Tape:
     def written(self) -> str:
         """As the text of a file."""
         exchanges = [_exchange_to_json(each) for each in self.exchanges]
-        text = json.dumps({"version": VERSION, "exchanges": exchanges}, ensure_ascii=False, indent=2)
+        text = _in_lines({"version": VERSION, "exchanges": exchanges}, "")
         # A lone surrogate cannot be said in UTF-8; outside of strings there is none.
         return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
@@ -134,6 +135,21 @@ class Tape:
             return cls([_exchange_from_json(each) for each in content["exchanges"]])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"an exchange is not complete: {error!r}") from error
+
+
+def _in_lines(value: Json, margin: str) -> str:
+    """JSON to be read and compared by people: in one line what fits there, else a line for each part."""
+    short = json.dumps(value, ensure_ascii=False)
+    if len(margin) + len(short) <= _LINE or not value or not isinstance(value, (dict, list)):
+        return short
+    inner = f"{margin}  "
+    if isinstance(value, list):
+        lines = [f"{inner}{_in_lines(each, inner)}" for each in value]
+    else:
+        names = ((json.dumps(name, ensure_ascii=False), each) for name, each in value.items())
+        lines = [f"{inner}{name}: {_in_lines(each, inner)}" for name, each in names]
+    start, end = "[]" if isinstance(value, list) else "{}"
+    return "\n".join([start, ",\n".join(lines), f"{margin}{end}"])
 
 
 def _exchange_to_json(exchange: Exchange) -> Json:

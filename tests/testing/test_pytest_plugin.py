@@ -101,6 +101,40 @@ def test_a_synchronous_test_has_a_started_container_and_a_scripted_model(project
     run(project).assert_outcomes(passed=2)
 
 
+def test_no_model_is_reached_by_accident(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_MODEL", "m")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    project.makepyfile("""
+        import pytest
+        from typing import Protocol
+        from program import Blocking, container
+        from toolbox import register_ai_service
+        from toolbox.testing import ScriptedChatModel
+
+        @register_ai_service
+        class Free(Protocol):
+            def ask(self, question: str) -> str: ...
+
+        container.register(Free)
+        given = ScriptedChatModel(["given"])
+        container.models["thrifty"] = given
+
+        def test_those_that_are_given_stay(toolbox_container):
+            assert toolbox_container.get(Blocking).ask("?").content == "given"
+            with pytest.raises(AssertionError, match="no scripted reply"):
+                toolbox_container.get(Free).ask("?")
+
+        def test_those_too_are_scripted_where_it_is_asked_for(toolbox_container, scripted_model):
+            scripted_model.will_reply("scripted")
+            assert toolbox_container.get(Blocking).ask("?").content == "scripted"
+
+        def test_afterwards_they_are_what_they_were():
+            assert container.models == {"thrifty": given}
+    """)
+
+    run(project).assert_outcomes(passed=3)
+
+
 ASYNC_TEST = """
     import asyncio
     import pytest

@@ -49,19 +49,18 @@ TEST = '''"""The service with a scripted model: no key, no network."""
 from fastapi.testclient import TestClient
 
 from {package} import app, container
-from toolbox import AiMessage
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.testing import ExpectedCall, ScriptedChatModel, assert_tool_calls, tool_call
 
 
 def test_the_assistant_adds_with_its_tool(monkeypatch) -> None:
-    model = ScriptedChatModel([AiMessage(None, [tool_call("add", {{"a": 2, "b": 3}})]), "It is 5."])
+    model = ScriptedChatModel([tool_call("add", {{"a": 2, "b": 3}}), "It is 5."])
     monkeypatch.setitem(container.models, "default", model)
 
     with TestClient(app) as client:
         reply = client.get("/chat/me", params={{"question": "What is 2 + 3?"}}).json()
 
     assert reply == {{"answer": "It is 5.", "tools": ["add"]}}
-    assert model.requests[1].messages[-1].text == "5"
+    assert_tool_calls(model, ExpectedCall("add", {{"a": 2, "b": 3}}, result="5"))
 '''
 
 PROJECT = """[project]

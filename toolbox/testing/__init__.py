@@ -14,13 +14,12 @@ from .assertions import (
     user_text,
 )
 from .record import EventRecord
-from .scripted import Reply, ScriptedChatModel, tool_call
+from .scripted import ScriptedChatModel, tool_call
 
 __all__ = [
     "CalledTool",
     "EventRecord",
     "ExpectedCall",
-    "Reply",
     "ScriptedChatModel",
     "assert_no_tool_calls",
     "assert_tool_calls",
