@@ -225,6 +225,32 @@ async def test_a_document_is_fetched_from_its_url_and_its_server_taken_from_ther
     assert server.last.path == "/api/pets/1"
 
 
+@pytest.mark.parametrize(
+    ("servers", "path"),
+    [
+        (None, "/pets/1"),
+        ([], "/pets/1"),
+        ([{"url": "v2"}], "/docs/v2/pets/1"),
+        ([{"url": "/v2/"}], "/v2/pets/1"),
+        ([{"url": "/{version}", "variables": {"version": {"default": "v3"}}}], "/v3/pets/1"),
+    ],
+)
+async def test_a_server_is_found_from_where_the_document_is(server, servers, path) -> None:
+    document = {name: value for name, value in STORE.items() if name != "servers"}
+    server.answer(document if servers is None else {**document, "servers": servers})
+    tools = tools_by_name(f"{server.url}/docs/openapi.json")
+
+    server.answer("pet")
+    await call(tools["getPet"][1], petId="1", **{"X-Tenant": "a"})
+
+    assert server.last.path == path
+
+
+def test_a_choice_that_means_nothing_is_told() -> None:
+    with pytest.raises(IllegalConfigurationError, match="include='getDog' means no operation; there are getPet"):
+        tools_from_openapi(STORE, "http://127.0.0.1:1", include=["getPet", "getDog"])
+
+
 def test_a_document_is_read_from_text_and_files(tmp_path) -> None:
     path = tmp_path / "openapi.json"
     path.write_text(json.dumps(STORE))
@@ -235,7 +261,13 @@ def test_a_document_is_read_from_text_and_files(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [{}, {"swagger": "2.0"}, "{broken", {**STORE, "paths": {"/x": {"get": {"parameters": [{"$ref": "#/nowhere"}]}}}}],
+    [
+        {},
+        {"swagger": "2.0"},
+        "{broken",
+        "openapi: 3.1.0\ninfo: {}",
+        {**STORE, "paths": {"/x": {"get": {"parameters": [{"$ref": "#/nowhere"}]}}}},
+    ],
 )
 def test_what_is_no_document_is_said(document) -> None:
     with pytest.raises(IllegalConfigurationError):

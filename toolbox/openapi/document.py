@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urljoin, urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
@@ -85,7 +85,7 @@ def read_document(source: Mapping[str, Any] | str | Path) -> Document:
         raise _illegal(where, f"it is no OpenAPI 3.0 or 3.1 document ({faults})", "mend the document") from error
     reader = _Reader(parsed, where)
     schemas = {name: _plain(each) for name, each in ((parsed.components and parsed.components.schemas) or {}).items()}
-    server = parsed.servers[0].url if raw.get("servers") else None
+    server = _server_of(parsed.servers[0]) if raw.get("servers") else "/"
     return Document(str(parsed.openapi), tuple(reader.operations()), schemas, _absolute(server, source))
 
 
@@ -118,6 +118,8 @@ def _load(source: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any]]:
         where, text = "the OpenAPI document", source.encode()
     elif isinstance(source, str) and source.startswith(("http://", "https://")):
         where, text = source.partition("?")[0].rpartition("@")[2], _fetch(source)
+    elif isinstance(source, str) and "\n" in source:
+        where, text = "the OpenAPI document", source.encode()
     else:
         where, text = str(source), Path(source).read_bytes()
     try:
@@ -141,13 +143,20 @@ def _fetch(url: str) -> bytes:
         return thread.submit(published.document, query).result()
 
 
-def _absolute(server: str | None, source: object) -> str | None:
+def _server_of(server: Any) -> str:
+    """The URL of a server, its variables with their defaults."""
+    url: str = server.url
+    for name, variable in (server.variables or {}).items():
+        url = url.replace(f"{{{name}}}", variable.default)
+    return url
+
+
+def _absolute(server: str, source: object) -> str | None:
     """The URL of a server, which may be relative to that of the document."""
-    if server is None or server.startswith(("http://", "https://")):
+    if server.startswith(("http://", "https://")):
         return server
     if isinstance(source, str) and source.startswith(("http://", "https://")):
-        parts = urlsplit(source)
-        return f"{parts.scheme}://{parts.netloc}/{server.lstrip('/')}"
+        return urljoin(source, server)
     return None
 
 

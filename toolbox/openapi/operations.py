@@ -45,9 +45,9 @@ def tools_from_openapi(
     """A tool for each operation of an OpenAPI 3.0 or 3.1 document: a dictionary, JSON text, a file, or a URL.
 
     A URL is fetched here and now. `base_url` is where requests go, by default the document's first server. `include`
-    chooses operations: patterns for the operation's id, tool name, tag or `"GET /path"`, or a predicate. `settings` are
-    those of `rest.rest_settings` (`bearer_token`, `headers`, `timeout`, `retries`, …). Operations whose body is neither
-    JSON, a form nor text are left out. Raises `IllegalConfigurationError`.
+    chooses operations: patterns for the operation's id, tool name, tag or `"GET /path"`, each of which has to mean one,
+    or a predicate. `settings` are those of `rest.rest_settings` (`bearer_token`, `headers`, `timeout`, `retries`, …).
+    Operations whose body is neither JSON, a form nor text are left out. Raises `IllegalConfigurationError`.
     """
     read = read_document(document)
     url = base_url or read.server
@@ -57,28 +57,36 @@ def tools_from_openapi(
         )
     exchange = standalone_exchange("tools_from_openapi", rest_settings("openapi", url=url, **settings))
     tools: dict[ToolSpecification, ToolExecutor] = {}
-    names: set[str] = set()
-    for operation in read.operations:
-        name = _unique(_tool_name(operation), names)
-        if not _is_included(operation, name, include):
-            continue
+    for name, operation in _chosen(read.operations, include):
         plan = _plan(read, operation, name)
         if plan is None:
             logger.info("%s %s is left out: its body has no form a model could write", operation.verb, operation.path)
-            continue
-        names.add(name)
-        tools[plan.specification] = _executor(plan, exchange)
+        else:
+            tools[plan.specification] = _executor(plan, exchange)
     return tools
 
 
-def _is_included(operation: Operation, name: str, include: Include | None) -> bool:
-    if include is None:
-        return True
-    if callable(include):
-        return include(operation)
+def _chosen(operations: tuple[Operation, ...], include: Include | None) -> Iterator[tuple[str, Operation]]:
+    """The operations that are to be tools, with the tools' names. Raises `IllegalConfigurationError`."""
+    named: dict[str, Operation] = {}
+    for operation in operations:
+        named[_unique(_tool_name(operation), named)] = operation
+    if include is None or callable(include):
+        yield from ((name, each) for name, each in named.items() if include is None or include(each))
+        return
     patterns = (include,) if isinstance(include, str) else tuple(include)
+    for pattern in patterns:
+        if not any(_is_meant(name, each, pattern) for name, each in named.items()):
+            problem = Problem(
+                "tools_from_openapi", f"include={pattern!r} means no operation", f"there are {', '.join(named)}"
+            )
+            raise IllegalConfigurationError([problem])
+    yield from ((name, each) for name, each in named.items() if any(_is_meant(name, each, one) for one in patterns))
+
+
+def _is_meant(name: str, operation: Operation, pattern: str) -> bool:
     words = (operation.operation_id or name, name, f"{operation.verb} {operation.path}", *operation.tags)
-    return any(fnmatch.fnmatchcase(word, pattern) for pattern in patterns for word in words)
+    return any(fnmatch.fnmatchcase(word, pattern) for word in words)
 
 
 def _tool_name(operation: Operation) -> str:
