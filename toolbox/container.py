@@ -19,7 +19,7 @@ from .chat import ChatModel
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class
 from .di.description import BeanDescription, describe
 from .di.environment import settings_problem
-from .di.graph import DEFAULT, BeanGraph, Binding, Reading
+from .di.graph import DEFAULT, BeanGraph, Binding, Reading, Value
 from .di.marks import Scope, producer_mark_of, scope_mark_of
 from .di.registry import (
     Reader,
@@ -32,7 +32,7 @@ from .di.registry import (
 )
 from .di.scanning import marked_in
 from .di.scopes import CallScope, MustAwait, RequestScope, active
-from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
+from .errors import ContainerNotStartedError, IllegalConfigurationError, MissingBeanError, Problem
 from .execution import LoopThread
 from .forms import type_name
 
@@ -368,7 +368,7 @@ class Container:
         wiring = self._started(type_name(function))
         args: list[Any] = []
         for point in self._points(function, wiring.graph):
-            if point.parameter not in values and (value := wiring.graph.found(point)) != DEFAULT:
+            if point.parameter not in values and (value := _found(point, wiring.graph)) != DEFAULT:
                 wiring.follow_graph()
                 values[point.parameter] = wiring.get_value(value, wiring.scope())
             _move_positional(point, values, args)
@@ -385,7 +385,7 @@ class Container:
         wiring = self._started(type_name(function))
         args: list[Any] = []
         for point in self._points(function, wiring.graph):
-            if point.parameter not in values and (value := wiring.graph.found(point)) != DEFAULT:
+            if point.parameter not in values and (value := _found(point, wiring.graph)) != DEFAULT:
                 wiring.follow_graph()
                 values[point.parameter] = await wiring.aget_value(value, wiring.scope())
             _move_positional(point, values, args)
@@ -407,6 +407,9 @@ class Container:
 
     def request_scope(self, seeds: Mapping[Any, Any] | None = None) -> RequestScope:
         """A new request scope, to be entered with `async with` or `with`; `seeds` are instances by type."""
+        if seeds is not None and not isinstance(seeds, Mapping):
+            kind = type(seeds).__name__
+            raise TypeError(f"request_scope takes instances by type: request_scope({{{kind}: …}}), not a {kind}")
         return self._started("request_scope").open_request(seeds or {})
 
     def open_call_scope(self) -> CallScope:
@@ -456,13 +459,30 @@ def _known(resolvers: Mapping[Any, Resolver], wanted: Any) -> Resolver | None:
         return None
 
 
+def _found(point: InjectionPoint, graph: BeanGraph) -> Value:
+    """What a parameter of a called function gets; who is missing it is told."""
+    try:
+        return graph.found(point)
+    except MissingBeanError as error:
+        raise MissingBeanError(error.wanted, error.near, point.where) from None
+
+
 def _tool_problems(graph: BeanGraph) -> Iterator[Problem]:
     """What is wrong with the tools of the registered classes, whoever may offer them."""
+    from .services.declaration import service_options_of
+    from .tools.marks import toolbox_of
     from .tools.sources import bean_types, read_tools
 
     classes = dict.fromkeys(each.provides for each in graph.definitions)
     for cls in bean_types(classes):
         yield from read_tools([cls], cls.__name__)[1]
+    for cls in classes:
+        if not isinstance(cls, type) or service_options_of(cls) is not None:
+            continue
+        for name, member in vars(cls).items():
+            if toolbox_of(member) is not None:
+                what = "@toolbox means nothing on a method of a class that is no AI service"
+                yield Problem(f"{cls.__name__}.{name}", what, "put it on the service's method, or on the endpoint")
 
 
 def _move_positional(point: InjectionPoint, values: dict[str, Any], args: list[Any]) -> None:

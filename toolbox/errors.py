@@ -66,15 +66,20 @@ class IllegalConfigurationError(FrameworkError):
 
 
 class MissingBeanError(FrameworkError):
-    """No bean provides what was asked for; `.near` names the beans that come close."""
+    """No bean provides what was asked for; `.near` names the beans that come close.
 
-    def __init__(self, wanted: str, near: Sequence[str] = ()) -> None:
-        super().__init__(wanted, tuple(near))
-        self.wanted, self.near = wanted, tuple(near)
+    `.where` is the parameter that it was asked for, if it was for one.
+    """
+
+    def __init__(self, wanted: str, near: Sequence[str] = (), where: str = "") -> None:
+        super().__init__(wanted, tuple(near), where)
+        self.wanted, self.near, self.where = wanted, tuple(near), where
 
     def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
         near = f"; did you mean {' or '.join(self.near)}?" if self.near else ""
-        return f"no bean provides {self.wanted}{near}; register one, or seed it into the request scope"
+        fix = "register one, or seed it into the request scope" + (", or give the value" if self.where else "")
+        return f"{place}no bean provides {self.wanted}{near}; {fix}"
 
 
 class AmbiguousBeanError(FrameworkError):
@@ -141,7 +146,7 @@ class BlockingCallNotAllowedError(FrameworkError):
 
 
 class MemoryInUseError(FrameworkError):
-    """A tool called its own service with the memory id of the call it belongs to; waiting would never end."""
+    """A call that would wait for itself: a tool's, or a stream's reader's, in the conversation that it is part of."""
 
     def __init__(self, service: str, memory_id: str) -> None:
         super().__init__(service, memory_id)
@@ -149,8 +154,9 @@ class MemoryInUseError(FrameworkError):
 
     def __str__(self) -> str:
         return (
-            f"conversation {self.memory_id!r} of {self.service} is in use by the call that this one is part of; "
-            "use another memory id, or a service without a MemoryId parameter"
+            f"conversation {self.memory_id!r} of {self.service} is in use by the call that this one is part of, or by "
+            "a stream that its caller still reads; use another memory id, or a service without a MemoryId parameter, or "
+            "close the stream first (`async with`, `aclose()`)"
         )
 
 
@@ -268,7 +274,8 @@ class OutputParsingError(ToolboxError):
     def __str__(self) -> str:
         faults = "; ".join(f"{path}: {message}" if path else message for path, message in self.problems)
         excerpt = self.text if len(self.text) <= 200 else f"{self.text[:200]}…"
-        return f"the model's reply is not of the declared type ({faults}); it was: {excerpt}"
+        fix = "make the type simpler, describe its fields, or raise max_output_retries="
+        return f"the model's reply is not of the declared type ({faults}); {fix}; it was: {excerpt}"
 
 
 class InvocationTimeoutError(_Timeout):

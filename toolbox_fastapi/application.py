@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from toolbox.context import current_caller
-from toolbox.errors import ToolboxError
+from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
 from toolbox.settings import ToolboxSettings
 
 from .dev_ui.access import DevUi
@@ -45,6 +45,9 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
     """
     if not isinstance(app, FastAPI):
         raise TypeError(f"install(app, container) takes the FastAPI application first, not a {type(app).__name__}")
+    if app in installed:
+        what, fix = "the application has a container already", "install one, in which everything is registered"
+        raise IllegalConfigurationError([Problem("install(app, container)", what, fix)])
     installation = Installation(app, container)
     installed.add(app)
     for kind in (HTTPConnection, Request, WebSocket):

@@ -34,6 +34,7 @@ from toolbox.rest.marks import client_mark_of
 from toolbox.services.declaration import left_without_parentheses, service_options_of
 from toolbox.services.hosting import registrable, tool_bean_problems
 from toolbox.services.plans import tools_added
+from toolbox.services.streams import ServiceStream
 from toolbox.signatures import EMPTY, Unresolved, metadata_of, resolve
 from toolbox.tools.invocation import Tool
 from toolbox.tools.marks import toolbox_of
@@ -174,6 +175,10 @@ def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...]
             raise IllegalConfigurationError([_wrong_inject(endpoint, parameter.name)])
         elif parameter.default is EMPTY and _is_bean(annotation):
             raise IllegalConfigurationError([_no_inject(endpoint, parameter.name, annotation)])
+        elif service := _service_that_fastapi_would_make(parameter, annotation, dependencies):
+            raise IllegalConfigurationError([_no_inject(endpoint, parameter.name, service)])
+        elif annotation is Inject:
+            raise IllegalConfigurationError([_of_nothing(endpoint, parameter.name)])
         elif problem := unreadable_inject(f"endpoint {endpoint.__name__}", parameter.name, annotation):
             raise IllegalConfigurationError([problem])
         else:
@@ -230,6 +235,29 @@ def _is_bean(annotation: object) -> bool:
     return any(mark is not None for mark in marks)
 
 
+def _service_that_fastapi_would_make(
+    parameter: inspect.Parameter, annotation: Any, dependencies: Sequence[Any]
+) -> type[Any] | None:
+    """The AI service or REST client that `Depends()` stands for, if it does for one: FastAPI cannot make a Protocol."""
+    default = parameter.default
+    if isinstance(default, params.Depends):
+        dependencies = [*dependencies, default.dependency]
+    plain = getattr(annotation, "__origin__", annotation) if metadata_of(annotation) else annotation
+    for each in dependencies:
+        cls = plain if each is None else each
+        if isinstance(cls, type) and (service_options_of(cls) or client_mark_of(cls)) is not None:
+            return cls
+    return None
+
+
+def _of_nothing(endpoint: Callable[..., Any], parameter: str) -> Problem:
+    return Problem(
+        f"endpoint {endpoint.__name__}, parameter {parameter!r}",
+        "Inject does not say which bean",
+        f"write `{parameter}: Inject[…]`, with the bean's class in the brackets",
+    )
+
+
 def _no_inject(endpoint: Callable[..., Any], parameter: str, bean: type[Any]) -> Problem:
     return Problem(
         f"endpoint {endpoint.__name__}, parameter {parameter!r}",
@@ -256,6 +284,8 @@ def _filling(endpoint: Callable[..., Any], injected: Sequence[Injected], connect
             if type(value) is CoroutineType:
                 value.close()
                 raise IllegalConfigurationError([_not_awaited(endpoint, value)])
+            if isinstance(value, ServiceStream):
+                raise IllegalConfigurationError([_not_sent(endpoint)])
             return value
         except BaseException as error:
             exchange.fail(error)
@@ -268,6 +298,12 @@ def _not_awaited(endpoint: Callable[..., Any], returned: CoroutineType[Any, Any,
     called = returned.__qualname__.rpartition("<locals>.")[2]
     what = f"it returns the coroutine of {called}, which nobody awaits"
     return Problem(f"endpoint {endpoint.__name__}", what, "declare it `async def` and write `return await …`")
+
+
+def _not_sent(endpoint: Callable[..., Any]) -> Problem:
+    what = "it returns a service's stream, which FastAPI cannot send"
+    fix = "write `return sse(…)` around it, with `from toolbox_fastapi import sse`"
+    return Problem(f"endpoint {endpoint.__name__}", what, fix)
 
 
 def _running(endpoint: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias, get_args
 
@@ -56,6 +56,22 @@ def steps_of(stream: Stream) -> AsyncIterable[Any]:
     return stream if isinstance(stream, AsyncIterable) else iterate_in_threadpool(stream)
 
 
+def refuse_other_than_streams(stream: object, where: str) -> None:
+    """Raises `TypeError` for an answer that is not a stream, and for one that was not awaited."""
+    if isinstance(stream, Coroutine):
+        stream.close()
+        called = getattr(stream, "__qualname__", "a call").rpartition("<locals>.")[2]
+        what = f"the coroutine of {called}"
+    elif isinstance(stream, (str, bytes, Mapping)) or not isinstance(stream, (AsyncIterable, Iterable)):
+        what = f"a {type(stream).__name__}"
+    else:
+        return
+    raise TypeError(
+        f"{where} is given {what}, which is no stream; "
+        "give it what a method returns that is declared `def …(…) -> AsyncIterator[str]`, or return the answer itself"
+    )
+
+
 async def close_stream(stream: object) -> None:
     """Ends a stream, so that what it holds is given back."""
     if close := getattr(stream, "aclose", None):
@@ -81,6 +97,7 @@ def sse(
     that fails ends with `event: failure` and the problem details, any other with `event: done`. After `ping` seconds of
     silence a comment is sent. A client that connects again (`Last-Event-ID`) is answered 204, and nothing is started.
     """
+    refuse_other_than_streams(stream, "sse(…)")
     return EventStreamResponse(stream, ping, headers, background)
 
 
@@ -208,6 +225,7 @@ async def send_stream(websocket: WebSocket, stream: Stream) -> None:
     Each item is a text frame `{"event": …, "data": …}`: a service's events by their type's name, texts and items as
     `message`; at the end `done`, or `failure` with the problem details. Raises `ClientDisconnectedError`.
     """
+    refuse_other_than_streams(stream, "send_stream(…)")
     try:
         with WhileCallerWaits():
             async for item in steps_of(stream):

@@ -378,7 +378,10 @@ class BeanGraph:
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
         optional = f"`{type_name(point.wants)} | None`"
         cls = class_of(point.wants)
-        one = _READY_MADE.get(f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', '')}", "one")
+        module = getattr(cls, "__module__", "")
+        if module == "builtins" and cls not in (list, dict):
+            return f"give it a default, or ask for a BaseSettings class with it, or for Annotated[{wanted}, Named(…)]"
+        one = _READY_MADE.get(f"{module}.{getattr(cls, '__qualname__', '')}", "") or _to_register(cls)
         return (
             f"register {one}{hint}, name it in Container(seeds=…) if request scopes are given it, or ask for {optional}"
         )
@@ -416,6 +419,12 @@ _READY_MADE = {
     "redis.asyncio.client.Redis": "toolbox.redis.client",
 }
 """Producers that are there for types of others, which must not be loaded to look for them."""
+
+
+def _to_register(cls: Any) -> str:
+    """What to register for a class: itself, or what implements an interface, which has a mark if it needs no such."""
+    is_marked = isinstance(cls, type) and any(name.startswith("__toolbox_") for name in vars(cls))
+    return cls.__name__ if is_marked or (isinstance(cls, type) and not _members_of(cls)) else "one"
 
 
 def _is_key(form: Any) -> bool:

@@ -153,6 +153,9 @@ def _not_registrable(entry: object) -> Problem:
     if isinstance(entry, ModuleType):
         fix = f'name its classes, or take all that is marked in it: scan("{entry.__name__}")'
         return Problem(f"register({entry.__name__})", "it is a module", fix)
+    if isinstance(entry, (list, tuple, set, frozenset, dict)):
+        where = f"register({type(entry).__name__} of {len(entry)})"
+        return Problem(where, "it takes beans, not a collection of them", "write register(*beans)")
     where = f"register({entry!r})"
     return Problem(where, "it is neither a class nor a producer", "for an instance, use register_instance(…)")
 

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import functools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
@@ -66,10 +67,11 @@ class TransportSettings:
 
 @dataclass(slots=True)
 class _Connection:
-    """What one event loop uses."""
+    """What one event loop uses; `keeper`, when it is closed, closes it."""
 
     client: AsyncOpenAI
     limit: asyncio.Semaphore | contextlib.AbstractAsyncContextManager[None]
+    keeper: AsyncGenerator[None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,9 @@ class Transport:
         connections, self._connections = dict(self._connections), WeakKeyDictionary()
         for loop, connection in connections.items():
             if loop is here:
-                await connection.client.close()
+                await connection.keeper.aclose()
             elif loop.is_running():
-                future = asyncio.run_coroutine_threadsafe(connection.client.close(), loop)
+                future = asyncio.run_coroutine_threadsafe(_close(connection), loop)
                 with contextlib.suppress(Exception):  # that loop may end meanwhile, and its connections with it
                     await asyncio.wait_for(asyncio.wrap_future(future), 1.0)
 
@@ -142,8 +144,12 @@ class Transport:
         connection = self._connections.get(loop)
         if connection is None:
             limit = self.settings.max_concurrent_requests
+            client = self._client()
+            keeper = _until_the_loop_ends(client, weakref.ref(self._connections), loop)
+            with contextlib.suppress(StopIteration):
+                keeper.__anext__().send(None)  # to its `yield`, without a wait
             connection = _Connection(
-                self._client(), asyncio.Semaphore(limit) if limit is not None else contextlib.nullcontext()
+                client, asyncio.Semaphore(limit) if limit is not None else contextlib.nullcontext(), keeper
             )
             self._connections[loop] = connection
         return connection
@@ -215,6 +221,27 @@ class Transport:
             limit = self.settings.timeout or 0
             raise ModelTimeoutError(f"the model did not answer within {limit:g} s; raise timeout=") from error
         raise transport_error(error, self.settings.base_url) or error from error
+
+
+async def _until_the_loop_ends(
+    client: AsyncOpenAI,
+    connections: weakref.ref[WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection]],
+    loop: asyncio.AbstractEventLoop,
+) -> AsyncGenerator[None, None]:
+    """Closes a client that nobody closes: a loop that ends closes its generators, and one that is dropped as well.
+
+    aiohttp would complain of each connection on the terminal.
+    """
+    try:
+        yield
+    finally:
+        if (there := connections()) is not None:
+            there.pop(loop, None)
+        await client.close()
+
+
+async def _close(connection: _Connection) -> None:
+    await connection.keeper.aclose()
 
 
 class _Pieces:

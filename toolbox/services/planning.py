@@ -163,6 +163,11 @@ class _MethodReader:
                 )
             if each.is_variadic:
                 self.problem(f"takes *{each.name}", "name every parameter")
+        own = self.signature.parameters[0] if self.signature.parameters else None
+        if own is None or (own.name != "self" and own.annotation is not EMPTY):
+            rest = f", {own.name}: …" if own is not None else ""
+            self.problem("its first parameter is not `self`", f"declare it `def {self.name}(self{rest})`")
+            return None
         output = self._output()
         memory = self._memory()
         system = self._system()
@@ -316,6 +321,9 @@ class _MethodReader:
             speaker, left = self._speaker(left, contents)
         misspelt = used - set(self.parameters) - {"it"}
         for each in left if not misspelt else ():  # a misspelt variable is one problem, not two
+            if each.annotation is EMPTY and user is None:
+                self.problem(f"parameter {each.name} has no annotation", f"write its type: `{each.name}: str`")
+                continue
             self.problem(
                 f"parameter {each.name} is in no message",
                 f"use {{{each.name}}} in @user_message or @system_message, or remove it",

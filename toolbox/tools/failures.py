@@ -80,6 +80,9 @@ def send_message(error: Exception, context: InvocationContext) -> str:
 @non_blocking
 def fail(error: Exception, context: InvocationContext) -> NoReturn:
     """The default for unknown tools and unusable arguments: the error reaches the caller."""
+    option = "on_unknown_tool" if isinstance(error, UnknownToolError) else "on_tool_arguments_error"
+    # No part of its text: a handler may hand that on to the model.
+    error.add_note(f"{option}=return_to_model tells the model instead, which may then do better.")
     raise error
 
 

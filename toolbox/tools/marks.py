@@ -96,6 +96,11 @@ def toolbox(*tools: Any) -> Callable[[F], F]:
     """The tools of one service method, in place of its class's; on an endpoint, in addition to its services' tools."""
 
     def apply(target: F) -> F:
+        if isinstance(target, type):
+            raise TypeError(
+                f"@toolbox stands above a method or an endpoint, not above the class {target.__name__}; "
+                "a class names its tools in @register_ai_service(tools=…)"
+            )
         setattr(target, TOOLBOX_MARK, tools)
         return target
 

@@ -93,11 +93,10 @@ def clashes(tools: Iterable[Tool], where: str) -> Iterator[Problem]:
         by_name.setdefault(each.specification.name, []).append(each.where)
     for name, places in by_name.items():
         if len(places) > 1:
-            yield Problem(
-                where,
-                f"{len(places)} tools are called {name!r}: {', '.join(places)}",
-                'give one another name: @tool(name="…"), or offer only one of them',
-            )
+            fix = 'give one another name: @tool(name="…"), or offer only one of them'
+            if len(set(places)) == 1:
+                fix = f"list what has {places[0]} only once"
+            yield Problem(where, f"{len(places)} tools are called {name!r}: {', '.join(places)}", fix)
 
 
 def bean_types(sources: Iterable[object]) -> tuple[type, ...]:
