@@ -134,7 +134,8 @@ class Recording(httpx2.AsyncBaseTransport):
         fields = json.loads(await request.aread()).items()
         self._secrets.learn([*request.headers.multi_items(), *fields], str(request.url))
         request.headers["accept-encoding"] = "identity"  # so that a person can read what came
-        place = self._tape.reserve()
+        with self._lock:
+            place = self._tape.reserve()
         client = httpx2.AsyncClient(follow_redirects=True)
         try:
             response = await client.send(request, stream=True)
@@ -179,21 +180,22 @@ class _Overheard(httpx2.AsyncByteStream):
     ) -> None:
         self._client, self._response, self._keep = client, response, keep
         self._chunks: list[bytes] = []
-        self._is_broken = False
+        self._is_whole = self._is_broken = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for chunk in self._response.aiter_raw():
                 self._chunks.append(chunk)
                 yield chunk
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             self._is_broken = True
             raise
+        self._is_whole = True
 
     async def aclose(self) -> None:
         await self._response.aclose()
         await self._client.aclose()
-        if self._chunks and not self._is_broken:
+        if self._is_whole or (self._chunks and not self._is_broken):
             self._keep(self._chunks)
 
 

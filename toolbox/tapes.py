@@ -33,6 +33,9 @@ _AGAIN = frozenset({401, 403, 408, 409, 429})
 _CREDENTIAL = re.compile(
     r"auth|key|token|secret|cookie|passw|session|credential|organi[sz]ation|project", re.IGNORECASE
 )
+_INNER_KEY = re.compile(
+    r"(proxy-)?authorization|(x-)?api[_-]?key|(access_)?token|secret|password|cookie", re.IGNORECASE
+)
 _SHORTEST_SECRET = 8
 _LINE = 100
 _EXCERPT = 40
@@ -69,8 +72,21 @@ class Asked:
         content = json.loads(body)
         if not isinstance(content, dict):
             raise ValueError("the request's body is no JSON object")
-        written = {name: value if name in FIELDS | fields else HIDDEN for name, value in content.items()}
+        known = FIELDS | fields
+        written = {name: _without_keys(value) if name in known else HIDDEN for name, value in content.items()}
         return cls(end, written if rewrite is None else json.loads(json.dumps(rewrite(written))))
+
+
+def _without_keys(value: Json) -> Json:
+    """A field without what an inner one is called a key for: as those of a tool that the server itself calls."""
+    if isinstance(value, list):
+        return [_without_keys(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: HIDDEN if _INNER_KEY.fullmatch(name) and not isinstance(each, dict) else _without_keys(each)
+        for name, each in value.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,19 @@ async def test_no_credential_is_in_the_file(serve: Serve, tmp_path: Path) -> Non
     file = tmp_path / "r.json"
     secrets = {
         name: f"{name}-5f1c9a77d0"
-        for name in ("apikey", "organisation", "header", "query", "body", "cookie", "path", "user", "password", "given")
+        for name in (
+            "apikey",
+            "organisation",
+            "header",
+            "query",
+            "body",
+            "cookie",
+            "path",
+            "user",
+            "password",
+            "given",
+            "inner",
+        )
     }
     replies = [
         Scripted(
@@ -125,6 +137,7 @@ async def test_no_credential_is_in_the_file(serve: Serve, tmp_path: Path) -> Non
     ]
     server = await serve(replies * 2)
     recording = Recording(file)
+    mcp = {"type": "mcp", "authorization": secrets["inner"], "headers": {"X-API-Key": secrets["inner"]}}
     with_user = server.url.replace("http://", f"http://{secrets['user']}:{secrets['password']}@")
     for address in (server.url, with_user):
         model = OpenAiChatModel(
@@ -138,7 +151,7 @@ async def test_no_credential_is_in_the_file(serve: Serve, tmp_path: Path) -> Non
                 "Cookie": f"id={secrets['cookie']}",
             },
             extra_query={"api-key": secrets["query"]},
-            extra_body={"api_key": secrets["body"]},
+            extra_body={"api_key": secrets["body"], "tools": [mcp]},
         )
         await model.chat(HI)
         await model.aclose()
@@ -320,6 +333,33 @@ async def test_a_stream_that_the_program_leaves_is_recorded_as_far_as_it_came(se
     live = await first(Recording(file), server.url)
 
     assert await first(Recording(file)) == live
+
+
+async def test_a_call_that_is_cancelled_leaves_nothing(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    never = asyncio.Event()
+    server = await serve([Scripted(b"{}", wait=never)])
+    task = asyncio.create_task(asked(Recording(file), server.url))
+    await server.until(lambda: server.open == 1)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    never.set()
+
+    assert not file.exists()
+
+
+async def test_an_argument_may_be_called_a_token(serve: Serve, tmp_path: Path) -> None:
+    """Only what a request says under such a name is not written: not a tool's parameter of this name."""
+    file = tmp_path / "r.json"
+    server = await serve([completion({"content": "ok"})])
+    schema = {"type": "object", "properties": {"token": {"type": "string", "description": "as on the ticket"}}}
+    model = OpenAiChatModel("m", server.url, transport=Recording(file))
+
+    await model.chat(ChatRequest([UserMessage("Hi")], [ToolSpecification("look", None, schema)]))
+
+    assert "as on the ticket" in file.read_text(encoding="utf-8")
 
 
 async def test_a_mistake_in_a_service_used_as_a_tool_reaches_the_test(serve: Serve, tmp_path: Path) -> None:
