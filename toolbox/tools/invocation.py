@@ -57,6 +57,10 @@ class InjectedParameter:
     optional: bool
 
 
+MUCH = 100_000
+"""Characters in a result from which on one may have forgotten that a model is to read it, and is paid for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """One tool as a call offers it, everything decided beforehand.
@@ -197,6 +201,13 @@ def _outcome(
     text, contents, failed = told.text, told.contents, told.is_error
     if limit is not None and len(text) > limit:
         text, contents = cut(text, tuple(contents), limit)
+    elif limit is None and len(text) > MUCH:
+        logger.warning(
+            "the result of tool %r has %d characters, and all of them go to the model; "
+            "let the tool return less, or cut it: @tool(max_result_chars=…), TOOLBOX_MAX_RESULT_CHARS",
+            request.name,
+            len(text),
+        )
     attributes = told.attributes or {}
     return ToolOutcome(ToolExecution(request, text, told.value, failed, started_at, duration, attributes), contents)
 
