@@ -118,6 +118,15 @@ def test_without_a_url_start_is_refused_and_names_the_ways() -> None:
     assert "TOOLBOX_REST__OPEN_METEO__URL" in problem.fix
 
 
+def test_a_setting_that_cannot_be_read_is_the_one_problem(monkeypatch) -> None:
+    monkeypatch.setenv("TOOLBOX_REST__OPEN_METEO__URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("TOOLBOX_REST__OPEN_METEO__TIMEOUT", "soon")
+
+    [problem] = Container().register(Weather).check()
+
+    assert "TOOLBOX_REST__OPEN_METEO__TIMEOUT" in problem.fix
+
+
 def test_a_client_works_from_synchronous_code(server) -> None:
     with Container().register(Weather, rest.rest_settings("open-meteo", url=server.url)) as container:
         assert container.get(Weather).forecast_now(1.0) == {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -133,6 +134,10 @@ def settings_in_force(mark: ClientMark, settings: ToolboxSettings, given: list[K
 def _problems_of_settings(
     cls: type[Any], mark: ClientMark, settings: ToolboxSettings, graph: BeanGraph
 ) -> Iterator[Problem]:
+    if "rest" not in settings.model_fields_set and any(
+        name.upper().startswith("TOOLBOX_REST__") for name in os.environ
+    ):
+        return  # the environment could not be read, which is a problem of its own
     factories = [each.factory for each in graph.definitions if plain(each.provides) is KeySettings]
     given = [getattr(factory, "__self__", None) for factory in factories]
     known = [each for each in given if isinstance(each, KeySettings)]
