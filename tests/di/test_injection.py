@@ -242,6 +242,30 @@ async def test_instances_look_up_in_the_current_scope() -> None:
             assert shop.maybe.get() is None
 
 
+async def test_an_instance_of_one_of_several_is_found_by_its_name() -> None:
+    @produces(scope="application", name="invoice")
+    def invoice() -> Payments:
+        return CardPayments()
+
+    class Shop:
+        def __init__(self, card: Annotated[Instance[Payments], Named("card")]) -> None:
+            self.card = card
+
+    async with Container().register(named_card, invoice, Shop) as c:
+        assert c.get(Shop).card.get() is c.get(Payments, "card")
+
+
+async def test_an_instance_of_a_missing_bean_may_be_left_out() -> None:
+    no_shape: Any = object()
+
+    class Shop:
+        def __init__(self, shape: Instance[Shape] | None, other: Instance[Shape] = no_shape) -> None:
+            self.found = shape, other
+
+    async with Container().register(Shop) as c:
+        assert c.get(Shop).found == (None, no_shape)
+
+
 async def test_the_container_is_a_bean() -> None:
     class Uses:
         def __init__(self, container: Container) -> None:

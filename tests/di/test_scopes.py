@@ -433,6 +433,31 @@ async def test_any_exception_comes_through_the_generators_as_it_was(error: BaseE
     assert raised.value is error
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_what_a_producer_makes_of_an_exception_is_told(asynchronous: bool) -> None:
+    @produces(scope="request")
+    def plain() -> Iterator[int]:
+        try:
+            yield 1
+        except KeyError as error:
+            raise RuntimeError("cannot roll back") from error
+
+    @produces(scope="request")
+    async def awaited() -> AsyncIterator[str]:
+        try:
+            yield "1"
+        except KeyError as error:
+            raise RuntimeError("cannot roll back") from error
+
+    async with Container().register(plain, awaited) as c:
+        with pytest.raises(ExceptionGroup) as raised:
+            async with c.request_scope():
+                await c.aget(str if asynchronous else int)
+                raise KeyError("the request failed")
+    [failure] = raised.value.exceptions
+    assert str(failure) == "cannot roll back"
+
+
 async def test_an_exception_that_ends_the_container_is_thrown_into_application_beans() -> None:
     seen: list[BaseException] = []
 
@@ -846,6 +871,27 @@ def test_a_synchronous_program_closes_asynchronous_beans_on_the_container_s_loop
         assert c.get(str) == "2"
         assert c.get(int) == 1
     assert log == [("sync", "MainThread"), ("async", "toolbox-loop")]
+
+
+async def test_a_container_that_is_stopped_synchronously_on_a_running_loop_does_not_wait_for_it() -> None:
+    log: list[str] = []
+
+    @application_scoped
+    class Client:
+        async def stop(self) -> None:
+            log.append(threading.current_thread().name)
+
+    @produces(scope="application")
+    async def session(client: Client) -> AsyncIterator[int]:
+        yield 1
+        log.append(threading.current_thread().name)
+
+    with Container().register(Client) as c:
+        c.get(Client)
+        await c.aget(Client)
+    with Container().register(Client, session) as c:
+        await c.aget(int)
+    assert log == ["toolbox-loop"] * 3
 
 
 async def test_a_call_scope_closes_on_its_thread_what_was_made_there() -> None:

@@ -80,7 +80,8 @@ async def finish_async(generator: AsyncGenerator[Any, None], error: BaseExceptio
 
 def _is_the_same(raised: BaseException, error: BaseException | None) -> bool:
     """Whether a generator let the error through that was thrown into it; Python wraps a `StopIteration`."""
-    return raised is error or (isinstance(raised, RuntimeError) and error is not None and raised.__cause__ is error)
+    is_wrapped = isinstance(error, (StopIteration, StopAsyncIteration)) and isinstance(raised, RuntimeError)
+    return raised is error or (is_wrapped and raised.__cause__ is error)
 
 
 def yielded_nothing(generator: Any) -> RuntimeError:
@@ -142,17 +143,27 @@ async def _close_one(
     return steps.held
 
 
-def close_waiting(closers: list[Closer], error: BaseException | None, failures: list[BaseException]) -> None:
-    """Closes them all from a thread that runs no loop: what has to be awaited, on the loop it was made on."""
+def close_waiting(
+    closers: list[Closer],
+    error: BaseException | None,
+    failures: list[BaseException],
+    home: asyncio.AbstractEventLoop | None,
+) -> None:
+    """Closes them all while this thread waits: what has to be awaited, on the loop it was made on.
+
+    A loop that runs on this very thread stands still meanwhile: what was made on it is closed on the `home` loop.
+    """
+    here = asyncio._get_running_loop()
     while closers:
         close_on_this_thread(closers, error, failures)
         if not closers:
             return
         closer = closers.pop()
         work = closer.begin(error)
+        loop = home if closer.loop is here else closer.loop
         try:
-            if closer.loop is not None and closer.loop.is_running():
-                asyncio.run_coroutine_threadsafe(work, closer.loop).result()
+            if loop is not None and loop.is_running():
+                asyncio.run_coroutine_threadsafe(work, loop).result()
             else:
                 asyncio.run(work)
         except BaseException as failure:

@@ -242,11 +242,12 @@ class BeanGraph:
             return NotFound() if point.default is MISSING else DEFAULT
         if point.shape is Shape.INSTANCE:
             inner = point_of(point.wants, point.where)
-            value = self._value_of(inner)
-            if isinstance(value, NotFound) and not inner.optional:
-                return value
-            return Later(point.wants, point.name or inner.name, beans_in(value))
-        value = self._collection(point) if point.shape is not Shape.ONE else self.choose(point.wants, point.name)
+            name = point.name or inner.name
+            value = self._value_of(replace(inner, name=name))
+            if not isinstance(value, NotFound):
+                return Later(point.wants, name, beans_in(value))
+        else:
+            value = self._collection(point) if point.shape is not Shape.ONE else self.choose(point.wants, point.name)
         if isinstance(value, One) and self.definitions[value.bean].made is Making.SEED:
             return One(value.bean, None if point.optional and point.default is MISSING else point.default)
         if value == NotFound() or value in (Every(()), ByName(())):

@@ -182,11 +182,11 @@ class OpenScope(BeanMaking):
             _log.error("closing a %s failed", self.what, exc_info=BaseExceptionGroup("closing", failures))
 
     def close_waiting(self, error: BaseException | None) -> None:
-        """Closes everything from a thread that runs no loop."""
+        """Closes everything while this thread waits."""
         self.closing = True
         failures: list[BaseException] = []
         while not self.closed or self.closers:
-            close_waiting(self.closers, error, failures)
+            close_waiting(self.closers, error, failures, self.home.loop)
             self._end()
         raise_failures(self.what, failures)
 
