@@ -17,5 +17,11 @@ async def work(context: Context) -> str:
     return "done"
 
 
+@server.tool(name="notes.list", structured_output=False)
+async def notes() -> str:
+    """Has a name with a dot."""
+    return "no notes"
+
+
 if __name__ == "__main__":
     server.run("stdio")

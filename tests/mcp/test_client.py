@@ -111,6 +111,16 @@ async def test_tools_are_filtered_and_renamed() -> None:
     assert result.tool_executions[0].result == "2"
 
 
+async def test_a_name_that_no_model_takes_is_made_one() -> None:
+    server = mcp_server("counter", command=sys.executable, args=[str(TELLING)])
+    made, model = container(AiMessage(None, [tool_call("notes_list")]), "none", server=server)
+    async with made:
+        result = await made.get(Assistant).chat("q")
+
+    assert [each.name for each in model.requests[0].tool_specifications] == ["work", "notes_list"]
+    assert result.tool_executions[0].result == "no notes"
+
+
 async def test_a_server_that_dies_fails_its_call_and_is_started_again() -> None:
     made, _ = container()
     async with made:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("toolbox.mcp")
 
 T = TypeVar("T")
+
+_NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 INVALID_PARAMS = -32602
 """JSON-RPC: the arguments of a call are wrong."""
@@ -69,8 +72,9 @@ class McpConnection:
         return wanted and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
 
     def offered_name(self, name: str) -> str:
-        """What a tool is called here."""
-        return self.settings.names.get(name, f"{self.settings.prefix}{name}")
+        """What a tool is called here; MCP allows characters, such as dots, that models' names cannot have."""
+        given = self.settings.names.get(name)
+        return _NO_NAME.sub("_", f"{self.settings.prefix}{name}")[:64] if given is None else given
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
         """Calls a tool by the server's own name for it."""
