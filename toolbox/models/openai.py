@@ -23,7 +23,7 @@ from .accumulator import ReplyAccumulator
 from .chat_wire import ChatWire
 from .encoding import Fields, joined, json_bytes
 from .reading import Interpreter, ReplyReader
-from .transport import ApiKey, Stream, Transport, TransportChoice, TransportSettings
+from .transport import ApiKey, Stream, Transport, TransportChoice, TransportSettings, is_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,6 +244,11 @@ def _transport_settings(
                 )
             ]
         )
+
+    if url and not is_address(url):
+        what = "its address does not begin with http:// or https://"
+        fix = "mend base_url= or OPENAI_BASE_URL: http://localhost:11434/v1, for example"
+        raise IllegalConfigurationError([Problem(f"OpenAiChatModel({model!r})", what, fix)])
 
     def settings(**others: Any) -> TransportSettings:
         # Servers of one's own want no key; the package wants one all the same.

@@ -82,7 +82,7 @@ class NamedModels:
         section = self._section(name)
         if section is not None:
             if section.model or (name == DEFAULT_NAME and os.environ.get("OPENAI_MODEL")):
-                return None
+                return _address_fault(name, section.base_url, where)
             return Problem(where, f"the settings of model {name!r} do not say which model", f"set {variable}")
         if name != DEFAULT_NAME:
             near = get_close_matches(name, self._names(), n=1)
@@ -92,7 +92,9 @@ class NamedModels:
                 f"there is no model {name!r}{hint}",
                 f"give it as Container(models={{{name!r}: …}}) or set {variable}",
             )
-        if _openai_from_environment() or self._settings.demo:
+        if _openai_from_environment():
+            return _address_fault(name, None, where)
+        if self._settings.demo:
             return None
         return Problem(where, _no_default(), _WAYS)
 
@@ -132,6 +134,16 @@ class NamedModels:
         if section is None:
             return OpenAiChatModel(os.environ["OPENAI_MODEL"])
         return OpenAiChatModel(section.model or os.environ["OPENAI_MODEL"], **arguments_of(section))
+
+
+def _address_fault(name: str, own: str | None, where: str) -> Problem | None:
+    from .transport import is_address
+
+    address = own or os.environ.get("OPENAI_BASE_URL")
+    if not address or is_address(address):
+        return None
+    variable = f"TOOLBOX_MODELS__{_variable(name)}__BASE_URL" if own else "OPENAI_BASE_URL"
+    return Problem(where, f"the address of model {name!r} does not begin with http:// or https://", f"mend {variable}")
 
 
 def no_model(given: object, where: str, place: str) -> Problem | None:

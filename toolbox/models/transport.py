@@ -49,6 +49,11 @@ LARGE = 2**20
 """Bytes in a request from which on it is sent in pieces: aiohttp warns of writing more at once."""
 
 
+def is_address(url: str) -> bool:
+    """Whether it is the address of a server: without http:// a host is taken for a scheme."""
+    return url.lower().startswith(("http://", "https://"))
+
+
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
     """How a server is reached; times in seconds. `timeout` is for a whole call with its retries, `read_timeout` for

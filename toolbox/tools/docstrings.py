@@ -8,6 +8,9 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field
 
+SECTIONS = frozenset({"Args:", "Arguments:", "Parameters:", "Params:", "Returns:", "Raises:", "Yields:"})
+"""With which Google's style may begin, when it says nothing of the function itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
@@ -24,8 +27,10 @@ def read_docstring(text: str | None) -> Docstring:
     import docstring_parser
 
     cleaned = inspect.cleandoc(text)
+    # The library takes a section at the beginning for the description.
+    begins_with_section = cleaned.partition("\n")[0].strip() in SECTIONS
     try:
-        parsed = docstring_parser.parse(cleaned)
+        parsed = docstring_parser.parse(f"…\n\n{cleaned}" if begins_with_section else cleaned)
     except docstring_parser.ParseError:
         return Docstring(_first_paragraph(cleaned))
     parameters = {
@@ -33,7 +38,7 @@ def read_docstring(text: str | None) -> Docstring:
         for each in parsed.params
         if each.description and each.args[:1] != ["attribute"]
     }
-    return Docstring(_first_paragraph(parsed.description), parameters)
+    return Docstring(None if begins_with_section else _first_paragraph(parsed.description), parameters)
 
 
 def _first_paragraph(text: str | None) -> str | None:
