@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
+from starlette.datastructures import Headers
 from starlette.exceptions import WebSocketException
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
@@ -22,6 +23,7 @@ from starlette.websockets import WebSocket
 
 from toolbox.context import current_caller
 from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
+from toolbox.rest import propagate_headers
 from toolbox.settings import ToolboxSettings
 
 from .dev_ui.access import DevUi
@@ -133,7 +135,8 @@ class RequestScopes:
         raised: BaseException | None = None
         await beans.__aenter__()
         try:
-            await self.app(scope, exchange.receive, exchange.send)
+            with propagate_headers(Headers(scope=scope)):
+                await self.app(scope, exchange.receive, exchange.send)
         except BaseException as error:
             raised = error
             raise

@@ -20,7 +20,7 @@ def propagate_headers(headers: Mapping[str, str]) -> Iterator[None]:
 
     Each takes those that its settings name (`propagate_headers`), by default `traceparent` and `tracestate`.
     """
-    token = _incoming.set({name.lower(): value for name, value in headers.items()})
+    token = _incoming.set(headers)  # read when a request is sent: most incoming ones lead to none
     try:
         yield
     finally:
@@ -29,7 +29,7 @@ def propagate_headers(headers: Mapping[str, str]) -> Iterator[None]:
 
 def propagated_headers(names: tuple[str, ...]) -> dict[str, str]:
     """The headers of these names that the current request should carry; the current span's own come first."""
-    incoming = _incoming.get() or {}
+    incoming = {name.lower(): value for name, value in (_incoming.get() or {}).items()}
     found = {name.lower(): incoming[name.lower()] for name in names if name.lower() in incoming}
     if "traceparent" in (name.lower() for name in names):
         found |= _of_current_span()
