@@ -31,7 +31,7 @@ from toolbox import (
     tool,
     tool_specification_from,
 )
-from toolbox.errors import TransactionRolledBackError
+from toolbox.errors import MissingBeanError, TransactionRolledBackError
 from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -518,6 +518,20 @@ async def test_of_two_sessions_one_must_be_meant(new_container: NewContainer, sq
         await two.clear()
         async with container.get(AsyncEngine, "audit_engine").connect() as connection:
             assert (await connection.scalars(text("SELECT line FROM log"))).all() == []
+
+
+async def test_a_session_that_nobody_makes_is_missed_with_a_hint_at_who_would() -> None:
+    @sql.transactional
+    def write() -> None: ...
+
+    @sql.transactional
+    async def write_async() -> None: ...
+
+    async with Container() as container, container.request_scope():
+        with pytest.raises(MissingBeanError, match=r"toolbox\.sql\.sync_session"):
+            await asyncio.to_thread(write)
+        with pytest.raises(MissingBeanError, match=r"toolbox\.sql\.session"):
+            await write_async()
 
 
 async def test_outside_of_any_scope_there_is_no_session() -> None:

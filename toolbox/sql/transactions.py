@@ -141,14 +141,22 @@ async def _awaited_session(label: str, name: str | None) -> AsyncSession:
     try:
         return await _scope(label).aget(AsyncSession, name)  # type: ignore[no-any-return]  # of the type asked for
     except MissingBeanError as error:
-        raise MissingBeanError(f"{error.wanted} for {label}, which is `async def`", error.near) from None
+        raise MissingBeanError(
+            f"{error.wanted} for {label}, which is `async def`", _ready_made(error, "session")
+        ) from None
 
 
 def _session(label: str, name: str | None) -> Session:
     try:
         return _scope(label).get(Session, name)  # type: ignore[no-any-return]  # likewise
     except MissingBeanError as error:
-        raise MissingBeanError(f"{error.wanted} for {label}, which is `def`", error.near) from None
+        raise MissingBeanError(
+            f"{error.wanted} for {label}, which is `def`", _ready_made(error, "sync_session")
+        ) from None
+
+
+def _ready_made(error: MissingBeanError, producer: str) -> tuple[str, ...]:
+    return (*error.near, f"toolbox.sql.{producer}")
 
 
 def _scope(label: str) -> Any:
