@@ -23,6 +23,7 @@ from toolbox import (
     InvocationContext,
     InvocationTimeoutError,
     MemoryId,
+    MemoryInUseError,
     OutputParsingError,
     PartialResponse,
     ReturnBehavior,
@@ -35,6 +36,7 @@ from toolbox import (
     time_limit,
     tool,
 )
+from toolbox.services.standalone import _process
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -349,3 +351,197 @@ def test_a_synchronous_stream_that_is_left_is_closed() -> None:
 
     with pytest.raises(StopIteration):
         next(stream)
+
+
+# --- one reader at a time, and who leaves from elsewhere
+
+
+class Waiting:
+    """A model whose stream gives a piece and waits to be let go on."""
+
+    def __init__(self) -> None:
+        self.go_on, self.closed = asyncio.Event(), asyncio.Event()
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        return ChatResponse(AiMessage("whole"))
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        try:
+            yield PartialResponse("a")
+            await self.go_on.wait()
+            yield PartialResponse("b")
+            yield CompleteResponse(ChatResponse(AiMessage("ab")))
+        finally:
+            self.closed.set()
+
+
+async def waiting_for_the_next(stream: AsyncIterator[Any]) -> "asyncio.Task[Any]":
+    async def following() -> Any:
+        return await anext(stream, None)
+
+    task = asyncio.create_task(following())
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_second_reader_is_refused_and_the_first_reads_on() -> None:
+    model = Waiting()
+    made = create_ai_service(Streaming, chat_model=model)
+    stream = made.remembered("s", "q")
+    await anext(stream)
+    first = await waiting_for_the_next(stream)
+
+    with pytest.raises(RuntimeError, match="one at a time"):
+        await anext(stream)
+    model.go_on.set()
+
+    assert await first == "b"
+    assert [piece async for piece in stream] == []
+    assert await made.chat("s", "again") == "whole"
+
+
+@pytest.mark.parametrize("closers", [1, 2])
+async def test_who_waits_for_the_next_item_of_a_stream_that_is_left_finds_its_end(closers: int) -> None:
+    model = Waiting()
+    made = create_ai_service(Streaming, chat_model=model)
+    stream: Any = made.remembered("s", "q")
+    await anext(stream)
+    reader = await waiting_for_the_next(stream)
+
+    await asyncio.gather(*(stream.aclose() for _ in range(closers)))
+
+    assert model.closed.is_set()
+    assert await reader is None
+    assert reader.cancelling() == 0
+    assert await made.chat("s", "again") == "whole"
+
+
+async def test_a_reader_who_is_cancelled_while_the_stream_is_left_stays_cancelled() -> None:
+    stream: Any = create_ai_service(Streaming, chat_model=Waiting()).text("q")
+    await anext(stream)
+    reader = await waiting_for_the_next(stream)
+    reader.cancel()
+    await stream.aclose()
+
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+
+
+async def test_a_tool_that_heeds_no_cancellation_ends_before_a_left_stream_does() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def stubborn() -> str:
+        begun.set()
+        while not go_on.is_set():
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                go_on.set()
+        return "done"
+
+    stream: Any = service(AiMessage(None, [tool_call("stubborn")]), "end", tools=[stubborn]).events("q")
+
+    async def read() -> list[Any]:
+        return [event async for event in stream]
+
+    reader = asyncio.create_task(read())
+    await begun.wait()
+    await stream.aclose()
+
+    assert not any(isinstance(event, CompleteResponse) for event in await reader)
+
+
+async def test_a_tool_cannot_leave_the_stream_that_runs_it() -> None:
+    streams: list[Any] = []
+
+    @tool
+    async def leave() -> None:
+        await streams[0].aclose()
+
+    streams.append(service(AiMessage(None, [tool_call("leave")]), "end", tools=[leave]).events("q"))
+    [executed] = [event async for event in streams[0] if isinstance(event, ToolExecuted)]
+
+    assert "ToolAbort" in executed.execution.result
+
+
+# --- who reads a conversation's stream, and asks in the same conversation
+
+
+async def test_a_reader_that_asks_in_the_conversation_it_reads_is_told_at_once() -> None:
+    made = create_ai_service(Streaming, chat_model=Waiting())
+    async with made.remembered("s", "q") as stream:  # type: ignore[attr-defined]  # every stream has it
+        await anext(stream)
+        with pytest.raises(MemoryInUseError, match="aclose"):
+            await made.chat("s", "and?")
+        assert await made.chat("other", "and?") == "whole"
+
+    assert await made.chat("s", "and now?") == "whole"
+
+
+async def test_another_task_than_the_reader_waits_for_its_turn() -> None:
+    model = Waiting()
+    made = create_ai_service(Streaming, chat_model=model)
+    stream = made.remembered("s", "q")
+    await anext(stream)
+    other = asyncio.create_task(made.chat("s", "and?"))
+    await asyncio.sleep(0)
+    model.go_on.set()
+
+    assert [piece async for piece in stream] == ["b"]
+    assert await other == "whole"
+
+
+async def test_who_has_handed_a_stream_over_waits_for_its_turn() -> None:
+    model = Waiting()
+    made = create_ai_service(Streaming, chat_model=model)
+    stream = made.remembered("s", "q")
+    await anext(stream)
+    reader = await waiting_for_the_next(stream)
+    asyncio.get_running_loop().call_soon(model.go_on.set)
+    asking = asyncio.create_task(made.chat("s", "and?"))
+
+    assert await reader == "b"
+    assert await waiting_for_the_next(stream)
+    assert await asking == "whole"
+
+
+def test_a_thread_that_asks_in_the_conversation_it_reads_is_told_at_once() -> None:
+    class Lines(Protocol):
+        def lines(self, session: MemoryId[str], question: str) -> Iterator[str]: ...
+        def chat(self, session: MemoryId[str], question: str) -> str: ...
+
+    made = create_ai_service(Lines, chat_model=ScriptedChatModel(["one two", "three"]))
+    lines = made.lines("s", "q")
+    next(lines)
+    with pytest.raises(MemoryInUseError):
+        made.chat("s", "and?")
+
+    assert [*lines]
+    assert made.chat("s", "and now?") == "three"
+
+
+def test_a_plain_iterator_dropped_by_the_garbage_collector_on_the_loop_holds_nothing_up() -> None:
+    class Held:
+        lines: Iterator[str]
+        itself: Any
+
+    model, collected = Slow(), threading.Event()
+    made = create_ai_service(Streaming, chat_model=model)
+    held = Held()
+    held.itself, held.lines = held, made.lines("q")
+
+    def collect() -> None:
+        gc.collect()
+        collected.set()
+
+    next(held.lines)
+    gc.disable()
+    try:
+        del held
+        _process.loop().call_soon_threadsafe(collect)
+
+        assert collected.wait(10)
+    finally:
+        gc.enable()
+    assert next(iter(service("still there").lines("q")))

@@ -53,7 +53,7 @@ from .loop import (
     begin,
     may_run,
 )
-from .memory import ChatMemoryKey, Window
+from .memory import Caller, ChatMemoryKey, Window, caller_here
 from .messages import system_message_of, user_message_of
 from .observation import Observation, closable, no_response, response_of
 from .offering import offered
@@ -94,6 +94,8 @@ class Invocation:
         memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
         remembers = plan.window is not None and memory_id is not None
         self._key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
+        self.remembers = remembers
+        self.caller: Caller | None = caller_here() if remembers else None
         outer = current_invocation.get()
         self.deadline, seen = self._deadlines(outer)
         self.context = InvocationContext(
@@ -213,7 +215,7 @@ class Invocation:
     @asynccontextmanager
     async def _turn_in(self, key: ChatMemoryKey, window: Window) -> AsyncIterator[tuple[Message, ...]]:
         memories = await self.host.memories()
-        async with memories.turn(key):
+        async with memories.turn(key, self):
             yield await memories.load(key, window)
 
     async def _remember(self, history: tuple[Message, ...]) -> None:

@@ -13,12 +13,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import dropwhile
-from threading import Lock
+from threading import Lock, current_thread
 from typing import Any, Protocol, TypeAlias
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 from ..chat import AiMessage, ImageContent, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
 from ..errors import MemoryInUseError
+from ..execution import on_event_loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,28 @@ def _turns_in(store: ChatMemoryStore) -> Turns:
         return turns
 
 
+Caller: TypeAlias = "ReferenceType[Any]"
+"""Who waits for a call, or reads its stream: a task, or a thread without a loop."""
+
+
+def caller_here() -> Caller:
+    """Whoever runs this code."""
+    return ref((asyncio.current_task() if on_event_loop() else None) or current_thread())
+
+
+class Calling(Protocol):
+    """A call that takes a turn; `caller` changes with whoever reads its stream, and is None when nobody does."""
+
+    caller: Caller | None
+
+
+class _Program:
+    """The program itself, in a conversation."""
+
+    def __init__(self) -> None:
+        self.caller: Caller | None = caller_here()
+
+
 class _Turn:
     """One call's turn in a conversation. A task that outlives the call finds it ended."""
 
@@ -249,6 +272,7 @@ class ChatMemories:
     def __init__(self, store: ChatMemoryStore) -> None:
         self.store = store
         self._turns = _turns_in(store)
+        self._under_way: dict[ChatMemoryKey, Calling] = {}
 
     def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[object]:
         """Lets one caller at a time into a conversation: the store's own lock, else one in this process."""
@@ -257,17 +281,26 @@ class ChatMemories:
         return lock(key) if lock is not None else self._turns.turn(key)
 
     @asynccontextmanager
-    async def turn(self, key: ChatMemoryKey) -> AsyncIterator[None]:
-        """The turn of one call in its conversation; calls made meanwhile by its own tools are refused."""
+    async def turn(self, key: ChatMemoryKey, call: Calling | None = None) -> AsyncIterator[None]:
+        """The turn of `call`, or of the program itself, in its conversation.
+
+        Refused are calls that would wait for themselves: made meanwhile by the tools of the one whose turn it is, or by
+        who reads its stream.
+        """
+        call = call or _Program()
         held = tuple(each for each in _held.get() if not each.ended)
-        if any(each.key == key and each.store is self.store for each in held):
+        other = self._under_way.get(key)
+        reads_it = other is not None and other.caller is not None and other.caller is call.caller
+        if reads_it or any(each.key == key and each.store is self.store for each in held):
             raise MemoryInUseError(key.service, key.memory_id)
         async with self.lock(key):
             turn = _Turn(self.store, key)
             token = _held.set((*held, turn))
+            self._under_way[key] = call
             try:
                 yield
             finally:
+                del self._under_way[key]
                 turn.ended = True
                 _reset(token)
 

@@ -65,7 +65,9 @@ class Running:
             await self._wait_for_the_end(1.0)
         for reference in list(self._streams.values()):
             if (stream := reference()) is not None:
-                await stream.aclose()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(timeout, 1.0)):
+                        await stream.aclose()
         return sorted(label for label, _ in late)
 
     def _under_way(self) -> list[tuple[str, asyncio.Task[object] | None]]:
