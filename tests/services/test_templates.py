@@ -44,6 +44,11 @@ def test_the_java_spelling_of_a_known_variable_is_noticed() -> None:
     ]
 
 
+def test_a_value_between_braces_is_not_the_java_spelling() -> None:
+    assert doubled_names("{{{name}}} and {{{{name}}}}", frozenset({"name"})) == []
+    assert rendered("{{{name}}} and {{{{name}}}}", name="Ann") == "{Ann} and {{name}}"
+
+
 class Colour(Enum):
     RED = "red"
 

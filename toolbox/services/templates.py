@@ -65,7 +65,7 @@ def parse(text: str) -> tuple[Template, list[str]]:
 
 def doubled_names(text: str, names: frozenset[str]) -> list[str]:
     """Those of `names` that `text` holds as `{{name}}`, which renders as braces and not as the value."""
-    return [name for name in re.findall(r"\{\{\s*([A-Za-z_]\w*)\s*\}\}", text) if name in names]
+    return [name for name in re.findall(r"(?<!\{)\{\{\s*([A-Za-z_]\w*)\s*\}\}(?!\})", text) if name in names]
 
 
 def text_of(value: object) -> str:
