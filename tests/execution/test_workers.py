@@ -5,7 +5,8 @@ import contextvars
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError as FutureCancelled
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Protocol
 
@@ -398,3 +399,23 @@ def test_attributes_are_merged() -> None:
     with invocation_attributes(a=1, b=1), invocation_attributes(b=2):
         assert dict(current_attributes()) == {"a": 1, "b": 2}
     assert dict(current_attributes()) == {}
+
+
+@pytest.mark.parametrize("execution", [BLOCKING, THREAD])
+async def test_a_cancelled_future_that_a_call_waited_for_is_its_failure_and_no_cancellation(
+    execution: Execution,
+) -> None:
+    finished: list[BaseException | None] = []
+
+    async def finish(error: BaseException | None) -> None:
+        finished.append(error)
+
+    def work() -> None:
+        future: Future[None] = Future()
+        future.cancel()
+        future.result()
+
+    with pytest.raises(FutureCancelled):
+        await LoopRunner(Workers()).run(execution, work, "work", finish=finish)
+
+    assert [type(each) for each in finished] == [FutureCancelled]

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, TypeAlias, TypeVar
@@ -183,9 +184,14 @@ class Workers:
 
     async def outcome(self, future: Future[T], label: str, finish: Finish | None) -> T:
         """Waits for a call on a thread, and lets `finish` follow it, also when the waiting is cancelled."""
+        waiting = asyncio.wrap_future(future)
         try:
-            value = await asyncio.wrap_future(future)
+            value = await waiting
         except asyncio.CancelledError as error:
+            if not waiting.cancelled() and isinstance(raised := _raised_by(future), FutureCancelled):
+                if finish is not None:
+                    await finish(raised)
+                raise raised from raised.__cause__
             # Either the call never starts, or it has ended itself, or its thread goes on without us.
             if future.cancel() or future.done():
                 if finish is not None:
@@ -243,6 +249,10 @@ class Workers:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
         return self.abandoned
+
+
+def _raised_by(future: Future[Any]) -> BaseException | None:
+    return future.exception() if future.done() and not future.cancelled() else None
 
 
 def _shadow(future: Future[Any]) -> Future[None]:
