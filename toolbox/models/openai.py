@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 from ..chat import ChatRequest, ChatResponse, StreamEvent
 from ..errors import (
@@ -22,6 +22,7 @@ from ..errors import (
 from .accumulator import ReplyAccumulator
 from .chat_wire import ChatWire
 from .encoding import Fields, joined, json_bytes
+from .options import problems_of
 from .reading import Interpreter, ReplyReader
 from .transport import ApiKey, Stream, Transport, TransportChoice, TransportSettings, is_address
 
@@ -112,12 +113,19 @@ class OpenAiChatModel:
             headers=dict(extra_headers or {}),
             query=dict(extra_query or {}),
         )
-        self._wire: Wire = _wire(wire, tuple(send_tool_metadata), strict_tools)
+        if problems := list(problems_of(model, self._settings)):
+            raise IllegalConfigurationError(problems)
+        keys = (send_tool_metadata,) if isinstance(send_tool_metadata, str) else tuple(send_tool_metadata)
+        self._wire: Wire = _wire(wire, keys, strict_tools)
         self._stream_usage = stream_usage
         self._transport = Transport(self._settings)
 
     def __repr__(self) -> str:
-        return f"OpenAiChatModel({self.model!r}, base_url={self._settings.base_url!r})"
+        address = self._settings.base_url.partition("?")[0]  # behind it may be a key
+        return f"OpenAiChatModel({self.model!r}, base_url={address!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} holds connections and a key; make it anew where it is needed")
 
     @property
     def base_url(self) -> str:

@@ -113,6 +113,8 @@ def transport_error(error: BaseException, address: str) -> ModelError | None:
     chain = [error]
     while (below := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 10:
         chain.append(below)
+    if any(isinstance(each, UnicodeError) for each in chain):  # its text would show what it is about
+        return ModelProtocolError("the head of the model server's reply holds bytes that are no text")
     said = next((str(each) for each in reversed(chain) if str(each)), type(error).__name__)
     kind = type(error).__module__.partition(".")[0]
     if kind not in _TRANSPORTS and kind != "openai" and not isinstance(error, (OSError, EOFError)):

@@ -59,14 +59,14 @@ class TransportSettings:
     """How a server is reached; times in seconds. `timeout` is for a whole call with its retries, `read_timeout` for
     each wait for the server's next bytes."""
 
-    base_url: str
-    api_key: ApiKey
+    base_url: str = field(repr=False)  # may hold a key, as the three below
+    api_key: ApiKey = field(repr=False)
     timeout: float | None = 600.0
     read_timeout: float | None = None
     max_retries: int = 2
     max_concurrent_requests: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    query: Mapping[str, object] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    query: Mapping[str, object] = field(default_factory=dict, repr=False)
     transport: TransportChoice = None
 
 

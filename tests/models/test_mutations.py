@@ -1,0 +1,176 @@
+"""Replies that are broken further, cut, doubled, in another order, with bytes changed: an answer, or an error of ours.
+
+First the reading alone, then the whole way over a connection. Bytes that were never a reply: `test_accumulator`.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.models.test_accumulator import check, cut, places
+from tests.models.test_replays import READABLE, SHORT, body_of
+from tests.models.test_responses_seen import CALLS, FAILURES, TEXTS
+from toolbox import ChatRequest, CompleteResponse, ModelError, OpenAiChatModel, ToolSpecification, UserMessage
+
+WIRES = ("chat", "responses")
+BODIES = {
+    "chat": [body for each in READABLE if 0 < len(body := body_of(each)) < SHORT],
+    "responses": [body for each in (*CALLS, *TEXTS, *FAILURES) if 0 < len(body := body_of(each)) < SHORT],
+}
+TOKENS = (
+    *(
+        b"data: ",
+        b"\n\n",
+        b"\r",
+        b"[DONE]",
+        b"event: error\n",
+        b"null",
+        b"{}",
+        b"[]",
+        b'""',
+        b'"\\ud83d"',
+        b"NaN",
+        b"\xff",
+    ),
+    *(
+        b'"error":',
+        b'"choices":',
+        b'"tool_calls":',
+        b'"length"',
+        b'"finish_reason":',
+        b'"output":',
+        b"\xef\xbb\xbf",
+        b"\0",
+    ),
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, wire: str) -> bytes:
+    """A reply of the tables, after up to four changes."""
+    body = draw(st.sampled_from(BODIES[wire]))
+    for _ in range(draw(st.integers(1, 4))):
+        start, end = sorted((draw(st.integers(0, len(body))), draw(st.integers(0, len(body)))))
+        match draw(st.sampled_from(["cut", "drop", "double", "token", "byte", "shuffle", "join"])):
+            case "cut":
+                body = body[:end]
+            case "drop":
+                body = body[:start] + body[end:]
+            case "double":
+                body = body[:end] + body[start:]
+            case "token":
+                body = body[:start] + draw(st.sampled_from(TOKENS)) + body[start:]
+            case "byte":
+                body = body[:start] + bytes([draw(st.integers(0, 255))]) + body[start + 1 :]
+            case "shuffle":
+                body = b"\n\n".join(draw(st.permutations(body.split(b"\n\n")[:12])))
+            case "join":
+                body += draw(st.sampled_from(BODIES[wire]))
+    return body
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), st.sampled_from(WIRES), places)
+def test_a_reply_that_is_broken_further_gives_an_answer_or_an_error_of_ours(
+    data: st.DataObject, wire: str, at: list[int]
+) -> None:
+    check(wire, *cut(data.draw(mutated(wire)), at))
+
+
+class Counterpart:
+    """A server that answers every request with the same bytes, head and all, and hangs up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.reply = b""
+        self.listener = loop.run_until_complete(asyncio.start_server(self.handle, "127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.sockets[0].getsockname()[1]}/v1"
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            await reader.readexactly(int(head.partition(b"content-length:")[2].split()[0]))
+            writer.write(self.reply)
+            await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client has left
+        finally:
+            writer.close()
+
+    def ask(self, wire: Any, transport: Any, streamed: bool) -> None:
+        """Raises nothing but what is wrong."""
+        self.loop.run_until_complete(asyncio.wait_for(self._ask(wire, transport, streamed), 10))
+
+    async def _ask(self, wire: Any, transport: Any, streamed: bool) -> None:
+        model = OpenAiChatModel("m", self.url, "test", wire=wire, transport=transport, max_retries=0, timeout=8)
+        request = ChatRequest([UserMessage("Go.")], [ToolSpecification("add"), ToolSpecification("now")])
+        try:
+            if not streamed:
+                await model.chat(request)
+                return
+            *_, last = [event async for event in model.stream(request)]
+            assert isinstance(last, CompleteResponse)
+        except ModelError as error:
+            str(error)
+        finally:
+            await model.aclose()
+
+
+@pytest.fixture(scope="module")
+def counterpart() -> Iterator[Counterpart]:
+    loop = asyncio.new_event_loop()
+    server = Counterpart(loop)
+    yield server
+    server.listener.close()
+    loop.run_until_complete(server.listener.wait_closed())
+    loop.run_until_complete(asyncio.sleep(0))  # what hung up comes to its end
+    loop.close()
+
+
+def over_http(body: bytes, framing: str) -> bytes:
+    """The bytes of an HTTP reply; the framing may be wrong about its length."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-request-id: r\r\nconnection: close\r\n"
+    match framing:
+        case "length":
+            return head + b"content-length: %d\r\n\r\n" % len(body) + body
+        case "more":
+            return head + b"content-length: %d\r\n\r\n" % (len(body) + 7) + body
+        case "less":
+            return head + b"content-length: %d\r\n\r\n" % (len(body) // 2) + body
+        case "chunked":
+            return head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+        case "half":
+            return head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s" % (len(body) + 5, body)
+        case _:
+            return head + b"\r\n" + body
+
+
+FRAMINGS = st.sampled_from(["length", "more", "less", "chunked", "half", "close"])
+TRANSPORTS = st.sampled_from(["aiohttp", "httpx2"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.sampled_from(WIRES), FRAMINGS, TRANSPORTS, st.booleans())
+def test_over_a_connection_too(
+    counterpart: Counterpart, data: st.DataObject, wire: str, framing: str, transport: str, streamed: bool
+) -> None:
+    counterpart.reply = over_http(data.draw(mutated(wire)), framing)
+
+    counterpart.ask(wire, transport, streamed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), FRAMINGS, TRANSPORTS, st.booleans())
+def test_and_when_the_connection_itself_is_broken(
+    counterpart: Counterpart, data: st.DataObject, framing: str, transport: str, streamed: bool
+) -> None:
+    reply = over_http(data.draw(st.sampled_from(BODIES["chat"])), framing)
+    place = data.draw(st.integers(0, min(len(reply), 200)))
+    changed = data.draw(st.binary(max_size=3))
+    counterpart.reply = reply[:place] + changed + reply[place + len(changed) :]
+
+    counterpart.ask("chat", transport, streamed)

@@ -1,0 +1,101 @@
+"""What a model cannot be made with is told when it is made, without the value of a secret."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from tests.models.scripted_server import Scripted, Serve
+from toolbox import (
+    ChatRequest,
+    IllegalConfigurationError,
+    ModelConnectionError,
+    ModelHttpError,
+    OpenAiChatModel,
+    UserMessage,
+)
+
+HI = ChatRequest([UserMessage("Hi")])
+URL = "http://127.0.0.1:9/v1"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"base_url": "ftp://secret/v1"}, "http://"),
+        ({"base_url": "localhost:11434/v1"}, "http://"),
+        ({"base_url": "http://"}, "the host or the port"),
+        ({"base_url": "http://exa mple/v1"}, "the host or the port"),
+        ({"base_url": "http://127.0.0.1:99999/v1"}, "the host or the port"),
+        ({"base_url": "http://[::1"}, "the host or the port"),
+        ({"base_url": f"{URL}\n"}, "the host or the port"),
+        ({"base_url": "http://user:secret@127.0.0.1/v1"}, "name or password"),
+        ({"api_key": "secret\n"}, "a line end"),
+        ({"api_key": "sec ret"}, "a blank"),
+        ({"api_key": "sécret"}, "no header can carry"),
+        ({"api_key": b"secret"}, "of type bytes"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"timeout": "5"}, "timeout is '5'"),
+        ({"read_timeout": -1}, "read_timeout is -1"),
+        ({"max_retries": -1}, "max_retries is -1"),
+        ({"max_retries": None}, "max_retries is None"),
+        ({"max_concurrent_requests": 0}, "max_concurrent_requests is 0"),
+        ({"extra_headers": {"X-Team": "secret\nX: y"}}, "'X-Team'"),
+        ({"extra_headers": {"X-Team": 7}}, "'X-Team'"),
+        ({"transport": "requests"}, "'requests'"),
+        ({"model": ""}, "which model"),
+    ],
+)
+def test_each_is_a_problem_with_its_place_and_a_way_out(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(IllegalConfigurationError) as caught:
+        OpenAiChatModel(**{"model": "m", "base_url": URL, **options})
+
+    [problem] = caught.value.problems
+    assert problem.where.startswith("OpenAiChatModel(")
+    assert says in f"{problem.what} {problem.fix}"
+    assert problem.fix
+    assert "secret" not in str(caught.value)
+
+
+def test_all_are_told_at_once() -> None:
+    with pytest.raises(IllegalConfigurationError) as caught:
+        OpenAiChatModel("m", URL, "a b", timeout=0, max_retries=-1)
+
+    assert len(caught.value.problems) == 3
+
+
+def test_an_option_that_does_not_exist_is_named() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        OpenAiChatModel("m", URL, temprature=1)  # type: ignore[call-arg]  # on purpose
+
+
+def test_nothing_that_is_printed_or_copied_shows_a_secret() -> None:
+    model = OpenAiChatModel(
+        "m", f"{URL}?key=secret", "secret", extra_headers={"authorization": "secret"}, extra_query={"key": "secret"}
+    )
+
+    assert "secret" not in f"{model!r} {model} {vars(model)}"
+    assert "127.0.0.1:9" in repr(model)
+    for way in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="make it anew") as caught:
+            way(model)
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.anyio
+async def test_no_error_and_no_log_shows_a_secret(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    server = await serve([Scripted(b'{"error": {"message": "no such key"}}', status=401)])
+    told = []
+    for url, kind in ((server.url, ModelHttpError), (URL, ModelConnectionError)):
+        model = OpenAiChatModel(
+            "m", url, "secret", extra_headers={"X-Api-Key": "secret"}, extra_query={"key": "s3cret"}, max_retries=1
+        )
+        with pytest.raises(kind) as caught:
+            await model.chat(HI)
+        told.append(f"{caught.value} {caught.value!r} {pickle.dumps(caught.value)!r}")
+        await model.aclose()
+
+    assert "secret" not in " ".join(told)
+    assert not [each for each in caplog.messages if "secret" in each]
