@@ -90,7 +90,7 @@ async def test_no_error_and_no_log_shows_a_secret(serve: Serve, caplog: pytest.L
     told = []
     for url, kind in ((server.url, ModelHttpError), (URL, ModelConnectionError)):
         model = OpenAiChatModel(
-            "m", url, "secret", extra_headers={"X-Api-Key": "secret"}, extra_query={"key": "s3cret"}, max_retries=1
+            "m", url, "secret", extra_headers={"X-Api-Key": "secret"}, extra_query={"key": "secret"}, max_retries=1
         )
         with pytest.raises(kind) as caught:
             await model.chat(HI)

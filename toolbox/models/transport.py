@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..errors import ModelError, ModelTimeoutError
+from .log_filter import hide_queries
 from .server_errors import http_error, request_id_in, transport_error
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ class Transport:
     def _client(self) -> AsyncOpenAI:
         settings, openai = self.settings, self._openai
         read = settings.read_timeout or settings.timeout
+        if settings.query:
+            hide_queries(settings.base_url)
         client: AsyncOpenAI = openai.AsyncOpenAI(
             api_key=settings.api_key,
             base_url=settings.base_url,
