@@ -1,11 +1,18 @@
-"""A program whose tools the command line serves."""
+"""A program whose tools the command line serves, and which prints whenever it can."""
 
-from toolbox import Container, tool
+from toolbox import Container, application_scoped, tool
+
+print("loaded")
 
 
+@application_scoped
 class Adder:
+    def __init__(self) -> None:
+        print("made")
+
     @tool("Adds")
     def add(self, a: int, b: int = 1) -> int:
+        print("called")
         return a + b
 
 

@@ -142,7 +142,7 @@ async def test_over_stdio() -> None:
         assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
 
 
-async def test_by_the_command_line() -> None:
+async def test_by_the_command_line_where_nothing_printed_gets_in_between(caplog: pytest.LogCaptureFixture) -> None:
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "toolbox.cli", "mcp", "tests.mcp.program:container", "--tools", "tests.mcp.program:Adder"],
@@ -152,6 +152,7 @@ async def test_by_the_command_line() -> None:
     async with Client(server) as client:
         assert [each.name for each in (await client.list_tools()).tools] == ["add"]
         assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
+    assert not [each for each in caplog.records if each.name.startswith("mcp")]  # it tells what it cannot read
 
 
 async def test_mounted_in_fastapi_over_http() -> None:

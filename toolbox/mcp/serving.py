@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import logging
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from ..chat import ImageContent, ToolExecutionRequest, ToolExecutionResultMessage
@@ -52,12 +54,17 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
 
 
 async def serve_stdio(container: Container, tools: Iterable[Any], name: str = "toolbox") -> None:
-    """Serves the tools on standard input and output, until the client leaves; starts and stops the container."""
+    """Serves the tools on standard input and output, until the client leaves; starts and stops the container.
+
+    What the program prints meanwhile goes to standard error.
+    """
     from mcp.server.stdio import stdio_server
 
     server = mcp_server_of(container, tools, name)
-    async with container, stdio_server() as (reading, writing):
-        await server.run(reading, writing, server.create_initialization_options())
+    async with stdio_server() as (reading, writing):
+        with redirect_stdout(sys.stderr):
+            async with container:
+                await server.run(reading, writing, server.create_initialization_options())
 
 
 class _Handlers:
@@ -99,7 +106,7 @@ def _answer(message: ToolExecutionResultMessage, value: object, *, failed: bool)
     from mcp_types import ImageContent as McpImage
     from mcp_types import TextContent as McpText
 
-    content: list[Any] = [McpText(type="text", text=message.text)]
+    content: list[Any] = [McpText(type="text", text=message.text)] if message.text or not message.contents else []
     for each in message.contents:
         if isinstance(each, ImageContent) and each.data is not None:
             data = each.data if isinstance(each.data, str) else base64.b64encode(each.data).decode()
