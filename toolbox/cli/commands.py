@@ -5,6 +5,8 @@ The home of typer and rich. Not here: the checks, the graph and the specificatio
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -154,8 +156,9 @@ def serve_mcp(
     """Serves a container's tools as an MCP server, on standard input and output."""
     import asyncio
 
-    container = load_container(target)
-    sources = [load(each) for each in tools or ()] or list(container.tool_beans())
+    with redirect_stdout(sys.stderr):  # what modules print as they are loaded is nothing the client could read
+        container = load_container(target)
+        sources = [load(each) for each in tools or ()] or list(container.tool_beans())
     if not sources:
         fail(f"{target} has no bean with tools; name some: --tools module:Class")
     try:
