@@ -5,7 +5,7 @@ Not here: how an endpoint gets its beans (`endpoints`), what a client is told of
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,13 @@ from weakref import WeakSet
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.exceptions import WebSocketException
+from starlette.exceptions import HTTPException, WebSocketException
 from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import HTTPConnection, Request
-from starlette.routing import Mount
+from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -27,9 +29,10 @@ from toolbox.rest import propagate_headers
 from toolbox.settings import ToolboxSettings
 
 from .dev_ui.access import DevUi
-from .endpoints import InjectRoute, endpoint_problems, installed, tools_of_endpoints
+from .endpoints import InjectRoute
 from .exchanges import EXCHANGE_KEY, Exchange, current_connection, current_exchange
 from .problems import answer_with_problem, is_async_handler
+from .requirements import endpoint_problems, installed, keep_defaults, tools_of_endpoints
 from .stopping import Stopping
 
 if TYPE_CHECKING:
@@ -81,7 +84,8 @@ class Installation:
 
         @asynccontextmanager
         async def started(app: FastAPI) -> AsyncIterator[Any]:
-            for each in mounted_in(app):
+            keep_defaults(app.routes)
+            for each in mounted_in(app.routes):
                 see_failures(each)
             async with self._started(), lifespan(app) as state:
                 settings = await self.container.aget(ToolboxSettings)
@@ -100,13 +104,16 @@ class Installation:
         return nullcontext() if self.container.is_started else self.container
 
 
-def mounted_in(app: FastAPI) -> Iterator[FastAPI]:
-    """The applications mounted in `app`, at any depth."""
-    for context in iter_route_contexts(app.routes):
-        inner = getattr(context.original_route, "app", None)
-        if isinstance(context.original_route, Mount) and isinstance(inner, FastAPI):
-            yield inner
-            yield from mounted_in(inner)
+def mounted_in(routes: Sequence[BaseRoute]) -> Iterator[Starlette]:
+    """The applications mounted among these routes, at any depth, FastAPI's or not."""
+    for context in iter_route_contexts(routes):
+        if isinstance(context.original_route, Mount):
+            inner: Any = context.original_route.app
+            while not isinstance(inner, Starlette) and hasattr(inner, "app"):  # a middleware around it
+                inner = inner.app
+            if isinstance(inner, Starlette):
+                yield inner
+            yield from mounted_in(context.original_route.routes or getattr(inner, "routes", ()))
 
 
 # --- each request and WebSocket
@@ -156,10 +163,10 @@ class RequestScopes:
 
 # --- errors
 
-_seen: WeakSet[FastAPI] = WeakSet()
+_seen: WeakSet[Starlette] = WeakSet()
 
 
-def see_failures(app: FastAPI) -> None:
+def see_failures(app: Starlette) -> None:
     """Lets exchanges of `app` know what leaves an endpoint, though a handler makes a response of it.
 
     Handled exceptions never reach a middleware: after an `HTTPException` a session would be committed.
@@ -167,7 +174,13 @@ def see_failures(app: FastAPI) -> None:
     if app in _seen:
         return
     _seen.add(app)
-    own: dict[Any, Any] = {ToolboxError: answer_with_problem, WebSocketException: close_websocket}
+    # Starlette's own handlers are put where they can be seen.
+    plain = ExceptionMiddleware(app.router)
+    own: dict[Any, Any] = {
+        ToolboxError: answer_with_problem,
+        HTTPException: plain.http_exception,
+        WebSocketException: plain.websocket_exception,
+    }
     app.exception_handlers = {**own, **app.exception_handlers}
     build = app.build_middleware_stack
 
@@ -219,8 +232,3 @@ class SeeFailures:
         except BaseException as error:
             see(error)
             raise
-
-
-async def close_websocket(websocket: WebSocket, error: WebSocketException) -> None:
-    """Starlette's own answer to a `WebSocketException`, put where it can be seen."""
-    await websocket.close(code=error.code, reason=error.reason)

@@ -1,8 +1,9 @@
-"""`Inject[T]` and `@toolbox` on an endpoint: what they ask for, and how the endpoint gets it.
+"""`Inject[T]` and `@toolbox` on an endpoint: how the endpoint gets what they ask for.
 
 Two ways lead to a bean. A route of our class hides the parameter from FastAPI and fills it when it calls the endpoint;
 any other route (of a plain `APIRouter`, of a WebSocket) finds a dependency in the annotation, which does the same at a
-higher price. Not here: the request scope that beans live in (`application`).
+higher price. Not here: what is wrong with what they ask for (`requirements`), the request scope that beans live in
+(`application`).
 """
 
 from __future__ import annotations
@@ -10,35 +11,31 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, TypeVar, cast
-from weakref import WeakKeyDictionary, WeakSet
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from fastapi import Depends, params
-from fastapi.dependencies.models import Dependant
-from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
-from starlette.applications import Starlette
+from fastapi.routing import APIRoute
+from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
-from starlette.routing import BaseRoute, Mount
+from starlette.responses import Response
 
 from toolbox.context import INJECT, InjectMark
-from toolbox.di.beans import MISSING, InjectionPoint, point_of
-from toolbox.di.graph import BeanGraph
 from toolbox.di.marks import scope_mark_of
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
 from toolbox.rest.marks import client_mark_of
 from toolbox.services.declaration import left_without_parentheses, service_options_of
-from toolbox.services.hosting import registrable, tool_bean_problems
 from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream
 from toolbox.signatures import EMPTY, Unresolved, metadata_of, resolve
 from toolbox.tools.invocation import Tool
 from toolbox.tools.marks import toolbox_of
-from toolbox.tools.sources import bean_types, read_tools
+from toolbox.tools.sources import read_tools
 
 from .exchanges import EXCHANGE_KEY, Exchange
 
@@ -74,12 +71,15 @@ def the_exchange(connection: HTTPConnection) -> Exchange:
 
 
 class BeanOf:
-    """The dependency behind `Inject[T]`; two of one type are equal, so `dependency_overrides` finds it."""
+    """The dependency behind `Inject[T]`; two of one type are equal, so `dependency_overrides` finds it.
 
-    __slots__ = ("wanted",)
+    `default` is what its parameter keeps when there is no bean; FastAPI does not tell, so `keep_defaults` does.
+    """
 
-    def __init__(self, wanted: Any) -> None:
-        self.wanted = wanted
+    __slots__ = ("default", "wanted")
+
+    def __init__(self, wanted: Any, default: Any = EMPTY) -> None:
+        self.wanted, self.default = wanted, default
 
     def __eq__(self, other: object) -> bool:
         return type(other) is BeanOf and other.wanted == self.wanted
@@ -93,7 +93,12 @@ class BeanOf:
     async def __call__(self, connection: HTTPConnection) -> Any:
         exchange = the_exchange(connection)
         enter_route(exchange, connection)
-        return await exchange.container.aget(self.wanted)
+        try:
+            return await exchange.container.aget(self.wanted)
+        except MissingBeanError:
+            if self.default is EMPTY:
+                raise
+            return self.default
 
 
 if TYPE_CHECKING:
@@ -127,7 +132,17 @@ class InjectRoute(APIRoute):
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        response = options.get("response_class")
+        if isinstance(response, type) and issubclass(response, EventSourceResponse) and not _is_generator(endpoint):
+            # FastAPI would take it for a generator, never await it, and answer with nothing.
+            options["response_class"] = EventStreamDocumented
         super().__init__(path, filled(endpoint), **options)
+
+
+class EventStreamDocumented(Response):
+    """What the OpenAPI document knows of an endpoint that returns `sse(…)`."""
+
+    media_type = EventSourceResponse.media_type
 
 
 def filled(endpoint: Callable[..., Any]) -> Callable[..., Any]:
@@ -362,74 +377,3 @@ def enter_route(exchange: Exchange, connection: HTTPConnection) -> None:
         if _is_generator(endpoint):  # runs when FastAPI thinks it has returned, until the response has been sent
             stack = cast("AsyncExitStack", connection.scope["fastapi_inner_astack"])
         stack.enter_context(tools_added(endpoint_tools(endpoint)))
-
-
-# --- what endpoints ask for
-
-
-installed: WeakSet[Starlette] = WeakSet()
-"""The applications that have a container of their own."""
-
-
-def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tuple[str, RouteContext]]:
-    """The endpoints of an application and of those mounted in it that share its container, as `POST /chat (chat)`."""
-    for context in iter_route_contexts(routes):
-        path = f"{prefix}{context.path or ''}"
-        inner = context.original_route
-        if isinstance(inner, Mount):
-            if isinstance(inner.app, Starlette) and inner.app in installed:
-                continue
-            yield from endpoints_of(inner.routes or (), path)
-        elif context.endpoint is not None:
-            methods = "/".join(sorted(context.methods or ())) or "WebSocket"
-            yield f"{methods} {path} ({_name_of(context.endpoint)})", context
-
-
-def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type]:
-    """The tool classes among what the endpoints' `@toolbox` lists: beans that need no registration."""
-    for _, context in endpoints_of(routes):
-        yield from registrable(bean_types(toolbox_of(context.endpoint) or ()))
-
-
-def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Problem]:
-    """What is wrong with the `Inject[…]` parameters of all endpoints and their dependencies, and with their tools."""
-    for where, context in endpoints_of(routes):
-        for each in getattr(context.endpoint, ENDPOINT_MARK, ()):
-            default = MISSING if each.default is EMPTY else each.default
-            place = f"{where}, parameter {each.name!r}"
-            yield from graph.problems_of(point_of(each.wanted, place, parameter=each.name, default=default))
-        dependant = getattr(context, "dependant", None)
-        yield from _unreadable(dependant, where)
-        for point in _points_in(dependant, where) if dependant is not None else ():
-            yield from graph.problems_of(point)
-        if (
-            toolbox_of(context.endpoint) is None
-            and toolbox_of(inspect.unwrap(cast("Any", context.endpoint))) is not None
-        ):
-            what = "its @toolbox stands above the route's decorator, which did not see it"
-            yield Problem(where, what, "put @toolbox below, next to the function")
-        tools, problems = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
-        yield from problems
-        for tool in tools:
-            yield from tool_bean_problems(f"{where}, tool {tool.specification.name}", tool, graph)
-
-
-def _unreadable(dependant: Dependant | None, where: str) -> Iterator[Problem]:
-    """The parameters that FastAPI takes for the query's, because it could not read their `Inject[…]`."""
-    for field in dependant.query_params if dependant is not None else ():
-        annotation = field.field_info.annotation
-        text = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else None
-        if problem := unreadable_inject(where, field.name, text):
-            yield problem
-
-
-def _points_in(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:
-    for each in dependant.dependencies:
-        if isinstance(each.call, BeanOf):
-            yield point_of(each.call.wanted, f"{where}, parameter {each.name!r}", parameter=each.name or "")
-        else:
-            yield from _points_in(each, f"{where}, dependency {_name_of(each.call)}")
-
-
-def _name_of(function: object) -> str:
-    return getattr(function, "__name__", None) or type(function).__name__

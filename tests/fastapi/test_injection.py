@@ -307,6 +307,56 @@ async def test_a_parameter_with_a_default_keeps_it_when_there_is_no_bean(running
         assert (await client.get("/")).json() == "none, Hello you"
 
 
+@pytest.mark.parametrize("included_first", [True, False])
+@pytest.mark.parametrize("greeter", [None, English()], ids=["without the bean", "with it"])
+async def test_so_it_does_where_fastapi_fills_it(running, included_first: bool, greeter: English | None) -> None:
+    router = APIRouter()
+
+    def greeting(greeter: Inject[Greeter] = None) -> Greeter | None:  # type: ignore[assignment]
+        return greeter
+
+    @router.get("/async")
+    async def endpoint(
+        of: Annotated[Greeter, Depends(greeting)],
+        missing: Inject[Missing] = 1,  # type: ignore[assignment]
+        again: Inject[Missing] = 2,  # type: ignore[assignment]
+    ) -> Any:
+        return [missing, again, of is greeter]
+
+    @router.get("/def")
+    def on_thread(missing: Inject[Missing] = 3, greeter: Inject[Greeter] = None) -> Any:  # type: ignore[assignment]
+        return [missing, greeter is not None]
+
+    app = FastAPI()
+    if included_first:
+        app.include_router(router)
+    beans = Container()
+    if greeter is not None:
+        beans.register_instance(greeter, as_type=Greeter)
+    install(app, beans)
+    if not included_first:
+        app.include_router(router, prefix="/v1")
+
+    prefix = "" if included_first else "/v1"
+    async with running(app) as client:
+        assert (await client.get(f"{prefix}/async")).json() == [1, 2, True]
+        assert (await client.get(f"{prefix}/def")).json() == [3, greeter is not None]
+
+
+async def test_so_it_does_on_a_websocket(connect) -> None:
+    app = application()
+
+    @app.websocket("/")
+    async def endpoint(websocket: WebSocket, missing: Inject[Missing] = "none") -> None:  # type: ignore[assignment]
+        await websocket.accept()
+        await websocket.send_text(missing)
+
+    async with app.router.lifespan_context(app):
+        connection = connect(app, "/", kind="websocket")
+        await connection.start()
+        assert (await connection.sent("websocket.send"))["text"] == "none"
+
+
 @pytest.mark.parametrize("ours", [True, False], ids=["the application", "a plain router"])
 @pytest.mark.parametrize("wanted", [Counter, Greeter, Greeter | None, list[Greeter]], ids=str)
 def test_the_other_inject_is_refused_at_the_decorator(ours: bool, wanted: Any) -> None:

@@ -16,9 +16,12 @@ from fastapi import (
     WebSocket,
     WebSocketDisconnect,
 )
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.applications import Starlette
+from starlette.routing import Mount, Route
 
-from toolbox import Container, produces, request_scoped
+from toolbox import Container, ToolboxError, produces, request_scoped
 from toolbox_fastapi import ClientDisconnectedError, Inject, InjectRoute, install
 
 pytestmark = pytest.mark.anyio
@@ -153,6 +156,26 @@ async def test_a_handled_error_is_seen_though_nothing_is_injected(running) -> No
         assert (await client.get("/")).status_code == 409
 
     assert sessions[0].log == ["begun", "rolled back: HTTPException"]
+
+
+@pytest.mark.parametrize("around", [None, GZipMiddleware], ids=["bare", "in a middleware"])
+async def test_a_handled_error_in_a_mounted_application_that_is_not_fastapis_is_seen(running, around: Any) -> None:
+    container = Container().register(session)
+    app = FastAPI()
+    install(app, container)
+
+    async def endpoint(request: Request) -> Response:
+        await container.aget(Session)
+        raise HTTPException(409) if request.path_params["how"] == "http" else ToolboxError("inner text")
+
+    mounted = Starlette(routes=[Mount("/below", routes=[Route("/{how}", endpoint)])])
+    app.mount("/mounted", around(mounted) if around else mounted)
+
+    async with running(app) as client:
+        assert (await client.get("/mounted/below/http")).status_code == 409
+        assert (await client.get("/mounted/below/toolbox")).json()["title"] == "Internal Server Error"
+
+    assert [each.log[-1] for each in sessions] == ["rolled back: HTTPException", "rolled back: ToolboxError"]
 
 
 async def test_an_error_that_a_middleware_makes_a_response_of_is_seen(running) -> None:

@@ -63,6 +63,26 @@ async def test_texts_are_json_strings_and_the_end_is_told(running) -> None:
     ]
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_an_endpoint_may_name_its_response_class_too(running, asynchronous: bool) -> None:
+    app = FastAPI()
+    install(app, Container())
+
+    async def endpoint() -> EventSourceResponse:
+        return sse(of("a"))
+
+    def on_thread() -> EventSourceResponse:
+        return sse(of("a"))
+
+    app.get("/", response_class=EventSourceResponse)(endpoint if asynchronous else on_thread)
+
+    async with running(app) as client:
+        reply = await client.get("/")
+
+    assert events_in(reply.text) == [{"id": "0", "data": '"a"'}, {"event": "done", "data": "null"}]
+    assert list(app.openapi()["paths"]["/"]["get"]["responses"]["200"]["content"]) == ["text/event-stream"]
+
+
 async def test_events_are_named_after_their_types(running) -> None:
     @dataclass
     class City:

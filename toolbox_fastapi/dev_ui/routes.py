@@ -25,7 +25,7 @@ from toolbox.tools.invocation import Tool
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.sources import read_tools
 
-from ..endpoints import endpoints_of
+from ..requirements import endpoints_of
 from ..streaming import as_json, sse
 from .access import DevUi
 from .calls import ask, call_tool
