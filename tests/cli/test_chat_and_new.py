@@ -1,9 +1,13 @@
 """`toolbox chat` and `toolbox new`, as processes a user starts."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -68,7 +72,7 @@ def test_a_failure_is_shown_and_the_conversation_goes_on(tmp_path: Path) -> None
 
     done = toolbox("chat", "program:Assistant", folder=tmp_path, typed="one\ntwo\n")
 
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr  # for a script that pipes questions into it
     assert "503" in done.stdout
     assert "It is [five]." in done.stdout
 
@@ -81,15 +85,66 @@ def test_a_method_is_named_and_its_structured_reply_printed(tmp_path: Path) -> N
     assert '"total": 7' in done.stdout, done.stdout + done.stderr
 
 
-def test_mistakes_get_one_clear_line(tmp_path: Path) -> None:
+def test_a_program_reads_a_conversation_as_json_lines(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
 
-    nowhere = toolbox("chat", "program:Nobody", folder=tmp_path)
-    method = toolbox("chat", "program:Assistant", "--method", "nope", folder=tmp_path)
+    done = toolbox("chat", "program:Assistant", "--json", folder=tmp_path, typed="What is 2 + 3?\n")
 
-    assert (nowhere.returncode, method.returncode) == (2, 2)
-    assert "Traceback" not in nowhere.stderr + method.stderr
-    assert "nope" in method.stderr + method.stdout
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    [executed] = [line["execution"] for line in lines if line["event"] == "ToolExecuted"]
+    assert executed["result"] == "5"
+    assert "".join(line["text"] for line in lines if line["event"] == "PartialResponse") == "It is [five]."
+    assert lines[-1]["event"] == "end"
+    assert lines[-1]["turns"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["program:Nobody"], "has no 'Nobody'"),
+        (["program:container"], "program:container is no AI service"),
+        (["program:Calculator"], "program:Calculator is no AI service"),
+        (["program:Assistant", "--method", "nope"], "has no method nope; it has chat, total"),
+        (["program:Assistant", "--set", "language"], "--set takes name=value"),
+        (["program:Assistant", "--set", "language=en"], "has no parameter language; it has session, question"),
+    ],
+)
+def test_mistakes_get_one_clear_line(arguments: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    done = toolbox("chat", *arguments, folder=tmp_path, typed="What?\n")
+
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
+def test_ctrl_c_ends_a_conversation_at_once(tmp_path: Path) -> None:
+    import pty
+
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toolbox.cli", "chat", "program:Assistant"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    try:
+        shown = b""
+        while b"> " not in shown:  # it waits for a line
+            shown += os.read(ours, 1000)
+        process.send_signal(signal.SIGINT)
+
+        assert process.wait(timeout=30) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_a_new_project_passes_its_own_tests(tmp_path: Path) -> None:
@@ -104,6 +159,47 @@ def test_a_new_project_passes_its_own_tests(tmp_path: Path) -> None:
     assert "1 passed" in tests.stdout
     checked = toolbox("check", "my_shop:container", folder=project)
     assert "no default model" in checked.stdout + checked.stderr
+
+
+def test_a_new_project_s_types_are_right(tmp_path: Path) -> None:
+    toolbox("new", "my-shop", folder=tmp_path)
+    checker = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "my_shop.py", "tests"],
+        cwd=tmp_path / "my-shop",
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert checker.returncode == 0, checker.stdout + checker.stderr
+
+
+def test_a_project_is_made_in_the_current_folder_when_it_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "book_shop").mkdir()
+
+    done = toolbox("new", ".", "--json", folder=tmp_path / "book_shop")
+
+    assert "book_shop.py" in json.loads(done.stdout)["files"]
+    assert 'name = "book-shop"' in (tmp_path / "book_shop" / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("1shop", "begin it with a letter"),
+        ("class", "no keyword"),
+        ("json", "there is a Python module 'json' already"),
+        ("toolbox", "there is a Python module 'toolbox' already"),
+        ("pytest", "there is a Python module 'pytest' already"),
+    ],
+)
+def test_a_name_that_no_module_can_have_is_refused(name: str, told: str, tmp_path: Path) -> None:
+    done = toolbox("new", name, folder=tmp_path)
+
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert not (tmp_path / name).exists()
 
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,67 @@ def test_the_command_runs_as_a_process_too() -> None:
 
     [offer] = json.loads(done.stdout)["offers"]
     assert [tool["name"] for tool in offer["tools"]] == ["extract_city", "find_city", "forecast"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("raise RuntimeError('no such luck')", "RuntimeError: no such luck"),
+        ("import no_such_library", "No module named 'no_such_library'"),
+        ("from toolbox import no_such_name", "cannot import name 'no_such_name'"),
+        ("def broken(:", "SyntaxError"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_with_where_in_it(program: Program, text: str, told: str) -> None:
+    result = program(text, "check", "program:container")
+
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert "cannot be imported" in result.stderr
+    assert ", line 1" in result.stderr
+    assert "importlib" not in result.stderr
+    assert result.stderr.count("\n") <= 8
+
+
+def test_what_a_function_raises_instead_of_making_a_container_is_told(program: Program) -> None:
+    text = """
+        from toolbox import Container
+
+        def made() -> Container:
+            return Container(1)
+        """
+
+    result = program(text, "check", "program:made")
+
+    assert result.exit_code == 2
+    assert "made failed: TypeError" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("program:contaner", "did you mean 'container'?"),
+        ("program:Seller", "name the Container, "),
+        ("program.py", "such as program"),
+        ("program.py:container", "is a file; write the module's name"),
+    ],
+)
+def test_a_near_miss_is_answered_with_what_is_meant(program: Program, target: str, told: str) -> None:
+    result = program(SHOP, "check", target)
+
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+
+    assert result.stdout.strip() == version("toolbox-di")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(shell: str) -> None:
+    result = CliRunner().invoke(app, ["--show-completion", shell], prog_name="toolbox")
+
+    assert "toolbox" in result.stdout + result.stderr
+    assert result.exit_code == 0

@@ -5,12 +5,16 @@ Not here: the commands (`commands`).
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import json
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import typer
@@ -26,58 +30,108 @@ def load(target: str) -> Any:
     """What `module:name` means, imported from the current folder or the environment."""
     module_name, colon, path = target.partition(":")
     if not colon or not module_name or not path:
-        fail(f"{target!r} is no address; write module:name, such as my_app.main:container")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        fail(f"there is no module {error.name!r}; run this in the folder that holds it, or install it")
-    except ToolboxError as error:
-        fail(f"{module_name} cannot be imported: {error}")
+        example = f"{target.removesuffix('.py')}:container" if target and not colon else "my_app.main:container"
+        fail(f"{target!r} is no address; write module:name, such as {example}")
+    found: Any = import_module(module_name)
     for name in path.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
-            fail(f"{module_name} has no {path!r}; name what it defines")
+            near = difflib.get_close_matches(name, dir(found), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "name what it defines"
+            fail(f"{module_name} has no {path!r}; {hint}")
     return found
+
+
+def import_module(name: str) -> ModuleType:
+    """A module of the current folder or the environment."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            fail_in_program(f"{name} cannot be imported", error)
+        if name.endswith(".py"):
+            fail(f"{name!r} is a file; write the module's name, {name.removesuffix('.py').replace('/', '.')!r}")
+        fail(f"there is no module {error.name!r}; run this in the folder that holds it, or install it")
+    except ToolboxError as error:
+        fail(f"{name} cannot be imported: {error}")
+    except Exception as error:
+        fail_in_program(f"{name} cannot be imported", error)
 
 
 def load_container(target: str) -> Container:
     """The container, or what the function found there returns."""
     found = load(target)
-    found = found() if is_container_factory(found) else found
+    if is_container_factory(found):
+        try:
+            found = found()
+        except ToolboxError as error:
+            fail(f"{target} failed: {error}")
+        except Exception as error:
+            fail_in_program(f"{target} failed", error)
     if not isinstance(found, Container):
-        fail(f"{target} is a {type(found).__name__}; name a Container, or a function `-> Container`")
+        kind = "class" if isinstance(found, type) else type(found).__name__
+        module = target.partition(":")[0]
+        there = [name for name, each in containers_in(module)]
+        hint = f"the Container, {module}:{there[0]}" if there else "a Container, or a function `-> Container`"
+        fail(f"{target} is a {kind}; name {hint}")
     return found
+
+
+def containers_in(module: str) -> list[tuple[str, Container]]:
+    """The containers of a module that has been imported, by name."""
+    return [(name, each) for name, each in vars(sys.modules[module]).items() if isinstance(each, Container)]
 
 
 def container_of(service: type, target: str, address: str | None) -> Container:
     """The container at `address`, else the one in the service's module, else a new one with the service."""
     if address is not None:
         return load_container(address)
-    module = importlib.import_module(target.partition(":")[0])
-    found = next((each for each in vars(module).values() if isinstance(each, Container)), None)
-    return found if found is not None else Container().register(service)
+    for _, found in containers_in(target.partition(":")[0]):
+        return found
+    return Container().register(service)
 
 
-def prompt_for(console: Console) -> Callable[[], str]:
-    """What asks for a line: with a prompt for a person, without for a pipe."""
-    if sys.stdin.isatty():
+def prompt_for(console: Console, *, quiet: bool) -> Callable[[], str]:
+    """What asks for a line: with a prompt for a person, unless it should be `quiet`; without for a pipe."""
+    if sys.stdin is not None and sys.stdin.isatty() and not quiet:
         return lambda: console.input("[bold]> [/]")
     return input
 
 
+def leave_interrupted() -> NoReturn:
+    """Ends the program as Ctrl-C does. At once: a thread may still wait for input, on which Python would choke."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130)
+
+
 def is_container_factory(found: object) -> bool:
     """Whether it is a function declared to return a container."""
-    return inspect.isfunction(found) and read_signature(found).returns is Container
+    if not inspect.isfunction(found) or inspect.iscoroutinefunction(found):
+        return False
+    return read_signature(found).returns is Container
 
 
 def fail(message: str) -> NoReturn:
     """Ends the program with status 2, as for every wrong use."""
     Console(stderr=True).print(f"toolbox: {escape(message)}", soft_wrap=True, highlight=False)
     raise typer.Exit(2)
+
+
+def fail_in_program(message: str, error: Exception) -> NoReturn:
+    """The same for what the user's program raised, with where in it, and without the frames that led there."""
+    told = traceback.TracebackException.from_exception(error)
+    frames = [each for each in told.stack if not each.filename.startswith(_NOT_THE_PROGRAM)]
+    told.stack = traceback.StackSummary.from_list(frames)
+    Console(stderr=True).print(f"{escape(''.join(told.format()))}", soft_wrap=True, highlight=False, end="")
+    fail(f"{message}: {type(error).__name__}, see above")
+
+
+_NOT_THE_PROGRAM = ("<frozen importlib", str(Path(importlib.__file__).parent), str(Path(__file__).parent))
 
 
 def show(text: str) -> None:

@@ -5,6 +5,7 @@ The home of typer and rich. Not here: the checks, the graph and the specificatio
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
@@ -17,9 +18,11 @@ from rich.markup import escape
 
 from ..errors import IllegalConfigurationError
 from ..overview import nodes_of
+from ..services.declaration import service_options_of
 from .addresses import (
     container_of,
     fail,
+    leave_interrupted,
     load,
     load_container,
     print_json,
@@ -30,9 +33,7 @@ from .addresses import (
 from .drawing import mermaid_lines, text_lines
 from .offers import offers_of, specification_lines
 
-app = typer.Typer(
-    help="Looks into a program written with toolbox.", no_args_is_help=True, pretty_exceptions_enable=False
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Where it is, such as my_app.main:container")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs to read.")]
@@ -41,6 +42,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs t
 def main() -> None:
     """The console script."""
     app()
+
+
+def print_version(wanted: bool) -> None:
+    """What `--version` does."""
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(version("toolbox-di"))
+        raise typer.Exit
+
+
+@app.callback()
+def toolbox(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Looks into a program written with toolbox."""
 
 
 @app.command()
@@ -105,15 +124,21 @@ def chat(
     values: Annotated[
         list[str] | None, typer.Option("--set", help="A further parameter, name=value; may be repeated.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what happens as JSON, an object in each line.")
+    ] = False,
 ) -> None:
-    """Talks to a service on the terminal: text as it comes, tools as they are called. `exit` or Ctrl-D ends it."""
+    """Talks to a service on the terminal: text as it comes, tools as they are called. `exit` or Ctrl-D ends it.
+
+    What is piped into it is asked line by line; the exit status is 1 when one of these questions failed.
+    """
     import asyncio
 
-    from .terminal import converse, plan_of
+    from .terminal import Conversation, ShowJson, ShowText, converse, plan_of
 
     service = load(target)
-    if not isinstance(service, type):
-        fail(f"{target} is no class; name an AI service, module:Service")
+    if not isinstance(service, type) or service_options_of(service) is None:
+        fail(f"{target} is no AI service; name a class that is marked @register_ai_service")
     try:
         given = dict(each.split("=", 1) for each in values or ())
     except ValueError:
@@ -121,28 +146,44 @@ def chat(
     console = Console(soft_wrap=True)
     try:
         plan = plan_of(service, method)
-        asyncio.run(
-            converse(container_of(service, target, container), plan, memory_id, given, console, prompt_for(console))
-        )
+        there = container_of(service, target, container)
+        conversation = Conversation(there, plan, memory_id, given, ShowJson() if as_json else ShowText(console))
+        failed = asyncio.run(converse(there, conversation, prompt_for(console, quiet=as_json)))
     except LookupError as error:
         fail(str(error.args[0]))
     except IllegalConfigurationError as error:
         refuse(error.problems)
     except KeyboardInterrupt:
-        console.print()
+        leave_interrupted()
+    else:
+        if failed and not sys.stdin.isatty():
+            raise typer.Exit(1)
 
 
 @app.command()
-def new(folder: Annotated[Path, typer.Argument(help="The folder to make; its name is the project's.")]) -> None:
+def new(
+    folder: Annotated[Path, typer.Argument(help="The folder to make; its name is the project's.")],
+    as_json: AsJson = False,
+) -> None:
     """Writes a new project: a FastAPI service with a tool of its own, and the tests that it passes."""
     from .scaffold import new_project
 
     try:
-        for file in new_project(folder):
-            show(f"[dim]wrote[/] {escape(str(file))}")
-    except (OSError, ValueError) as error:
+        files = new_project(folder)
+    except OSError as error:
+        fail(f"{folder} cannot be written: {error.strerror}" if error.strerror else str(error))
+    except ValueError as error:
         fail(str(error))
-    show(f"Now: cd {escape(str(folder))} && python -m pytest, and see README.md")
+    if as_json:
+        print_json({"files": [str(file) for file in files]})
+        return
+    for file in files:
+        show(f"[dim]wrote[/] {escape(str(file))}")
+    show("Now:")
+    if folder.resolve() != Path.cwd():
+        show(f"  cd {escape(shlex.quote(str(folder)))}")
+    show("  pip install 'toolbox-di\\[fastapi]' pytest\n  python -m pytest")
+    show("README.md there says more.")
 
 
 @app.command("mcp")

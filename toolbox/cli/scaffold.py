@@ -6,6 +6,9 @@ Not here: the command itself (`cli`).
 from __future__ import annotations
 
 import re
+import sys
+from importlib.machinery import PathFinder
+from keyword import iskeyword
 from pathlib import Path
 
 APP = '''"""{title}: a FastAPI service whose model may call our tools."""
@@ -46,13 +49,14 @@ async def chat(session: str, question: str, assistant: Inject[Assistant]) -> dic
 
 TEST = '''"""The service with a scripted model: no key, no network."""
 
+import pytest
 from fastapi.testclient import TestClient
 
 from {package} import app, container
 from toolbox.testing import ExpectedCall, ScriptedChatModel, assert_tool_calls, tool_call
 
 
-def test_the_assistant_adds_with_its_tool(monkeypatch) -> None:
+def test_the_assistant_adds_with_its_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ScriptedChatModel([tool_call("add", {{"a": 2, "b": 3}}), "It is 5."])
     monkeypatch.setitem(container.models, "default", model)
 
@@ -97,18 +101,33 @@ FILES = {
 def new_project(folder: Path) -> list[Path]:
     """Writes a project into `folder`, which is made; the files, in order.
 
-    Raises `FileExistsError` when the folder is not empty, `ValueError` when its name makes no Python module.
+    Raises `FileExistsError` when the folder is not empty, `ValueError` when its name makes no Python module, or
+    one that would hide another.
     """
-    name = folder.name
-    package = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-    if not package.isidentifier():
-        raise ValueError(f"{name!r} cannot be the name of a Python module; begin it with a letter")
+    title = folder.resolve().name
+    package = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
+    if not package.isidentifier() or iskeyword(package):
+        raise ValueError(f"{title!r} cannot be the name of a Python module; begin it with a letter, and use no keyword")
+    if is_taken(package):
+        raise ValueError(
+            f"there is a Python module {package!r} already, which the project would hide; choose another name"
+        )
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty")
+        raise FileExistsError(f"{folder} is not empty; choose another folder")
+    name = package.replace("_", "-")
     written = []
     for path, text in FILES.items():
         file = folder / path.format(package=package)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text.format(name=name, package=package, title=name.replace("_", " ")), encoding="utf-8")
+        file.write_text(text.format(name=name, package=package, title=title), encoding="utf-8")
         written.append(file)
     return written
+
+
+def is_taken(module: str) -> bool:
+    """Whether Python or what is installed has a module of this name, outside the current folder."""
+    if module in sys.stdlib_module_names:
+        return True
+    elsewhere = [each for each in sys.path if each and Path(each).resolve() != Path.cwd()]
+    found = PathFinder.find_spec(module, elsewhere)
+    return found is not None and found.origin is not None

@@ -6,10 +6,12 @@ Not here: the command itself (`cli`).
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import Any, Protocol
 
 from pydantic_core import to_json
 from rich.console import Console
@@ -57,19 +59,26 @@ def spoken_parameter(plan: MethodPlan, given: Iterable[str]) -> str:
 
 
 class Conversation:
-    """One service method, asked turn by turn; `show` prints rich text, `end` ends its line or not."""
+    """One service method, asked turn by turn.
+
+    Raises `LookupError` for a value in `given` that it does not take.
+    """
 
     def __init__(
-        self, container: Container, plan: MethodPlan, memory_id: object, given: Mapping[str, str], console: Console
+        self, container: Container, plan: MethodPlan, memory_id: object, given: Mapping[str, str], show: Show
     ) -> None:
-        self._container, self._plan, self._console = container, plan, console
+        self._container, self._plan, self.show = container, plan, show
+        if unknown := [name for name in given if name not in plan.signature.parameters]:
+            raise LookupError(
+                f"{plan.where} has no parameter {unknown[0]}; it has {', '.join(plan.signature.parameters)}"
+            )
         self._given: dict[str, Any] = dict(given)
         if plan.memory_parameter is not None:
             self._given[plan.memory_parameter] = memory_id
         self._parameter = spoken_parameter(plan, given)
 
-    async def say(self, text: str) -> None:
-        """One turn, in a request scope of its own; what fails is shown, and the conversation goes on."""
+    async def say(self, text: str) -> bool:
+        """One turn, in a request scope of its own; what fails is shown, and False, and the conversation goes on."""
         bound = self._plan.signature.bind(**self._given, **{self._parameter: text})
         bound.apply_defaults()
         made: list[Invocation] = []
@@ -78,20 +87,47 @@ class Conversation:
             made.append(Invocation(self._plan, self._container.host, bound.arguments, streaming=True))
             return made[0]
 
+        is_structured = self._plan.output.kind is Kind.STRUCTURED
         async with self._container.request_scope():
             try:
                 async for event in EventStream(begin, lambda invocation: invocation.events()):
-                    self._show(event)
+                    if not (is_structured and isinstance(event, PartialResponse)):
+                        self.show.event(event)
             except ToolboxError as error:
-                self._print(f"\n[red]{escape(str(error))}[/]")
-                return
-        value = made[0].value()
-        if self._plan.output.kind is Kind.STRUCTURED and not self._plan.output.is_stream:
-            self._print(escape(to_json(getattr(value, "content", value), indent=2).decode()))
+                self.show.failure(error)
+                return False
+        if is_structured and not self._plan.output.is_stream:
+            value = made[0].value()
+            self.show.value(getattr(value, "content", value))
+        return True
 
-    def _show(self, event: ServiceEvent) -> None:
+
+class Show(Protocol):
+    """Where a conversation is shown."""
+
+    def event(self, event: ServiceEvent) -> None:
+        """Something that happens in a turn."""
+
+    def value(self, value: object) -> None:
+        """What a turn came to, when that is no text."""
+
+    def failure(self, error: ToolboxError) -> None:
+        """Why a turn came to nothing."""
+
+    def end(self, turns: int, seconds: float) -> None:
+        """The conversation is over."""
+
+
+class ShowText:
+    """For a person: text as it comes, tools as they are called."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def event(self, event: ServiceEvent) -> None:
+        """See `Show`."""
         match event:
-            case PartialResponse(text) if self._plan.output.kind is not Kind.STRUCTURED:
+            case PartialResponse(text):
                 self._print(escape(text), end="")
             case PartialReasoning(text):
                 self._print(f"[dim italic]{escape(text)}[/]", end="")
@@ -104,32 +140,77 @@ class Conversation:
             case CompleteResponse():
                 self._print("")
 
+    def value(self, value: object) -> None:
+        """See `Show`."""
+        self._print(escape(to_json(value, indent=2).decode()))
+
+    def failure(self, error: ToolboxError) -> None:
+        """See `Show`."""
+        self._print(f"\n[red]{escape(str(error))}[/]")
+
+    def end(self, turns: int, seconds: float) -> None:
+        """See `Show`."""
+        self._print(f"[dim]{turns} {'turn' if turns == 1 else 'turns'} in {seconds:.0f} s[/]")
+
     def _print(self, text: str, end: str = "\n") -> None:
         self._console.print(text, end=end, highlight=False, soft_wrap=True)
 
 
-async def converse(
-    container: Container,
-    plan: MethodPlan,
-    memory_id: object,
-    given: Mapping[str, str],
-    console: Console,
-    read: Callable[[], str],
-) -> None:
-    """Talks until the input ends, or says `exit`. `read` gives a line, and raises `EOFError` after the last."""
+class ShowJson:
+    """For a program: an object in each line, named after what happened."""
+
+    def event(self, event: ServiceEvent) -> None:
+        """See `Show`."""
+        self._print(type(event).__name__, {each.name: getattr(event, each.name) for each in fields(event)})
+
+    def value(self, value: object) -> None:
+        """See `Show`."""
+        self._print("value", {"value": value})
+
+    def failure(self, error: ToolboxError) -> None:
+        """See `Show`."""
+        self._print("failure", {"error": type(error).__name__, "message": str(error)})
+
+    def end(self, turns: int, seconds: float) -> None:
+        """See `Show`."""
+        self._print("end", {"turns": turns, "seconds": round(seconds, 3)})
+
+    def _print(self, event: str, facts: dict[str, Any]) -> None:
+        print(to_json({"event": event, **facts}, fallback=str).decode(), flush=True)  # noqa: T201 - what it is for
+
+
+async def converse(container: Container, conversation: Conversation, read: Callable[[], str]) -> int:
+    """Talks until the input ends, or says `exit`; how many turns failed.
+
+    `read` gives a line, and raises `EOFError` after the last.
+    """
     async with container:
-        conversation = Conversation(container, plan, memory_id, given, console)
         began = time.monotonic()
-        turns = 0
-        while (line := await asyncio.to_thread(_line_of, read)) not in (None, "exit"):
+        turns = failed = 0
+        while (line := await _typed(read)) not in (None, "exit"):
             if line:
                 turns += 1
-                await conversation.say(line)
-        console.print(f"[dim]{turns} turns in {time.monotonic() - began:.0f} s[/]")
+                failed += not await conversation.say(line)
+        conversation.show.end(turns, time.monotonic() - began)
+    return failed
 
 
-def _line_of(read: Callable[[], str]) -> str | None:
-    try:
-        return read().strip()
-    except EOFError:
-        return None
+async def _typed(read: Callable[[], str]) -> str | None:
+    """The next line; None after the last. Its thread is left behind when the program ends: nobody can end `read`."""
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str | None] = loop.create_future()
+
+    def settle(text: str | None) -> None:
+        if not line.done():
+            line.set_result(text)
+
+    def wait() -> None:
+        try:
+            text: str | None = read().strip()
+        except (EOFError, OSError, ValueError):  # at the end, or without an input
+            text = None
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(settle, text)
+
+    threading.Thread(target=wait, name="toolbox-input", daemon=True).start()
+    return await line
