@@ -374,7 +374,10 @@ class ModelRefusedError(ModelError):
 
 
 class ModelTruncatedError(ModelError):
-    """The reply was cut at the token limit inside a tool call or a structured answer; `.text` is what came."""
+    """The reply was cut at the token limit inside a tool call or a structured answer, or before it said anything.
+
+    `.text` is what came.
+    """
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)

@@ -64,13 +64,16 @@ class ModelSettings(_Section):
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
     seed: int | None = None
+    parallel_tool_calls: bool | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
+    extra_body: dict[str, Any] = Field(default_factory=dict)
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     query: dict[str, SecretStr] = Field(default_factory=dict)
     supports_response_format: bool | None = None
     send_tool_metadata: Names = ()
     strict_tools: bool | None = None
     stream_usage: bool | None = None
+    transport: Literal["aiohttp", "httpx2"] | None = None
 
 
 class RestSettings(_Section):

@@ -1,5 +1,6 @@
 """Which model a name means, what is wrong when it means none, and who closes it."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ from toolbox import (
     ModelRefusedError,
     ModelTimeoutError,
     OpenAiChatModel,
+    ToolSpecification,
     UserMessage,
 )
 from toolbox.models.selection import NamedModels
 from toolbox.models.streaming import stream_of
-from toolbox.settings import ToolboxSettings
+from toolbox.settings import ModelSettings, ToolboxSettings
 from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
@@ -145,18 +147,21 @@ async def test_every_setting_of_a_model_reaches_it(serve: Serve) -> None:
         "max_tokens": 9,
         "max_completion_tokens": 8,
         "seed": 7,
+        "parallel_tool_calls": False,
         "parameters": {"stop": "x"},
+        "extra_body": {"top_k": 3},
         "headers": {"X-Team": "a"},
         "query": {"v": "1"},
         "supports_response_format": False,
         "send_tool_metadata": ["k"],
         "strict_tools": True,
         "stream_usage": False,
+        "transport": "httpx2",
     }
     found = NamedModels({}, ToolboxSettings.model_validate({"models": {"default": section}}))
 
     model = found.find()
-    await model.chat(HI)
+    await model.chat(ChatRequest(HI.messages, [ToolSpecification("look", metadata={"k": 1})]))
     await found.aclose()
 
     assert isinstance(model, OpenAiChatModel)
@@ -164,10 +169,19 @@ async def test_every_setting_of_a_model_reaches_it(serve: Serve) -> None:
     assert "sk-1" not in repr(model)
     assert (server.headers[0]["authorization"], server.headers[0]["x-team"]) == ("Bearer sk-1", "a")
     assert server.paths == ["/v1/chat/completions?v=1"]
-    sent = {key: value for key, value in server.requests[0].items() if key != "messages"}
+    assert server.requests[0]["tools"][0]["function"]["k"] == 1
+    sent = {key: value for key, value in server.requests[0].items() if key not in ("messages", "tools")}
     assert sent == {
         "model": "m", "temperature": 0.1, "max_tokens": 9, "max_completion_tokens": 8, "seed": 7, "stop": "x",
+        "parallel_tool_calls": False, "top_k": 3,
     }  # fmt: skip
+
+
+def test_whatever_a_model_takes_is_a_setting() -> None:
+    renamed = {"extra_headers": "headers", "extra_query": "query"}
+    taken = {renamed.get(each, each) for each in inspect.signature(OpenAiChatModel).parameters}
+
+    assert set(ModelSettings.model_fields) == taken
 
 
 class Closing(ScriptedChatModel):
