@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import functools
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,7 @@ from toolbox import (
     InvocationContext,
     Result,
     blocking,
+    create_ai_service,
     non_blocking,
     register_ai_service,
     run_on,
@@ -419,3 +421,44 @@ async def test_a_cancelled_future_that_a_call_waited_for_is_its_failure_and_no_c
         await LoopRunner(Workers()).run(execution, work, "work", finish=finish)
 
     assert [type(each) for each in finished] == [FutureCancelled]
+
+
+class Waiting(Protocol):
+    def ask(self, question: str) -> Result[str]: ...
+
+
+def asking(tool: Callable[..., object], *replies: AiMessage | str) -> Waiting:
+    return create_ai_service(Waiting, chat_model=ScriptedChatModel(replies), tools=[tool])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_tool_that_exits_the_program_exits_its_caller_and_stops_no_other_call(asynchronous: bool) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    async def leave_later() -> None:
+        raise SystemExit(3)
+
+    tool = leave_later if asynchronous else leave
+    with pytest.raises(SystemExit, match="3"):
+        asking(tool, AiMessage(None, [tool_call(tool.__name__)])).ask("q")
+
+    assert asking(tool, "still there").ask("q").content == "still there"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_def_around_a_coroutine_function_may_wait_for_it_or_hand_it_on(waits: bool) -> None:
+    async def inside(number: int) -> int:
+        return number + 1
+
+    @functools.wraps(inside)
+    def around(number: int) -> object:
+        return asyncio.run(inside(number)) if waits else inside(number)
+
+    class Awaited(Protocol):
+        async def ask(self, question: str) -> Result[str]: ...
+
+    calls = AiMessage(None, [tool_call("inside", {"number": 1})])
+    service = create_ai_service(Awaited, chat_model=ScriptedChatModel([calls, "two"]), tools=[around])
+
+    assert [each.result_object for each in (await service.ask("q")).tool_executions] == [2]

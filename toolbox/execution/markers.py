@@ -72,8 +72,8 @@ def run_on(executor: Executor | str) -> Callable[[F], F]:
 
 
 def is_async(function: object) -> bool:
-    """Whether calling `function` makes a coroutine."""
-    return inspect.iscoroutinefunction(inspect.unwrap(function) if callable(function) else function)
+    """Whether calling `function` makes a coroutine; a `def` around an `async def` may as well wait for it."""
+    return inspect.iscoroutinefunction(getattr(function, "__func__", function))
 
 
 def returns_awaitable(annotation: object) -> bool:

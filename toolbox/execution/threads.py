@@ -69,7 +69,11 @@ class LoopThread:
         def work() -> None:
             asyncio.set_event_loop(self.loop)
             self.loop.call_soon(running.set)
-            self.loop.run_forever()
+            while True:
+                try:
+                    return self.loop.run_forever()
+                except (SystemExit, KeyboardInterrupt):
+                    continue  # raised by a task, whose caller gets it; all others go on
 
         self._thread = threading.Thread(target=work, name=self._name, daemon=True)
         self._thread.start()
