@@ -177,6 +177,25 @@ async def test_every_setting_of_a_model_reaches_it(serve: Serve) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"api_key": "sec ret"}, "API key"),
+        ({"base_url": "http://"}, "address"),
+        ({"base_url": "http://u:sec ret@127.0.0.1"}, "address"),
+        ({"headers": {"X-Team": "sec ret\n"}}, "X-Team"),
+    ],
+)
+def test_what_a_model_cannot_be_made_with_is_told_at_start(settings: dict[str, Any], says: str) -> None:
+    section = {"model": "m", "base_url": "http://127.0.0.1:9/v1", **settings}
+    problem = models(models={"default": section}).problem(None, "Assistant")
+
+    assert problem is not None
+    assert says in problem.what
+    assert "TOOLBOX_MODELS__DEFAULT__" in problem.fix
+    assert "sec ret" not in str(problem)
+
+
 def test_whatever_a_model_takes_is_a_setting() -> None:
     renamed = {"extra_headers": "headers", "extra_query": "query"}
     taken = {renamed.get(each, each) for each in inspect.signature(OpenAiChatModel).parameters}

@@ -82,7 +82,7 @@ class NamedModels:
         section = self._section(name)
         if section is not None:
             if section.model or (name == DEFAULT_NAME and os.environ.get("OPENAI_MODEL")):
-                return _address_fault(name, section.base_url, where)
+                return _reach_fault(name, section, where)
             return Problem(where, f"the settings of model {name!r} do not say which model", f"set {variable}")
         if name != DEFAULT_NAME:
             near = get_close_matches(name, self._names(), n=1)
@@ -93,7 +93,7 @@ class NamedModels:
                 f"give it as Container(models={{{name!r}: …}}) or set {variable}",
             )
         if _openai_from_environment():
-            return _address_fault(name, None, where)
+            return _reach_fault(name, None, where)
         if self._settings.demo:
             return None
         return Problem(where, _no_default(), _WAYS)
@@ -136,14 +136,26 @@ class NamedModels:
         return OpenAiChatModel(section.model or os.environ["OPENAI_MODEL"], **arguments_of(section))
 
 
-def _address_fault(name: str, own: str | None, where: str) -> Problem | None:
-    from .transport import is_address
+def _reach_fault(name: str, section: ModelSettings | None, where: str) -> Problem | None:
+    """What is wrong with the address, key or headers that the environment says."""
+    from .options import problems_of
+    from .transport import TransportSettings, is_address
 
+    own = section.base_url if section is not None else None
     address = own or os.environ.get("OPENAI_BASE_URL")
-    if not address or is_address(address):
+    prefix = f"TOOLBOX_MODELS__{_variable(name)}__"
+    if address and not is_address(address):
+        variable = f"{prefix}BASE_URL" if own else "OPENAI_BASE_URL"
+        what = f"the address of model {name!r} does not begin with http:// or https://"
+        return Problem(where, what, f"mend {variable}")
+    given = arguments_of(section) if section is not None else {}
+    key = given.get("api_key") or os.environ.get("OPENAI_API_KEY") or "none"
+    settings = TransportSettings(address or "https://unset", key, headers=given.get("extra_headers", {}))
+    found = next(problems_of(name, settings), None)
+    if found is None:
         return None
-    variable = f"TOOLBOX_MODELS__{_variable(name)}__BASE_URL" if own else "OPENAI_BASE_URL"
-    return Problem(where, f"the address of model {name!r} does not begin with http:// or https://", f"mend {variable}")
+    fix = f"{found.fix}; the variables are {prefix}BASE_URL, __API_KEY, __HEADERS, then OPENAI_BASE_URL, OPENAI_API_KEY"
+    return Problem(where, f"model {name!r} cannot be made: {found.what}", fix)
 
 
 def no_model(given: object, where: str, place: str) -> Problem | None:
