@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,8 +38,8 @@ container.register(Assistant)
 """
 
 
-def toolbox(*arguments: str, folder: Path, typed: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1"}
+def toolbox(*arguments: str, folder: Path, typed: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1", **variables}
     return subprocess.run(
         [sys.executable, "-m", "toolbox.cli", *arguments],
         cwd=folder,
@@ -157,6 +158,9 @@ def test_a_new_project_passes_its_own_tests(tmp_path: Path) -> None:
 
     assert tests.returncode == 0, tests.stdout + tests.stderr
     assert "1 passed" in tests.stdout
+    [url] = re.findall(r"curl 'localhost:8000/chat/me\?question=(\S+)'", (project / "README.md").read_text())
+    asked = toolbox("chat", "my_shop:Assistant", folder=project, typed=url.replace("+", " "), TOOLBOX_DEMO="1")
+    assert "to fahrenheit: 68" in asked.stdout, asked.stdout + asked.stderr
     checked = toolbox("check", "my_shop:container", folder=project)
     assert "no default model" in checked.stdout + checked.stderr
 

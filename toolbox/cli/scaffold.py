@@ -21,16 +21,16 @@ from toolbox import Container, MemoryId, Result, register_ai_service, system_mes
 from toolbox_fastapi import Inject, install
 
 
-class Calculator:
+class Thermometer:
     """Tools: methods that the model may call. A docstring describes them, type hints tell their arguments."""
 
     @tool
-    def add(self, a: int, b: int) -> int:
-        """Adds two whole numbers."""
-        return a + b
+    def to_fahrenheit(self, celsius: float) -> float:
+        """Converts a temperature from degrees Celsius to degrees Fahrenheit."""
+        return celsius * 9 / 5 + 32
 
 
-@register_ai_service(tools=Calculator)
+@register_ai_service(tools=Thermometer)
 class Assistant(Protocol):
     @system_message("You are a helpful assistant. Use your tools.")
     async def chat(self, session: MemoryId[str], question: str) -> Result[str]: ...
@@ -56,15 +56,15 @@ from {package} import app, container
 from toolbox.testing import ExpectedCall, ScriptedChatModel, assert_tool_calls, tool_call
 
 
-def test_the_assistant_adds_with_its_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ScriptedChatModel([tool_call("add", {{"a": 2, "b": 3}}), "It is 5."])
+def test_the_assistant_converts_with_its_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ScriptedChatModel([tool_call("to_fahrenheit", {{"celsius": 20}}), "It is 68 °F."])
     monkeypatch.setitem(container.models, "default", model)
 
     with TestClient(app) as client:
-        reply = client.get("/chat/me", params={{"question": "What is 2 + 3?"}}).json()
+        reply = client.get("/chat/me", params={{"question": "How warm is 20 °C?"}}).json()
 
-    assert reply == {{"answer": "It is 5.", "tools": ["add"]}}
-    assert_tool_calls(model, ExpectedCall("add", {{"a": 2, "b": 3}}, result="5"))
+    assert reply == {{"answer": "It is 68 °F.", "tools": ["to_fahrenheit"]}}
+    assert_tool_calls(model, ExpectedCall("to_fahrenheit", {{"celsius": 20}}, result="68.0"))
 '''
 
 PROJECT = """[project]
@@ -84,7 +84,7 @@ README = """# {title}
 
     pip install 'toolbox-di[fastapi]' pytest
     TOOLBOX_DEMO=1 uvicorn {package}:app          # without a model; or set OPENAI_MODEL and OPENAI_API_KEY
-    curl 'localhost:8000/chat/me?question=Add+2+and+3'
+    curl 'localhost:8000/chat/me?question=How+warm+is+20+degrees+Celsius'
     python -m pytest
     toolbox check {package}:container             # and: graph, tools, chat {package}:Assistant
 """
