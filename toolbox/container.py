@@ -108,6 +108,8 @@ class Container:
     def include(self, container: Any) -> Self:
         """Makes each provider of a `dependency_injector` container, class or instance, a bean."""
         self._refuse_started("include")
+        if isinstance(container, Container) or not hasattr(container, "providers"):
+            raise TypeError(f"include(…) takes a dependency_injector container, not a {type(container).__name__}")
         self._registry.include(container)
         return self
 
@@ -151,7 +153,9 @@ class Container:
 
         if isinstance(member, type):
             marks = (scope_mark_of(member), service_options_of(member), client_mark_of(member))
-            return any(mark is not None for mark in marks) or bool(bean_types([member]))
+            is_marked = any(mark is not None for mark in marks)
+            # An abstract class with tools offers them through its subclasses.
+            return is_marked or (bool(bean_types([member])) and not inspect.isabstract(member))
         return producer_mark_of(member) is not None
 
     def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:

@@ -90,7 +90,7 @@ def forms_of(form: Any) -> tuple[Any, ...]:
 def _walk(form: Any) -> Iterator[Any]:
     yield form
     cls = class_of(form)
-    if not isinstance(cls, type):
+    if not isinstance(cls, type) or is_union(form):
         return
     # In the MRO's order, so that the nearer type comes first; the generic bases of each class beside it.
     arguments = {cls: dict(zip(parameters_of(cls), get_args(form), strict=False))}

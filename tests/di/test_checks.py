@@ -4,6 +4,7 @@ import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
 
 import pytest
@@ -100,6 +101,16 @@ def test_an_instance_of_a_missing_bean_is_a_problem_too() -> None:
     [problem] = Container().register(Uses).check()
 
     assert problem.where == "Uses.payments"
+
+
+def test_a_list_of_instances_is_no_list_of_beans() -> None:
+    class Uses:
+        def __init__(self, shapes: list[Instance[Payments]], named: dict[str, Instance[Payments]]) -> None: ...
+
+    listed, named = Container().register(Uses).check()
+
+    assert listed.fix == "write Instance[list[Payments]]"
+    assert named.fix == "write Instance[dict[str, Payments]]"
 
 
 def test_unannotated_parameters() -> None:
@@ -220,7 +231,17 @@ def test_what_cannot_be_registered() -> None:
     def sync() -> Iterator[str]:
         yield ""
 
-    problems = Container().register(Shape, Payments, unmarked, silent, wrong, sync, 3).check()
+    @produces()
+    @contextmanager
+    def entered() -> Iterator[bytes]:
+        yield b""
+
+    class Factory:
+        @produces()
+        def method(self) -> float:
+            return 1.0
+
+    problems = Container().register(Shape, Payments, unmarked, silent, wrong, sync, entered, Factory, 3).check()
 
     assert [problem.where for problem in problems] == [
         "register(3)",
@@ -230,6 +251,8 @@ def test_what_cannot_be_registered() -> None:
         "silent",
         "wrong",
         "sync",
+        "entered",
+        "Factory.method",
     ]
     assert all(problem.fix for problem in problems)
 

@@ -583,13 +583,28 @@ async def test_all_kinds_of_producers() -> None:
         assert c.get(float) == 1.0
 
 
-async def test_a_producer_may_make_none_once() -> None:
-    calls: list[int] = []
-
+def make_nothing_in_an_older_spelling(calls: list[int]) -> Any:
     @produces(scope="application")
     def nothing() -> Optional[Square]:  # noqa: UP045
         calls.append(1)
         return None
+
+    return nothing
+
+
+def make_nothing(calls: list[int]) -> Any:
+    @produces(scope="application")
+    def nothing() -> Square | None:
+        calls.append(1)
+        return None
+
+    return nothing
+
+
+@pytest.mark.parametrize("making", [make_nothing, make_nothing_in_an_older_spelling])
+async def test_a_producer_may_make_none_once(making: Any) -> None:
+    calls: list[int] = []
+    nothing = making(calls)
 
     class Uses:
         def __init__(self, square: Square | None) -> None:

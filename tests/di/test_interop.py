@@ -204,6 +204,12 @@ async def test_nested_containers() -> None:
         assert c.get(Mailer).engine is c.get(Engine)
 
 
+@pytest.mark.parametrize("other", [5, Container()])
+def test_nothing_else_can_be_included(other: Any) -> None:
+    with pytest.raises(TypeError, match="dependency_injector container"):
+        Container().include(other)
+
+
 def test_unsafe_providers_say_why() -> None:
     class Legacy(containers.DeclarativeContainer):
         per_thread = providers.ThreadLocalSingleton(Engine)

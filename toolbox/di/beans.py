@@ -126,6 +126,10 @@ def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:
     elif inspect.isabstract(cls):
         abstract = ", ".join(sorted(cls.__abstractmethods__))
         yield Problem(where, f"the class is abstract ({abstract})", "register a subclass that implements these")
+    for name, member in vars(cls).items():
+        if inspect.isfunction(member) and producer_mark_of(member) is not None:
+            fix = "make it a function of the module, which takes what it needs, and register that"
+            yield Problem(f"{where}.{name}", "a method is no producer", fix)
 
 
 def _stop_of(cls: type[Any]) -> Stop:
@@ -216,6 +220,9 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
     problems = [problem] if problem else []
     if mark is None:
         problems = [Problem(where, "a function without a mark is no bean", "mark it with @produces(scope=…)")]
+    elif getattr(function, "__globals__", {}).get("__name__") == "contextlib":
+        what = "a context manager is not entered to make a bean"
+        problems = [Problem(where, what, "remove the decorator: @produces takes the generator itself")]
     elif mark.own_task and made is not Making.ASYNC_GENERATOR:
         problems.append(Problem(where, "own_task= is for asynchronous generators", "remove it"))
     named = next((each.name for each in metadata_of(signature.returns) if isinstance(each, Named)), None)

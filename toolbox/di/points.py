@@ -17,7 +17,7 @@ from enum import Enum, StrEnum
 from typing import Any, Final, get_args, get_origin
 
 from ..errors import Problem
-from ..forms import is_union, plain
+from ..forms import is_union, plain, type_name
 from ..signatures import EMPTY, Parameter, Unresolved, metadata_of, read_signature
 from .marks import Instance, Named
 
@@ -96,6 +96,9 @@ def point_of(
         shape, wants = Shape.INSTANCE, arguments[0]
     elif inner is Instance and problem is None:
         problem = Problem(where, "Instance says not of what", "write Instance[T]")
+    if shape in (Shape.LIST, Shape.DICT) and get_origin(wants) is Instance and problem is None:
+        of = type_name(origin[(*arguments[:-1], *get_args(wants))])
+        problem = Problem(where, f"{type_name(inner)} is no list of beans", f"write Instance[{of}]")
     return InjectionPoint(
         where=where,
         wants=wants,
