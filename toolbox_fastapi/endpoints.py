@@ -33,8 +33,8 @@ from toolbox.services.declaration import left_without_parentheses, service_optio
 from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream
 from toolbox.signatures import EMPTY, Unresolved, metadata_of, resolve
-from toolbox.tools.invocation import Tool
 from toolbox.tools.marks import toolbox_of
+from toolbox.tools.prepared import Tool
 from toolbox.tools.sources import read_tools
 
 from .exchanges import EXCHANGE_KEY, Exchange

@@ -9,7 +9,8 @@ import pytest
 
 from toolbox import InvocationContext, MissingBeanError, ToolErrors, ToolExecutionRequest
 from toolbox.execution import LoopRunner, Workers
-from toolbox.tools.invocation import Tool, ToolOutcome, ToolSurroundings, execute_tool
+from toolbox.tools.invocation import ToolOutcome, ToolSurroundings, execute_tool
+from toolbox.tools.prepared import Tool
 from toolbox.tools.sources import read_tools
 
 

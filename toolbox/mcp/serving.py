@@ -18,7 +18,7 @@ from ..container import Container
 from ..errors import FrameworkError, IllegalConfigurationError, ToolAbort
 from ..json_text import compact_json
 from ..tools.failures import ToolErrors, return_to_model
-from ..tools.invocation import Tool
+from ..tools.prepared import Tool
 from ..tools.sources import bean_types, read_tools
 
 if TYPE_CHECKING:

@@ -26,13 +26,12 @@ from ..execution import ExecutionModel, LoopRunner, Workers, unknown_executor
 from ..forms import class_of
 from ..tools.failures import ToolErrors
 from ..tools.invocation import (
-    InjectedParameter,
-    Tool,
     ToolOutcome,
     ToolSurroundings,
     answer_unknown_tool,
     execute_tool,
 )
+from ..tools.prepared import InjectedParameter, Tool
 from ..tools.sources import bean_types
 from .declaration import ServiceOptions, service_options_of
 from .implementation import implementation_of

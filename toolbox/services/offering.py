@@ -13,7 +13,7 @@ from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem
 from ..execution import BLOCKING, COROUTINE, Runner, is_async
 from ..forms import type_name
-from ..tools.invocation import Tool
+from ..tools.prepared import Tool
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools
 from .host import ServiceHost
 from .plans import MethodPlan, Provider, Toolset

@@ -19,8 +19,8 @@ from ..errors import Problem
 from ..forms import arguments_for, substitute, type_name
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, takes, without_none
 from ..tools.failures import ToolErrors
-from ..tools.invocation import InjectedParameter, Tool
 from ..tools.marks import toolbox_of
+from ..tools.prepared import InjectedParameter, Tool
 from ..tools.sources import read_tools
 from .declaration import (
     SYSTEM_MARK,

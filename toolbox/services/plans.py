@@ -17,8 +17,8 @@ from ..context import current_invocation
 from ..errors import IllegalConfigurationError, Problem
 from ..forms import type_name
 from ..tools.failures import ToolErrors
-from ..tools.invocation import InjectedParameter, Tool
 from ..tools.marks import ReturnBehavior
+from ..tools.prepared import InjectedParameter, Tool
 from ..tools.sources import clashes, read_tools
 from .declaration import SERVICE_MARK, MessageFunction, ServiceOptions
 from .loop import Rules

@@ -25,7 +25,7 @@ from ..execution import ExecutionModel, LoopThread, Workers, unknown_executor
 from ..forms import type_name
 from ..models.selection import no_model
 from ..tools.failures import ToolErrors
-from ..tools.invocation import InjectedParameter, Tool
+from ..tools.prepared import InjectedParameter, Tool
 from .declaration import ServiceOptions, names_around, options_for
 from .implementation import implementation_of
 from .listing import as_sources, providers_of, service_cycles

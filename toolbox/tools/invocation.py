@@ -1,98 +1,30 @@
 """One call of a tool: from the model's request, through the call scope, to what the model is told.
 
 What a model can read is decided here, and nothing the library says of itself passes. Not here: finding tools
-(`sources`), what JSON means (`codec`), where code runs (`toolbox.execution`).
+(`sources`), what JSON means (`codec`), finding the bean and calling it (`calls`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import perf_counter
-from types import CoroutineType
-from typing import Any
 
-from ..chat import (
-    Content,
-    ToolExecution,
-    ToolExecutionRequest,
-    ToolExecutionResult,
-    ToolExecutionResultMessage,
-    ToolSpecification,
-)
-from ..context import (
-    ActiveScope,
-    CallScope,
-    Cancellation,
-    InvocationContext,
-    current_invocation,
-)
-from ..errors import (
-    FrameworkError,
-    MissingBeanError,
-    ToolAbort,
-    ToolArgumentsError,
-    ToolRetry,
-    ToolTimeoutError,
-    UnknownToolError,
-)
+from ..chat import Content, ToolExecution, ToolExecutionRequest, ToolExecutionResult, ToolExecutionResultMessage
+from ..context import ActiveScope, InvocationContext, current_invocation
+from ..errors import FrameworkError, ToolAbort, ToolArgumentsError, ToolRetry, UnknownToolError
 from ..events import Listeners
-from ..execution import EXECUTION_MARK, Execution, Runner, execution_of
+from ..execution import EXECUTION_MARK, Runner, execution_of
+from .calls import CallCancellation, ToolCall, close_scope, judge
 from .codec import Encoded, EncodedInFull, cut, printable
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
-from .marks import ReturnBehavior
 from .observation import observed
-
-
-@dataclass(frozen=True, slots=True)
-class InjectedParameter:
-    """A tool's parameter that is a bean: `wanted` is as annotated; `optional` ones keep their default without one."""
-
-    name: str
-    wanted: Any
-    optional: bool
-
+from .prepared import Tool
 
 MUCH = 100_000
 """Characters in a result from which on one may have forgotten that a model is to read it, and is paid for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
-    """One tool as a call offers it, everything decided beforehand.
-
-    `bean` is looked up for each call in the scope that is active then, and asked for `member`; without one, `function`
-    is called as it is. `decode` is None for an executor made by hand, which is given the request itself. `positional`
-    has the names and defaults of the parameters that cannot be given by name. `is_simple`: a coroutine function that
-    takes what the model fills in, and its time; there is nothing to look up and no other place to go to.
-    """
-
-    specification: ToolSpecification
-    execution: Execution
-    where: str
-    function: Callable[..., Any] | None
-    encode: Callable[[Any], Encoded]
-    decode: Callable[[ToolExecutionRequest], dict[str, Any]] | None = None
-    return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
-    timeout: float | None = None
-    max_result_chars: int | None = None
-    bean: Any = None
-    member: str = ""
-    positional: tuple[tuple[str, Any], ...] = ()
-    memory_id_names: tuple[str, ...] = ()
-    context_names: tuple[str, ...] = ()
-    needs_memory_id: bool = False
-    injected: tuple[InjectedParameter, ...] = ()
-    is_simple: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        filled_in = self.memory_id_names or self.context_names or self.injected or self.positional
-        simple = self.execution.is_coroutine and self.function is not None and self.decode is not None
-        object.__setattr__(self, "is_simple", simple and not filled_in and self.timeout is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +73,7 @@ async def execute_tool(tool: Tool, request: ToolExecutionRequest, surroundings: 
     if tool.timeout is None:
         context = outer.in_tool(request)
     else:
-        context = outer.in_tool(request, _CallCancellation(outer.cancellation))
+        context = outer.in_tool(request, CallCancellation(outer.cancellation))
     token = current_invocation.set(context)
     try:
         try:
@@ -157,7 +89,7 @@ async def execute_tool(tool: Tool, request: ToolExecutionRequest, surroundings: 
                     try:
                         await opened.aclose(None)
                     except Exception as failure:
-                        _judge(failure, None, tool)
+                        judge(failure, None, tool)
                 else:
                     call = ToolCall(tool, request, arguments, context, surroundings.scope, opened)
                     told = await call.run(surroundings.runner)
@@ -210,203 +142,6 @@ def _outcome(
         )
     attributes = told.attributes or {}
     return ToolOutcome(ToolExecution(request, text, told.value, failed, started_at, duration, attributes), contents)
-
-
-# --- the call
-
-
-class ToolCall:
-    """One call, on whatever thread it is made: finds the bean, fills in what the model does not, encodes, closes.
-
-    `given_up` is set when nobody waits for it any more.
-    """
-
-    __slots__ = ("_arguments", "_opened", "_request", "_scope", "context", "given_up", "tool")
-
-    def __init__(
-        self,
-        tool: Tool,
-        request: ToolExecutionRequest,
-        arguments: dict[str, Any] | None,
-        context: InvocationContext,
-        scope: ActiveScope,
-        opened: CallScope,
-    ) -> None:
-        self.tool, self.context = tool, context
-        self._request, self._arguments, self._scope, self._opened = request, arguments, scope, opened
-        self.given_up: BaseException | None = None
-
-    @property
-    def name(self) -> str:
-        """The tool's name."""
-        return self.tool.specification.name
-
-    async def prepare(self) -> None:
-        """Makes, on the loop, what has to be awaited for the beans of this call."""
-        try:
-            if self.tool.bean is not None:
-                await self._scope.prepare(self.tool.bean)
-            for each in self.tool.injected:
-                try:
-                    await self._scope.prepare(each.wanted)
-                except MissingBeanError:
-                    if not each.optional:
-                        raise
-        except BaseException as error:
-            await self.finish(error)
-            raise
-
-    async def run(self, runner: Runner) -> Encoded:
-        """The whole call: its beans, its place, its time."""
-        tool = self.tool
-        if tool.bean is not None or tool.injected:
-            await self.prepare()
-        if tool.execution.is_coroutine:
-            running: Any = self.here()
-        else:
-            running = runner.run(tool.execution, self, self.name, finish=self.finish, shipped=self.shipped)
-        try:
-            returned = await (running if tool.timeout is None else self._limited(running, tool.timeout))
-        except asyncio.CancelledError as error:
-            self.given_up = error
-            raise
-        # What another process returned has not been encoded there.
-        return returned if isinstance(returned, Encoded) else tool.encode(returned)
-
-    async def _limited(self, running: Any, timeout: float) -> Any:
-        late = ToolTimeoutError(self.name, timeout)
-        limit = asyncio.timeout(timeout)
-        try:
-            async with limit:
-                try:
-                    return await running
-                except asyncio.CancelledError:
-                    if limit.expired():
-                        self.given_up = late
-                    raise
-        except TimeoutError:
-            if not limit.expired():
-                raise  # the tool's own
-            if isinstance(self.context.cancellation, _CallCancellation):
-                self.context.cancellation.late = True
-            raise late from None
-
-    async def here(self) -> Encoded:
-        """The whole call of a coroutine function, which needs no other place than the loop and the task it is in."""
-        try:
-            function, args, kwargs = self._bound()
-            value = function(*args, **kwargs)
-            if type(value) is CoroutineType or inspect.isawaitable(value):
-                value = await value
-            encoded = self.tool.encode(value)
-        except BaseException as error:
-            await self.finish(error)
-            raise
-        await self.finish(None)
-        return encoded
-
-    def __call__(self) -> Any:
-        """Calls the tool; an awaitable stands for a result that is not there yet."""
-        try:
-            function, args, kwargs = self._bound()
-            value = function(*args, **kwargs)
-            kind = type(value)
-            if kind is CoroutineType or (kind.__module__ != "builtins" and inspect.isawaitable(value)):
-                return self._awaited(value)
-            encoded = self.tool.encode(value)
-        except BaseException as error:
-            self._close_here(error)
-            if isinstance(error, StopIteration):  # no coroutine and no future can raise it
-                raise RuntimeError("the tool raised StopIteration") from error
-            raise
-        self._close_here(self.given_up)
-        return encoded
-
-    async def _awaited(self, value: Any) -> Encoded:
-        return self.tool.encode(await value)
-
-    def _bound(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """The function to call, its positional arguments, and its arguments by name."""
-        tool, kwargs, function = self.tool, self._arguments, self.tool.function
-        if function is None:
-            function = member_of(self._scope.get(tool.bean), tool.member)
-        if kwargs is None:
-            return function, (self._request, self.context.memory_id), {}
-        for name in tool.memory_id_names:
-            kwargs[name] = self.context.memory_id
-        for name in tool.context_names:
-            kwargs[name] = self.context
-        for each in tool.injected:
-            try:
-                kwargs[each.name] = self._scope.get(each.wanted)
-            except MissingBeanError:
-                if not each.optional:
-                    raise
-        if not tool.positional:
-            return function, (), kwargs
-        return function, tuple(kwargs.pop(name, default) for name, default in tool.positional), kwargs
-
-    def shipped(self) -> Callable[[], Any]:
-        """The call as it can be sent to another process, which has no beans and no scope."""
-        function, args, kwargs = self._bound()
-        return functools.partial(function, *args, **kwargs)
-
-    # --- the end of its scope
-
-    def _close_here(self, error: BaseException | None) -> None:
-        """Closes, on this thread, what can be closed here."""
-        try:
-            self._opened.close_here(error)
-        except Exception as failure:
-            _judge(failure, error, self.tool)
-
-    async def finish(self, error: BaseException | None) -> None:
-        """Closes the rest, on the loop."""
-        await close_scope(self._opened, error or self.given_up, self.tool)
-
-
-async def close_scope(opened: CallScope, error: BaseException | None, tool: Tool) -> None:
-    """Closes what is left of a call's scope; a failure to do so is the call's, unless it has failed by `error`."""
-    try:
-        await opened.aclose(error)
-    except Exception as failure:
-        _judge(failure, error, tool)
-
-
-def _judge(failure: Exception, error: BaseException | None, tool: Tool) -> None:
-    if isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
-        failure = failure.exceptions[0]
-    if error is None or isinstance(failure, FrameworkError):
-        raise failure
-    if failure is not error:
-        name = tool.specification.name
-        logger.error("closing the call scope of tool %r failed: %s", name, failure, exc_info=failure)
-
-
-def is_called_otherwise(bean: Any) -> bool:
-    """Whether calls of this bean as a tool differ from others: a service's, which run without memory."""
-    return hasattr(type(bean), "__toolbox_tool_call__")
-
-
-def member_of(bean: Any, name: str) -> Callable[..., Any]:
-    """What to call of a bean; one whose calls as a tool differ from others says so by `__toolbox_tool_call__`."""
-    function: Callable[..., Any] = (
-        bean.__toolbox_tool_call__(name) if is_called_otherwise(bean) else getattr(bean, name)
-    )
-    return function
-
-
-class _CallCancellation(Cancellation):
-    """Of a tool with a time-out: given up when the tool is late, or with the invocation."""
-
-    __slots__ = ("_invocation", "late")
-
-    def __init__(self, invocation: Cancellation) -> None:
-        self._invocation, self.late = invocation, False
-
-    @property
-    def cancelled(self) -> bool:  # type: ignore[override]  # read only: nobody but the invocation sets it
-        return self.late or self._invocation.cancelled
 
 
 # --- what the model is told when a call went wrong

@@ -15,10 +15,11 @@ from ..errors import Problem
 from ..execution import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..forms import arguments_for
 from ..signatures import EMPTY, Unresolved
+from .calls import is_called_otherwise, member_of
 from .codec import ArgumentDecoder, ResultEncoder
-from .invocation import InjectedParameter, Tool, is_called_otherwise, member_of
 from .marks import ToolMark, tool_mark_of
 from .parameters import Role, Taken, ToolParameter, read_parameters
+from .prepared import InjectedParameter, Tool
 from .specification import describe_tool
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY

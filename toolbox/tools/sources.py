@@ -19,9 +19,9 @@ from ..errors import Problem
 from ..execution import EXECUTION_MARK, execution_of, execution_problems
 from ..signatures import takes
 from .codec import ResultEncoder
-from .invocation import Tool
 from .marks import ReturnBehavior
 from .members import members_of, read_function, read_member
+from .prepared import Tool
 from .specification import limit_problems, name_problems
 
 

@@ -24,8 +24,8 @@ from ..errors import (
 )
 from .codec import printable
 from .failures import message_of
-from .invocation import Tool
 from .members import read_function
+from .prepared import Tool
 from .sources import is_function, read_tools
 
 

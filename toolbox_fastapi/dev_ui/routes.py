@@ -21,8 +21,8 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from toolbox.container import Container
-from toolbox.tools.invocation import Tool
 from toolbox.tools.marks import toolbox_of
+from toolbox.tools.prepared import Tool
 from toolbox.tools.sources import read_tools
 
 from ..requirements import endpoints_of
