@@ -31,6 +31,7 @@ from toolbox import (
     TokenStream,
     ToolCallsLimitExceededError,
     ToolExecuted,
+    UserMessage,
     create_ai_service,
     invocation_attributes,
     time_limit,
@@ -545,3 +546,17 @@ def test_a_plain_iterator_dropped_by_the_garbage_collector_on_the_loop_holds_not
     finally:
         gc.enable()
     assert next(iter(service("still there").lines("q")))
+
+
+@pytest.mark.parametrize("reply", ['[{"name": "Bern"}', "no list", ""])
+async def test_a_stream_of_items_that_ends_badly_is_not_remembered(reply: str) -> None:
+    class Listing(Protocol):
+        def cities(self, session: MemoryId[str], question: str) -> AsyncIterator[City]: ...
+
+    model = ScriptedChatModel([reply, "[]"])
+    made = create_ai_service(Listing, chat_model=model)
+    with pytest.raises(OutputParsingError):
+        [city async for city in made.cities("s", "first")]
+    assert [city async for city in made.cities("s", "second")] == []
+
+    assert next(each.text for each in model.requests[1].messages if isinstance(each, UserMessage)).startswith("second")

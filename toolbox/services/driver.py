@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -72,7 +72,10 @@ class Deadline:
 
 
 class Invocation:
-    """One call of a service method. `state` and `finish` tell, after the events have ended, what came of it."""
+    """One call of a service method. `state` and `finish` tell, after the events have ended, what came of it.
+
+    `check`, set by who reads the events, raises what keeps a call from ending well.
+    """
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class Invocation:
         self.runner = runner(host.workers, pool if isinstance(pool, Executor) else None)
         self.state: State | None = None
         self.finish: Finish | None = None
+        self.check: Callable[[Finish], None] | None = None
         self._round: Round | None = None
         memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
         remembers = plan.window is not None and memory_id is not None
@@ -175,6 +179,8 @@ class Invocation:
                         effect = self._next
                     if isinstance(effect, Fail):
                         raise effect.error
+                    if self.check is not None:
+                        self.check(effect)
                     await self._remember(history)
                     self.finish = effect
                     if observation is not None:
@@ -368,6 +374,12 @@ async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
     assert structure is not None
     assert structure.item_adapter is not None
     reader = ItemReader(structure.item_adapter)
+
+    def check(finish: Finish) -> None:
+        if not finish.response.ai_message.has_tool_execution_requests:
+            reader.finish()
+
+    invocation.check = check
     async with aclosing(invocation.events()) as events:
         async for event in events:
             match event:
@@ -376,8 +388,6 @@ async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
                         yield item
                 case IntermediateResponse():
                     reader = ItemReader(structure.item_adapter)
-                case CompleteResponse(response) if not response.ai_message.has_tool_execution_requests:
-                    reader.finish()
 
 
 async def run_to_end(invocation: Invocation) -> Any:
