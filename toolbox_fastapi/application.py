@@ -30,7 +30,14 @@ from toolbox.settings import ToolboxSettings
 
 from .dev_ui.access import DevUi
 from .endpoints import InjectRoute
-from .exchanges import EXCHANGE_KEY, Exchange, current_connection, current_exchange
+from .exchanges import (
+    EXCHANGE_KEY,
+    ClientDisconnectedError,
+    Exchange,
+    as_raised,
+    current_connection,
+    current_exchange,
+)
 from .problems import answer_with_problem, is_async_handler
 from .requirements import endpoint_problems, installed, keep_defaults, tools_of_endpoints
 from .stopping import Stopping
@@ -146,7 +153,9 @@ class RequestScopes:
                 await self.app(scope, exchange.receive, exchange.send)
         except BaseException as error:
             raised = error
-            raise
+            # That the client left in the middle of a response is nothing for the server to complain about.
+            if not (exchange.left and isinstance(as_raised(error), ClientDisconnectedError)):
+                raise
         finally:
             current_caller.reset(token)
             scope[EXCHANGE_KEY] = outer

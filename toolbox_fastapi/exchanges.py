@@ -80,7 +80,7 @@ class Exchange:
     def fail(self, error: BaseException) -> None:
         """Notes what left the endpoint, whether or not somebody makes a response of it."""
         if self.failure is None:
-            self.failure = error
+            self.failure = as_raised(error)
 
     def note(self, kind: object, error: BaseException | None, trace: object) -> None:
         """`fail`, as an exit of a context manager."""
@@ -89,7 +89,7 @@ class Exchange:
 
     def outcome(self, raised: BaseException | None) -> BaseException | None:
         """What is thrown into the scope's generators, `raised` being what left the application."""
-        failure = self.failure or raised
+        failure = self.failure or (raised and as_raised(raised))
         if isinstance(failure, (ClientDisconnect, WebSocketDisconnect)):
             return _departure(failure)
         if not self.left or isinstance(failure, ClientDisconnectedError):
@@ -197,6 +197,12 @@ class Exchange:
                 arrived.set()
         finally:
             arrived.set()
+
+
+def as_raised(error: BaseException) -> BaseException:
+    """The error as the endpoint or its stream raised it: too late for a handler, Starlette wraps it."""
+    is_wrapped = isinstance(error, RuntimeError) and str(error).startswith("Caught handled exception")
+    return error.__cause__ if is_wrapped and error.__cause__ is not None else error
 
 
 def _departure(cause: BaseException | None) -> ClientDisconnectedError:

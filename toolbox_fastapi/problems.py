@@ -81,7 +81,8 @@ async def answer_with_problem(connection: Request | WebSocket, error: Exception)
     log(error, f"{connection.scope['type']} {connection.scope['path']}")
     problem = problem_details(error)
     if isinstance(connection, WebSocket):
-        if WebSocketState.DISCONNECTED not in (connection.client_state, connection.application_state):
+        ended = WebSocketState.DISCONNECTED in (connection.client_state, connection.application_state)
+        if not ended and not isinstance(error, ClientDisconnectedError):
             await connection.close(code=1011, reason=problem["title"])
         return None
     return Response(json.dumps(problem), status_code=problem["status"], media_type="application/problem+json")

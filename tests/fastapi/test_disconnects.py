@@ -1,11 +1,13 @@
 """A client that leaves cancels the invocations it started; what it did not start goes on."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import pytest
-from fastapi import APIRouter, BackgroundTasks, FastAPI, Request, WebSocket
+import websockets
+from fastapi import APIRouter, BackgroundTasks, FastAPI, Request, Response, WebSocket
 from fastapi.responses import StreamingResponse
 
 from toolbox import (
@@ -147,12 +149,22 @@ async def test_a_client_that_leaves_cancels_what_it_started(connect, path: str, 
     assert probe.happened == []
 
 
+async def pass_on(request: Request, call_next: Any) -> Response:
+    return await call_next(request)
+
+
+@pytest.mark.parametrize("middleware", [False, True], ids=["", "through a middleware"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_it_is_so_under_uvicorn(serving, path: str) -> None:
+async def test_it_is_so_under_uvicorn_which_is_not_told_of_a_failure(
+    serving, caplog: pytest.LogCaptureFixture, path: str, middleware: bool
+) -> None:
     probe = Probe()
     declare(probe, probe.app)
+    if middleware:
+        probe.app.middleware("http")(pass_on)
 
     async with serving(probe.app) as client:
+        logging.getLogger("uvicorn").addHandler(caplog.handler)
         port = client.base_url.port
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         method, body = ("POST", b'{"a": 1}') if path == "/posted" else ("GET", b"")
@@ -167,6 +179,27 @@ async def test_it_is_so_under_uvicorn(serving, path: str) -> None:
 
     assert probe.model.cancelled == (2 if path == "/gathered" else 1)
     assert probe.ended == ["ClientDisconnectedError"]
+    assert caplog.messages == []
+
+
+async def test_a_websocket_client_that_leaves_is_no_failure_for_uvicorn(
+    serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe = Probe()
+
+    @probe.app.websocket("/")
+    async def conversation(websocket: WebSocket, assistant: Inject[Assistant], session: Inject[Session]) -> None:
+        await websocket.accept()
+        await websocket.send_text(await assistant.chat("go"))
+
+    async with serving(probe.app) as client:
+        logging.getLogger("uvicorn").addHandler(caplog.handler)
+        async with websockets.connect(f"ws://127.0.0.1:{client.base_url.port}/"):
+            await probe.model.asked.wait()
+        await asyncio.wait_for(probe.over.wait(), 5)
+
+    assert probe.ended == ["ClientDisconnectedError"]
+    assert caplog.messages == []
 
 
 async def test_the_endpoint_may_see_it_and_go_on(connect) -> None:

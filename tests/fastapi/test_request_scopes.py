@@ -258,21 +258,22 @@ async def test_middlewares_are_inside_the_scope_whenever_they_were_added(running
     assert seen[0] is seen[1]
 
 
-async def test_a_failing_stream_rolls_back(running) -> None:
+@pytest.mark.parametrize("error", [KeyError("half-way"), ToolboxError("half-way"), HTTPException(409)], ids=repr)
+async def test_a_failing_stream_rolls_back(running, error: Exception) -> None:
     app = application()
 
     @app.get("/")
     async def endpoint(session: Inject[Session]) -> StreamingResponse:
         async def body() -> AsyncIterator[str]:
             yield "x"
-            raise KeyError("half-way")
+            raise error
 
         return StreamingResponse(body())
 
     async with running(app) as client:
         await client.get("/")
 
-    assert sessions[0].log[-1] == "rolled back: KeyError"
+    assert sessions[0].log[-1] == f"rolled back: {type(error).__name__}"
 
 
 async def test_generator_endpoints_have_the_scope(running) -> None:
