@@ -1,7 +1,8 @@
 """Performs the effects of the tool loop: asks the model, runs the tools, keeps the conversation.
 
 One asynchronous generator does it for all kinds of method; who iterates it decides the rest (`implementation`: to the
-end; `streams`: step by step). Not here: what follows from what (`loop`), a single tool call (`tools.invocation`).
+end; `streams`: step by step). Not here: what a caller gets of it (`outcomes`), what follows from what (`loop`), a
+single tool call (`tools.invocation`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from ..chat import (
     CompleteToolCall,
     IntermediateResponse,
     Message,
-    PartialResponse,
     ServiceEvent,
     ToolSpecification,
     UserMessage,
@@ -57,7 +57,7 @@ from .memory import Caller, ChatMemoryKey, Window, caller_here
 from .messages import system_message_of, user_message_of
 from .observation import Observation, closable, no_response, response_of
 from .offering import offered
-from .outputs import ItemReader, OutputMode, Result, Shape
+from .outputs import OutputMode, Result, Shape
 from .plans import MethodPlan, Toolset, added_tools
 from .records import note
 from .rounds import Round
@@ -355,69 +355,3 @@ class Invocation:
         )
 
     _next: Effect
-
-
-# --- what is made of the events
-
-
-async def texts(invocation: Invocation) -> AsyncGenerator[str, None]:
-    """The text of all rounds."""
-    async with aclosing(invocation.events()) as events:
-        async for event in events:
-            if isinstance(event, PartialResponse):
-                yield event.text
-
-
-async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
-    """The items of the list that the last reply holds, each as soon as it is complete."""
-    structure = invocation.plan.output.structure
-    assert structure is not None
-    assert structure.item_adapter is not None
-    reader = ItemReader(structure.item_adapter)
-
-    def check(finish: Finish) -> None:
-        if not finish.response.ai_message.has_tool_execution_requests:
-            reader.finish()
-
-    invocation.check = check
-    async with aclosing(invocation.events()) as events:
-        async for event in events:
-            match event:
-                case PartialResponse(text):
-                    for item in reader.feed(text):
-                        yield item
-                case IntermediateResponse():
-                    reader = ItemReader(structure.item_adapter)
-
-
-async def run_to_end(invocation: Invocation) -> Any:
-    """The call, on the loop this is awaited on; its value."""
-    token = current_invocation.set(invocation.context)
-    try:
-        with invocation.host.running.task(invocation.label):
-            async with within(invocation), aclosing(invocation.events()) as events:
-                async for _ in events:
-                    pass
-        return invocation.value()
-    finally:
-        current_invocation.reset(token)
-
-
-def within(invocation: Invocation) -> AbstractAsyncContextManager[None]:
-    """Ends what is awaited inside with `InvocationTimeoutError` when the invocation's deadline passes."""
-    return nullcontext() if invocation.deadline is None else _until(invocation.deadline.at, invocation)
-
-
-@asynccontextmanager
-async def _until(deadline: float, invocation: Invocation) -> AsyncIterator[None]:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise invocation.timed_out()
-    limit = asyncio.timeout(left)
-    try:
-        async with limit:
-            yield
-    except TimeoutError:
-        if limit.expired():
-            raise invocation.timed_out() from None
-        raise

@@ -14,8 +14,9 @@ from typing import Any, cast
 from ..context import WhileCallerWaits
 from ..execution import CallerRunner, refuse_on_event_loop
 from .declaration import SERVICE_MARK
-from .driver import Invocation, items, run_to_end, texts
+from .driver import Invocation
 from .host import ServiceHost
+from .outcomes import items, run_to_end, texts
 from .outputs import Shape
 from .plans import MethodPlan
 from .streams import EventStream, ServiceStream, iterate

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
-from ..chat import Content, ImageContent, Message, TextContent, UserMessage
-from ..context import InjectMark, MemoryId, MemoryIdMark
+from ..context import InjectMark, MemoryId
 from ..errors import Problem
 from ..forms import arguments_for, substitute, type_name
-from ..signatures import EMPTY, Parameter, Signature, Unresolved, metadata_of, read_signature, takes, without_none
+from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
 from ..tools.prepared import InjectedParameter, Tool
@@ -33,47 +31,12 @@ from .declaration import (
 )
 from .interfaces import bare_decorators, is_interface, method_names
 from .listing import as_sources, provider_problems, providers_of
-from .memory import MessageWindow, TokenWindow
+from .memory import MessageWindow
+from .options import option_problems
 from .outputs import Output, read_output
 from .plans import FunctionMessage, MethodPlan, Toolset, offer_problems
+from .roles import is_content, is_history, is_memory_id, is_unreadable, may_speak
 from .templates import Template, doubled_names, parse
-
-_LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
-_HANDLERS = ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error")
-
-
-def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
-    """What is wrong with the options themselves."""
-    for name, least in _LEAST.items():
-        value = getattr(options, name)
-        if value is None and name in ("max_tool_calls_per_response", "max_result_chars"):
-            continue
-        if not isinstance(value, int) or value < least:
-            yield Problem(where, f"{name} is {value!r}", f"use {least} or more")
-    timeout = options.timeout
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-        yield Problem(where, f"timeout is {timeout!r}", "use a number of seconds above 0")
-    if options.output_mode not in (None, "schema", "tool", "prompt"):
-        yield Problem(where, f"output_mode is {options.output_mode!r}", 'use "schema", "tool", "prompt" or None')
-    if not isinstance(options.concurrent_tools, (bool, Executor)):
-        yield Problem(where, f"concurrent_tools is {options.concurrent_tools!r}", "use True, False or an Executor")
-    if options.model is not None and not isinstance(options.model, str):
-        fix = "give a name, and the model itself to the container: Container(models={name: …})"
-        yield Problem(where, f"model is {options.model!r}", fix)
-    window = options.chat_memory
-    if window is not None and not isinstance(window, Default) and not callable(getattr(window, "newest", None)):
-        yield Problem(where, f"chat_memory is {window!r}", "use MessageWindow(…), TokenWindow(…) or None")
-    elif isinstance(window, (MessageWindow, TokenWindow)) and not (isinstance(window.limit, int) and window.limit > 0):
-        yield Problem(where, f"chat_memory is a {type(window).__name__} of {window.limit!r}", "use 1 or more")
-    if not isinstance(options.parameters, Mapping):
-        yield Problem(where, f"parameters is {options.parameters!r}", "use a mapping, by the wire's names")
-    for name in _HANDLERS:
-        handler = getattr(options, name)
-        if handler is not None and not takes(handler, 2):
-            yield Problem(where, f"{name} is {handler!r}", "give a function of the error and its InvocationContext")
-
-
-# --- planning
 
 
 def plan_service(
@@ -138,7 +101,7 @@ class _MethodReader:
         self.function = inspect.getattr_static(cls, name)
         self.signature = self._signature()
         self.parameters = {each.name: each for each in self.signature.parameters[1:]}
-        self.unreadable = [each for each in self.parameters.values() if _is_unreadable(each)]
+        self.unreadable = [each for each in self.parameters.values() if is_unreadable(each)]
         self.where = f"{cls.__name__}.{name}"
         self.problems: list[Problem] = []
 
@@ -239,7 +202,7 @@ class _MethodReader:
         for each in self.parameters.values():
             if each.annotation is MemoryId:
                 self.problem(f"parameter {each.name} is a bare MemoryId", f"say of what: `{each.name}: MemoryId[str]`")
-        found = [each.name for each in self.parameters.values() if _is_memory_id(each)]
+        found = [each.name for each in self.parameters.values() if is_memory_id(each)]
         if len(found) > 1:
             self.problem(f"has {len(found)} MemoryId parameters: {', '.join(found)}", "keep one")
         return found[0] if found else None
@@ -300,8 +263,8 @@ class _MethodReader:
     # who plays what part
 
     def _roles(self, system: Template | FunctionMessage | None, user: Template | None) -> _Roles:
-        readable = [each for each in self.parameters.values() if not _is_unreadable(each)]
-        rest = [each for each in readable if not _is_memory_id(each)]
+        readable = [each for each in self.parameters.values() if not is_unreadable(each)]
+        rest = [each for each in readable if not is_memory_id(each)]
         in_system = system.variables if isinstance(system, Template) else frozenset()
         used = in_system | (user.variables if user is not None else frozenset())
         values = {name: name for name in used if name in self.parameters}
@@ -313,8 +276,8 @@ class _MethodReader:
                     "uses {it}, and has not exactly one parameter that is no memory id", "use the parameter's name"
                 )
         taken = set(values.values())
-        history = tuple(each.name for each in rest if each.name not in taken and _is_history(each))
-        contents = tuple(each.name for each in rest if each.name not in taken and _is_content(each))
+        history = tuple(each.name for each in rest if each.name not in taken and is_history(each))
+        contents = tuple(each.name for each in rest if each.name not in taken and is_content(each))
         left = [each for each in rest if each.name not in taken | set(history) | set(contents)]
         speaker = None
         if user is None:
@@ -332,7 +295,7 @@ class _MethodReader:
 
     def _speaker(self, left: list[Parameter], contents: tuple[str, ...]) -> tuple[str | None, list[Parameter]]:
         """The parameter that is the user's message, and those that are left over."""
-        able = [each for each in left if _may_speak(each)]
+        able = [each for each in left if may_speak(each)]
         if len(able) == 1:
             return able[0].name, [each for each in left if each is not able[0]]
         if not able and not left and not contents and not self.unreadable:
@@ -370,46 +333,3 @@ class _Roles:
 def _callable_signature(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _is_unreadable(parameter: Parameter) -> bool:
-    return parameter.is_variadic or isinstance(parameter.annotation, Unresolved)
-
-
-def _is_memory_id(parameter: Parameter) -> bool:
-    return parameter.annotation is MemoryId or any(isinstance(mark, MemoryIdMark) for mark in parameter.metadata)
-
-
-def _plain(annotation: Any) -> Any:
-    """The type inside `Annotated` and `| None`."""
-    annotation = without_none(annotation)
-    return without_none(annotation.__origin__) if metadata_of(annotation) else annotation
-
-
-def _members(annotation: Any) -> set[Any]:
-    """The types of a union, or the one type."""
-    return set(get_args(annotation)) if get_origin(annotation) is not None else {annotation}
-
-
-def _is_history(parameter: Parameter) -> bool:
-    annotation = _plain(parameter.annotation)
-    origin = get_origin(annotation)
-    if not (isinstance(origin, type) and issubclass(origin, Sequence)):
-        return False
-    return _members(get_args(annotation)[0]) <= set(get_args(Message))
-
-
-def _is_content(parameter: Parameter) -> bool:
-    annotation = _plain(parameter.annotation)
-    origin = get_origin(annotation)
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        annotation = get_args(annotation)[0]
-    return _members(annotation) <= {TextContent, ImageContent}
-
-
-def _may_speak(parameter: Parameter) -> bool:
-    annotation = _plain(parameter.annotation)
-    if isinstance(annotation, type) and issubclass(annotation, (str, UserMessage)):
-        return True
-    members = _members(annotation)
-    return annotation is Any or members <= {str, UserMessage, *get_args(Content)} or str in members

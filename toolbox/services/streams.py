@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 from ..chat import ServiceEvent
 from ..context import WhileCallerWaits, current_invocation
 from ..execution import CallerRunner, on_event_loop, refuse_on_event_loop
-from .driver import Invocation, within
+from .driver import Invocation
 from .memory import Caller, caller_here
+from .outcomes import within
 from .outputs import TokenStream
 
 T = TypeVar("T")

@@ -1,0 +1,48 @@
+"""Checks the options of a service, each by itself.
+
+Not here: the options (`declaration`), what they mean for a method (`planning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+
+from ..errors import Problem
+from ..signatures import takes
+from .declaration import Default, ServiceOptions
+from .memory import MessageWindow, TokenWindow
+
+_LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
+_HANDLERS = ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error")
+
+
+def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
+    """What is wrong with the options themselves."""
+    for name, least in _LEAST.items():
+        value = getattr(options, name)
+        if value is None and name in ("max_tool_calls_per_response", "max_result_chars"):
+            continue
+        if not isinstance(value, int) or value < least:
+            yield Problem(where, f"{name} is {value!r}", f"use {least} or more")
+    timeout = options.timeout
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        yield Problem(where, f"timeout is {timeout!r}", "use a number of seconds above 0")
+    if options.output_mode not in (None, "schema", "tool", "prompt"):
+        yield Problem(where, f"output_mode is {options.output_mode!r}", 'use "schema", "tool", "prompt" or None')
+    if not isinstance(options.concurrent_tools, (bool, Executor)):
+        yield Problem(where, f"concurrent_tools is {options.concurrent_tools!r}", "use True, False or an Executor")
+    if options.model is not None and not isinstance(options.model, str):
+        fix = "give a name, and the model itself to the container: Container(models={name: …})"
+        yield Problem(where, f"model is {options.model!r}", fix)
+    window = options.chat_memory
+    if window is not None and not isinstance(window, Default) and not callable(getattr(window, "newest", None)):
+        yield Problem(where, f"chat_memory is {window!r}", "use MessageWindow(…), TokenWindow(…) or None")
+    elif isinstance(window, (MessageWindow, TokenWindow)) and not (isinstance(window.limit, int) and window.limit > 0):
+        yield Problem(where, f"chat_memory is a {type(window).__name__} of {window.limit!r}", "use 1 or more")
+    if not isinstance(options.parameters, Mapping):
+        yield Problem(where, f"parameters is {options.parameters!r}", "use a mapping, by the wire's names")
+    for name in _HANDLERS:
+        handler = getattr(options, name)
+        if handler is not None and not takes(handler, 2):
+            yield Problem(where, f"{name} is {handler!r}", "give a function of the error and its InvocationContext")
