@@ -39,7 +39,7 @@ from .exchanges import (
     current_exchange,
 )
 from .problems import answer_with_problem, is_async_handler
-from .requirements import endpoint_problems, installed, keep_defaults, tools_of_endpoints
+from .requirements import complete, endpoint_problems, installed, tools_of_endpoints
 from .stopping import Stopping
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Installation:
 
         @asynccontextmanager
         async def started(app: FastAPI) -> AsyncIterator[Any]:
-            keep_defaults(app.routes)
+            complete(app.routes)
             for each in mounted_in(app.routes):
                 see_failures(each)
             async with self._started(), lifespan(app) as state:

@@ -73,7 +73,7 @@ def the_exchange(connection: HTTPConnection) -> Exchange:
 class BeanOf:
     """The dependency behind `Inject[T]`; two of one type are equal, so `dependency_overrides` finds it.
 
-    `default` is what its parameter keeps when there is no bean; FastAPI does not tell, so `keep_defaults` does.
+    `default` is what its parameter keeps when there is no bean; FastAPI does not tell, so `requirements.complete` does.
     """
 
     __slots__ = ("default", "wanted")
@@ -377,3 +377,8 @@ def enter_route(exchange: Exchange, connection: HTTPConnection) -> None:
         if _is_generator(endpoint):  # runs when FastAPI thinks it has returned, until the response has been sent
             stack = cast("AsyncExitStack", connection.scope["fastapi_inner_astack"])
         stack.enter_context(tools_added(endpoint_tools(endpoint)))
+
+
+async def enter_by_itself(connection: HTTPConnection) -> None:
+    """The dependency of an endpoint that has tools and injects nothing."""
+    enter_route(the_exchange(connection), connection)

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ForwardRef, cast
 from weakref import WeakSet
 
+from fastapi import Depends
 from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import get_parameterless_sub_dependant
 from fastapi.routing import RouteContext, iter_route_contexts
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
@@ -23,7 +25,7 @@ from toolbox.signatures import EMPTY
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.sources import bean_types, read_tools
 
-from .endpoints import ENDPOINT_MARK, BeanOf, unreadable_inject
+from .endpoints import ENDPOINT_MARK, BeanOf, enter_by_itself, unreadable_inject
 
 installed: WeakSet[Starlette] = WeakSet()
 """The applications that have a container of their own."""
@@ -92,14 +94,21 @@ def _points_in(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:
         )
 
 
-def keep_defaults(routes: Sequence[BaseRoute]) -> None:
-    """Tells the dependencies behind `Inject[…]` the defaults of their parameters."""
+def complete(routes: Sequence[BaseRoute]) -> None:
+    """Tells FastAPI what a route of its own class cannot know: the defaults of `Inject[…]`, an endpoint's tools."""
     for where, context in endpoints_of(routes):
-        dependant = getattr(context, "dependant", None)
-        for each, asking, _ in _beans_in(dependant, where) if dependant is not None else ():
+        dependant: Dependant | None = getattr(context, "dependant", None)
+        if dependant is None:
+            continue
+        beans = list(_beans_in(dependant, where))
+        for each, asking, _ in beans:
             default = _default_in(asking, each)
             if default is not EMPTY:
                 each.call = BeanOf(cast("BeanOf", each.call).wanted, default)
+        is_entered = beans or any(each.call is enter_by_itself for each in dependant.dependencies)
+        if toolbox_of(context.endpoint) is not None and not is_entered and not hasattr(context.endpoint, ENDPOINT_MARK):
+            entering = get_parameterless_sub_dependant(depends=Depends(enter_by_itself), path=context.path or "")
+            dependant.dependencies.insert(0, entering)
 
 
 def _beans_in(dependant: Dependant, where: str) -> Iterator[tuple[Dependant, Dependant, str]]:

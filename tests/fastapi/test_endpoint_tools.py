@@ -143,6 +143,42 @@ async def test_an_endpoints_tools_are_added_to_the_services_it_calls(running, pa
     assert asked == [[*own, "refund"], ["greet", "help"]]
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["own route", "plain router"])
+async def test_so_they_are_where_the_endpoint_injects_nothing(running, plain: bool) -> None:
+    asked: list[list[str]] = []
+    app = FastAPI()
+    container = Container(models={"default": answering(asked)}).register(User, Assistant, SyncAssistant, Helper)
+    install(app, container)
+    routes: Any = APIRouter() if plain else app
+
+    @routes.get("/awaited")
+    @toolbox(RefundTools)
+    async def awaited() -> str:
+        return await container.get(Assistant).chat("go")
+
+    @routes.get("/threaded")
+    @toolbox(RefundTools)
+    def threaded() -> str:
+        return container.get(SyncAssistant).chat("go")
+
+    @routes.get("/generated")
+    @toolbox(RefundTools)
+    async def generated() -> AsyncIterator[str]:
+        async for text in container.get(Assistant).stream("go"):
+            yield text
+
+    if plain:
+        app.include_router(routes)
+
+    for _ in range(2):
+        async with running(app) as client:
+            for path in ("/awaited", "/threaded", "/generated"):
+                assert "ok" in (await client.get(path)).text
+
+    assert asked == [["greet", "help", "refund"], ["refund"], ["greet", "help", "refund"]] * 2
+    assert all("parameters" not in each["get"] for each in app.openapi()["paths"].values())
+
+
 async def test_the_tools_are_beans_of_the_request(running) -> None:
     model = ScriptedChatModel([tool_call("refund", {"order": 7}), lambda request: request.messages[-1].text])
     app = application(model)
