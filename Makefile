@@ -112,6 +112,7 @@ format: $(DEV_STAMP)
 
 docs: $(DOCS_STAMP)
 	@$(PY) -m zensical build --strict
+	@echo "It is in site/index.html; its search works over HTTP: $(PY) -m http.server --directory site 8001"
 
 # --- measurements
 

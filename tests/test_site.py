@@ -85,7 +85,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
-    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("index.html")}
+    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "404.html"}
     places = {page: set(re.findall(r'\bid="?([^"\s>]+)', text)) for page, text in pages.items()}
     wrong = []
     for page, text in pages.items():
@@ -94,7 +94,6 @@ def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
             if "://" in link or link.startswith("data:"):
                 continue
             there = (page.parent / target).resolve() if target else page
-            there = there / "index.html" if there.is_dir() else there
             inside = there.is_relative_to(site.resolve())
             if not inside or not there.exists() or (place and there in places and place not in places[there]):
                 wrong.append((page.parent.name, link))
@@ -103,7 +102,7 @@ def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
 
 
 def test_the_reference_has_docstrings(site: Path) -> None:
-    text = (site / "reference" / "index.html").read_text(encoding="utf-8")
+    text = (site / "reference.html").read_text(encoding="utf-8")
 
     assert "Beans, tools and services of one program." in text
     assert 'id="toolbox.errors.MissingBeanError"' in text
