@@ -32,6 +32,11 @@ class Mailer:
         self.engine = engine
 
 
+class Post:
+    def __init__(self, mailer: Mailer) -> None:
+        self.mailer = mailer
+
+
 class Report:
     pass
 
@@ -146,6 +151,54 @@ async def test_our_override_of_its_beans() -> None:
     async with Container().include(old) as c:
         with c.override(Engine, Engine("fake"), name="engine"):
             assert c.get(Engine, "engine").url == "fake"
+
+
+async def test_our_override_of_its_beans_reaches_what_it_makes_of_them() -> None:
+    class Legacy(containers.DeclarativeContainer):
+        engine = providers.Singleton(Engine, url="real")
+        mailer = providers.Factory(Mailer, engine=engine)
+        kept = providers.Singleton(Post, mailer=mailer)
+
+    @application_scoped
+    class Uses:
+        def __init__(self, mailer: Mailer, post: Post) -> None:
+            self.engines = mailer.engine, post.mailer.engine
+
+    container = Container().include(Legacy).register(Uses)
+    one, two = Engine("one"), Engine("two")
+    async with container as c:
+        uses, post = c.get(Uses), c.get(Post)
+        with c.override(Engine, one):
+            assert c.get(Mailer).engine is one
+            assert c.get(Post).mailer.engine is one
+            assert c.get(Uses).engines == (one, one)
+            with c.override(Engine, two):
+                assert c.get(Uses).engines == (two, two)
+            assert c.get(Uses).engines == (one, one)
+        assert c.get(Uses) is uses
+        assert c.get(Post) is post
+        assert c.get(Mailer).engine.url == "real"
+    with container.override(Engine, one):
+        async with container as c:
+            assert c.get(Uses).engines == (one, one)
+        assert Legacy.mailer().engine.url == "real"
+
+
+async def test_our_override_reaches_what_it_makes_of_our_beans() -> None:
+    class Legacy(containers.DeclarativeContainer):
+        engine = providers.Dependency(instance_of=Engine)
+        mailer = providers.Singleton(Mailer, engine=engine)
+
+    @application_scoped
+    class Own(Engine):
+        pass
+
+    fake = Engine("fake")
+    async with Container().include(Legacy).register(Own) as c:
+        mailer = c.get(Mailer)
+        with c.override(Engine, fake):
+            assert c.get(Mailer).engine is fake
+        assert c.get(Mailer) is mailer
 
 
 async def test_asynchronous_providers_are_awaited() -> None:

@@ -20,7 +20,7 @@ from ..signatures import read_signature
 from .beans import BeanDefinition, InjectionPoint, Making, point_of, yielded
 from .graph import BeanGraph, Reading
 from .marks import Scope
-from .providers import BeanProvider
+from .providers import BeanProvider, end_override
 
 _UNSAFE: dict[type[Any], str] = {
     providers.ThreadLocalSingleton: "makes one instance per thread, and a request moves between threads",
@@ -222,6 +222,52 @@ def _returned(function: Callable[..., Any]) -> Any:
             yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
             return yielded(form) if yields else form
     return object
+
+
+# --- overriding
+
+
+def holders_in(graph: BeanGraph, key: int, provider: Any) -> frozenset[int]:
+    """The beans of other containers that are made with a bean, whose provider of ours is `provider`."""
+    targets = _targets(graph, key, provider)
+    return frozenset(
+        each
+        for each, definition in enumerate(graph.definitions)
+        if each != key and isinstance(definition.source, providers.Provider) and _holds(definition.source, targets)
+    )
+
+
+def override_outside(graph: BeanGraph, key: int, provider: Any, fake: Any) -> Callable[[], None]:
+    """Makes a fake stand for a bean in other containers too, and what they keep with it anew; returns the way back.
+
+    To be called before `provider`, ours of that bean, is overridden itself.
+    """
+    targets = _targets(graph, key, provider)
+    sources = [each.source for each in graph.definitions if isinstance(each.source, providers.Provider)]
+    stand_ins: list[tuple[Any, Any]] = [
+        (each, type(each)(each.provides, *each.args, **each.kwargs).set_attributes(**each.attributes))
+        for each in providers.traverse(*sources)
+        if isinstance(each, providers.BaseSingleton) and each.last_overriding is None and _holds(each, targets)
+    ]
+    stand_ins += [(each, providers.Object(fake)) for each in targets if each is not provider]
+    for each, other in stand_ins:
+        each.override(other)
+
+    def take_back() -> None:
+        for each, other in stand_ins:
+            end_override(each, other)
+
+    return take_back
+
+
+def _targets(graph: BeanGraph, key: int, provider: Any) -> tuple[Any, ...]:
+    source = graph.definitions[key].source
+    return (provider, source) if isinstance(source, providers.Provider) else (provider,)
+
+
+def _holds(provider: Any, targets: tuple[Any, ...]) -> bool:
+    behind = {id(each) for each in providers.traverse(provider)} - {id(provider)}
+    return any(id(target) in behind for target in targets)
 
 
 # --- what it leaves undefined

@@ -5,7 +5,7 @@ Not here: what becomes of beans that hold the overridden one (`wiring`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AmbiguousBeanError, FrameworkError, IllegalConfigurationError, Problem
@@ -21,7 +21,7 @@ class Override:
 
     def __init__(self, wanted: Any, fake: Any, name: str | None) -> None:
         self._wanted, self._fake, self._name = wanted, fake, name
-        self._applied: tuple[Wiring, int, Any] | None = None
+        self._applied: tuple[Wiring, Callable[[], None]] | None = None
 
     def key_in(self, graph: BeanGraph) -> int | None:
         """The bean that is overridden; None when there is not one."""
@@ -56,11 +56,11 @@ class Override:
         """From now on the fake stands for the bean. Raises when there is no such bean, or more than one."""
         key = self._key_in(wiring.graph)
         wiring.follow_graph()
-        self._applied = wiring, key, wiring.providers.override(key, self._fake)
+        self._applied = wiring, wiring.override(key, self._fake)
 
     def take_back(self, wiring: Wiring) -> None:
         """The bean is itself again."""
         if self._applied is not None and self._applied[0] is wiring:
-            _, key, fake = self._applied
+            _, end = self._applied
             self._applied = None
-            wiring.providers.take_back(key, fake)
+            end()

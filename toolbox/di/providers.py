@@ -193,6 +193,19 @@ def kept(made: Any, definition: BeanDefinition, key: int | None, scope: OpenScop
     return made
 
 
+def end_override(provider: Any, fake: Any) -> None:
+    """Ends an override of a provider, which need not be its last one."""
+    others = list(provider.overridden)
+    later: list[Any] = []
+    while others and others[-1] is not fake:
+        later.append(others.pop())
+        provider.reset_last_overriding()
+    if others:
+        provider.reset_last_overriding()
+    for each in reversed(later):
+        provider.override(each)
+
+
 # --- wiring
 
 
@@ -217,16 +230,7 @@ class Providers:
 
     def take_back(self, key: int, fake: Any) -> None:
         """Ends an override, which need not be the last one of its bean."""
-        of_bean = self._of_bean[key]
-        others = list(of_bean.overridden)
-        later: list[Any] = []
-        while others and others[-1] is not fake:
-            later.append(others.pop())
-            of_bean.reset_last_overriding()
-        if others:
-            of_bean.reset_last_overriding()
-        for each in reversed(later):
-            of_bean.override(each)
+        end_override(self._of_bean[key], fake)
 
     def fill(self, undefined: Mapping[Any, InjectionPoint]) -> list[tuple[Any, Any]]:
         """Gives our beans to `Dependency` providers that are left undefined; what it returns is for `empty`."""

@@ -18,6 +18,7 @@ from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError
 from ..forms import forms_of, is_hashable, plain
 from .beans import MISSING, InjectionPoint, Making, seed_of
 from .checks import problems_in
+from .foreign import holders_in, override_outside
 from .graph import DEFAULT, Bean, BeanGraph, ByName, Every, Fixed, Later, One, Value
 from .marks import Instance, Scope
 from .plans import Plan, Planner
@@ -67,6 +68,7 @@ class Wiring(Home):
         self._by_value: dict[Value, Resolver] = {}
         self._seeded: dict[Any, int | None] = {}
         self._filled: list[tuple[Any, Any]] = []
+        self._outside: list[Callable[[], None]] = []
         self._recipes: dict[Any, tuple[Plan, Resolver]] = {}
         self._find_awaited()
 
@@ -427,11 +429,27 @@ class Wiring(Home):
         for definition in reversed(self.graph.definitions):
             if definition.shutdown is not None:
                 yield definition.shutdown
+        while self._outside:
+            yield self._outside.pop()
         for dependency, provider in self._filled:
             self.providers.empty(dependency, provider)
         self._filled = []
 
     # --- overriding
+
+    def override(self, key: int, fake: Any) -> Callable[[], None]:
+        """Makes `fake` stand for a bean, in other containers that were included too; returns the way back."""
+        end_outside = override_outside(self.graph, key, self.providers[key], fake)
+        self._outside.append(end_outside)
+        provider = self.providers.override(key, fake)
+
+        def end() -> None:
+            self.providers.take_back(key, provider)
+            if end_outside in self._outside:
+                self._outside.remove(end_outside)
+                end_outside()
+
+        return end
 
     def overriding_changed(self, key: int, began: bool) -> None:
         """Gives application beans that hold an overridden bean another place, for as long as it is overridden."""
@@ -467,8 +485,8 @@ class Wiring(Home):
         for bean in self.graph.beans:
             for _, held in bean.holds:
                 holders.setdefault(held, []).append(bean.key)
-        found: set[int] = set()
-        todo = [key]
+        found = set(holders_in(self.graph, key, self.providers[key]))
+        todo = [key, *found]
         while todo:
             for holder in holders.get(todo.pop(), ()):
                 if holder not in found:
