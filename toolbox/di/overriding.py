@@ -1,6 +1,6 @@
 """One `container.override(…)`: found in a graph, applied to a started container, taken back.
 
-Not here: what becomes of beans that hold the overridden one (`wiring`).
+Not here: what becomes of beans that hold the overridden one (`layers`).
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ def point_of(
     elif inner is Instance and problem is None:
         problem = Problem(where, "Instance says not of what", "write Instance[T]")
     if shape in (Shape.LIST, Shape.DICT) and get_origin(wants) is Instance and problem is None:
-        of = type_name(origin[(*arguments[:-1], *get_args(wants))])
+        generic: Any = origin
+        of = type_name(generic[(*arguments[:-1], *get_args(wants))])
         problem = Problem(where, f"{type_name(inner)} is no list of beans", f"write Instance[{of}]")
     return InjectionPoint(
         where=where,

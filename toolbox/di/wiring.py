@@ -9,34 +9,26 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
-from ..forms import forms_of, is_hashable, plain
-from .beans import MISSING, InjectionPoint, Making, seed_of
+from ..forms import is_hashable
+from .beans import MISSING, InjectionPoint, Making
 from .checks import problems_in
 from .foreign import holders_in, override_outside
 from .graph import DEFAULT, Bean, BeanGraph, ByName, Every, Fixed, Later, One, Value
+from .layers import Layers
 from .marks import Instance, Scope
 from .plans import Plan, Planner
 from .providers import Providers, has_place, kept, owned_by
 from .resolvers import Resolver, Resolvers
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
+from .seeding import Seeding, given_besides
 
 GENERATE = True
 """Whether beans are looked up by generated functions where nothing is overridden; False: by the providers alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """An override under way: application beans that hold the overridden one live in `scope` meanwhile."""
-
-    key: int
-    holders: frozenset[int]
-    scope: ApplicationScope
 
 
 class _Builders(dict[int, Callable[[OpenScope], Awaitable[Any]]]):
@@ -57,7 +49,7 @@ class Wiring(Home):
         self.graph, self.loop = graph, loop
         self._lookup = lookup
         self.application = ApplicationScope(self)
-        self._layers: list[_Layer] = []
+        self._layers = Layers(graph, self)
         self.providers = Providers(graph, self, self._instance)
         self._resolvers = Resolvers(graph, self, self._instance)
         self.unnamed: dict[Any, Resolver] = {}
@@ -66,7 +58,7 @@ class Wiring(Home):
         self._growing = threading.Lock()
         self._found: dict[tuple[Any, str | None], Value] = {}
         self._by_value: dict[Value, Resolver] = {}
-        self._seeded: dict[Any, int | None] = {}
+        self._seeding = Seeding(graph)
         self._filled: list[tuple[Any, Any]] = []
         self._outside: list[Callable[[], None]] = []
         self._recipes: dict[Any, tuple[Plan, Resolver]] = {}
@@ -100,27 +92,9 @@ class Wiring(Home):
     def open_request(self, seeds: Mapping[Any, Any]) -> RequestScope:
         """A new request scope in which `seeds` stand for beans of their types."""
         scope = RequestScope(self)
-        for form, value in seeds.items():
-            self._seed(scope, form, value)
+        if seeds:
+            self._seeding.give(scope, seeds)
         return scope
-
-    def _seed(self, scope: RequestScope, form: Any, value: Any) -> None:
-        if form not in self._seeded:
-            wanted = seed_of(form)
-            found = self.graph.choose(wanted.provides, wanted.name)
-            self._seeded[form] = found.bean if isinstance(found, One) else None
-        key = self._seeded[form]
-        if key is None:
-            scope.extras = {**(scope.extras or {}), plain(form): value}
-            scope.direct = None
-        elif has_place(self.graph.definitions[key]) and self.graph.definitions[key].scope is Scope.REQUEST:
-            scope.store[key] = value
-            scope.is_seeded = True
-        else:
-            # A bean that is not looked up in a request's store: the generated functions would not see the seed.
-            scope.seeds = {**(scope.seeds or {}), key: value}
-            scope.is_seeded = True
-            scope.direct = None
 
     def open_call(self) -> CallScope:
         """A new call scope below the active scope."""
@@ -133,10 +107,7 @@ class Wiring(Home):
         """The scope that a bean needed inside `owner` lives in."""
         scope = self.graph.definitions[key].scope
         if scope is Scope.APPLICATION:
-            for layer in reversed(self._layers):
-                if key in layer.holders:
-                    return layer.scope
-            return self.application
+            return self._layers.place_of(key) if self._layers else self.application
         if scope is Scope.REQUEST:
             return owner.request if owner.request is not None else self.refuse(key, owner)
         return owner if not isinstance(owner, ApplicationScope) else self.refuse(key, owner)
@@ -171,7 +142,7 @@ class Wiring(Home):
         try:
             value = self.value_of(wanted, name)
         except MissingBeanError:
-            return _of_extras(scope, wanted)
+            return given_besides(scope, wanted)
         if name is None and is_hashable(wanted):
             self._remember(wanted, value)
         return self.get_value(value, scope)
@@ -252,7 +223,7 @@ class Wiring(Home):
         try:
             value = self.value_of(wanted, name)
         except MissingBeanError:
-            return _of_extras(scope, wanted)
+            return given_besides(scope, wanted)
         if name is None and is_hashable(wanted):
             self._remember_awaiting(wanted, value)
         return await self.aget_value(value, scope)
@@ -402,7 +373,7 @@ class Wiring(Home):
 
     async def stop(self, error: BaseException | None) -> None:
         """Closes the application beans."""
-        self._merge_layers()
+        self._layers.merge()
         try:
             await self.application.aclose(error)
         finally:
@@ -413,17 +384,11 @@ class Wiring(Home):
 
     def stop_waiting(self, error: BaseException | None, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         """Closes the application beans, from a thread that runs no loop; `run` runs coroutines on the container's."""
-        self._merge_layers()
+        self._layers.merge()
         try:
             self.application.close_waiting(error)
         finally:
             run(self.stop(error))
-
-    def _merge_layers(self) -> None:
-        for layer in self._layers:
-            layer.scope.closing = True
-            self.application.closers.extend(layer.scope.closers)
-            layer.scope.closers.clear()
 
     def _shutdowns(self) -> Iterator[Callable[[], Any]]:
         for definition in reversed(self.graph.definitions):
@@ -454,14 +419,12 @@ class Wiring(Home):
     def overriding_changed(self, key: int, began: bool) -> None:
         """Gives application beans that hold an overridden bean another place, for as long as it is overridden."""
         if began:
-            layer = _Layer(key, self._application_holders(key), ApplicationScope(self))
-            self._layers.append(layer)
+            self._layers.begin(key, holders_in(self.graph, key, self.providers[key]))
             self._forget()
-            return
-        layer = next(layer for layer in reversed(self._layers) if layer.key == key)
-        self._layers.remove(layer)
-        self._forget()
-        self._end_layer(layer.scope)
+        else:
+            left = self._layers.end(key)
+            self._forget()
+            self._layers.close(left)
 
     def _forget(self) -> None:
         self.unnamed.clear()
@@ -469,39 +432,3 @@ class Wiring(Home):
         self._recipes.clear()
         self._by_value.clear()
         self._find_awaited()
-
-    def _end_layer(self, scope: ApplicationScope) -> None:
-        scope.close_here(None)
-        if not scope.closers:
-            return
-        if asyncio._get_running_loop() is None:
-            scope.close_waiting(None)
-        else:  # what has to be awaited to be closed can wait for the container's stop
-            self.application.closers.extend(scope.closers)
-
-    def _application_holders(self, key: int) -> frozenset[int]:
-        """The application beans that hold a bean, directly or through others."""
-        holders: dict[int, list[int]] = {}
-        for bean in self.graph.beans:
-            for _, held in bean.holds:
-                holders.setdefault(held, []).append(bean.key)
-        found = set(holders_in(self.graph, key, self.providers[key]))
-        todo = [key, *found]
-        while todo:
-            for holder in holders.get(todo.pop(), ()):
-                if holder not in found:
-                    found.add(holder)
-                    todo.append(holder)
-        return frozenset(each for each in found if self.graph.definitions[each].scope is Scope.APPLICATION)
-
-
-def _of_extras(scope: OpenScope, wanted: Any) -> Any:
-    """What the request scope was given for a type that no bean has; raises the error under way when there is none."""
-    request = scope.request
-    form = plain(wanted)
-    for given, value in (request.extras or {}).items() if request is not None else ():
-        if form == given or form in forms_of(given):
-            if request is not None and request.closing:
-                raise ScopeNotActiveError(str(form), "its request scope has ended, and this code outlived it")
-            return value
-    raise
