@@ -11,6 +11,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
@@ -123,10 +124,30 @@ class ActiveScope(Protocol):
 class Cancellation:
     """Whether an invocation has been given up; shared by all who work for it, on any thread."""
 
-    __slots__ = ("cancelled",)
+    __slots__ = ("_followers", "_given_up")
 
     def __init__(self) -> None:
-        self.cancelled = False
+        self._given_up = False
+        self._followers: dict[object, Callable[[], object]] = {}
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it has been given up."""
+        return self._given_up
+
+    def cancel(self) -> None:
+        """It is given up, and so is what its tools have begun and wait for on other threads."""
+        self._given_up = True
+        for follow in [*self._followers.values()]:
+            follow()
+
+    def followed_by(self, follow: Callable[[], object]) -> Callable[[], object]:
+        """Calls `follow` when it is given up, at once if it has been; what this returns ends that. For any thread."""
+        key = object()
+        self._followers[key] = follow
+        if self.cancelled:
+            follow()
+        return lambda: self._followers.pop(key, None)
 
 
 _numbers = count(1)
@@ -208,6 +229,16 @@ def _travels(value: object) -> bool:
 
 
 current_invocation: ContextVar[InvocationContext | None] = ContextVar("toolbox.invocation", default=None)
+
+
+def given_up_with_outer(future: Future[T]) -> Future[T]:
+    """`future`, an invocation on another thread; it is cancelled when the one that this code runs for is given up."""
+    outer = current_invocation.get()
+    if outer is not None:
+        forget = outer.cancellation.followed_by(future.cancel)
+        future.add_done_callback(lambda _: forget())
+    return future
+
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _attributes: ContextVar[Mapping[str, Any]] = ContextVar("toolbox.attributes", default=_NOTHING)

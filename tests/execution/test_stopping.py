@@ -13,7 +13,9 @@ from toolbox import (
     Container,
     ContainerNotStartedError,
     InvocationContext,
+    Result,
     ToolboxSettings,
+    create_ai_service,
     produces,
     register_ai_service,
     time_limit,
@@ -185,3 +187,77 @@ def test_a_container_started_without_a_loop_stops_its_own() -> None:
 @register_ai_service
 class Waiting(Protocol):
     def chat(self, question: str) -> str: ...
+
+
+# --- what a tool waits for on its thread
+
+
+class Inner(Protocol):
+    @tool
+    def look_up(self, question: str) -> str: ...
+
+
+class Outer(Protocol):
+    async def ask(self, question: str) -> Result[str]: ...
+    def ask_and_wait(self, question: str) -> Result[str]: ...
+
+
+class Expert:
+    """A synchronous service with a tool that takes for ever, until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+        model = ScriptedChatModel([AiMessage(None, [tool_call("wait")]), "never said"])
+        self.service = create_ai_service(Inner, chat_model=model, tools=[self.wait])
+
+    async def wait(self) -> None:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    @tool
+    def by_hand(self, question: str) -> str:
+        return self.service.look_up(question)
+
+    @tool(timeout=0.05)
+    def in_time(self, question: str) -> str:
+        return self.service.look_up(question)
+
+
+def outer_of(expert: Expert, name: str) -> Outer:
+    replies = [AiMessage(None, [tool_call(name, {"question": "?"})]), "went on"]
+    tools = [expert.service] if name == "look_up" else [expert]
+    return create_ai_service(Outer, chat_model=ScriptedChatModel(replies), tools=tools)
+
+
+@pytest.mark.parametrize("name", ["look_up", "by_hand"])
+async def test_a_synchronous_service_that_a_tool_waits_for_is_given_up_with_its_caller(name: str) -> None:
+    expert = Expert()
+    call = asyncio.create_task(outer_of(expert, name).ask("q"))
+    await asyncio.to_thread(expert.begun.wait, 10)
+    call.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await asyncio.to_thread(expert.cancelled.wait, 10)
+
+
+async def test_a_synchronous_service_that_a_late_tool_waits_for_is_given_up_with_it() -> None:
+    expert = Expert()
+    answer = await outer_of(expert, "in_time").ask("q")
+
+    assert answer.content == "went on"
+    assert answer.tool_executions[0].is_error
+    assert await asyncio.to_thread(expert.cancelled.wait, 10)
+
+
+@pytest.mark.parametrize("name", ["look_up", "by_hand"])
+def test_a_synchronous_service_below_another_ends_when_the_time_of_that_is_over(name: str) -> None:
+    expert = Expert()
+    with pytest.raises(InvocationTimeoutError, match="Outer"), time_limit(0.1):
+        outer_of(expert, name).ask_and_wait("q")
+
+    assert expert.cancelled.wait(10)

@@ -190,7 +190,7 @@ class Invocation:
                     if self._round is not None:
                         await self._round.cancel()
         except BaseException as error:
-            self.context.cancellation.cancelled = True
+            self.context.cancellation.cancel()
             if observation is not None:
                 late = self.deadline is not None and time.monotonic() >= self.deadline.at
                 observation.failed(self.timed_out() if late and isinstance(error, asyncio.CancelledError) else error)

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from ..context import WhileCallerWaits
+from ..context import WhileCallerWaits, given_up_with_outer
 from ..execution import CallerRunner, refuse_on_event_loop
 from .declaration import SERVICE_MARK
 from .driver import Invocation
@@ -88,7 +88,8 @@ async def _awaited(host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
         invocation = begin()
         if home is None or home is asyncio.get_running_loop():
             return await run_to_end(invocation)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run_to_end(invocation), home))
+        running = asyncio.run_coroutine_threadsafe(run_to_end(invocation), home)
+        return await asyncio.wrap_future(given_up_with_outer(running))
 
 
 def _waited_for(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
@@ -96,7 +97,8 @@ def _waited_for(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocat
     loop = host.sync_loop()
     invocation = begin()
     runner = cast("CallerRunner", invocation.runner)
-    return runner.wait_for(asyncio.run_coroutine_threadsafe(_while_caller_waits(invocation), loop))
+    running = asyncio.run_coroutine_threadsafe(_while_caller_waits(invocation), loop)
+    return runner.wait_for(given_up_with_outer(running))
 
 
 async def _while_caller_waits(invocation: Invocation) -> Any:

@@ -86,7 +86,7 @@ class Round:
         for task in running:
             task.cancel()
         if running:
-            self._surroundings.context.cancellation.cancelled = True
+            self._surroundings.context.cancellation.cancel()
         await asyncio.gather(*self._started.values(), return_exceptions=True)
 
     async def _execute_in_place(self, request: ToolExecutionRequest) -> ToolOutcome:

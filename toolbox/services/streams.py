@@ -12,7 +12,7 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
 from ..chat import ServiceEvent
-from ..context import WhileCallerWaits, current_invocation
+from ..context import WhileCallerWaits, current_invocation, given_up_with_outer
 from ..execution import CallerRunner, on_event_loop, refuse_on_event_loop
 from .driver import Invocation
 from .memory import Caller, caller_here
@@ -89,7 +89,8 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         home = invocation.host.loop
         if home is None or home is asyncio.get_running_loop():
             return await self._step(invocation)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._step(invocation), home))
+        step = asyncio.run_coroutine_threadsafe(self._step(invocation), home)
+        return await asyncio.wrap_future(given_up_with_outer(step))
 
     def _started(self) -> Invocation:
         if self._invocation is None:
@@ -228,7 +229,8 @@ def _iterate(stream: ServiceStream[T], runner: CallerRunner, loop: asyncio.Abstr
         while True:
             begun = True
             try:
-                item = runner.wait_for(asyncio.run_coroutine_threadsafe(stream.step(caller_here()), loop))
+                step = asyncio.run_coroutine_threadsafe(stream.step(caller_here()), loop)
+                item = runner.wait_for(given_up_with_outer(step))
             except StopAsyncIteration:
                 return
             yield item

@@ -93,8 +93,7 @@ class ToolCall:
         except TimeoutError:
             if not limit.expired():
                 raise  # the tool's own
-            if isinstance(self.context.cancellation, CallCancellation):
-                self.context.cancellation.late = True
+            self.context.cancellation.cancel()
             raise late from None
 
     async def here(self) -> Encoded:
@@ -206,11 +205,16 @@ def member_of(bean: Any, name: str) -> Callable[..., Any]:
 class CallCancellation(Cancellation):
     """Of a tool with a time-out: given up when the tool is late, or with the invocation."""
 
-    __slots__ = ("_invocation", "late")
+    __slots__ = ("_invocation",)
 
     def __init__(self, invocation: Cancellation) -> None:
-        self._invocation, self.late = invocation, False
+        super().__init__()
+        self._invocation = invocation
 
     @property
-    def cancelled(self) -> bool:  # type: ignore[override]  # read only: nobody but the invocation sets it
-        return self.late or self._invocation.cancelled
+    def cancelled(self) -> bool:
+        return self._given_up or self._invocation.cancelled
+
+    def followed_by(self, follow: Callable[[], object]) -> Callable[[], object]:
+        ends = super().followed_by(follow), self._invocation.followed_by(follow)
+        return lambda: [end() for end in ends]
