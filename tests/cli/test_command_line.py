@@ -322,9 +322,14 @@ def test_the_version_is_that_of_the_distribution() -> None:
     assert result.stdout.strip() == version("toolbox-di")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_is_told_how_to_complete(shell: str) -> None:
-    result = CliRunner().invoke(app, ["--show-completion", shell], prog_name="toolbox")
+@pytest.mark.parametrize(("shell", "variables"), [("bash", {"COMP_CWORD": "1"}), ("zsh", {}), ("fish", {})])
+def test_a_shell_completes_commands(shell: str, variables: dict[str, str]) -> None:
+    typed = {"_TOOLBOX_COMPLETE": f"complete_{shell}", "COMP_WORDS": "toolbox ch", "_TYPER_COMPLETE_ARGS": "toolbox ch"}
 
-    assert "toolbox" in result.stdout + result.stderr
-    assert result.exit_code == 0
+    result = CliRunner().invoke(
+        app, prog_name="toolbox", env={**typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"} | variables
+    )
+
+    assert "check" in result.stdout
+    assert "chat" in result.stdout
+    assert "graph" not in result.stdout

@@ -153,7 +153,7 @@ def chat(
         fail(str(error.args[0]))
     except IllegalConfigurationError as error:
         refuse(error.problems)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         leave_interrupted()
     else:
         if failed and not sys.stdin.isatty():

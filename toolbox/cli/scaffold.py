@@ -21,16 +21,17 @@ from toolbox import Container, MemoryId, Result, register_ai_service, system_mes
 from toolbox_fastapi import Inject, install
 
 
-class Thermometer:
+class Articles:
     """Tools: methods that the model may call. A docstring describes them, type hints tell their arguments."""
 
     @tool
-    def to_fahrenheit(self, celsius: float) -> float:
-        """Converts a temperature from degrees Celsius to degrees Fahrenheit."""
-        return celsius * 9 / 5 + 32
+    def find_articles(self, words: str) -> dict[str, float]:
+        """Finds the articles that these words may mean, with their prices in euros."""
+        prices = {{"blue paint": 12.5, "white paint": 11.0, "paper": 3.2}}
+        return {{name: price for name, price in prices.items() if set(name.split()) & set(words.lower().split())}}
 
 
-@register_ai_service(tools=Thermometer)
+@register_ai_service(tools=Articles)
 class Assistant(Protocol):
     @system_message("You are a helpful assistant. Use your tools.")
     async def chat(self, session: MemoryId[str], question: str) -> Result[str]: ...
@@ -56,15 +57,15 @@ from {package} import app, container
 from toolbox.testing import ExpectedCall, ScriptedChatModel, assert_tool_calls, tool_call
 
 
-def test_the_assistant_converts_with_its_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ScriptedChatModel([tool_call("to_fahrenheit", {{"celsius": 20}}), "It is 68 °F."])
+def test_the_assistant_looks_prices_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ScriptedChatModel([tool_call("find_articles", {{"words": "paper"}}), "It is 3.20 €."])
     monkeypatch.setitem(container.models, "default", model)
 
     with TestClient(app) as client:
-        reply = client.get("/chat/me", params={{"question": "How warm is 20 °C?"}}).json()
+        reply = client.get("/chat/me", params={{"question": "What is paper?"}}).json()
 
-    assert reply == {{"answer": "It is 68 °F.", "tools": ["to_fahrenheit"]}}
-    assert_tool_calls(model, ExpectedCall("to_fahrenheit", {{"celsius": 20}}, result="68.0"))
+    assert reply == {{"answer": "It is 3.20 €.", "tools": ["find_articles"]}}
+    assert_tool_calls(model, ExpectedCall("find_articles", {{"words": "paper"}}, result='{{"paper":3.2}}'))
 '''
 
 PROJECT = """[project]
@@ -84,7 +85,7 @@ README = """# {title}
 
     pip install 'toolbox-di[fastapi]' pytest
     TOOLBOX_DEMO=1 uvicorn {package}:app          # without a model; or set OPENAI_MODEL and OPENAI_API_KEY
-    curl 'localhost:8000/chat/me?question=How+warm+is+20+degrees+Celsius'
+    curl 'localhost:8000/chat/me?question=Have+you+got+white+paint'
     python -m pytest
     toolbox check {package}:container             # and: graph, tools, chat {package}:Assistant
 """

@@ -6,6 +6,7 @@ Not here: the command itself (`cli`).
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -182,8 +183,13 @@ class ShowJson:
 async def converse(container: Container, conversation: Conversation, read: Callable[[], str]) -> int:
     """Talks until the input ends, or says `exit`; how many turns failed.
 
-    `read` gives a line, and raises `EOFError` after the last.
+    `read` gives a line, and raises `EOFError` after the last. Ctrl-C cancels it.
     """
+    task = asyncio.current_task()
+    if task is not None:
+        with suppress(NotImplementedError, RuntimeError):  # Windows; not the main thread
+            # Else a Ctrl-C between two waits would be seen only after the next line.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     async with container:
         began = time.monotonic()
         turns = failed = 0
