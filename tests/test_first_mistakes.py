@@ -5,12 +5,15 @@ Not here: each rule with all its cases (the folders of the rooms).
 
 import asyncio
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.testclient import TestClient
 from pydantic_settings import BaseSettings
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,6 +27,7 @@ from toolbox import (
     MissingBeanError,
     ModelConnectionError,
     OpenAiChatModel,
+    ToolArgumentsError,
     UserMessage,
     application_scoped,
     produces,
@@ -33,7 +37,7 @@ from toolbox import (
     toolbox,
 )
 from toolbox.testing import ScriptedChatModel, tool_call
-from toolbox_fastapi import Inject, install
+from toolbox_fastapi import Inject, install, sse
 
 
 @application_scoped
@@ -222,6 +226,163 @@ def a_session_of_the_other_kind() -> None:
     asyncio.run(ask())
 
 
+def asked(app: FastAPI) -> None:
+    """What an endpoint raises, as it stands in the log."""
+    app.exception_handlers[IllegalConfigurationError] = raise_it
+    with TestClient(app) as client:
+        client.get("/ask")
+
+
+@register_ai_service(tools=Catalogue)
+class Teller(Protocol):
+    def tell(self, question: str) -> AsyncIterator[str]: ...
+
+
+def a_stream_without_sse() -> None:
+    app = application(Teller)
+
+    @app.get("/ask")
+    async def ask(teller: Inject[Teller]) -> Any:
+        return teller.tell("?")
+
+    asked(app)
+
+
+def an_answer_in_sse() -> None:
+    app = application()
+
+    @app.get("/ask")
+    async def ask(librarian: Inject[Librarian]) -> Any:
+        return sse(await librarian.answer("?"))
+
+    asked(app)
+
+
+def a_coroutine_in_sse() -> None:
+    app = application()
+
+    @app.get("/ask")
+    async def ask(librarian: Inject[Librarian]) -> Any:
+        return sse(librarian.answer("?"))  # type: ignore[arg-type]  # the mistake
+
+    asked(app)
+
+
+def a_stream_in_a_plain_for() -> None:
+    async def ask() -> None:
+        async with Container(models={"default": DemoChatModel()}).register(Teller) as container:
+            for _ in container.get(Teller).tell("?"):  # type: ignore[attr-defined]  # the mistake
+                pass
+
+    asyncio.run(ask())
+
+
+def depends_for_inject() -> None:
+    app = application()
+
+    @app.get("/ask")
+    async def ask(librarian: Librarian = Depends()) -> str:  # noqa: B008 - as FastAPI's documents write it
+        return await librarian.answer("?")
+
+
+def an_inject_of_nothing() -> None:
+    app = application()
+
+    @app.get("/ask")
+    async def ask(librarian: Inject) -> str:  # type: ignore[type-arg]  # the mistake
+        return str(librarian)
+
+
+def a_second_install() -> None:
+    install(application(), Container())
+
+
+def a_service_that_is_not_registered() -> None:
+    app = FastAPI()
+    install(app, Container())
+
+    @app.get("/ask")
+    async def ask(librarian: Inject[Librarian]) -> str:
+        return await librarian.answer("?")
+
+    asked(app)
+
+
+def a_list_of_beans() -> None:
+    started([Catalogue, Librarian])
+
+
+def a_value_for_a_bean() -> None:
+    class Shelf:
+        def __init__(self, width: int) -> None: ...
+
+    started(Shelf)
+
+
+def a_class_that_is_not_registered() -> None:
+    class Shelf:
+        def __init__(self, statistics: Statistics) -> None: ...
+
+    started(Shelf)
+
+
+def a_value_that_nobody_gives() -> None:
+    def count(shelf: int) -> int:
+        return shelf
+
+    with Container() as container:
+        container.call(count)
+
+
+def a_seed_without_its_type() -> None:
+    with Container() as container:
+        container.request_scope(Catalogue())  # type: ignore[arg-type]  # the mistake
+
+
+def a_toolbox_on_a_class() -> None:
+    @register_ai_service
+    @toolbox(Catalogue)
+    class Helper(Protocol):
+        def answer(self, question: str) -> str: ...
+
+
+def a_toolbox_on_any_method() -> None:
+    class Shelf:
+        @toolbox(Catalogue)
+        def look(self) -> str:
+            return ""
+
+    started(Shelf)
+
+
+def a_tool_listed_twice() -> None:
+    @register_ai_service(tools=[Catalogue, Catalogue])
+    class Helper(Protocol):
+        def answer(self, question: str) -> str: ...
+
+    started(Helper)
+
+
+def a_method_without_self() -> None:
+    @register_ai_service
+    class Helper(Protocol):
+        def answer(question: str) -> str: ...  # type: ignore[misc]  # the mistake
+
+    started(Helper)
+
+
+def a_question_without_a_type() -> None:
+    @register_ai_service
+    class Helper(Protocol):
+        def answer(self, question) -> str: ...  # type: ignore[no-untyped-def]  # the mistake
+
+    started(Helper)
+
+
+def an_address_without_http() -> None:
+    OpenAiChatModel("m", base_url="localhost:11434/v1")
+
+
 MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         a_service_without_its_mark,
@@ -300,9 +461,82 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         "the connection to the model server http://127.0.0.1:9/v1 failed: ",
     ),
     (
+        a_stream_without_sse,
+        IllegalConfigurationError,
+        (
+            "endpoint ask: it returns a service's stream, which FastAPI cannot send; "
+            "write `return sse(…)` around it, with `from toolbox_fastapi import sse`"
+        ),
+    ),
+    (an_answer_in_sse, TypeError, "sse(…) is given a str, which is no stream; give it what a method returns that is"),
+    (a_coroutine_in_sse, TypeError, "sse(…) is given the coroutine of Librarian.answer, which is no stream;"),
+    (a_stream_in_a_plain_for, TypeError, "a service's stream is iterated with `async for`; an endpoint sends it by"),
+    (
+        depends_for_inject,
+        IllegalConfigurationError,
+        "endpoint ask, parameter 'librarian': Librarian is a bean, and FastAPI would look for it in the request; write",
+    ),
+    (
+        an_inject_of_nothing,
+        IllegalConfigurationError,
+        "endpoint ask, parameter 'librarian': Inject does not say which bean; write `librarian: Inject[…]`",
+    ),
+    (
+        a_second_install,
+        IllegalConfigurationError,
+        "install(app, container): the application has a container already; install one, in which everything is",
+    ),
+    (
+        a_service_that_is_not_registered,
+        IllegalConfigurationError,
+        "GET /ask (ask), parameter 'librarian': no bean provides Librarian; register Librarian,",
+    ),
+    (
+        a_list_of_beans,
+        IllegalConfigurationError,
+        "register(list of 2): it takes beans, not a collection of them; write",
+    ),
+    (a_value_for_a_bean, IllegalConfigurationError, "Shelf.width: no bean provides int; give it a default, or ask for"),
+    (
+        a_class_that_is_not_registered,
+        IllegalConfigurationError,
+        "Shelf.statistics: no bean provides Statistics; register Statistics,",
+    ),
+    (a_value_that_nobody_gives, MissingBeanError, "count.shelf: no bean provides int; register one,"),
+    (a_seed_without_its_type, TypeError, "request_scope takes instances by type: request_scope({Catalogue: …})"),
+    (a_toolbox_on_a_class, TypeError, "not above the class Helper; a class names its tools in @register_ai_service("),
+    (
+        a_toolbox_on_any_method,
+        IllegalConfigurationError,
+        "Shelf.look: @toolbox means nothing on a method of a class that",
+    ),
+    (
+        a_tool_listed_twice,
+        IllegalConfigurationError,
+        (
+            "Helper: 2 tools are called 'find_books': Catalogue.find_books, Catalogue.find_books; "
+            "list what has Catalogue.find_books only once"
+        ),
+    ),
+    (
+        a_method_without_self,
+        IllegalConfigurationError,
+        "Helper.answer: its first parameter is not `self`; declare it `def answer(self, question: …)`",
+    ),
+    (
+        a_question_without_a_type,
+        IllegalConfigurationError,
+        "Helper.answer: parameter question has no annotation; write its type: `question: str`",
+    ),
+    (
+        an_address_without_http,
+        IllegalConfigurationError,
+        "OpenAiChatModel('m'): its address does not begin with http:// or https://; mend base_url=",
+    ),
+    (
         a_session_of_the_other_kind,
         MissingBeanError,
-        "no bean provides Session for Loans.lend, which is `def`; did you mean AsyncSession?",
+        "no bean provides Session for Loans.lend, which is `def`; did you mean AsyncSession or ",
     ),
 ]
 
@@ -367,3 +601,81 @@ def test_an_extra_that_is_not_installed_is_named(
         importlib.import_module(module)
 
     assert str(caught.value).endswith(f"install it with: pip install 'toolbox-di[{extra}]'")
+
+
+def test_a_result_that_is_too_much_for_a_model_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    def read_all() -> str:
+        """Reads everything."""
+        return "x" * 200_000
+
+    @register_ai_service(tools=read_all)
+    class Reader(Protocol):
+        def read(self, question: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("read_all"), "Done."])
+    with Container(models={"default": model}).register(Reader) as container:
+        container.get(Reader).read("?")
+
+    assert "the result of tool 'read_all' has 200000 characters, and all of them go to the model" in caplog.text
+
+
+def test_who_gets_a_model_s_mistake_is_told_that_the_model_may_mend_it() -> None:
+    model = ScriptedChatModel([tool_call("find_books", {"word": "knots"})])
+
+    async def ask() -> None:
+        async with Container(models={"default": model}).register(Librarian) as container:
+            await container.get(Librarian).answer("?")
+
+    with pytest.raises(ToolArgumentsError) as caught:
+        asyncio.run(ask())
+
+    assert "the arguments of tool 'find_books' cannot be used: words: Field required" in str(caught.value)
+    assert caught.value.__notes__[0].startswith("on_tool_arguments_error=return_to_model")
+
+
+def test_a_model_that_nobody_closes_leaves_no_complaint_behind(tmp_path: Path) -> None:
+    """As a script leaves it, whose model was given to the container, which so does not close it."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import asyncio, http.server, threading
+from toolbox import ChatRequest, OpenAiChatModel, UserMessage
+
+CHOICE = '{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":"hi"}}'
+REPLY = f'{{"id":"r","object":"chat.completion","model":"m","choices":[{CHOICE}]}}'.encode()
+
+class Server(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(REPLY)))
+        self.end_headers()
+        self.wfile.write(REPLY)
+
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+model = OpenAiChatModel("m", base_url=f"http://127.0.0.1:{server.server_port}/v1")
+for _ in range(2):
+    print(asyncio.run(model.chat(ChatRequest([UserMessage("?")]))).ai_message.text)
+""",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", str(program)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout.split() == ["hi", "hi"]
+    assert "Unclosed" not in done.stderr

@@ -1,6 +1,7 @@
 """The wheel: what is in it, and that it works without this repository beside it."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -59,3 +60,23 @@ def test_it_works_by_itself(wheel: Path, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "HELLO" in done.stdout
+
+
+def test_the_readme_s_program_runs_from_it(wheel: Path, tmp_path: Path) -> None:
+    installed = run("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "site"), str(wheel))
+    assert installed.returncode == 0, installed.stderr
+    [menu] = re.findall(r"(?ms)^`menu\.py`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"))
+    (tmp_path / "menu.py").write_text(menu, encoding="utf-8")
+    client = (
+        "import pathlib, menu, toolbox_fastapi\n"
+        "from fastapi.testclient import TestClient\n"
+        "assert 'site' in pathlib.Path(toolbox_fastapi.__file__).parts\n"
+        "with TestClient(menu.app) as client:\n"
+        "    print(client.get('/ask?question=Is+there+soup').json())\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "site"), str(tmp_path)])
+
+    done = run("-P", "-c", client, PYTHONPATH=path, TOOLBOX_DEMO="1")
+
+    assert done.returncode == 0, done.stderr
+    assert "pumpkin soup 7.5" in done.stdout
