@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, overload
 
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutor, ToolSpecification
 from ..context import InvocationContext
@@ -37,6 +37,16 @@ def tool_specifications_from(class_or_object: object) -> list[ToolSpecification]
 def tool_specification_from(function: Callable[..., Any]) -> ToolSpecification:
     """The specification of one function or method, marked or not. Raises `IllegalConfigurationError`."""
     return _tool_of(function).specification
+
+
+@overload
+def tool_executor_from(  # pyright: ignore[reportOverlappingOverload]  # a coroutine function is the narrower case
+    function: Callable[..., Coroutine[Any, Any, Any]],
+) -> Callable[[ToolExecutionRequest, Any], Awaitable[ToolExecutionResult]]: ...
+
+
+@overload
+def tool_executor_from(function: Callable[..., Any]) -> Callable[[ToolExecutionRequest, Any], ToolExecutionResult]: ...
 
 
 def tool_executor_from(function: Callable[..., Any]) -> ToolExecutor:
