@@ -53,7 +53,8 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
     WebSocket gets a request scope; `ToolboxError`s are answered with problem details, unless the application has
     handlers of its own for them.
 
-    `dev_ui`: True, its path, or a `DevUi` serves a page that shows the program and tries it; for development.
+    `dev_ui`: True, its path, or a `DevUi` serves a page that shows the program and tries it; for development. Raises
+    `IllegalConfigurationError` for an application that has a container already.
     """
     if not isinstance(app, FastAPI):
         raise TypeError(f"install(app, container) takes the FastAPI application first, not a {type(app).__name__}")

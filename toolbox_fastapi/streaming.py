@@ -96,6 +96,7 @@ def sse(
     Every `data:` is JSON, a text being a JSON string; a service's events carry their type's name as `event:`; a stream
     that fails ends with `event: failure` and the problem details, any other with `event: done`. After `ping` seconds of
     silence a comment is sent. A client that connects again (`Last-Event-ID`) is answered 204, and nothing is started.
+    Raises `TypeError` for what is no stream.
     """
     refuse_other_than_streams(stream, "sse(…)")
     return EventStreamResponse(stream, ping, headers, background)
