@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -221,3 +222,33 @@ def test_tagged_unions_and_recursion_may_be_strict() -> None:
     assert "oneOf" not in json.dumps(strict)
     assert strict["$defs"]["Branch"]["additionalProperties"] is False
     assert Draft202012Validator(strict).is_valid({"tree": {"kind": "branch", "left": {"kind": "leaf"}}})
+
+
+def begins_on_the_first_line(city: str, days: int) -> None:
+    """Args:
+    city: where
+    days: how many
+    """
+
+
+def begins_on_the_next_line(city: str, days: int) -> None:
+    """
+    Args:
+        city: where
+        days: how many
+    """
+
+
+def made_elsewhere(city: str, days: int) -> None: ...
+
+
+made_elsewhere.__doc__ = "Args:\r\n    city: where\r\n    days: how many\r\n"
+
+
+@pytest.mark.parametrize("function", [begins_on_the_first_line, begins_on_the_next_line, made_elsewhere])
+def test_a_docstring_of_arguments_alone_describes_them(function: Callable[..., None]) -> None:
+    specification = tool_specification_from(function)
+
+    assert specification.description is None
+    assert specification.parameters["properties"]["city"]["description"] == "where"
+    assert specification.parameters["properties"]["days"]["description"] == "how many"

@@ -6,6 +6,7 @@ The reading is done by `docstring_parser`.
 from __future__ import annotations
 
 import inspect
+import textwrap
 from dataclasses import dataclass, field
 
 SECTIONS = frozenset({"Args:", "Arguments:", "Parameters:", "Params:", "Returns:", "Raises:", "Yields:"})
@@ -26,9 +27,12 @@ def read_docstring(text: str | None) -> Docstring:
         return Docstring()
     import docstring_parser
 
-    cleaned = inspect.cleandoc(text)
+    cleaned = inspect.cleandoc(text.replace("\r\n", "\n"))
     # The library takes a section at the beginning for the description.
-    begins_with_section = cleaned.partition("\n")[0].strip() in SECTIONS
+    first, _, rest = cleaned.partition("\n")
+    begins_with_section = first.strip() in SECTIONS
+    if begins_with_section and not rest.startswith((" ", "-")):  # the indentation of the first line is not known
+        cleaned = f"{first}\n{textwrap.indent(rest, '    ')}"
     try:
         parsed = docstring_parser.parse(f"…\n\n{cleaned}" if begins_with_section else cleaned)
     except docstring_parser.ParseError:

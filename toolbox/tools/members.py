@@ -111,7 +111,7 @@ def read_function(function: Any, problems: list[Problem]) -> Tool | None:
     where = own_name if instance is None else f"{type(instance).__name__}.{own_name}"
     called = function if callable(function) else inner
     execution = getattr(function, EXECUTION_MARK, None) or getattr(inner, EXECUTION_MARK, None)
-    reading = _Reading(inner, where, mark, execution, inspect.getdoc(inner), problems)
+    reading = _Reading(inner, where, mark, execution, getattr(inner, "__doc__", None), problems)
     taken = read_parameters(called, where, mark.local_names, problems, bound=False)
     if instance is not None and is_called_otherwise(instance):
         called = member_of(instance, own_name)
