@@ -462,3 +462,18 @@ async def test_a_def_around_a_coroutine_function_may_wait_for_it_or_hand_it_on(w
     service = create_ai_service(Awaited, chat_model=ScriptedChatModel([calls, "two"]), tools=[around])
 
     assert [each.result_object for each in (await service.ask("q")).tool_executions] == [2]
+
+
+@pytest.mark.parametrize("runner", [LoopRunner, CallerRunner])
+async def test_what_an_executor_does_not_take_is_finished_all_the_same(runner: type[LoopRunner]) -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    finished: list[BaseException | None] = []
+
+    async def finish(error: BaseException | None) -> None:
+        finished.append(error)
+
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await runner(Workers()).run(Execution(ExecutionModel.EXECUTOR, executor), here, "here", finish=finish)
+
+    assert [type(each) for each in finished] == [RuntimeError]

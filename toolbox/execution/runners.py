@@ -96,7 +96,13 @@ class LoopRunner:
                 return value
 
             return await _on_loop(timed, finish)
-        return await self._awaited(self._submit(execution, call, label, shipped), label, finish)
+        try:
+            future = self._submit(execution, call, label, shipped)
+        except BaseException as error:  # as of an executor that has been shut down: it never starts
+            if finish is not None:
+                await finish(error)
+            raise
+        return await self._awaited(future, label, finish)
 
     async def _awaited(self, future: Future[Any], label: str, finish: Finish | None) -> Any:
         value = await self._workers.outcome(future, label, finish)
