@@ -117,7 +117,7 @@ def local_names(functions: Iterable[Any], frame: FrameType | None) -> dict[str, 
         if any(frame.f_globals is each for each in modules):  # between them may be a function of another module
             if frame.f_code.co_name == "<module>":
                 break
-            here = wanted & frame.f_locals.keys()
+            here = wanted.intersection(frame.f_locals)  # since 3.13 its keys() are a list
             found |= {name: frame.f_locals[name] for name in here}
             wanted -= here
         frame = frame.f_back
