@@ -363,7 +363,7 @@ async def test_values_of_settings_and_keys_are_never_shown(running: Any, monkeyp
     class Clerk(Protocol):
         async def ask(self, text: str) -> str: ...
 
-    model = OpenAiChatModel("big", base_url="http://hunter2-url@127.0.0.1:9/v1", api_key="hunter2-given")
+    model = OpenAiChatModel("big", base_url="http://127.0.0.1:9/v1", api_key="hunter2-given")
     app = FastAPI()
     install(app, Container(models={"default": model}).register(Waiter, Repository, Clerk), dev_ui=True)
 
