@@ -155,8 +155,8 @@ class MemoryInUseError(FrameworkError):
     def __str__(self) -> str:
         return (
             f"conversation {self.memory_id!r} of {self.service} is in use by the call that this one is part of, or by "
-            "a stream that its caller still reads; use another memory id, or a service without a MemoryId parameter, or "
-            "close the stream first (`async with`, `aclose()`)"
+            "a stream that its caller still reads; use another memory id, or a service without a MemoryId parameter, "
+            "or close the stream first (`async with`, `aclose()`)"
         )
 
 
