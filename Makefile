@@ -96,7 +96,7 @@ ask: $(RUN_STAMP)
 
 # --- the proof
 
-test: $(DEV_STAMP)
+test: $(DOCS_STAMP)
 	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile -q $(ARGS)
 
 check: $(DEV_STAMP)
