@@ -111,12 +111,13 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             self._loop = asyncio.get_running_loop()
             self._ended = invocation.host.running.open_stream(self)
         self._taken_by = task = asyncio.current_task()
-        step: Any = self._steps.__anext__()
+        step: Any = None
         asked: Any = _NOT_BEGUN
         cancelling = 0
         try:
             if invocation.deadline is None:
                 # What is there already needs no watching: most pieces of a stream come several at a time.
+                step = self._steps.__anext__()
                 try:
                     asked = self._context.run(step.send, None)
                 except StopIteration as stop:
@@ -124,7 +125,8 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             cancelling = task.cancelling() if task is not None else 0
             with WhileCallerWaits(), invocation.host.running.task(invocation.label):
                 async with within(invocation):
-                    return await _InContext(self._context, step, asked)
+                    # Made no earlier: since 3.13 a step that a limit keeps from being taken is complained of.
+                    return await _InContext(self._context, step or self._steps.__anext__(), asked)
         except BaseException as error:
             await self._close()  # a limit may have passed between two steps
             # Someone else may have cancelled the task as well, and then it stays cancelled.
