@@ -221,12 +221,12 @@ class ChatInterpreter:
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
         """Reads a completion or a chunk. Raises `ModelHttpError` when it is an error."""
-        if (value.get("error") or value.get("choices") is None) and (error := error_in(value)) is not None:
+        choices = value.get("choices")
+        if (choices is None or value.get("error")) and (error := error_in(value)) is not None:
             raise error
         usage = value.get("usage")
         if usage:
             self._usage(usage)
-        choices = value.get("choices")
         if not choices or not isinstance(choices, list):
             if (groq := value.get("x_groq")) and isinstance(groq, dict):
                 self._usage(groq.get("usage"))
@@ -288,6 +288,8 @@ class ChatInterpreter:
                 reply.text(content)
             else:
                 self._parts(content)
+            if len(delta) == 1:  # as nearly all chunks of a text are
+                return
         for name in ("reasoning_content", "reasoning"):
             thought = delta.get(name)
             if thought and isinstance(thought, str):

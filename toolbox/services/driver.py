@@ -289,9 +289,10 @@ class Invocation:
                 if early and isinstance(event, CompleteToolCall):
                     round_.start(event.index, event.request)
                 yield event
-                for happened in round_.happened():
-                    yield happened
-                round_.raise_failure()
+                if early:
+                    for happened in round_.happened():
+                        yield happened
+                    round_.raise_failure()
         if response is None:
             raise no_response(model)
         self._advance(rules, ModelReplied(response))

@@ -110,7 +110,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         if self._ended is None:
             self._loop = asyncio.get_running_loop()
             self._ended = invocation.host.running.open_stream(self)
-        self._taken_by = task = asyncio.current_task()
+        self._taken_by = task = asyncio.current_task(self._loop)
         step: Any = None
         asked: Any = _NOT_BEGUN
         cancelling = 0
