@@ -208,10 +208,10 @@ class Container:
 
     def _checked(self, host: ContainerHost, problems: list[Problem]) -> tuple[BeanGraph, dict[int, Any], list[Problem]]:
         """The graph, the settings beans, and everything that is wrong besides `problems`."""
-        from .services.hosting import listener_problems
+        from .services.checks import listener_problems, tool_problems
 
         registered = self._read(host)
-        problems = [*problems, *registered.problems(), *_tool_problems(registered.graph)]
+        problems = [*problems, *registered.problems(), *tool_problems(registered.graph)]
         problems += listener_problems(registered.graph)
         for check in self._checks:
             problems += check(registered.graph)
@@ -469,24 +469,6 @@ def _found(point: InjectionPoint, graph: BeanGraph) -> Value:
         return graph.found(point)
     except MissingBeanError as error:
         raise MissingBeanError(error.wanted, error.near, point.where) from None
-
-
-def _tool_problems(graph: BeanGraph) -> Iterator[Problem]:
-    """What is wrong with the tools of the registered classes, whoever may offer them."""
-    from .services.declaration import service_options_of
-    from .tools.marks import toolbox_of
-    from .tools.sources import bean_types, read_tools
-
-    classes = dict.fromkeys(each.provides for each in graph.definitions)
-    for cls in bean_types(classes):
-        yield from read_tools([cls], cls.__name__)[1]
-    for cls in classes:
-        if not isinstance(cls, type) or service_options_of(cls) is not None:
-            continue
-        for name, member in vars(cls).items():
-            if toolbox_of(member) is not None:
-                what = "@toolbox means nothing on a method of a class that is no AI service"
-                yield Problem(f"{cls.__name__}.{name}", what, "put it on the service's method, or on the endpoint")
 
 
 def _move_positional(point: InjectionPoint, values: dict[str, Any], args: list[Any]) -> None:

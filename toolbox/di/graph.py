@@ -1,12 +1,11 @@
-"""Which bean each injection point gets: definitions become a graph, which can also be read as data.
+"""Which bean each injection point gets: definitions become a graph.
 
-Not here: what is wrong with a graph as a whole (`checks`), making beans (`scopes`, `providers`, `resolvers`).
+Not here: what is wrong with a graph as a whole (`checks`), what to do about a missing bean (`hints`), making beans
+(`scopes`, `providers`, `resolvers`).
 """
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from typing import Any, TypeAlias, get_args
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
 from ..forms import (
-    class_of,
     fitted,
     forms_of,
     is_hashable,
@@ -37,6 +35,7 @@ from .beans import (
     read_class,
 )
 from .environment import is_settings
+from .hints import alike, wanted_text, way_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,81 +368,21 @@ class BeanGraph:
                 f"ask for {way}, or bind({wanted}, {type_name(candidates[0].provides)})",
             )
         elif isinstance(value, NotFound):
-            yield Problem(point.where, f"no bean provides {wanted_text(point)}", self._way_out(point))
-
-    def _way_out(self, point: InjectionPoint) -> str:
-        wanted = wanted_text(point)
-        near = self.near_misses(point)
-        if found := [each for each in self.look_alikes(point.wants) if each in near]:
-            return f"{found[0]} looks like one: bind({wanted}, {found[0]}) if it is meant"
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-        optional = f"`{type_name(point.wants)} | None`"
-        cls = class_of(point.wants)
-        module = getattr(cls, "__module__", "")
-        if module == "builtins" and cls not in (list, dict):
-            return f"give it a default, or ask for a BaseSettings class with it, or for Annotated[{wanted}, Named(…)]"
-        one = _READY_MADE.get(f"{module}.{getattr(cls, '__qualname__', '')}", "") or _to_register(cls)
-        return (
-            f"register {one}{hint}, name it in Container(seeds=…) if request scopes are given it, or ask for {optional}"
-        )
+            yield Problem(
+                point.where,
+                f"no bean provides {wanted_text(point)}",
+                way_out(point, self.near_misses(point), self.definitions),
+            )
 
     def near_misses(self, point: InjectionPoint) -> tuple[str, ...]:
         """Beans that come close to what is wanted: by type under another name, by shape, by the sound of the name."""
         inner = point_of(point.wants, point.where) if point.shape is Shape.INSTANCE else point
-        found = [self.definitions[key].label for key, _ in self._matching(inner.wants, derive=False)]
-        found += self.look_alikes(inner.wants)
-        labels = {type_name(class_of(each.provides)): each.label for each in self.definitions}
-        wanted = type_name(class_of(inner.wants))
-        found += [labels[each] for each in difflib.get_close_matches(wanted, labels, n=3, cutoff=0.7)]
-        return tuple(dict.fromkeys(found))
-
-    def look_alikes(self, wanted: Any) -> list[str]:
-        """The beans that have all members of a Protocol or abstract class without being one."""
-        cls = class_of(wanted)
-        members = _members_of(cls)
-        if not members:
-            return []
-        return [
-            each.label
-            for each in self.definitions
-            if isinstance(class_of(each.provides), type)
-            and cls not in class_of(each.provides).__mro__
-            and all(hasattr(class_of(each.provides), member) for member in members)
-        ]
-
-
-_READY_MADE = {
-    "sqlalchemy.ext.asyncio.engine.AsyncEngine": "toolbox.sql.engine",
-    "sqlalchemy.ext.asyncio.session.AsyncSession": "toolbox.sql.session",
-    "sqlalchemy.engine.base.Engine": "toolbox.sql.sync_engine",
-    "sqlalchemy.orm.session.Session": "toolbox.sql.sync_session",
-    "redis.asyncio.client.Redis": "toolbox.redis.client",
-}
-"""Producers that are there for types of others, which must not be loaded to look for them."""
-
-
-def _to_register(cls: Any) -> str:
-    """What to register for a class: itself, or what implements an interface, which has a mark if it needs no such."""
-    is_marked = isinstance(cls, type) and any(name.startswith("__toolbox_") for name in vars(cls))
-    return cls.__name__ if is_marked or (isinstance(cls, type) and not _members_of(cls)) else "one"
+        otherwise_named = [self.definitions[key].label for key, _ in self._matching(inner.wants, derive=False)]
+        return tuple(dict.fromkeys([*otherwise_named, *alike(inner.wants, self.definitions)]))
 
 
 def _is_key(form: Any) -> bool:
     return is_hashable(form) and form is not object and form is not Any
-
-
-def wanted_text(point: InjectionPoint) -> str:
-    """What a point wants, as a reader knows it."""
-    text = type_name(point.wants if point.shape is Shape.INSTANCE else point.whole)
-    return f"{text} named {point.name!r}" if point.name is not None else text
-
-
-def _members_of(cls: Any) -> set[str]:
-    if getattr(cls, "_is_protocol", False):
-        members = {name for base in cls.__mro__ if getattr(base, "_is_protocol", False) for name in vars(base)}
-        members |= {name for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}
-        return {name for name in members if not name.startswith("_")}
-    return set(getattr(cls, "__abstractmethods__", ())) if inspect.isclass(cls) and inspect.isabstract(cls) else set()
 
 
 # --- names of providers

@@ -6,7 +6,6 @@ Not here: the container itself (`container`), what a call does (`driver`).
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from ..chat import ChatModel, ToolExecutionRequest
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.beans import Stop, read_class
-from ..di.graph import BeanGraph, One, Reading, beans_in
+from ..di.graph import BeanGraph, Reading
 from ..di.marks import Scope
-from ..di.points import MISSING, Names, point_of
+from ..di.points import Names, point_of
 from ..di.scopes import active
 from ..errors import ContainerNotStartedError, MissingBeanError, Problem
 from ..events import EventListener, Listeners
 from ..execution import ExecutionModel, LoopRunner, Workers, unknown_executor
-from ..forms import class_of
 from ..tools.failures import ToolErrors
 from ..tools.invocation import (
     ToolOutcome,
@@ -31,8 +29,9 @@ from ..tools.invocation import (
     answer_unknown_tool,
     execute_tool,
 )
-from ..tools.prepared import InjectedParameter, Tool
+from ..tools.prepared import Tool
 from ..tools.sources import bean_types
+from .checks import injection_problems, store_problems, tool_bean_problems
 from .declaration import ServiceOptions, service_options_of
 from .implementation import implementation_of
 from .interfaces import is_interface, method_names
@@ -269,55 +268,12 @@ class _Service:
             if provider.bean is not None:
                 yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))
         if any(plan.memory_parameter and plan.window for plan in self._plans.values()):
-            yield from _store_problems(graph)
+            yield from store_problems(graph)
         seen: set[object] = set()
         for plan in self._plans.values():
             if isinstance(plan.system, FunctionMessage):
-                yield from _injection_problems(f"{plan.where}, system message", plan.system.injected, graph)
+                yield from injection_problems(f"{plan.where}, system message", plan.system.injected, graph)
             for tool in plan.toolset.tools:
                 if (tool.where, tool.specification.name, tool.bean) not in seen:
                     seen.add((tool.where, tool.specification.name, tool.bean))
                     yield from self._host.tool_problems(plan.where, tool)
-
-
-def listener_problems(graph: BeanGraph) -> Iterator[Problem]:
-    """What is wrong with the beans that are told of events."""
-    point = point_of(list[EventListener], "the listeners of events")
-    yield from graph.problems_of(point)
-    for key in beans_in(graph.value_of(point)):
-        definition = graph.definitions[key]
-        if definition.scope in (Scope.REQUEST, Scope.CALL):
-            fact = f"{definition.label} is {definition.scope.value}-scoped, and is told of all that its container does"
-            yield Problem(point.where, fact, "mark it @application_scoped")
-        if inspect.iscoroutinefunction(getattr(class_of(definition.provides), "on_event", None)):
-            fact = f"{definition.label}.on_event is async def, and nothing awaits it"
-            yield Problem(point.where, fact, "make it a def that is quick, and give slow work to a task or a queue")
-
-
-def _store_problems(graph: BeanGraph) -> Iterator[Problem]:
-    """What is wrong with the bean that keeps the conversations; the same for all services."""
-    point = point_of(ChatMemoryStore | None, "the store of the conversations")
-    yield from graph.problems_of(point)
-    value = graph.value_of(point)
-    if not isinstance(value, One) and (near := graph.look_alikes(ChatMemoryStore)):
-        fix = f"bind(ChatMemoryStore, {near[0]}) if it is meant"
-        yield Problem(point.where, f"{near[0]} has its methods, and is none", fix)
-    if isinstance(value, One) and (definition := graph.definitions[value.bean]).scope in (Scope.REQUEST, Scope.CALL):
-        yield Problem(
-            point.where,
-            f"{definition.label} is {definition.scope.value}-scoped, and conversations outlive that",
-            "mark it @application_scoped",
-        )
-
-
-def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:
-    """What is wrong with the beans that a tool offered at `where` needs."""
-    if tool.bean is not None:
-        yield from graph.problems_of(point_of(tool.bean, where))
-    yield from _injection_problems(where, tool.injected, graph)
-
-
-def _injection_problems(where: str, injected: Iterable[InjectedParameter], graph: BeanGraph) -> Iterator[Problem]:
-    for each in injected:
-        default = None if each.optional else MISSING
-        yield from graph.problems_of(point_of(each.wanted, f"{where}, parameter {each.name}", default=default))

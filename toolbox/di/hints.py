@@ -1,0 +1,82 @@
+"""The way out of a missing bean: which beans come close to it, what to register.
+
+Not here: which bean a point gets, and that it gets none (`graph`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from ..forms import class_of, type_name
+from .beans import BeanDefinition
+from .points import InjectionPoint, Shape
+
+
+def wanted_text(point: InjectionPoint) -> str:
+    """What a point wants, as a reader knows it."""
+    text = type_name(point.wants if point.shape is Shape.INSTANCE else point.whole)
+    return f"{text} named {point.name!r}" if point.name is not None else text
+
+
+def way_out(point: InjectionPoint, near: Sequence[str], definitions: Sequence[BeanDefinition]) -> str:
+    """What to do about a point for which there is no bean; `near` are those that come close."""
+    wanted = wanted_text(point)
+    if found := [each for each in look_alikes(point.wants, definitions) if each in near]:
+        return f"{found[0]} looks like one: bind({wanted}, {found[0]}) if it is meant"
+    cls = class_of(point.wants)
+    module = getattr(cls, "__module__", "")
+    if module == "builtins" and cls not in (list, dict):
+        return f"give it a default, or ask for a BaseSettings class with it, or for Annotated[{wanted}, Named(…)]"
+    one = _READY_MADE.get(f"{module}.{getattr(cls, '__qualname__', '')}", "") or _to_register(cls)
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    optional = f"`{type_name(point.wants)} | None`"
+    return f"register {one}{hint}, name it in Container(seeds=…) if request scopes are given it, or ask for {optional}"
+
+
+_READY_MADE = {
+    "sqlalchemy.ext.asyncio.engine.AsyncEngine": "toolbox.sql.engine",
+    "sqlalchemy.ext.asyncio.session.AsyncSession": "toolbox.sql.session",
+    "sqlalchemy.engine.base.Engine": "toolbox.sql.sync_engine",
+    "sqlalchemy.orm.session.Session": "toolbox.sql.sync_session",
+    "redis.asyncio.client.Redis": "toolbox.redis.client",
+}
+"""Producers that are there for types of others, which must not be loaded to look for them."""
+
+
+def _to_register(cls: Any) -> str:
+    """What to register for a class: itself, or what implements an interface, which has a mark if it needs no such."""
+    is_marked = isinstance(cls, type) and any(name.startswith("__toolbox_") for name in vars(cls))
+    return cls.__name__ if is_marked or (isinstance(cls, type) and not _members_of(cls)) else "one"
+
+
+def alike(wanted: Any, definitions: Sequence[BeanDefinition]) -> list[str]:
+    """The beans that come close to a type: by shape, by the sound of the name."""
+    labels = {type_name(class_of(each.provides)): each.label for each in definitions}
+    sounding = difflib.get_close_matches(type_name(class_of(wanted)), labels, n=3, cutoff=0.7)
+    return [*look_alikes(wanted, definitions), *(labels[each] for each in sounding)]
+
+
+def look_alikes(wanted: Any, definitions: Sequence[BeanDefinition]) -> list[str]:
+    """The beans that have all members of a Protocol or abstract class without being one."""
+    cls = class_of(wanted)
+    members = _members_of(cls)
+    if not members:
+        return []
+    return [
+        each.label
+        for each in definitions
+        if isinstance(class_of(each.provides), type)
+        and cls not in class_of(each.provides).__mro__
+        and all(hasattr(class_of(each.provides), member) for member in members)
+    ]
+
+
+def _members_of(cls: Any) -> set[str]:
+    if getattr(cls, "_is_protocol", False):
+        members = {name for base in cls.__mro__ if getattr(base, "_is_protocol", False) for name in vars(base)}
+        members |= {name for base in cls.__mro__ for name in vars(base).get("__annotations__", ())}
+        return {name for name in members if not name.startswith("_")}
+    return set(getattr(cls, "__abstractmethods__", ())) if inspect.isclass(cls) and inspect.isabstract(cls) else set()
