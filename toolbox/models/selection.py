@@ -19,7 +19,7 @@ from ..errors import (
     ModelTruncatedError,
     Problem,
 )
-from .streaming import stream_of
+from .answers import answer_stream
 
 if TYPE_CHECKING:
     from ..settings import ModelSettings, ToolboxSettings
@@ -188,7 +188,7 @@ class FallbackModel:
         """The first stream that begins."""
         for model in self.models:
             begun = False
-            events = stream_of(model, request)
+            events = answer_stream(model, request)
             try:
                 async for event in events:
                     begun = True
@@ -198,9 +198,7 @@ class FallbackModel:
                 if begun or model is self.models[-1] or not is_worth_another_model(error):
                     raise
             finally:
-                close: Callable[[], Awaitable[None]] | None = getattr(events, "aclose", None)
-                if close is not None:
-                    await close()
+                await events.aclose()
 
 
 def is_worth_another_model(error: ModelError) -> bool:

@@ -36,7 +36,7 @@ from ..context import (
 )
 from ..errors import InvocationTimeoutError
 from ..execution import CallerRunner, LoopRunner
-from ..models.streaming import stream_of
+from ..models.answers import answer_stream, no_response, response_of
 from ..tools.invocation import ToolSurroundings
 from .host import ServiceHost
 from .loop import (
@@ -55,7 +55,7 @@ from .loop import (
 )
 from .memory import Caller, ChatMemoryKey, Window, caller_here
 from .messages import system_message_of, user_message_of
-from .observation import Observation, closable, no_response, response_of
+from .observation import Observation
 from .offering import offered
 from .outputs import OutputMode, Result, Shape
 from .plans import MethodPlan, Toolset, added_tools
@@ -92,6 +92,7 @@ class Invocation:
         runner = LoopRunner if plan.is_async else CallerRunner
         self.runner = runner(host.workers, pool if isinstance(pool, Executor) else None)
         self.state: State | None = None
+        self._next: Effect  # what follows from the last event that the loop was told
         self.finish: Finish | None = None
         self.check: Callable[[Finish], None] | None = None
         self._round: Round | None = None
@@ -281,7 +282,7 @@ class Invocation:
         early = bool(self.plan.options.concurrent_tools) and may_run(rules, self.state)
         self._round = round_ = self._new_round(toolset, surroundings)
         response: ChatResponse | None = None
-        async with aclosing(closable(stream_of(model, request))) as events:
+        async with aclosing(answer_stream(model, request)) as events:
             async for event in events:
                 if isinstance(event, CompleteResponse):
                     response = response_of(model, event.response)
@@ -354,5 +355,3 @@ class Invocation:
         return Result(
             value, self.state.executions, self.state.token_usage, self.finish.finish_reason, self.state.remembered
         )
-
-    _next: Effect

@@ -1,4 +1,4 @@
-"""Tells listeners what one invocation does, and what the model it asks does; what counts as a model's answer.
+"""Tells listeners what an invocation and the model it asks do.
 
 Not here: tool calls (`toolbox.tools.observation`), what is told (`toolbox.events`).
 """
@@ -6,7 +6,7 @@ Not here: tool calls (`toolbox.tools.observation`), what is told (`toolbox.event
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from time import perf_counter
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, Message, StreamEvent
 from ..context import InvocationContext
 from ..events import (
+    InvocationEvent,
     Listeners,
     MemoryWrittenEvent,
     ModelFailedEvent,
@@ -23,7 +24,7 @@ from ..events import (
     ServiceFailedEvent,
     ServiceStartedEvent,
 )
-from ..models.streaming import stream_of
+from ..models.answers import answer_stream, no_response, response_of
 from .loop import State
 
 
@@ -66,7 +67,7 @@ class Observation:
 class _ObservedModel:
     """A model whose requests are told."""
 
-    def __init__(self, model: ChatModel, tell: Any, context: InvocationContext) -> None:
+    def __init__(self, model: ChatModel, tell: Callable[[InvocationEvent], None], context: InvocationContext) -> None:
         self._model, self._tell, self._context = model, tell, context
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
@@ -87,7 +88,7 @@ class _ObservedModel:
         response: ChatResponse | None = None
         self._tell(ModelRequestEvent(self._context, request, self._model, streaming=True))
         try:
-            async with aclosing(closable(stream_of(self._model, request))) as events:
+            async with aclosing(answer_stream(self._model, request)) as events:
                 async for event in events:
                     if first is None:
                         first = perf_counter() - began
@@ -107,30 +108,3 @@ class _ObservedModel:
 def _told(error: BaseException) -> BaseException:
     """What is told of an error: a stream that is left is cancelled, as any call that is given up."""
     return asyncio.CancelledError("the stream was left") if isinstance(error, GeneratorExit) else error
-
-
-# --- what a model answers
-
-
-def response_of(model: ChatModel, response: object) -> ChatResponse:
-    """What a model has answered, if it is an answer. Raises `TypeError`."""
-    if isinstance(response, ChatResponse):
-        return response
-    raise TypeError(f"{type(model).__name__} answered with a {type(response).__name__}; a model answers a ChatResponse")
-
-
-def no_response(model: ChatModel) -> RuntimeError:
-    """What to raise when a stream is over and has brought no answer."""
-    return RuntimeError(f"the stream of {type(model).__name__} ended without a CompleteResponse")
-
-
-def closable(stream: AsyncIterator[Any]) -> Any:
-    """The stream, with an `aclose` even where a model's own iterator has none."""
-    if hasattr(stream, "aclose"):
-        return stream
-
-    async def with_aclose() -> AsyncGenerator[Any, None]:
-        async for event in stream:
-            yield event
-
-    return with_aclose()
