@@ -95,6 +95,12 @@ class ModelRequestEvent(InvocationEvent):
     model: ChatModel
     streaming: bool
 
+    @property
+    def model_name(self) -> str:
+        """What the model is called: its `model`, else the name of its class."""
+        name = getattr(self.model, "model", None)
+        return name if isinstance(name, str) else type(self.model).__name__
+
 
 @dataclass(frozen=True, slots=True)
 class ModelResponseEvent(InvocationEvent):

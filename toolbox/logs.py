@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from .chat import TokenUsage
 from .context import InvocationContext
 from .events import (
     EventListener,
@@ -59,8 +60,8 @@ class LoggingListener(EventListener):
     """Logs each event: its facts in the text, and as attributes of the record.
 
     Those are `event`, what `InvocationLogFilter` gives, and by event `duration` (seconds), `input_tokens`,
-    `output_tokens`, `finish_reason`, `model`, `messages` (how many), `is_error`, `error_type`. Nothing of what was
-    asked or answered is logged, nor the text of an error. What fails is a warning, what is cancelled is not.
+    `output_tokens`, `finish_reason`, `model`, `messages` and `tool_calls` (how many), `is_error`, `error_type`. Nothing
+    of what was asked or answered is logged, nor the text of an error. A failure is a warning, a cancellation is not.
     """
 
     def __init__(self, logger: logging.Logger | str = "toolbox.invocations", level: int = logging.INFO) -> None:
@@ -93,10 +94,8 @@ def _facts_of(event: InvocationEvent) -> tuple[str, Facts]:
             return "service_completed", {"duration": duration, **_tokens(usage), "tool_calls": len(executions)}
         case ServiceFailedEvent(error=error, duration=duration):
             return "service_failed", {"duration": duration, "error_type": type(error).__name__}
-        case ModelRequestEvent(request=request, model=model):
-            named = getattr(model, "model", None)
-            model_name = named if isinstance(named, str) else type(model).__name__
-            return "model_request", {"model": model_name, "messages": len(request.messages)}
+        case ModelRequestEvent(request=request):
+            return "model_request", {"model": event.model_name, "messages": len(request.messages)}
         case ModelResponseEvent(response=response, duration=duration):
             reason = response.finish_reason.value if response.finish_reason is not None else None
             facts = {"model": response.model, "duration": duration, "finish_reason": reason}
@@ -119,7 +118,7 @@ def _facts_of(event: InvocationEvent) -> tuple[str, Facts]:
     return type(event).__name__, {}
 
 
-def _tokens(usage: Any) -> Facts:
+def _tokens(usage: TokenUsage | None) -> Facts:
     if usage is None:
         return {"input_tokens": None, "output_tokens": None}
     return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}

@@ -18,10 +18,19 @@ from .lives import Hearing, Life
 
 if TYPE_CHECKING:
     from mcp import Client
-    from mcp_types import CallToolResult, GetPromptResult, Prompt, ReadResourceResult, Resource, Tool
+    from mcp_types import (
+        CallToolResult,
+        GetPromptResult,
+        PaginatedResult,
+        Prompt,
+        ReadResourceResult,
+        Resource,
+        Tool,
+    )
 
 logger = logging.getLogger("toolbox.mcp")
 
+P = TypeVar("P", bound="PaginatedResult")
 T = TypeVar("T")
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
@@ -166,30 +175,22 @@ class McpConnection:
 
 
 async def _all_tools(client: Client) -> list[Tool]:
-    found: list[Tool] = []
-    cursor: str | None = None
-    while True:
-        page = await client.list_tools(cursor=cursor, cache_mode="refresh")
-        found += page.tools
-        if (cursor := page.next_cursor) is None:
-            return found
+    return await _paged(lambda cursor: client.list_tools(cursor=cursor, cache_mode="refresh"), lambda page: page.tools)
 
 
 async def _all_resources(client: Client) -> list[Resource]:
-    found: list[Resource] = []
-    cursor: str | None = None
-    while True:
-        page = await client.list_resources(cursor=cursor)
-        found += page.resources
-        if (cursor := page.next_cursor) is None:
-            return found
+    return await _paged(lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources)
 
 
 async def _all_prompts(client: Client) -> list[Prompt]:
-    found: list[Prompt] = []
-    cursor: str | None = None
-    while True:
-        page = await client.list_prompts(cursor=cursor)
-        found += page.prompts
-        if (cursor := page.next_cursor) is None:
-            return found
+    return await _paged(lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts)
+
+
+async def _paged(ask: Callable[[str | None], Awaitable[P]], items: Callable[[P], list[T]]) -> list[T]:
+    """The items of all pages of a list."""
+    page = await ask(None)
+    found = [*items(page)]
+    while page.next_cursor is not None:
+        page = await ask(page.next_cursor)
+        found += items(page)
+    return found

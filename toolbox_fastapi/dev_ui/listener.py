@@ -157,11 +157,10 @@ class DevUiListener(EventListener):
 
     def _model_asked(self, event: ModelRequestEvent) -> None:
         call = self._new_call(event.request)
-        name = getattr(event.model, "model", None)
         shown = {
             "type": "model_started",
             "call": call.number,
-            "name": name if isinstance(name, str) else type(event.model).__name__,
+            "name": event.model_name,
             "sent": shortened("\n\n".join(_lines(event.request.messages))),
         }
         self._add(event.context, shown)
