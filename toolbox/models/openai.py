@@ -153,9 +153,11 @@ class OpenAiChatModel:
             try:
                 async with self._transport.open(self._wire.path, body, headers) as stream:
                     reader = self._reader(request)
+                    events: list[StreamEvent] = []
                     try:
-                        while (block := await _next_block(stream, reader)) is not None:
-                            for event in reader.feed(block):
+                        while (block := await _next_block(stream, reader, bool(events))) is not None:
+                            events = reader.feed(block)
+                            for event in events:
                                 yield event
                         last = reader.finish()
                     except ModelError as error:
@@ -201,12 +203,15 @@ class OpenAiChatModel:
         return self._stream_usage and error.status in (400, 422) and "stream_options" in f"{error.message}{error.body}"
 
 
-async def _next_block(stream: Stream, reader: ReplyReader) -> bytes | None:
-    """The next block that may count; a connection that broke before the first event is tried again."""
+async def _next_block(stream: Stream, reader: ReplyReader, said: bool) -> bytes | None:
+    """The next block that may count; a connection that broke before the first event is tried again.
+
+    `said`: the last one held something of the reply.
+    """
     if reader.is_done:
         return None
     if reader.is_ended:  # what counts may still follow a finish_reason
-        return await stream.more()
+        return await stream.more(said)
     while True:
         try:
             return await stream.next_block()

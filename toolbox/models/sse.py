@@ -90,7 +90,7 @@ class EventReader:
         self._tail.clear()
         text = block.removeprefix(_MARK).lstrip()
         if not text or _MARK.startswith(block):
-            return block
+            return block if _MARK.startswith(block) else b""
         self._begun = True
         self.is_document = text[:1] in b"{[<"
         return text
@@ -184,12 +184,13 @@ def _values(data: bytes) -> list[Any] | None:
     values: list[Any] = []
     position = 0
     while position < len(text):
+        if text.startswith(DONE, position):
+            values.append(DONE)
+            break  # nothing after it counts
         try:
             value, position = _decoder.raw_decode(text, position)
         except (ValueError, RecursionError):
-            if not text.startswith(DONE, position):
-                return None
-            value, position = DONE, position + len(DONE)
+            return None
         values.append(value)
         while text[position : position + 1].isspace() or text.startswith("data:", position):
             position += 5 if text.startswith("data:", position) else 1

@@ -314,6 +314,7 @@ class Stream:
         self._retries = transport.settings.max_retries
         self._response: Any = None
         self._blocks: AsyncIterator[bytes] | None = None
+        self._end_by: float | None = None
 
     @property
     def request_id(self) -> str | None:
@@ -350,11 +351,17 @@ class Stream:
         except Exception as error:
             self._transport.fail(error)
 
-    async def more(self) -> bytes | None:
-        """What still comes after a reply that has said it is complete; None when nothing does, for whatever reason."""
+    async def more(self, said: bool) -> bytes | None:
+        """What still comes after a reply that has said it is complete; None when nothing does, for whatever reason.
+
+        `said`: the last block said something, so that there is time again; a server may ping for ever.
+        """
         assert self._blocks is not None
+        if said or self._end_by is None:
+            end_by = asyncio.get_running_loop().time() + AFTER_END
+            self._end_by = end_by if self._deadline is None else min(end_by, self._deadline)
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(AFTER_END):
+            async with asyncio.timeout_at(self._end_by):
                 return await anext(self._blocks, None)
         return None
 

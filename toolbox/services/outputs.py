@@ -286,6 +286,8 @@ def correction(error: OutputParsingError) -> str:
 
 # At the very beginning, or, after whatever text, at that of a fenced block.
 _LIST_BEGINS = re.compile(r'(?:\A\s*|```(?:json)?\s*)(?:\{\s*"value"\s*:\s*)?\[', re.IGNORECASE)
+_FENCED_LIST_BEGINS = re.compile(r'```(?:json)?\s*(?:\{\s*"value"\s*:\s*)?\[', re.IGNORECASE)
+_IN_STRING, _BETWEEN = re.compile(r'["\\]'), re.compile(r'["\[\]{},]')
 
 
 class ItemReader:
@@ -293,9 +295,9 @@ class ItemReader:
 
     def __init__(self, adapter: TypeAdapter[Any]) -> None:
         self._adapter = adapter
-        self._buffer = ""
         self._all: list[str] = []
-        self._position = 0
+        self._open: list[str] = []  # of what is not complete: the text before the list, then an item
+        self._begins = _LIST_BEGINS
         self._depth = 0
         self._in_string = self._escaped = False
         self.began = self.ended = False
@@ -303,44 +305,49 @@ class ItemReader:
     def feed(self, text: str) -> Iterator[Any]:
         """The items that `text` completes. Raises `OutputParsingError` for one that does not validate."""
         self._all.append(text)
-        if self.ended:
-            return
-        self._buffer += text
-        if not self.began:
-            match = _LIST_BEGINS.search(self._buffer) if "[" in text else None
-            if match is None:
-                return
-            self.began = True
-            self._buffer = self._buffer[match.end() :]
-        yield from self._items()
+        if not self.ended and (self.began or (text := self._begun(text))):
+            yield from self._items(text)
 
-    def _items(self) -> Iterator[Any]:
-        start = 0
-        buffer, position = self._buffer, self._position
-        while position < len(buffer) and not self.ended:
-            character = buffer[position]
-            position += 1
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._in_string = False
+    def _begun(self, text: str) -> str:
+        """What follows the beginning of the list, when that has come with `text`."""
+        self._open.append(text)
+        if "[" not in text:
+            return ""
+        text = "".join(self._open)
+        self._open.clear()
+        if (match := self._begins.search(text)) is not None:
+            self.began = True
+            return text[match.end() :]
+        # A beginning ends with its only bracket: nothing up to this one can be part of another.
+        self._open.append(text[text.rindex("[") + 1 :])
+        self._begins = _FENCED_LIST_BEGINS
+        return ""
+
+    def _items(self, text: str) -> Iterator[Any]:
+        start = position = 0
+        if self._escaped and text:
+            position, self._escaped = 1, False
+        while (found := (_IN_STRING if self._in_string else _BETWEEN).search(text, position)) is not None:
+            position, character = found.end(), found.group()
+            if character == "\\":
+                position += 1  # what it escapes
+                self._escaped = position > len(text)
             elif character == '"':
-                self._in_string = True
+                self._in_string = not self._in_string
             elif character in "[{":
                 self._depth += 1
             elif self._depth == 0 and character in ",]":
-                item = buffer[start : position - 1].strip()
+                item = "".join((*self._open, text[start : position - 1])).strip()
+                self._open.clear()
                 start = position
                 self.ended = character == "]"
                 if item or not self.ended:
-                    self._buffer, self._position = buffer[start:], 0
                     yield self._read(item)
+                if self.ended:
+                    return
             elif character in "]}":
                 self._depth -= 1
-        self._buffer, self._position = buffer[start:], position - start
+        self._open.append(text[start:])
 
     def _read(self, item: str) -> Any:
         try:

@@ -23,6 +23,8 @@ class Round:
         self._started: dict[int, asyncio.Task[ToolOutcome]] = {}
         self._events: asyncio.Queue[ServiceEvent | None] = asyncio.Queue()
         self._places = asyncio.Semaphore(at_once)
+        self._running = 0
+        self._failed = False
         self._one_by_one: list[ToolOutcome] = []
 
     @property
@@ -33,7 +35,7 @@ class Round:
 
     def raise_failure(self) -> None:
         """Raises what a call that was started has failed with, if any has by now."""
-        for task in self._started.values():
+        for task in self._started.values() if self._failed else ():
             if task.done() and _has_failed(task):
                 task.result()
 
@@ -53,12 +55,10 @@ class Round:
             for index, request in enumerate(requests):
                 self.start(index, request)
             tasks = [self._started[index] for index in range(len(requests))]
-            while not all(task.done() for task in tasks):
+            while self._running and not self._failed:
                 event = await self._events.get()
                 if event is not None:
                     yield event
-                if any(task.done() and _has_failed(task) for task in tasks):
-                    break
             for task in sorted(tasks, key=lambda each: not (each.done() and _has_failed(each))):  # what failed first
                 await task
             for event in self.happened():
@@ -69,7 +69,14 @@ class Round:
     def start(self, index: int, request: ToolExecutionRequest) -> None:
         """Starts the call at this place of the reply in a task of its own, unless it has been."""
         if index not in self._started:
-            self._started[index] = asyncio.create_task(self._execute_in_place(request))
+            task = self._started[index] = asyncio.create_task(self._execute_in_place(request))
+            self._running += 1
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[ToolOutcome]) -> None:
+        self._running -= 1
+        self._failed = self._failed or _has_failed(task)
+        self._events.put_nowait(None)  # wakes whoever waits for events
 
     def happened(self) -> list[ServiceEvent]:
         """The events since the last look."""
@@ -90,14 +97,11 @@ class Round:
         await asyncio.gather(*self._started.values(), return_exceptions=True)
 
     async def _execute_in_place(self, request: ToolExecutionRequest) -> ToolOutcome:
-        try:
-            async with self._places:
-                self._events.put_nowait(BeforeToolExecution(request))
-                outcome = await self._execute(request)
-                self._events.put_nowait(ToolExecuted(outcome.execution))
-                return outcome
-        finally:
-            self._events.put_nowait(None)  # wakes whoever waits for events: this call has ended
+        async with self._places:
+            self._events.put_nowait(BeforeToolExecution(request))
+            outcome = await self._execute(request)
+            self._events.put_nowait(ToolExecuted(outcome.execution))
+            return outcome
 
     async def _execute(self, request: ToolExecutionRequest) -> ToolOutcome:
         tool = self._toolset.by_name.get(request.name)
