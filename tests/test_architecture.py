@@ -18,6 +18,7 @@ OURS = ("toolbox", "toolbox_fastapi", "sample_app")
 # not named has the number of the package it lies in.
 LAYERS: dict[str, int] = {
     "toolbox.chat": 0,
+    "toolbox.faults": 0,
     "toolbox.forms": 0,
     "toolbox.frozen": 0,
     "toolbox.json_text": 0,

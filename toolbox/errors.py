@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .chat import Message, ToolExecutionRequest
+from .faults import brief
 
 Path: TypeAlias = str
 """Where in a value something is wrong: `"city"`, `"stops.0.name"`, `""` for the whole."""
@@ -196,7 +197,7 @@ class UnknownToolError(ToolboxError):
 
     def __str__(self) -> str:
         offered = ", ".join(self.tool_names) or "none"
-        return f"no tool {self.request.name!r}; offered: {offered}; add it to tools= or set on_unknown_tool="
+        return f"no tool {brief(self.request.name)!r}; offered: {offered}; add it to tools= or set on_unknown_tool="
 
 
 class ToolResultError(ToolboxError):

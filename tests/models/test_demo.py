@@ -375,3 +375,15 @@ async def test_a_schema_shown_in_the_prompt_is_filled() -> None:
     reply = await DemoChatModel().chat(ChatRequest(messages))
 
     assert json.loads(reply.ai_message.text or "") == {"value": "Oslo"}
+
+
+@pytest.mark.parametrize("text", ["_" * 200_000, "here is " * 25_000, "é" * 200_000], ids=["_", "here is", "é"])
+async def test_no_text_takes_long_to_look_through(text: str) -> None:
+    """With a cost that grows as the square, each of them would take minutes."""
+    schema = {
+        "type": "object",
+        "properties": {"email": {"type": "string", "format": "email"}, "city": {"type": "string"}},
+    }
+    request = ChatRequest([UserMessage(text)], response_format=ResponseFormat("answer", schema))
+
+    assert (await DemoChatModel().chat(request)).ai_message.text

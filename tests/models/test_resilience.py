@@ -385,3 +385,16 @@ async def test_an_error_in_a_good_status_tells_the_request_too(serve: Serve) -> 
     await model.aclose()
 
     assert (caught.value.status, caught.value.request_id) == (502, "req_1")
+
+
+async def test_a_server_that_pings_for_ever_after_its_reply_is_left(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolbox.models.transport.AFTER_END", 0.2)
+    pings = [b": ping\n\n"] * 100_000
+    whole = sse(chunk({"content": "ok"}), chunk({}, "stop"), done=False)
+    server = await serve([Scripted(chunks=[*whole, *pings], content_type="text/event-stream")])
+    model = OpenAiChatModel("m", server.url, timeout=30)
+
+    assert await text_of(model) == "ok"
+    await model.aclose()

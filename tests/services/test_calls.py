@@ -978,3 +978,24 @@ def test_a_class_that_is_no_interface_is_refused() -> None:
 def test_framework_errors_are_told_apart() -> None:
     assert issubclass(MemoryInUseError, FrameworkError)
     assert not issubclass(UnknownToolError, FrameworkError)
+
+
+async def test_together_thousands_of_calls_cost_what_their_number_does() -> None:
+    """With a cost that grows as the square, these would take minutes."""
+
+    @tool
+    async def note(n: int) -> int:
+        await asyncio.sleep(0)
+        return n
+
+    calls = [tool_call("note", {"n": n}) for n in range(10_000)]
+    model = ScriptedChatModel([AiMessage(tool_execution_requests=calls), "noted"])
+
+    class Assistant(Protocol):
+        async def chat(self, text: str) -> Result[str]: ...
+
+    assistant = create_ai_service(Assistant, chat_model=model, tools=[note], concurrent_tools=True)
+    async with asyncio.timeout(60):
+        result = await assistant.chat("x")
+
+    assert [execution.result for execution in result.tool_executions] == [str(n) for n in range(10_000)]

@@ -165,3 +165,19 @@ def test_a_bad_item_is_an_error_where_it_stands() -> None:
         items(City, '[{"name": "B", "people": "x"}]', 4)
 
     assert caught.value.problems[0][0] == "people"
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "count"),
+    [
+        ('["' + "x" * 1_000_000 + '"]', 1, 1),
+        ("[" + '"x",' * 200_000 + '"x"]', 10_000_000, 200_001),
+        ("see [1] " * 100_000 + '```json\n["x"]\n```', 8, 1),
+        (" " * 1_000_000 + '["x"]', 1, 1),
+        ('["' + '\\"' * 500_000 + '"]', 1, 1),
+    ],
+    ids=["a long item", "many items at once", "brackets in a text before it", "blanks before it", "escapes"],
+)
+def test_reading_items_costs_what_their_length_does(text: str, size: int, count: int) -> None:
+    """With a cost that grows as the square, each of them would take minutes."""
+    assert len(items(str | int, text, size)) == count

@@ -82,7 +82,7 @@ _ONLY = re.compile(
     re.IGNORECASE,
 )
 _QUESTION = re.compile(r"\b(?:which|what)\s+(?P<thing>[\w-]+)", re.IGNORECASE)
-_LABELLED = re.compile(r"\b(?:question|text|message|input|sentence|review|query|here is [^:\n]*)\s*:\s*", re.IGNORECASE)
+_LABELLED = re.compile(r"\b(?:question|text|message|input|sentence|review|query|here is [^:\n]{0,200})\s*:\s*", re.IGNORECASE)
 _ABSENT = re.compile(
     r"\b(?:reply|replies|answer|return|respond|say|output|write)\w*\s+(?:with\s+)?"
     r"[\"'“‘`]([^\"'”’`\n]+)[\"'”’`]\s*,?\s+(?:if|when|otherwise)",
@@ -130,7 +130,7 @@ def _when_absent(prompt: Prompt) -> str | None:
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)?(?![\w])")
 _DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
-_EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+")
 _URL = re.compile(r"https?://\S+")
 _PATTERNS = (
     (re.compile(r"\be-?mail"), _EMAIL),
@@ -159,7 +159,7 @@ _KNOWN = re.compile(
 )
 _CAPITALISED = r"([^\W\d_a-z][\w'’-]*(?:\s[^\W\d_a-z][\w'’-]*)*)"
 _INTRODUCED = re.compile(rf"(?:[Nn]ame(?:'s| is)|I am|I'm|called|Mr\.?|Mrs\.?|Ms\.?|Dr\.?|[Mm]eet)\s+{_CAPITALISED}")
-_AFTER_COMMA = re.compile(rf"[^\W\d_][\w'’-]*,\s*{_CAPITALISED}")
+_AFTER_COMMA = re.compile(rf"(?<![\w'’-])[^\W\d_][\w'’-]*+,\s*{_CAPITALISED}")
 
 _PLACE = _set_of("in at near around inside outside within à a au en em bei im nel nella na no i om på w te")
 _ABOUT = _set_of("for to from of about pour für nach de per para por über von aus over visit visiting is")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import RestDecodeError
+from ..faults import faults_of
 from ..forms import class_of, plain
 from ..signatures import without_none
 
@@ -207,11 +208,9 @@ def decode_json(plan: ReplyPlan, body: bytes | str, url: str, status: int, where
 
 
 def _faults(error: ValidationError) -> str:
-    faults = [
-        f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" if fault["loc"] else fault["msg"]
-        for fault in error.errors(include_url=False, include_input=False, include_context=False)
-    ]
-    return "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
+    faults = [f"{path}: {message}" if path else message for path, message in faults_of(error)[:5]]
+    more = error.error_count() - 5
+    return "; ".join(faults) + (f"; and {more} more" if more > 0 and len(faults) == 5 else "")
 
 
 def excerpt(body: bytes | str) -> str:

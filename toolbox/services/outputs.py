@@ -28,6 +28,7 @@ from ..chat import (
     ToolSpecification,
 )
 from ..errors import OutputParsingError, Path
+from ..faults import faults_of
 from ..schemas import schema_of
 
 T = TypeVar("T")
@@ -224,7 +225,7 @@ class Structure:
             try:
                 return self._validated(candidate.strip())
             except ValidationError as error:
-                faults = faults or _faults(error)
+                faults = faults or faults_of(error)
             except ValueError as error:
                 faults = faults or [("", str(error))]
         raise OutputParsingError(text, faults)
@@ -265,10 +266,6 @@ def _inner_value(text: str, data: dict[str, Any]) -> str:
     """The JSON text of the one member of an object, character for character: no number is rounded on the way."""
     inner = text[text.index(":", text.index('"value"')) + 1 :].strip()
     return inner[:-1].strip() if inner.endswith("}") else inner
-
-
-def _faults(error: ValidationError) -> list[tuple[Path, str]]:
-    return [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors(include_url=False)]
 
 
 def _schema_name(type_: Any) -> str:
@@ -353,7 +350,7 @@ class ItemReader:
         try:
             return self._adapter.validate_json(item)
         except ValidationError as error:
-            raise OutputParsingError(item, _faults(error)) from None
+            raise OutputParsingError(item, faults_of(error)) from None
 
     def finish(self) -> None:
         """Raises `OutputParsingError` when the text has ended without a whole list."""

@@ -18,6 +18,7 @@ from pydantic_core import to_json
 from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResult, joined_text
 from ..errors import FrameworkError, ToolAbort, ToolArgumentsError, ToolResultError, ToolRetry
 from ..execution import returns_awaitable
+from ..faults import COUNTED, faults_of
 from ..json_text import arguments_text
 from ..signatures import EMPTY, Unresolved
 from .parameters import ToolParameter, is_field, unwrapped
@@ -110,7 +111,7 @@ class ArgumentDecoder:
         try:
             values = validator.validate_json(text)
         except ValidationError as error:
-            if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
+            if error.error_count() > 1 or error.errors(include_url=False)[0]["type"] != "json_invalid":
                 raise
             # It has been read as JSON before: pydantic's parser is stricter about depth and lone surrogates.
             values = validator.validate_python(json.loads(text))
@@ -168,6 +169,8 @@ class _Number(str):
 
 def _numbers_as_text(text: str, error: ValidationError) -> str:
     """The JSON `text` with its numbers as strings where `error` says a string is wanted. Raises `error` if none is."""
+    if error.error_count() > COUNTED:
+        raise error
     wanted = [
         fault["loc"]
         for fault in error.errors(include_url=False, include_context=False)
@@ -206,8 +209,7 @@ def _faults(error: Exception) -> list[tuple[str, str]]:
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):
-        faults = error.errors(include_url=False, include_context=False, include_input=False)
-        return [(".".join(map(str, fault["loc"])), printable(fault["msg"])) for fault in faults]
+        return [(path, printable(message)) for path, message in faults_of(error)]
     if type(error) in (ValueError, TypeError):
         return [("", printable(str(error)))]
     return [("", printable(f"{type(error).__name__}: {error}"))]

@@ -14,6 +14,7 @@ from ..chat import ToolExecutionResult
 from ..context import InvocationContext
 from ..errors import ToolArgumentsError, UnknownToolError
 from ..execution import non_blocking
+from ..faults import brief
 
 logger = logging.getLogger("toolbox.tools")
 
@@ -53,7 +54,7 @@ def return_to_model(error: Exception, context: InvocationContext) -> str:
         case UnknownToolError():
             names = ", ".join(error.tool_names)
             valid = f"The tools are: {names}." if names else "There are no tools."
-            return f"There is no tool named {error.request.name!r}. {valid}"
+            return f"There is no tool named {brief(error.request.name)!r}. {valid}"
         case ToolArgumentsError():
             faults = "".join(f"\n- {path}: {message}" if path else f"\n- {message}" for path, message in error.problems)
             return f"The arguments of tool {error.request.name!r} are not valid:{faults}"
