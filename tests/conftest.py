@@ -1,6 +1,8 @@
 """What every test may use."""
 
-from collections.abc import Generator
+import shutil
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,19 @@ import pytest
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, by playwright; without one of them the test is skipped."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium on this machine (apt-get install chromium)")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,9 +28,6 @@ MODULES = (
     "toolbox.otel",
     "toolbox.recordings",
     "toolbox.testing",
-    "toolbox.otel",
-    "toolbox.testing",
-    "toolbox.recordings",
     "toolbox_fastapi",
 )
 # Whole modules in the reference.

@@ -9,10 +9,8 @@ from tests.models.scripted_server import Serve
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    serve = Serve()
-    yield serve
-    for context in serve.contexts:
-        await context.__aexit__(None, None, None)
+    async with Serve() as serve:
+        yield serve
 
 
 @pytest.fixture(autouse=True)

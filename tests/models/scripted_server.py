@@ -3,9 +3,9 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass
@@ -106,15 +106,19 @@ async def serving(replies: Replies) -> AsyncIterator[ScriptedServer]:
 
 
 class Serve:
-    """`server = await serve([...])`: the servers of one test, closed in its end."""
+    """`async with Serve() as serve: server = await serve([...])`: the servers of one test, closed in its end."""
 
     def __init__(self) -> None:
-        self.contexts: list[Any] = []
+        self._servers = AsyncExitStack()
 
     def __call__(self, replies: Replies) -> Awaitable[ScriptedServer]:
-        context = serving(replies)
-        self.contexts.append(context)
-        return context.__aenter__()
+        return self._servers.enter_async_context(serving(replies))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._servers.aclose()
 
 
 # --- replies

@@ -11,10 +11,8 @@ pytest_plugins = ["pytester"]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    serve = Serve()
-    yield serve
-    for context in serve.contexts:
-        await context.__aexit__(None, None, None)
+    async with Serve() as serve:
+        yield serve
 
 
 @pytest.fixture(autouse=True)
