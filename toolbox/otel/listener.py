@@ -102,7 +102,7 @@ class OpenTelemetryListener(EventListener):
         self._tracer = get_tracer("toolbox", tracer_provider=tracer_provider)
         self._instruments = Instruments(get_meter("toolbox", meter_provider=meter_provider))
         self._content = is_wanted() if capture_content is None else capture_content
-        self._open: dict[object, _Operation] = {}
+        self._open: dict[str | int, _Operation] = {}
         self._told: dict[type[InvocationEvent], Callable[[Any], None]] = {
             ServiceStartedEvent: self._service_started,
             ServiceCompletedEvent: self._service_completed,
@@ -157,7 +157,7 @@ class OpenTelemetryListener(EventListener):
 
     def _model_answered(self, event: ModelResponseEvent) -> None:
         response, first = event.response, event.time_to_first_chunk
-        operation = self._open.get(id(event.request))
+        operation = self._open.get(_key(event.request))
         if operation is not None:
             if response.model is not None:
                 operation.measured[RESPONSE_MODEL] = response.model
@@ -170,7 +170,7 @@ class OpenTelemetryListener(EventListener):
             if self._content:
                 span.set_attributes(output_content(response))
 
-        self._end(id(event.request), self._instruments.model_duration, event.duration, say)
+        self._end(event.request, self._instruments.model_duration, event.duration, say)
 
     def _measure_answer(self, event: ModelResponseEvent, operation: _Operation) -> None:
         measured, context = operation.measured, operation.context
@@ -181,7 +181,7 @@ class OpenTelemetryListener(EventListener):
                 self._instruments.tokens.record(number, {**measured, "gen_ai.token.type": kind}, context=context)
 
     def _model_failed(self, event: ModelFailedEvent) -> None:
-        self._end(id(event.request), self._instruments.model_duration, event.duration, error=event.error)
+        self._end(event.request, self._instruments.model_duration, event.duration, error=event.error)
 
     # --- tools
 
@@ -207,10 +207,10 @@ class OpenTelemetryListener(EventListener):
                 span.set_attribute("gen_ai.tool.call.result", execution.result)
 
         failed = (event.error or "tool_error") if execution.is_error else None
-        self._end(id(event.context), self._instruments.tool_duration, execution.duration, say, error=failed)
+        self._end(event.context, self._instruments.tool_duration, execution.duration, say, error=failed)
 
     def _tool_failed(self, event: ToolFailedEvent) -> None:
-        self._end(id(event.context), self._instruments.tool_duration, event.duration, error=event.error)
+        self._end(event.context, self._instruments.tool_duration, event.duration, error=event.error)
 
     # --- any of them
 
@@ -229,21 +229,21 @@ class OpenTelemetryListener(EventListener):
             around = set_span_in_context(parent.span, around)
         span = self._tracer.start_span(name, around, kind, attributes)
         operation = _Operation(span, set_span_in_context(span, around), measured, subject)
-        self._open[subject if isinstance(subject, str) else id(subject)] = operation
+        self._open[_key(subject)] = operation
         operation.enter()
         return operation
 
     def _end(
         self,
-        key: object,
+        subject: object,
         histogram: Histogram,
         duration: float,
         say: Callable[[Span], None] | None = None,
         *,
         error: BaseException | str | None = None,
     ) -> None:
-        """Ends what is known by `key`, whatever happens; an error is told by its type, its text is content."""
-        operation = self._open.pop(key, None)
+        """Ends what is known by `subject`, whatever happens; an error is told by its type, its text is content."""
+        operation = self._open.pop(_key(subject), None)
         if operation is None:
             return  # it had begun before this listener was told of anything, or could not
         span = operation.span
@@ -267,3 +267,8 @@ class OpenTelemetryListener(EventListener):
         if self._content and isinstance(error, BaseException):
             span.set_status(StatusCode.ERROR, str(error))
             span.record_exception(error)
+
+
+def _key(subject: object) -> str | int:
+    """An invocation is known by its id; a request and a context, which may have equal ones, by themselves."""
+    return subject if isinstance(subject, str) else id(subject)
