@@ -210,6 +210,8 @@ async def test_the_names_of_this_machine_are_answered(running: Any, host: str) -
         {"host": "localhost", "x-real-ip": "203.0.113.9"},
         {"host": "localhost", "forwarded": 'proto=http;for="[2001:db8::1]", for=127.0.0.1'},
         {"host": "localhost", "forwarded": "for=unknown"},
+        {"host": "localhost", "forwarded": 'for="203.0.113.9:80"'},
+        {"host": "localhost", "forwarded": "for=127.0.0.1;host=example.org"},
         {"host": "localhost", "x-forwarded-host": "example.org"},
         {"host": "localhost", "origin": "https://example.org"},
         {"host": "localhost:8000", "origin": "http://localhost:9000"},
@@ -243,6 +245,31 @@ async def test_a_client_that_is_not_known_is_refused(connect: Any, running: Any)
         client.scope |= {"headers": [(b"host", b"localhost")], "client": None}
         await client.start()
     assert client.status == 403
+    assert b"allowed_clients" not in client.body  # which takes addresses only
+
+
+@pytest.mark.parametrize("said", ["127.0.0.1", '"127.0.0.1:4711"', '"[::1]"', '"[::1]:4711";host="localhost:80"'])
+async def test_a_proxy_may_say_that_the_client_is_of_this_machine(running: Any, said: str) -> None:
+    async with running(restaurant()) as client:
+        assert (await client.get("/dev-ui/", headers={**HERE, "forwarded": f"for={said}"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "site", "status"),
+    [
+        ("http://localhost:9000", "same-origin", 200),
+        ("http://evil.example", "same-origin", 403),  # its name leads to the proxy
+        ("http://localhost:9000", "same-site", 403),  # another page of this machine
+        ("null", "same-origin", 403),
+    ],
+)
+async def test_behind_a_proxy_that_asks_by_its_own_name_the_page_still_works(
+    running: Any, origin: str, site: str, status: int
+) -> None:
+    told = {"host": "127.0.0.1:8000", "origin": origin, "sec-fetch-site": site}
+    async with running(restaurant()) as client:
+        body = {"tool": "add", "arguments": '{"dish": "soup"}'}
+        assert (await client.post("/dev-ui/api/tool", json=body, headers=told)).status_code == status
 
 
 async def test_further_names_can_be_allowed(running: Any) -> None:

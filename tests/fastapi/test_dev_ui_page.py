@@ -1,12 +1,11 @@
 """The dev UI's page in a real browser: by mouse and by keyboard, in light and dark, wide and narrow."""
 
-import importlib.util
-import shutil
+import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from enum import Enum
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import pytest
 import uvicorn
@@ -29,13 +28,6 @@ from toolbox import (
 )
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import install
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-]
 
 
 class Size(Enum):
@@ -84,7 +76,47 @@ class Till:
         raise ValueError("<b>no change</b>")
 
 
-@register_ai_service(tools=(Basket, Till))
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int
+
+
+class Dog(BaseModel):
+    barks: bool
+
+
+@tool
+def adopt(pet: Cat | Dog, plans: list[list[str]]) -> str:
+    """Adopts a pet."""
+    return repr((pet, plans))
+
+
+@tool
+def recite() -> str:
+    """Recites a long poem."""
+    return "word\n" * 60_000
+
+
+@tool
+async def wait() -> None:
+    """Waits for what never comes."""
+    await asyncio.Event().wait()
+
+
+@register_ai_service(tools=(adopt, recite))
+class Helper(Protocol):
+    @tool
+    async def assist(self, what: str) -> str:
+        """Helps with something."""
+        ...
+
+
+@register_ai_service(tools=Helper)
+class Host(Protocol):
+    async def manage(self, wish: str) -> str: ...
+
+
+@register_ai_service(tools=(Basket, Till, wait))
 class Waiter(Protocol):
     """Serves guests."""
 
@@ -99,6 +131,12 @@ def reply_to(request: ChatRequest) -> AiMessage:
     said = [each.text for each in request.messages if type(each).__name__ == "UserMessage"][-1]
     if type(request.messages[-1]).__name__ == "ToolExecutionResultMessage":
         return AiMessage(f"Coming: <i>{request.messages[-1].text}</i>")
+    if "wait" in said:
+        return AiMessage(None, [tool_call("wait")])
+    if "delegate" in said:
+        return AiMessage(None, [tool_call("assist", {"what": "the wine"}), tool_call("assist", {"what": "the bill"})])
+    if "the " in said:
+        return AiMessage("It is done.")
     if "boom" in said:
         raise RuntimeError("the oven is off")
     if "numbers" in said:
@@ -111,7 +149,11 @@ def reply_to(request: ChatRequest) -> AiMessage:
 def restaurant() -> FastAPI:
     app = FastAPI(title="The restaurant")
     model = ScriptedChatModel([reply_to] * 1000)
-    install(app, Container(models={"default": model}).register(Waiter, Kitchen, Basket, Session, Till), dev_ui=True)
+    install(
+        app,
+        Container(models={"default": model}).register(Waiter, Host, Helper, Kitchen, Basket, Session, Till),
+        dev_ui=True,
+    )
 
     @app.post("/serve")
     async def serve() -> None: ...
@@ -129,16 +171,6 @@ def address() -> Iterator[str]:
     server.should_exit = True
     thread.join()
     listening.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(params=["light", "dark"])
@@ -167,11 +199,11 @@ def test_a_service_is_asked_and_its_tools_stand_on_a_timeline(page: Any) -> None
     row = rows.nth(1)
     assert row.locator("summary .thread").inner_text().startswith("toolbox-pool")
     row.locator("summary").click()
-    assert row.get_by_role("region", name="Arguments of add").inner_text() == '{\n  "dish": "soup"\n}'
-    assert "1 small hot soup" in row.get_by_role("region", name="Result of add").inner_text()
+    assert row.get_by_role("group", name="Arguments of add").inner_text() == '{\n  "dish": "soup"\n}'
+    assert "1 small hot soup" in row.get_by_role("group", name="Result of add").inner_text()
     assert row.locator(".bar").bounding_box()["width"] > 1
     rows.last.locator("summary").click()
-    assert "add: 1 small hot soup" in rows.last.get_by_role("region", name="was sent").inner_text()
+    assert "add: 1 small hot soup" in rows.last.get_by_role("group", name="was sent").inner_text()
 
 
 def test_the_keyboard_is_enough(page: Any) -> None:
@@ -192,7 +224,7 @@ def test_the_keyboard_is_enough(page: Any) -> None:
     assert "failed" in page.locator("#chat .timeline summary").nth(1).inner_text()
     page.locator("#chat .timeline summary").nth(1).focus()
     page.keyboard.press("Enter")
-    assert page.get_by_role("region", name="Result of pay").inner_text() == "<b>no change</b>"
+    assert page.get_by_role("group", name="Result of pay").inner_text() == "<b>no change</b>"
 
 
 def test_a_stream_comes_as_it_is_said(page: Any) -> None:
@@ -206,7 +238,7 @@ def test_a_stream_comes_as_it_is_said(page: Any) -> None:
     page.get_by_label("wish").fill("numbers")
     page.keyboard.press("Enter")
     page.get_by_role("status").filter(has_text="Answered").wait_for()
-    assert page.get_by_role("region", name="Item").all_inner_texts() == ["7", "8"]
+    assert page.get_by_role("group", name="Item").all_inner_texts() == ["7", "8"]
 
 
 def test_a_failure_is_told_and_the_text_is_kept(page: Any) -> None:
@@ -232,7 +264,7 @@ def test_a_tool_is_called_by_a_form_of_its_schema(page: Any) -> None:
     page.get_by_role("button", name="Call").click()
 
     page.get_by_role("heading", name="What a model reads").wait_for()
-    told = page.get_by_role("region", name="Result")
+    told = page.get_by_role("group", name="Result")
     assert told.inner_text() == "3 large cold soup with 10 g salt for 'A'"
 
 
@@ -240,12 +272,12 @@ def test_what_is_left_out_is_not_sent_and_wrong_values_are_told(page: Any) -> No
     page.get_by_role("link", name="Tools").click()
     page.get_by_label("dish").fill("soup")
     page.keyboard.press("Control+Enter")
-    page.get_by_role("region", name="Result").filter(has_text="1 small hot soup with nothing for None").wait_for()
+    page.get_by_role("group", name="Result").filter(has_text="1 small hot soup with nothing for None").wait_for()
 
     page.get_by_label("count").fill("many")
     page.keyboard.press("Control+Enter")
     page.get_by_role("heading", name="What a model reads: an error").wait_for()
-    assert "count" in page.get_by_role("region", name="Result").inner_text()
+    assert "count" in page.get_by_role("group", name="Result").inner_text()
 
 
 def test_arguments_can_be_written_as_json(page: Any) -> None:
@@ -257,7 +289,7 @@ def test_arguments_can_be_written_as_json(page: Any) -> None:
     text.fill('{"dish": "cake", "count": 2,}')
     page.keyboard.press("Control+Enter")
 
-    page.get_by_role("region", name="Result").filter(has_text="2 small hot cake").wait_for()
+    page.get_by_role("group", name="Result").filter(has_text="2 small hot cake").wait_for()
 
 
 def test_beans_are_a_graph_and_a_table(page: Any) -> None:
@@ -290,7 +322,7 @@ def test_the_log_is_live(page: Any, browser: Any, address: str) -> None:
     run = page.locator(".run").filter(has_text="Soup from another page").first
     run.locator(".mark").filter(has_text="done").wait_for()
     run.locator("> details > summary").click()
-    assert "soup" in run.get_by_role("region", name="Answer").inner_text()
+    assert "soup" in run.get_by_role("group", name="Answer").inner_text()
     page.get_by_label("Show only").fill("nothing like it")
     assert page.locator(".run:visible").count() == 0
     page.get_by_label("Show only").fill("another PAGE")
@@ -358,9 +390,103 @@ def test_text_stands_out_from_what_is_behind_it(page: Any) -> None:
 
 @pytest.mark.parametrize("view", ["chat", "tools", "log", "beans"])
 def test_a_narrow_screen_has_no_sideways_scrolling(browser: Any, address: str, view: str) -> None:
-    page = browser.new_page(viewport={"width": 360, "height": 800})
+    page = browser.new_page(viewport={"width": 320, "height": 800})
     page.goto(f"{address}#{view}")
     page.locator(f"#view-{view}").wait_for()
 
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.close()
+
+
+def test_the_keyboard_goes_on_where_a_link_led(page: Any) -> None:
+    page.get_by_role("link", name="tell streams").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Waiter.tell").and_(page.locator(":focus")).wait_for()
+    page.locator(".chip").filter(has_text="pay").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="pay").and_(page.locator(":focus")).wait_for()
+
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    page.locator("main:focus").wait_for()
+    assert page.url.endswith("#tools/pay")
+
+
+def test_escape_stops_and_what_still_ran_is_told_to_be_stopped(page: Any) -> None:
+    page.get_by_label("wish").fill("wait for it")
+    page.keyboard.press("Enter")
+    page.locator("#chat .timeline .running .name").filter(has_text="wait").wait_for()
+    page.keyboard.press("Escape")
+
+    page.get_by_role("status").filter(has_text="Stopped.").wait_for()
+    assert "stopped" in page.locator("#chat .timeline summary").last.inner_text()
+    run = page.locator("#log .run").filter(has_text="wait for it").first
+    run.locator(".mark").filter(has_text="stopped").wait_for(state="attached")
+    assert page.locator("#chat .running").count() == 0
+    assert page.get_by_label("wish").evaluate("each => each === document.activeElement")
+
+
+def test_an_invocation_inside_another_stands_below_it_and_says_so(page: Any) -> None:
+    page.get_by_role("link", name="manage str").click()
+    page.get_by_label("wish").fill("delegate")
+    page.keyboard.press("Enter")
+    page.get_by_role("status").filter(has_text="with 2 tool calls").wait_for()
+    assert "inside: " in page.locator("#chat .timeline .inner").first.text_content()
+    page.get_by_role("link", name="Log").click()
+
+    outer = page.locator(".run").filter(has_text="Host.manage").filter(has_not_text=" in Host.manage").first
+    inner = page.locator(".run:not(.inner) + .run.inner").first
+    assert "Helper.assist in Host.manage" in inner.locator("summary").first.inner_text()
+    apart = inner.locator(".name").first.evaluate("each => parseFloat(getComputedStyle(each).paddingLeft)")
+    assert apart > 0
+    inner.locator("summary").first.click()
+    inner.get_by_role("button", name="Host.manage").click()
+    outer.locator("> details[open] > summary:focus").wait_for()
+
+
+@pytest.mark.parametrize("wrong", ["#chat/%E0", "#constructor", "#__proto__", "#tools/none"])
+def test_an_address_that_leads_nowhere_shows_a_view_all_the_same(page: Any, address: str, wrong: str) -> None:
+    page.goto("about:blank")
+    page.goto(address + wrong)
+
+    page.locator("main h2").first.wait_for()
+    assert not page.get_by_role("alert").is_visible()
+
+
+def test_objects_of_a_union_are_told_apart_and_items_are_numbered(page: Any, address: str) -> None:
+    page.goto(f"{address}#tools/adopt")
+    pet = page.get_by_label("pet", exact=True)
+    assert pet.locator("option").all_inner_texts() == ["cat", "object (barks)"]
+    page.get_by_role("button", name="Add item").click()
+    page.get_by_role("group", name="Item 1").get_by_role("button", name="Add item").click()
+    page.get_by_role("button", name="Add item").last.click()
+    page.get_by_role("group", name="Item 2").wait_for()
+    page.get_by_role("button", name="Remove item 1").last.click()
+
+    page.get_by_role("button", name="Remove item 1").and_(page.locator(":only-of-type")).wait_for()
+    assert page.get_by_role("group", name="Item 1").get_by_role("textbox").count() == 0
+    assert page.get_by_role("group", name="Item 2").count() == 0
+
+
+def test_a_very_long_result_is_shown_in_full_when_asked_for(page: Any, address: str) -> None:
+    page.goto(f"{address}#tools/recite")
+    page.get_by_role("button", name="Call").click()
+    page.get_by_role("button", name="Show all 300,000 characters").click()
+
+    told = page.get_by_role("group", name="Result")
+    assert len(told.inner_text()) == 300_000
+    assert told.evaluate("each => each === document.activeElement")
+
+
+def test_a_page_of_a_program_that_was_says_so(page: Any) -> None:
+    program = page.evaluate("fetch('api/program').then(reply => reply.json())")
+    page.route("**/api/program", lambda route: route.fulfill(json={**program, "title": "Another"}))
+    page.route("**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"))
+    page.reload()
+    page.locator("#title").filter(has_text="Another").wait_for()
+    page.unroute("**/api/program")
+    page.unroute("**/api/log")
+
+    page.get_by_role("status").filter(has_text="The program has changed").wait_for()
+    page.get_by_role("button", name="Load it").click()
+    page.locator("#title").filter(has_text="The restaurant").wait_for()

@@ -66,15 +66,25 @@ class DevUi:
         headers = Headers(scope=scope)
         for client in _clients(scope, headers):
             if not self._knows_client(client):
-                fix = f"DevUi(allowed_clients=[{client!r}])"
-                return f"The dev UI answers this machine only, and the client is {client}; allow it: {fix}"
+                return f"The dev UI answers this machine only, and the client is {client}; {_way_in(client)}"
         for host in _hosts(headers):
             if not self._knows_host(host):
                 fix = f"DevUi(allowed_hosts=[{host!r}])"
                 return f"The dev UI answers to the names of this machine only, not to {host!r}; allow it: {fix}"
-        if not _is_own_page(scope, headers):
+        if not self._is_own_page(scope, headers):
             return "The dev UI answers no other page than its own."
         return None
+
+    def _is_own_page(self, scope: Scope, headers: Headers) -> bool:
+        """Whether no foreign page has sent this: a browser says who did. The page may be linked from anywhere."""
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if origin is not None:
+            address = origin.partition("://")[2]
+            # A proxy may ask by another name than the browser, which knows that the page is of this very origin.
+            renamed = site == "same-origin" and self._knows_host(_without_port(address.lower()))
+            if address != headers.get("host") and not renamed:
+                return False
+        return scope["method"] in ("GET", "HEAD") or site in (None, "same-origin", "none")
 
     def _knows_client(self, client: str) -> bool:
         try:
@@ -100,27 +110,35 @@ def _clients(scope: Scope, headers: Headers) -> Iterator[str]:
     for name in ("x-forwarded-for", "x-real-ip"):
         for line in headers.getlist(name):
             yield from (each.strip() for each in line.split(","))
-    for line in headers.getlist("forwarded"):
-        for part in line.replace(";", ",").split(","):
-            key, _, value = part.partition("=")
-            if key.strip().lower() == "for":
-                yield value.strip().strip('"').strip("[]")
+    for value in _forwarded("for", headers):
+        yield (value if value.count(":") > 1 and "[" not in value else _without_port(value)).strip("[]")
+
+
+def _way_in(client: str) -> str:
+    try:
+        ip_address(client)
+    except ValueError:
+        return "serve it at an address, or by a proxy that names its clients: by IP address they can be allowed"
+    return f"allow it: DevUi(allowed_clients=[{client!r}])"
 
 
 def _hosts(headers: Headers) -> Iterator[str]:
     """The names it is asked by, without ports."""
-    for line in [*(headers.getlist("host") or [""]), *headers.getlist("x-forwarded-host")]:
+    named = (*headers.getlist("x-forwarded-host"), *_forwarded("host", headers))
+    for line in [*(headers.getlist("host") or [""]), *named]:
         for each in line.split(","):
-            host = each.strip().lower()
-            name, colon, port = host.rpartition(":")
-            yield (name if colon and port.isdigit() else host).removesuffix(".")
+            yield _without_port(each.strip().lower())
 
 
-def _is_own_page(scope: Scope, headers: Headers) -> bool:
-    """Whether no foreign page has sent this. A browser says who did; the page itself may be linked from anywhere."""
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != headers.get("host"):
-        return False
-    if scope["method"] in ("GET", "HEAD"):
-        return True
-    return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+def _forwarded(key: str, headers: Headers) -> Iterator[str]:
+    """The values of a parameter of `Forwarded`."""
+    for line in headers.getlist("forwarded"):
+        for part in line.replace(";", ",").split(","):
+            name, _, value = part.partition("=")
+            if name.strip().lower() == key:
+                yield value.strip().strip('"')
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).removesuffix(".")

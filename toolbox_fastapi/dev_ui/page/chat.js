@@ -1,6 +1,6 @@
 // Asking services: a conversation per method, each turn with its answer, as it comes, and its timeline.
 
-import {at, block, complain, counted, duration, make} from "./dom.js";
+import {at, block, complain, counted, duration, make, setOff} from "./dom.js";
 import {stream} from "./events.js";
 import {schemaForm} from "./forms.js";
 import {Timeline, feed, tokens} from "./timeline.js";
@@ -34,8 +34,9 @@ function talk(method) {
   const turns = make("ol", {class: "turns", "aria-label": "Conversation"});
   const memoryInput = memory && make("input", {id: `memory ${method.id}`, value: "dev-1", autocomplete: "off", spellcheck: "false"});
   const send = make("button", {type: "submit"}, "Send");
-  const stop = make("button", {type: "button", class: "quiet", disabled: true}, "Stop");
+  const stop = make("button", {type: "button", class: "quiet", "aria-disabled": "true", onclick: () => asking?.abort()}, "Stop");
   const state = make("p", {role: "status", class: "state"});
+  let asking = null;
   const memoryText = () => {
     const {type} = method.schema.properties[memory];
     return type === "integer" ? memoryInput.value : JSON.stringify(memoryInput.value);
@@ -46,20 +47,20 @@ function talk(method) {
         event.preventDefault();
         element.requestSubmit();
       }
+      if (event.key === "Escape") asking?.abort();
     }});
 
   async function ask() {
-    if (send.disabled) return;
+    if (asking) return;
     complain(null);
     const typed = form.text();
     const body = memory ? withMemory(typed, memory, memoryText()) : typed;
     const turn = newTurn(typed, user);
     turns.append(turn.element);
     turn.element.scrollIntoView({block: "nearest"});
-    const aborting = new AbortController();
-    send.disabled = true;
-    stop.disabled = false;
-    stop.onclick = () => aborting.abort();
+    const aborting = asking = new AbortController();
+    setOff(send, true);
+    setOff(stop, false);
     state.textContent = "Asking…";
     try {
       for await (const entry of stream("api/ask", {body: {method: method.id, arguments: body}, signal: aborting.signal})) turn.take(entry);
@@ -70,8 +71,9 @@ function talk(method) {
       state.textContent = aborting.signal.aborted ? "Stopped." : "It failed.";
     } finally {
       turn.done();
-      send.disabled = false;
-      stop.disabled = true;
+      asking = null;
+      setOff(send, false);
+      setOff(stop, true);
       element.querySelector(".compose").scrollIntoView({block: "nearest"});
     }
   }
@@ -80,8 +82,7 @@ function talk(method) {
     make("header", {class: "about-method"},
       make("h2", {}, method.id),
       make("p", {class: "about"}, [method.doc, `Returns ${method.returns}.`, method.memory && `Remembers ${method.memory}.`].filter(Boolean).join(" ")),
-      make("p", {class: "chips"}, method.tools.map(each => make("a", {class: "chip", href: `#tools/${encodeURIComponent(each)}`}, each)),
-        method.providers.map(each => make("span", {class: "chip"}, `from ${each}`)))),
+      offered(method)),
     turns,
     make("div", {class: "compose"},
       memory && make("div", {class: "field memory"}, make("label", {for: memoryInput.id}, "Memory id"),
@@ -90,6 +91,15 @@ function talk(method) {
       make("div", {class: "buttons"}, send, stop, form.toggle, state)),
   );
   return element;
+}
+
+// What a model may call; of many tools the number, so that the keyboard need not pass through all.
+const FEW = 12;
+
+function offered({tools, providers}) {
+  const chips = make("p", {class: "chips"}, tools.map(each => make("a", {class: "chip", href: `#tools/${encodeURIComponent(each)}`}, each)),
+    providers.map(each => make("span", {class: "chip"}, `from ${each}`)));
+  return tools.length <= FEW ? chips : make("details", {}, make("summary", {}, counted(tools.length, "tool")), chips);
 }
 
 const withMemory = (text, name, memory) => {
@@ -109,7 +119,7 @@ function newTurn(typed, user) {
     const keys = Object.keys(values);
     said = keys.length === 1 && typeof values[keys[0]] === "string" ? values[keys[0]] : JSON.stringify(values, null, 2);
   } catch { /* shown as it was typed */ }
-  const answer = make("div", {class: "answer", "aria-live": "polite"});
+  const answer = make("div", {class: "answer", "aria-live": "polite", "aria-busy": "true"});
   const text = make("p", {class: "text"});
   const thought = make("details", {class: "thought", hidden: true}, make("summary", {}, "Reasoning"), make("p", {class: "text"}));
   const items = make("ol", {class: "values"});
@@ -154,6 +164,7 @@ function newTurn(typed, user) {
     trouble.hidden = false;
   }
 
-  return {element, take, fail, get failed() { return failed; }, done: () => element.classList.remove("waiting"),
+  return {element, take, fail, get failed() { return failed; }, 
+    done() { element.classList.remove("waiting"); answer.removeAttribute("aria-busy"); timeline.leave(); },
     summary: () => failed ? "It failed." : `Answered in ${duration(took ?? 0)}${timeline.count ? `, with ${counted(timeline.count, "tool call")}` : ""}.`};
 }

@@ -46,10 +46,22 @@ export function pretty(text) {
   try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
 }
 
-// A block of text that may be long, and can be scrolled with the keyboard.
+// A block of text that may be long, and can be scrolled with the keyboard; a very long one is drawn when asked for.
+const LONGEST = 100_000;
+
 export function block(text, label) {
-  return make("pre", {tabindex: "0", role: "region", "aria-label": label}, text);
+  const whole = make("pre", {tabindex: "0", role: "group", "aria-label": label}, text.slice(0, LONGEST));
+  if (text.length <= LONGEST) return whole;
+  const more = make("button", {type: "button", class: "small quiet", onclick() {
+    whole.textContent = text;
+    more.remove();
+    whole.focus();
+  }}, `Show all ${text.length.toLocaleString("en")} characters`);
+  return make("div", {class: "long"}, whole, more);
 }
+
+// What is off for now, but keeps the focus.
+export const setOff = (button, off) => button.setAttribute("aria-disabled", String(off));
 
 // The page's own notes, for those who see and those who hear.
 export function complain(message) {

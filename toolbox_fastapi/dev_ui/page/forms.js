@@ -37,13 +37,26 @@ const isNumber = text => /^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/.test(text);
 
 function kindOf({type, enum: values, anyOf, oneOf, items, prefixItems, format, contentMediaType}) {
   if (values) return "one of";
-  if (anyOf || oneOf) return (anyOf ?? oneOf).map(each => each.title ?? each.type ?? each.$ref?.split("/").pop() ?? "any").join(" or ");
-  if (type === "array") return prefixItems ? "list" : `list of ${items?.type ?? "values"}`;
+  if (anyOf || oneOf) return (anyOf ?? oneOf).map(nameOf).join(" or ");
+  if (type === "array") return prefixItems || !items ? "list" : `list of ${nameOf(items)}`;
   return format ?? type ?? "any JSON";
 }
 
+// A schema among others: of objects, what tells them apart.
+function nameOf(schema) {
+  if (schema.title) return schema.title;
+  if (schema.$ref) return schema.$ref.split("/").pop();
+  const properties = Object.entries(schema.properties ?? {});
+  const tag = properties.find(([, each]) => each.const !== undefined);
+  if (tag) return String(tag[1].const);
+  if (properties.length) return `object (${properties.slice(0, 3).map(([name]) => name).join(", ")}${properties.length > 3 ? ", …" : ""})`;
+  return kindOf(schema);
+}
+
+const EXAMPLES = {date: "2026-01-31", "date-time": "2026-01-31T12:00:00Z", time: "12:00:00", duration: "PT5M"};
+
 function textControl(id, schema, required, {large = false, describedBy, read}) {
-  const shown = schema.default === undefined ? "" : `default: ${JSON.stringify(schema.default)}`;
+  const shown = schema.default === undefined ? EXAMPLES[schema.format] ?? "" : `default: ${JSON.stringify(schema.default)}`;
   const input = make("textarea", {id, rows: large ? 2 : 1, spellcheck: "false", placeholder: schema.examples ? String(schema.examples[0]) : shown,
     "aria-describedby": describedBy, "aria-required": required ? "true" : null});
   return {element: input, focus: input, read: () => read(input.value)};
@@ -101,7 +114,7 @@ function control(id, whole, definitions, required, depth, options) {
 function variants(id, schema, definitions, required, depth, options) {
   const union = (schema.anyOf ?? schema.oneOf).filter(each => each.type !== "null");
   const made = [], place = make("div", {class: "variant"});
-  const names = union.map((each, index) => [String(index), kindOf(each.$ref ? {type: each.$ref.split("/").pop()} : each)]);
+  const names = union.map((each, index) => [String(index), nameOf(each)]);
   const select = make("select", {"aria-describedby": options.describedBy, onchange: show}, (required ? names : [LEFT_OUT, ...names]).map(([value, text]) => make("option", {value}, text)));
   function show() {
     const index = select.value;
@@ -119,14 +132,20 @@ function items(id, schema, definitions, required, depth) {
   const list = make("ol", {class: "items"});
   const held = [];
   const add = make("button", {type: "button", id, class: "small", onclick: () => more().focus?.focus()}, "Add item");
+  const number = () => held.forEach((item, index) => item.label(`Item ${index + 1}`));
   function more() {
     const item = control(newId("item"), schema.items, definitions, true, depth + 1, {});
-    const label = () => `Item ${held.indexOf(item) + 1}`;
-    const row = make("li", {}, item.element, make("button", {type: "button", class: "small", "aria-label": "Remove item",
-      onclick() { held.splice(held.indexOf(item), 1); row.remove(); add.focus(); }}, "Remove"));
+    const remove = make("button", {type: "button", class: "small",
+      onclick() { held.splice(held.indexOf(item), 1); row.remove(); number(); add.focus(); }}, "Remove");
+    const nested = item.element.classList.contains("nested");
+    const row = make("li", {}, make("div", {role: nested ? "group" : null}, item.element), remove);
+    item.label = text => {
+      (nested ? item.element.parentNode : item.focus)?.setAttribute("aria-label", text);
+      remove.setAttribute("aria-label", `Remove ${text.toLowerCase()}`);
+    };
     held.push(item);
-    item.focus?.setAttribute("aria-label", label());
     list.append(row);
+    number();
     return item;
   }
   const read = () => {

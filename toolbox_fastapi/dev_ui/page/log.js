@@ -11,20 +11,22 @@ const state = make("p", {role: "status", class: "state"}, "Connecting…");
 const filter = make("input", {id: "filter", type: "search", placeholder: "service, text, tool …", autocomplete: "off", oninput: sift});
 const nothing = make("p", {class: "empty"}, "Nothing has been called yet. Ask a service here, or use the application.");
 
-export function makeLog() {
+// `again` is called when the server is there once more.
+export function makeLog(again) {
   at("log").append(make("div", {class: "bar-of-tools"}, make("label", {for: "filter"}, "Show only"), filter, state), nothing, list);
-  follow();
+  follow(again);
 }
 
 // While the page is seen: a browser has few connections for one server. What is told again changes nothing.
-async function follow() {
-  for (;;) {
+async function follow(again) {
+  for (let times = 0; ; times++) {
     await seen();
     const aborting = new AbortController();
+    const opened = () => { live(); if (times) again(); };
     const leave = () => document.hidden && aborting.abort();
     document.addEventListener("visibilitychange", leave);
     try {
-      for await (const entry of stream("api/log", {signal: aborting.signal, opened: live})) take(entry);
+      for await (const entry of stream("api/log", {signal: aborting.signal, opened})) take(entry);
     } catch { /* told below */ }
     document.removeEventListener("visibilitychange", leave);
     if (document.hidden) continue;
@@ -45,13 +47,34 @@ function take(entry) {
     if (entry.type !== "started") return;  // its beginning is no longer kept
     run = newRun(entry);
     runs.set(entry.run, run);
-    list.prepend(run.element);
-    if (runs.size > MOST) { const [oldest] = runs.keys(); runs.get(oldest).element.remove(); runs.delete(oldest); }
+    place(run, entry.run, runs.get(entry.parent));
+    if (runs.size > MOST) { const [oldest] = runs.keys(); drop(oldest); }
   }
   run.take(entry);
   nothing.hidden = runs.size > 0;
   live();
   sift();
+}
+
+// The newest first; what was begun inside another stands below it, in the order in which it was begun.
+function place(run, id, outer) {
+  if (!outer) { list.prepend(run.element); return; }
+  let last = outer;
+  while (last.inner.length) last = runs.get(last.inner.at(-1));
+  outer.inner.push(id);
+  last.element.after(run.element);
+}
+
+function drop(id) {
+  for (const each of runs.get(id).inner) drop(each);
+  runs.get(id).element.remove();
+  runs.delete(id);
+}
+
+function open(run) {
+  run.element.hidden = false;
+  run.element.firstChild.open = true;
+  run.element.querySelector("summary").focus();
 }
 
 function sift() {
@@ -61,31 +84,38 @@ function sift() {
 
 function newRun(started) {
   const timeline = new Timeline();
+  const outer = runs.get(started.parent);
+  const inside = started.parent && `in ${outer?.where ?? "another invocation"}`;
   const mark = make("span", {class: "mark"}, "running");
   const took = make("span", {class: "time"}), calls = make("span", {class: "calls"});
   const answer = make("div", {class: "answer"}), remembered = make("p", {class: "about"});
   const element = make("li", {class: "run running"}, make("details", {},
-    make("summary", {}, mark, make("span", {class: "name"}, started.where),
+    make("summary", {}, mark, make("span", {class: "name"}, started.where, inside && make("span", {class: "about"}, ` ${inside}`)),
       make("span", {class: "said"}, started.user_message ?? ""), calls, took, make("span", {class: "when"}, clock(started.at))),
     make("div", {class: "inside"},
       make("dl", {class: "facts"}, [
         started.user_message && [make("dt", {}, "Asked"), make("dd", {}, block(started.user_message, "Asked"))],
         started.memory_id !== null && [make("dt", {}, "Memory id"), make("dd", {}, started.memory_id)],
-        started.parent && [make("dt", {}, "Called by"), make("dd", {}, runs.get(started.parent)?.where ?? "another invocation")],
+        started.parent && [make("dt", {}, "Called by"), make("dd", {}, outer ? make("button", {type: "button", class: "small quiet", onclick: () => open(outer)}, outer.where) : "another invocation")],
       ].filter(Boolean).flat()),
       timeline.element, answer, remembered)));
   timeline.begin(started.at);
-  const run = {element, where: started.where, text: `${started.where} ${started.user_message ?? ""} ${started.memory_id ?? ""}`, take(entry) {
+  const depth = outer ? outer.depth + 1 : started.parent ? 1 : 0;
+  element.classList.toggle("inner", depth > 0);
+  element.style.setProperty("--depth", depth);
+  const run = {element, depth, inner: [], where: started.where, text: `${started.where} ${inside ?? ""} ${started.user_message ?? ""} ${started.memory_id ?? ""}`, take(entry) {
     if (feed(timeline, entry, entry.run)) run.text += ` ${entry.name ?? ""}`;
     calls.textContent = timeline.count ? counted(timeline.count, "tool call") : "";
     if (entry.type === "memory") remembered.replaceChildren(`The conversation has ${counted(entry.messages, "message")} now.`);
     if (entry.type !== "ended") return;
     timeline.end(entry.at);
     element.classList.remove("running");
-    element.classList.toggle("failed", Boolean(entry.failure));
-    mark.textContent = entry.failure ? "failed" : "done";
+    const stopped = entry.failure?.kind === "CancelledError";
+    element.classList.toggle("failed", Boolean(entry.failure) && !stopped);
+    mark.textContent = stopped ? "stopped" : entry.failure ? "failed" : "done";
     took.textContent = duration(entry.duration);
-    if (entry.failure) answer.replaceChildren(make("p", {class: "bad"}, `${entry.failure.kind}: ${entry.failure.message}`));
+    if (stopped) answer.replaceChildren(make("p", {class: "about"}, "Whoever asked has left, or it was cancelled."));
+    else if (entry.failure) answer.replaceChildren(make("p", {class: "bad"}, `${entry.failure.kind}: ${entry.failure.message}`));
     else if (entry.answer && entry.answer.value !== null)
       answer.replaceChildren(block(typeof entry.answer.value === "string" ? entry.answer.value : JSON.stringify(entry.answer.value, null, 2), "Answer"));
   }};

@@ -30,6 +30,12 @@ export class Timeline {
   begin(milliseconds) { this.began = milliseconds; }
   end(milliseconds) { this.ended = milliseconds; this.place(); }
 
+  // Nothing more will be told: what still runs is no longer followed.
+  leave() {
+    for (const row of this.rows.values())
+      if (row.facts.duration === undefined) { row.facts.left = true; this.show(row); }
+  }
+
   // A row that is new, or has changed.
   set(key, kind, facts) {
     const row = this.rows.get(key) ?? this.row(key, kind);
@@ -40,7 +46,7 @@ export class Timeline {
 
   row(key, kind) {
     const bar = make("span", {class: "bar"});
-    const parts = {name: make("span", {class: "name"}), thread: make("span", {class: "thread"}), time: make("span", {class: "time"})};
+    const parts = {name: make("span", {class: "name"}, kind.endsWith(" inner") ? make("span", {class: "unseen"}, "inside: ") : null, make("span")), thread: make("span", {class: "thread"}), time: make("span", {class: "time"})};
     const body = make("div", {class: "inside"});
     const summary = make("summary", {}, parts.name, parts.thread, make("span", {class: "track", "aria-hidden": "true"}, bar), parts.time);
     const element = make("li", {class: kind}, make("details", {}, summary, body));
@@ -51,12 +57,12 @@ export class Timeline {
   }
 
   show({facts: each, parts, body, element}) {
-    parts.name.textContent = each.name;
+    parts.name.lastChild.textContent = each.name;
     parts.thread.textContent = each.thread ?? (each.usage ? tokens(each.usage) : "");
-    parts.time.textContent = each.duration === undefined ? "running" : duration(each.duration);
+    parts.time.textContent = each.left ? "stopped" : each.duration === undefined ? "running" : duration(each.duration);
     if (each.is_error) parts.time.prepend(make("span", {class: "bad"}, "failed "));
     element.classList.toggle("failed", Boolean(each.is_error));
-    element.classList.toggle("running", each.duration === undefined);
+    element.classList.toggle("running", each.duration === undefined && !each.left);
     body.replaceChildren(facts(each));
   }
 

@@ -1,6 +1,6 @@
 // The tools: what a model is told of each, and a form to call it.
 
-import {at, block, complain, counted, duration, make, pretty} from "./dom.js";
+import {at, block, complain, counted, duration, make, pretty, setOff} from "./dom.js";
 import {post} from "./events.js";
 import {schemaForm} from "./forms.js";
 
@@ -27,12 +27,14 @@ function bench(tool) {
   const call = make("button", {type: "submit"}, "Call");
   const state = make("p", {role: "status", class: "state"});
   const outcome = make("div", {class: "outcome"});
+  let calling = false;
   const memory = tool.wants_memory_id && make("input", {id: `memory of ${tool.id}`, autocomplete: "off", value: tool.needs_memory_id ? "dev-1" : "", spellcheck: "false"});
 
   async function run() {
-    if (call.disabled) return;
+    if (calling) return;
     complain(null);
-    call.disabled = true;
+    calling = true;
+    setOff(call, true);
     state.textContent = "Calling…";
     try {
       const memory_id = memory && memory.value ? memory.value : null;
@@ -43,7 +45,8 @@ function bench(tool) {
       outcome.replaceChildren(make("p", {class: "bad"}, error.message));
       state.textContent = "It could not be called.";
     } finally {
-      call.disabled = false;
+      calling = false;
+      setOff(call, false);
     }
   }
 
