@@ -99,6 +99,35 @@ def test_a_program_reads_a_conversation_as_json_lines(tmp_path: Path) -> None:
     assert lines[-1]["turns"] == 1
 
 
+def test_a_failure_of_the_program_s_own_is_shown_and_the_conversation_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.replace("replies = [", "replies = [ZeroDivisionError('[oven]'), "))
+
+    done = toolbox("chat", "program:Assistant", folder=tmp_path, typed="one\ntwo\n")
+
+    assert done.returncode == 1
+    assert "ZeroDivisionError: [oven]" in done.stdout
+    assert "It is [five]." in done.stdout
+    assert "Traceback" in done.stderr
+
+
+def test_what_a_tool_prints_is_no_line_of_the_json(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.replace("return a + b", "print('adding'); return a + b"))
+
+    done = toolbox("chat", "program:Assistant", "--json", folder=tmp_path, typed="What is 2 + 3?\n")
+
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()][-1] == "end"
+    assert "adding" in done.stderr
+
+
+def test_a_conversation_that_cannot_begin_says_so_as_json(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    done = toolbox("chat", "program:Assistant", "--method", "nope", "--json", folder=tmp_path, typed="")
+
+    assert done.returncode == 2
+    assert "has no method nope" in json.loads(done.stdout)["error"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -250,6 +250,27 @@ def test_a_wrong_address_gets_one_line_and_status_2(program: Program, target: st
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("command", ["check", "graph", "tools"])
+def test_with_json_a_program_can_read_what_was_wrong_with_the_address_too(program: Program, command: str) -> None:
+    result = program(SHOP, command, "program:nothing", "--json")
+
+    assert result.exit_code == 2
+    assert "has no 'nothing'" in json.loads(result.stdout)["error"]
+    assert "has no 'nothing'" in result.stderr
+    assert program(SHOP, command, "program:nothing").stdout == ""
+
+
+@pytest.mark.parametrize("name", ["container", "made"])
+def test_what_a_module_prints_as_it_is_loaded_is_not_in_the_json(program: Program, name: str) -> None:
+    chatty = (
+        SHOP.replace("        return container", "        print('made'); return container") + "    print('loaded')\n"
+    )
+    result = program(chatty, "check", f"program:{name}", "--json")
+
+    assert read(result) == {"problems": []}
+    assert "loaded" in result.stderr
+
+
 def test_the_command_runs_as_a_process_too() -> None:
     root = Path(__file__).parent.parent.parent
 

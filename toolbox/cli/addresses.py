@@ -13,6 +13,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
+from contextvars import ContextVar
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -24,6 +27,14 @@ from rich.markup import escape
 from ..container import Container
 from ..errors import Problem, ToolboxError
 from ..signatures import read_signature
+
+_telling_json: ContextVar[bool] = ContextVar("toolbox.cli.json", default=False)
+
+
+def tell_json(wanted: bool) -> bool:
+    """What `--json` does before anything else: a program can read too why there is nothing to read."""
+    _telling_json.set(wanted)
+    return wanted
 
 
 def load(target: str) -> Any:
@@ -49,7 +60,8 @@ def import_module(name: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        return importlib.import_module(name)
+        with redirect_stdout(sys.stderr):  # what modules print as they are loaded is not what was asked for
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             fail_in_program(f"{name} cannot be imported", error)
@@ -67,7 +79,8 @@ def load_container(target: str) -> Container:
     found = load(target)
     if is_container_factory(found):
         try:
-            found = found()
+            with redirect_stdout(sys.stderr):
+                found = found()
         except ToolboxError as error:
             fail(f"{target} failed: {error}")
         except Exception as error:
@@ -118,6 +131,8 @@ def is_container_factory(found: object) -> bool:
 
 def fail(message: str) -> NoReturn:
     """Ends the program with status 2, as for every wrong use."""
+    if _telling_json.get():
+        typer.echo(json.dumps({"error": message}, ensure_ascii=False))
     Console(stderr=True).print(f"toolbox: {escape(message)}", soft_wrap=True, highlight=False)
     raise typer.Exit(2)
 
@@ -147,6 +162,8 @@ def print_json(value: object) -> None:
 def refuse(problems: Iterable[Problem]) -> None:
     """Ends the program with status 1 when there are problems, which it prints."""
     if problems := list(problems):
+        if _telling_json.get():
+            typer.echo(json.dumps({"problems": [asdict(each) for each in problems]}, ensure_ascii=False, default=str))
         for problem in problems:
             Console(stderr=True).print(escape(str(problem)), soft_wrap=True, highlight=False)
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +29,7 @@ from .addresses import (
     prompt_for,
     refuse,
     show,
+    tell_json,
 )
 from .drawing import mermaid_lines, text_lines
 from .offers import offers_of, specification_lines
@@ -36,7 +37,9 @@ from .offers import offers_of, specification_lines
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Where it is, such as my_app.main:container")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs to read.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON, for programs to read.", callback=tell_json, is_eager=True)
+]
 
 
 def main() -> None:
@@ -125,7 +128,13 @@ def chat(
         list[str] | None, typer.Option("--set", help="A further parameter, name=value; may be repeated.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what happens as JSON, an object in each line.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print what happens as JSON, an object in each line.",
+            callback=tell_json,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
     """Talks to a service on the terminal: text as it comes, tools as they are called. `exit` or Ctrl-D ends it.
@@ -148,7 +157,9 @@ def chat(
         plan = plan_of(service, method)
         there = container_of(service, target, container)
         conversation = Conversation(there, plan, memory_id, given, ShowJson() if as_json else ShowText(console))
-        failed = asyncio.run(converse(there, conversation, prompt_for(console, quiet=as_json)))
+        read = prompt_for(console, quiet=as_json)
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # what tools print is no line of this
+            failed = asyncio.run(converse(there, conversation, read))
     except LookupError as error:
         fail(str(error.args[0]))
     except IllegalConfigurationError as error:

@@ -6,7 +6,9 @@ Not here: the command itself (`cli`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +36,8 @@ from ..services.outputs import Kind
 from ..services.planning import plan_service
 from ..services.plans import MethodPlan
 from ..services.streams import EventStream
+
+logger = logging.getLogger("toolbox.cli")
 
 
 def plan_of(service: type[Any], method: str | None) -> MethodPlan:
@@ -94,7 +98,9 @@ class Conversation:
                 async for event in EventStream(begin, lambda invocation: invocation.events()):
                     if not (is_structured and isinstance(event, PartialResponse)):
                         self.show.event(event)
-            except ToolboxError as error:
+            except Exception as error:  # the program's own too: the conversation goes on
+                if not isinstance(error, ToolboxError):
+                    logger.error("%s failed", self._plan.where, exc_info=error)
                 self.show.failure(error)
                 return False
         if is_structured and not self._plan.output.is_stream:
@@ -112,7 +118,7 @@ class Show(Protocol):
     def value(self, value: object) -> None:
         """What a turn came to, when that is no text."""
 
-    def failure(self, error: ToolboxError) -> None:
+    def failure(self, error: Exception) -> None:
         """Why a turn came to nothing."""
 
     def end(self, turns: int, seconds: float) -> None:
@@ -145,9 +151,10 @@ class ShowText:
         """See `Show`."""
         self._print(escape(to_json(value, indent=2).decode()))
 
-    def failure(self, error: ToolboxError) -> None:
+    def failure(self, error: Exception) -> None:
         """See `Show`."""
-        self._print(f"\n[red]{escape(str(error))}[/]")
+        told = str(error) if isinstance(error, ToolboxError) else f"{type(error).__name__}: {error}"
+        self._print(f"\n[red]{escape(told)}[/]")
 
     def end(self, turns: int, seconds: float) -> None:
         """See `Show`."""
@@ -158,7 +165,10 @@ class ShowText:
 
 
 class ShowJson:
-    """For a program: an object in each line, named after what happened."""
+    """For a program: an object in each line, named after what happened; to where standard output leads now."""
+
+    def __init__(self) -> None:
+        self._out = sys.stdout
 
     def event(self, event: ServiceEvent) -> None:
         """See `Show`."""
@@ -168,7 +178,7 @@ class ShowJson:
         """See `Show`."""
         self._print("value", {"value": value})
 
-    def failure(self, error: ToolboxError) -> None:
+    def failure(self, error: Exception) -> None:
         """See `Show`."""
         self._print("failure", {"error": type(error).__name__, "message": str(error)})
 
@@ -177,7 +187,7 @@ class ShowJson:
         self._print("end", {"turns": turns, "seconds": round(seconds, 3)})
 
     def _print(self, event: str, facts: dict[str, Any]) -> None:
-        print(to_json({"event": event, **facts}, fallback=str).decode(), flush=True)  # noqa: T201 - what it is for
+        print(to_json({"event": event, **facts}, fallback=str).decode(), file=self._out, flush=True)
 
 
 async def converse(container: Container, conversation: Conversation, read: Callable[[], str]) -> int:
