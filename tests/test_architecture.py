@@ -40,7 +40,6 @@ LAYERS: dict[str, int] = {
     "toolbox.overview": 7,
     "toolbox.testing": 7,
     "toolbox.recordings": 7,
-    "toolbox.tapes": 7,
     "toolbox.pytest_plugin": 8,
     "toolbox.cli": 7,
     "toolbox.openapi": 7,

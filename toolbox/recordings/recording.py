@@ -18,12 +18,11 @@ from typing import Any, Literal, TypeAlias, cast
 
 import httpx2
 
-from .errors import FrameworkError
-from .tapes import Asked, Exchange, Reply, Secrets, Tape, differences, is_kept
+from ..errors import FrameworkError
+from .differences import differences
+from .tapes import Asked, Exchange, Reply, Secrets, Tape, is_kept
 
 Mode: TypeAlias = Literal["auto", "replay", "record"]
-
-__all__ = ["Recording", "RecordingError"]
 
 VARIABLE = "TOOLBOX_RECORDING"
 RECORD_IT = f"run it once with {VARIABLE}=record and the server's key, and commit the file"
