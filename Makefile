@@ -7,7 +7,9 @@
 #   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import wire
 #                           measurements, peers side by side
 #   make docs               the documents as a site, in site/
+#   make format             formats, and mends what the linter can mend
 #   make constraints        writes constraints.txt anew
+#   make clean              removes the environments and what was built
 #
 # Another Python: make test PYTHON=python3.13 VENV=.venv-3.13
 
