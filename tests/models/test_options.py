@@ -2,7 +2,8 @@
 
 import copy
 import pickle
-from typing import Any
+import traceback
+from typing import Any, Literal
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_an_option_that_does_not_exist_is_named() -> None:
 
 def test_nothing_that_is_printed_or_copied_shows_a_secret() -> None:
     model = OpenAiChatModel(
-        "m", f"{URL}?key=secret", "secret", extra_headers={"authorization": "secret"}, extra_query={"key": "secret"}
+        "m", URL, "secret", extra_headers={"authorization": "secret"}, extra_query={"key": "secret"}
     )
 
     assert "secret" not in f"{model!r} {model} {vars(model)}"
@@ -99,3 +100,30 @@ async def test_no_error_and_no_log_shows_a_secret(serve: Serve, caplog: pytest.L
 
     assert "secret" not in " ".join(told)
     assert not [each for each in caplog.messages if "secret" in each]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+@pytest.mark.parametrize("status", [200, 400])
+async def test_a_server_that_says_again_what_it_was_sent_gives_no_secret_away(
+    serve: Serve, transport: Literal["aiohttp", "httpx2"], status: int
+) -> None:
+    said = b'{"error": {"message": "Bearer SECRET-key, SECRET-header, ?key=SECRET-query"}}'
+    server = await serve([Scripted(said, status=status)] * 2)
+    headers, query = {"x-session": "SECRET-header"}, {"key": "SECRET-query"}
+    model = OpenAiChatModel(
+        "m", server.url, "SECRET-key", extra_headers=headers, extra_query=query, transport=transport, max_retries=0
+    )
+    for ask in (model.chat(HI), anext(model.stream(HI))):
+        with pytest.raises(ModelHttpError) as caught:
+            await ask
+        shown = "".join(traceback.format_exception(caught.value))
+        assert "SECRET" not in f"{shown} {caught.value!r} {caught.value.body} {pickle.dumps(caught.value)!r}"
+        assert "***, ***" in str(caught.value)
+    await model.aclose()
+
+
+def test_an_address_with_a_query_is_refused() -> None:
+    with pytest.raises(IllegalConfigurationError, match="extra_query=") as caught:
+        OpenAiChatModel("m", f"{URL}?key=secret", "k")
+    assert "secret" not in str(caught.value)

@@ -3,7 +3,9 @@
 import asyncio
 import pickle
 import socket
-from typing import Protocol
+import traceback
+from collections.abc import AsyncIterator
+from typing import Annotated, Protocol
 
 import pytest
 from pydantic import BaseModel
@@ -175,6 +177,30 @@ async def test_secrets_are_in_no_error(server) -> None:
     assert dict(server.last.query)["auth_key"] == "k3y-value"
     assert dict(server.last.query)["api_key"] == "sesame"
     assert server.last.header("authorization").startswith("Basic ")
+
+
+@pytest.mark.parametrize("status", [200, 400])
+async def test_a_server_that_says_again_what_it_was_sent_gives_no_secret_away(server, status) -> None:
+    @rest.register_rest_client(config_key="things")
+    class Private(Protocol):
+        @rest.get("/")
+        async def find(self, by: Annotated[str, rest.Header("authorization")]) -> Thing: ...
+
+        @rest.get("/")
+        def all(self) -> AsyncIterator[Thing]: ...
+
+    server.answer(*[Answer('{"you sent": "Bearer SECRET-bearer, SECRET-header"}', status)] * 2)
+    private = rest.create_rest_client(Private, url=server.url, headers={"x-tenant": "SECRET-header"})
+
+    told: list[str] = []
+    for ask in (private.find("Bearer SECRET-bearer"), anext(private.all())):
+        with pytest.raises(RestClientError) as caught:
+            await ask
+        shown = "".join(traceback.format_exception(caught.value))
+        told.append(f"{shown} {caught.value!r} {pickle.dumps(caught.value)!r}")
+
+    assert "SECRET" not in told[0]
+    assert "SECRET-header" not in told[1]
 
 
 async def test_a_whole_response_has_status_headers_and_the_decoded_body(server) -> None:

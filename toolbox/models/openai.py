@@ -140,11 +140,15 @@ class OpenAiChatModel:
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """The whole reply. Raises `ModelError`."""
         body, headers = self._body(request, {})
-        received = await self._transport.post(self._wire.path, body, headers)
         try:
-            return self._reader(request).read(received.body)
+            received = await self._transport.post(self._wire.path, body, headers)
+            try:
+                return self._reader(request).read(received.body)
+            except ModelError as error:
+                raise _located(error, received.status, received.request_id) from error.__cause__
         except ModelError as error:
-            raise _located(error, received.status, received.request_id) from error.__cause__
+            self._transport.hide_secrets(error)
+            raise
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """The reply in pieces, a `CompleteResponse` last. Raises `ModelError` in the iteration."""
@@ -166,7 +170,8 @@ class OpenAiChatModel:
                     for event in last:
                         yield event
                     return
-            except ModelHttpError as error:
+            except ModelError as error:
+                self._transport.hide_secrets(error)
                 if not self._refuses_usage(error):
                     raise
                 self._stream_usage = False
@@ -198,9 +203,11 @@ class OpenAiChatModel:
         reply = ReplyAccumulator(names, wants_json=request.response_format is not None)
         return ReplyReader(self._wire.interpreter(reply))
 
-    def _refuses_usage(self, error: ModelHttpError) -> bool:
+    def _refuses_usage(self, error: ModelError) -> bool:
         """Whether the server refused a stream because it was asked for its token counts."""
-        return self._stream_usage and error.status in (400, 422) and "stream_options" in f"{error.message}{error.body}"
+        if not self._stream_usage or not isinstance(error, ModelHttpError):
+            return False
+        return error.status in (400, 422) and "stream_options" in f"{error.message}{error.body}"
 
 
 async def _next_block(stream: Stream, reader: ReplyReader, said: bool) -> bytes | None:

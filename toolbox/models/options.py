@@ -45,6 +45,9 @@ def _of_address(address: str, where: str) -> Iterator[Problem]:
     elif "@" in parts.netloc:
         fix = "give api_key=, or extra_headers={'authorization': …}"
         yield Problem(where, "its address holds a name or password, which would go into logs", fix)
+    elif parts.query or parts.fragment:
+        fix = "give extra_query={…} what stands behind the question mark"
+        yield Problem(where, "its address holds a query, and the paths of the API would be put behind it", fix)
 
 
 def _of_limits(settings: TransportSettings, where: str) -> Iterator[Problem]:

@@ -82,7 +82,9 @@ _ONLY = re.compile(
     re.IGNORECASE,
 )
 _QUESTION = re.compile(r"\b(?:which|what)\s+(?P<thing>[\w-]+)", re.IGNORECASE)
-_LABELLED = re.compile(r"\b(?:question|text|message|input|sentence|review|query|here is [^:\n]{0,200})\s*:\s*", re.IGNORECASE)
+_LABELLED = re.compile(
+    r"\b(?:question|text|message|input|sentence|review|query|here is [^:\n]{0,200})\s*:\s*", re.IGNORECASE
+)
 _ABSENT = re.compile(
     r"\b(?:reply|replies|answer|return|respond|say|output|write)\w*\s+(?:with\s+)?"
     r"[\"'“‘`]([^\"'”’`\n]+)[\"'”’`]\s*,?\s+(?:if|when|otherwise)",

@@ -14,9 +14,11 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
+from urllib.parse import quote, quote_plus
 from weakref import WeakKeyDictionary
 
 from ..errors import ModelError, ModelTimeoutError
+from ..faults import hide_secrets
 from .log_filter import hide_queries
 from .server_errors import http_error, request_id_in, transport_error
 
@@ -46,6 +48,8 @@ AFTER_END = 5.0
 AFTER_DONE = 0.1
 """The same after `[DONE]`: only so that the connection can be used again."""
 
+SHORTEST_SECRET = 8
+"""Characters of a header or a key from which on it is one: `none` and `true` may stand in any error."""
 LARGE = 2**20
 """Bytes in a request from which on it is sent in pieces: aiohttp warns of writing more at once."""
 
@@ -144,6 +148,13 @@ class Transport:
                 future = asyncio.run_coroutine_threadsafe(_close(connection), loop)
                 with contextlib.suppress(Exception):  # that loop may end meanwhile, and its connections with it
                     await asyncio.wait_for(asyncio.wrap_future(future), 1.0)
+
+    def hide_secrets(self, error: ModelError) -> None:
+        """Takes what was sent as a secret out of an error: a server, or a transport, may say it again."""
+        sent = [self.settings.api_key, *self.settings.headers.values(), *map(str, self.settings.query.values())]
+        sent += [each.client.api_key for each in self._connections.values()]  # where it is made anew for each request
+        values = [each for each in sent if isinstance(each, str) and len(each) >= SHORTEST_SECRET]
+        hide_secrets(error, {*values, *map(quote, values), *map(quote_plus, values)})
 
     def _connection(self) -> _Connection:
         loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
+from ..faults import hide_secrets
 from .collaborators import absent, default_of
 from .exchange import Attempts, Close, Effect, Exchange, Find, NextAttempt, Read, Send, Settle, Steps
 from .pieces import PieceDecoder
@@ -25,13 +26,15 @@ from .replies import decode
 async def call_async(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """The value of a call, awaited."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values))
-    return decode(plan.reply, response, outgoing.shown_url, plan.where)
+    with _without_secrets(exchange, response):
+        return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
 def call(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """The value of a call, on this thread."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values))
-    return decode(plan.reply, response, outgoing.shown_url, plan.where)
+    with _without_secrets(exchange, response):
+        return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
 async def stream_async(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> AsyncGenerator[Any]:
@@ -39,12 +42,13 @@ async def stream_async(exchange: Exchange, plan: RequestPlan, values: Mapping[st
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values, unread=True))
     decoder = _decoder(plan, response, outgoing.shown_url)
     try:
-        with translated(plan.where, outgoing.shown_url):
-            async for chunk in response.aiter_bytes():
-                for piece in decoder.feed(chunk):
-                    yield piece
-        for piece in decoder.end():
-            yield piece
+        with _without_secrets(exchange, response):
+            with translated(plan.where, outgoing.shown_url):
+                async for chunk in response.aiter_bytes():
+                    for piece in decoder.feed(chunk):
+                        yield piece
+            for piece in decoder.end():
+                yield piece
     finally:
         await response.aclose()
 
@@ -54,12 +58,27 @@ def stream(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> 
     response, outgoing = _drive(exchange, exchange.steps(plan, values, unread=True))
     decoder = _decoder(plan, response, outgoing.shown_url)
     try:
-        with translated(plan.where, outgoing.shown_url):
-            for chunk in response.iter_bytes():
-                yield from decoder.feed(chunk)
-        yield from decoder.end()
+        with _without_secrets(exchange, response):
+            with translated(plan.where, outgoing.shown_url):
+                for chunk in response.iter_bytes():
+                    yield from decoder.feed(chunk)
+            yield from decoder.end()
     finally:
         response.close()
+
+
+class _without_secrets:  # noqa: N801 - used as a function; a class costs a call next to nothing
+    """Hides what was sent as a secret from an error about the reply's body, which may say it again."""
+
+    def __init__(self, exchange: Exchange, response: httpx2.Response) -> None:
+        self._exchange, self._response = exchange, response
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RestDecodeError):
+            hide_secrets(error, self._exchange.secrets_of(self._response))
 
 
 def _decoder(plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:

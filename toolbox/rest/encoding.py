@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-HIDDEN = "***"
+from ..faults import HIDDEN
 
 # What a path of our own may be written with; an argument is encoded without exception.
 _PATH_LITERALS = "/!$&'()*+,;=:@%-._~"
@@ -155,11 +155,3 @@ def shown_url(url: str) -> str:
     pairs = (pair.partition("=") for pair in parts.query.split("&")) if parts.query else ()
     query = "&".join(f"{name}={HIDDEN}" if is_secret_name(name) else f"{name}{eq}{value}" for name, eq, value in pairs)
     return urlunsplit((parts.scheme, host, parts.path, query, ""))
-
-
-def without_secrets(text: str, secrets: tuple[str, ...]) -> str:
-    """The text with each of these secrets hidden; very short ones are no secrets."""
-    for secret in secrets:
-        if len(secret) >= 4:
-            text = text.replace(secret, HIDDEN)
-    return text

@@ -20,15 +20,16 @@ import stamina
 from ..context import ActiveScope, InvocationContext
 from ..di.beans import InjectionPoint
 from ..errors import RestClientError
+from ..faults import without_secrets
 from .building import Outgoing, build
 from .collaborators import CollaboratorPlan, is_context
 from .connections import Connection, is_same_origin, redirected
-from .encoding import shown_header, without_secrets
+from .encoding import is_secret_name, shown_header
 from .environment import expanded
 from .marks import Fixed
 from .plans import ClientPlan, RequestPlan
 from .propagation import propagated_headers
-from .replies import Response, excerpt
+from .replies import EXCERPT, Response, excerpt
 
 logger = logging.getLogger("toolbox.rest")
 
@@ -228,8 +229,16 @@ class Exchange:
         what = (
             "the server redirects, which is not followed:" if response.has_redirect_location else "the server answered"
         )
-        body = without_secrets(excerpt(response.content), self.connection.endpoint.secrets)
-        raise RestClientError(f"{plan.where}: {what}", shown, status, body)
+        body = without_secrets(response.content[: 8 * EXCERPT].decode("utf-8", "replace"), self.secrets_of(response))
+        raise RestClientError(f"{plan.where}: {what}", shown, status, excerpt(body))
+
+    def secrets_of(self, response: httpx2.Response) -> list[str]:
+        """What was sent as a secret, and what no error may show: the server may say it again."""
+        secrets = [*self.connection.endpoint.secrets]
+        for name, value in response.request.headers.items():
+            if is_secret_name(name) or name.lower() == "cookie":
+                secrets += [value, value.rpartition(" ")[2]]
+        return secrets
 
 
 def _wait_before_retry(error: Exception, longest: float) -> bool | float:

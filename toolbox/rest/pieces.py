@@ -23,42 +23,45 @@ class PieceDecoder:
         media_type, _, parameters = content_type.lower().partition(";")
         self._media_type = media_type.strip()
         self._text = codecs.getincrementaldecoder(_charset(parameters))("replace")
-        self._pending = ""
+        self._pending: list[str] = []  # of a line that has not ended, or of the document
         self._event: dict[str, str] = {}
+        self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> Iterator[Any]:
         """The pieces that `chunk` completes."""
         if self._plan.shape is Shape.BYTES:
             yield chunk
             return
-        self._pending += self._text.decode(chunk)
-        if not self._is_one_document:
-            *lines, self._pending = self._pending.split("\n")
+        text = self._text.decode(chunk)
+        if not self._is_one_document and "\n" in text:
+            *lines, text = "".join((*self._pending, text)).split("\n")
+            self._pending.clear()
             for line in lines:
                 yield from self._line(line.removesuffix("\r"))
+        self._pending.append(text)
 
     def end(self) -> Iterator[Any]:
         """What is left when the body has ended."""
-        self._pending += self._text.decode(b"", True)
+        rest = "".join((*self._pending, self._text.decode(b"", True)))
         if self._is_one_document:
-            yield from self._document()
-        elif self._pending:
-            yield from self._line(self._pending.removesuffix("\r"))
-        if self._event:
+            yield from self._document(rest)
+        elif rest:
+            yield from self._line(rest.removesuffix("\r"))
+        if self._event or self._data:
             yield from self._line("")
 
     @property
     def _is_one_document(self) -> bool:
         return self._plan.shape is Shape.JSON and self._media_type == "application/json"
 
-    def _document(self) -> Iterator[Any]:
-        if not self._pending.strip():
+    def _document(self, text: str) -> Iterator[Any]:
+        if not text.strip():
             return
         try:
-            document = from_json(self._pending)
+            document = from_json(text)
         except ValueError as error:
             message = f"{self._where}: the reply is no JSON ({error})"
-            raise RestDecodeError(message, self._url, self._status, excerpt(self._pending)) from error
+            raise RestDecodeError(message, self._url, self._status, excerpt(text)) from error
         for item in document if isinstance(document, list) else (document,):
             yield self._value(to_json(item))
 
@@ -73,14 +76,15 @@ class PieceDecoder:
     def _event_line(self, line: str) -> Iterator[Any]:
         if not line:
             event, self._event = self._event, {}
-            if "data" in event:
-                yield self._of_event(ServerSentEvent(event["data"], event.get("event", "message"), event.get("id")))
+            data, self._data = self._data, []
+            if data:
+                yield self._of_event(ServerSentEvent("\n".join(data), event.get("event", "message"), event.get("id")))
             return
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
-        if name == "data" and "data" in self._event:
-            self._event["data"] += f"\n{value}"
-        elif name in ("data", "event", "id"):
+        if name == "data":
+            self._data.append(value)
+        elif name in ("event", "id"):
             self._event[name] = value
 
     def _of_event(self, event: ServerSentEvent) -> Any:
