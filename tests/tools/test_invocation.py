@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import pytest
+from pydantic import BaseModel, model_serializer
 
 from toolbox import (
     FrameworkError,
@@ -607,3 +608,20 @@ async def test_an_annotated_string_is_not_mistaken_for_a_bean(bench: Bench) -> N
         return f"hello {name}"
 
     assert (await bench.run(greet)).message.text == "hello you"
+
+
+@pytest.mark.parametrize("error", [ScopeNotActiveError("User", "no request"), ToolAbort("stop")])
+async def test_what_a_result_raises_while_it_is_written_reaches_the_caller_and_not_the_model(
+    bench: Bench, error: Exception
+) -> None:
+    class Lazy(BaseModel):
+        @model_serializer
+        def written(self) -> dict[str, str]:
+            raise error
+
+    async def look() -> list[Lazy]:
+        return [Lazy()]
+
+    with pytest.raises(type(error)) as caught:
+        await bench.run(look)
+    assert caught.value is error

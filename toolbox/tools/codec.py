@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from pydantic_core import to_json
+from pydantic_core import to_json, to_jsonable_python
 
 from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResult, joined_text
 from ..errors import FrameworkError, ToolAbort, ToolArgumentsError, ToolResultError, ToolRetry
@@ -322,8 +322,21 @@ class ResultEncoder:
         except _PASSED_ON:
             raise
         except Exception as error:  # pydantic's, and whatever the value's own serializers raise
+            _raise_passed_on(value)
             reason = str(error).split("\n", 1)[0]
             raise ToolResultError(self._tool, type(value).__name__, printable(reason)) from error
+
+
+def _raise_passed_on(value: Any) -> None:
+    """Raises what a value's own serializer raised to be heard beyond the tool, of which JSON's error has only a text."""
+    try:
+        to_jsonable_python(value)
+    except Exception as error:
+        below: BaseException | None = error
+        while below is not None:
+            if isinstance(below, _PASSED_ON):
+                raise below from None
+            below = below.__cause__ or below.__context__
 
 
 def cut(text: str, contents: tuple[Content, ...], limit: int) -> tuple[str, tuple[Content, ...]]:
