@@ -328,7 +328,7 @@ class ResultEncoder:
 
 
 def _raise_passed_on(value: Any) -> None:
-    """Raises what a value's own serializer raised to be heard beyond the tool, of which JSON's error has only a text."""
+    """Raises what a value's serializer raised to be heard beyond the tool: JSON's error has only the text of it."""
     try:
         to_jsonable_python(value)
     except Exception as error:
