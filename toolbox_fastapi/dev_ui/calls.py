@@ -25,8 +25,8 @@ from toolbox.tools.failures import ToolErrors, return_to_model
 from toolbox.tools.prepared import Tool
 
 from ..streaming import EVENTS, close_stream, steps_of
-from .journal import Entry, tap
-from .listener import failure, plain
+from .entries import Entry, failure, plain
+from .journal import tap
 from .program import Method
 
 logger = logging.getLogger("toolbox.fastapi")

@@ -9,23 +9,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextvars import ContextVar
-from typing import Any, TypeAlias
 
-Entry: TypeAlias = dict[str, Any]
-"""One thing that happened, as the page reads it: `type`, `run` (the invocation's id), `at` (ms since 1970) and more."""
+from .entries import Entry
 
 KEPT = 1000
-LONGEST_TEXT = 20_000
 
 tap: ContextVar[Callable[[Entry], None] | None] = ContextVar("toolbox.dev_ui.tap", default=None)
 """Gets, besides the journal, the entries of all that is called in a context."""
-
-
-def shortened(text: str) -> str:
-    """A text as it is kept."""
-    if len(text) <= LONGEST_TEXT:
-        return text
-    return f"{text[:LONGEST_TEXT]}… ({len(text)} characters)"
 
 
 class Journal:

@@ -6,24 +6,14 @@ Not here: the events (`toolbox.events`), keeping and following what is written (
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import Token
-from typing import Any, assert_never
-
-from pydantic_core import from_json
+from typing import Any
 
 from toolbox.chat import (
-    AiMessage,
     ChatRequest,
-    ChatResponse,
-    ImageContent,
-    Message,
-    SystemMessage,
     TokenUsage,
     ToolExecutionRequest,
-    ToolExecutionResultMessage,
-    UserMessage,
 )
 from toolbox.context import InvocationContext, current_invocation
 from toolbox.events import (
@@ -42,22 +32,9 @@ from toolbox.events import (
 )
 from toolbox.execution import thread_watcher
 from toolbox.services.outputs import Result
-from toolbox.tools.failures import message_of
 
-from ..streaming import as_json
-from .journal import Entry, Journal, shortened
-
-
-def plain(value: object) -> Any:
-    """A value as JSON has it."""
-    return from_json(as_json(value))
-
-
-def failure(error: BaseException) -> Entry:
-    """What went wrong, for the developer."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return {"type": "failure", "kind": type(error).__name__, "message": message_of(error)}
+from .entries import Entry, conversation, failure, failure_text, plain, said_by, shortened, text_of, usage_of
+from .journal import Journal
 
 
 class _Call:
@@ -102,17 +79,17 @@ class DevUiListener(EventListener):
             case ServiceCompletedEvent():
                 value = event.value.content if isinstance(event.value, Result) else event.value
                 text = event.response.ai_message.text
-                answer = {"value": plain(text if value is None else value), "usage": _usage(event.token_usage)}
+                answer = {"value": plain(text if value is None else value), "usage": usage_of(event.token_usage)}
                 self._ended(context, event.duration, answer=answer)
             case ServiceFailedEvent():
                 self._ended(context, event.duration, failed=failure(event.error))
             case ModelRequestEvent():
                 self._model_asked(event)
             case ModelResponseEvent():
-                told = _reply(event.response)
+                told = text_of(event.response.ai_message)
                 self._model_answered(context, event.request, event.duration, told, usage=event.response.token_usage)
             case ModelFailedEvent():
-                told = _failure_text(event.error)
+                told = failure_text(event.error)
                 self._model_answered(context, event.request, event.duration, told, is_error=True)
             case ToolStartedEvent():
                 self._tool_started(event)
@@ -120,7 +97,7 @@ class DevUiListener(EventListener):
                 told = event.execution.result
                 self._tool_ended(context, event.execution.duration, told, event.execution.is_error)
             case ToolFailedEvent():
-                self._tool_ended(context, event.duration, _failure_text(event.error), is_error=True)
+                self._tool_ended(context, event.duration, failure_text(event.error), is_error=True)
             case MemoryWrittenEvent():
                 self._add(context, {"type": "memory", "messages": len(event.messages)})
 
@@ -137,7 +114,7 @@ class DevUiListener(EventListener):
             "type": "started",
             "where": f"{context.service.__name__}.{context.method}",
             "parent": context.outer_invocation_id,
-            "user_message": None if said is None else shortened(_said(said)),
+            "user_message": None if said is None else shortened(said_by(said)),
             "memory_id": None if memory_id is None else str(memory_id),
         }
         self._add(context, started)
@@ -161,7 +138,7 @@ class DevUiListener(EventListener):
             "type": "model_started",
             "call": call.number,
             "name": event.model_name,
-            "sent": shortened("\n\n".join(_lines(event.request.messages))),
+            "sent": shortened(conversation(event.request.messages)),
         }
         self._add(event.context, shown)
 
@@ -183,7 +160,7 @@ class DevUiListener(EventListener):
             "duration": duration,
             "result": shortened(told),
             "is_error": is_error,
-            "usage": _usage(usage),
+            "usage": usage_of(usage),
         }
         self._add(context, shown)
 
@@ -219,44 +196,3 @@ class DevUiListener(EventListener):
         self._add(context, shown)
         if context.invocation_id not in self._open:
             self._ended(context, duration)
-
-
-def _usage(usage: TokenUsage | None) -> Entry | None:
-    return None if usage is None else plain(usage)
-
-
-def _failure_text(error: BaseException) -> str:
-    told = failure(error)
-    return f"{told['kind']}: {told['message']}"
-
-
-# --- a conversation as text
-
-
-def _lines(messages: Iterable[Message]) -> Iterable[str]:
-    for message in messages:
-        match message:
-            case SystemMessage(text):
-                yield f"system: {text}"
-            case UserMessage():
-                yield f"user: {_said(message)}"
-            case AiMessage():
-                yield f"model: {_of_model(message)}"
-            case ToolExecutionResultMessage():
-                yield f"{message.tool_name}: {message.text}"
-            case _:
-                assert_never(message)
-
-
-def _said(message: UserMessage) -> str:
-    images = sum(isinstance(each, ImageContent) for each in message.contents)
-    return "\n".join([*([message.text] if message.text else []), *["(an image)"] * images])
-
-
-def _of_model(message: AiMessage) -> str:
-    calls = [f"→ {each.name} {each.arguments}" for each in message.tool_execution_requests]
-    return "\n".join([*([message.text] if message.text else []), *calls])
-
-
-def _reply(response: ChatResponse) -> str:
-    return _of_model(response.ai_message)
