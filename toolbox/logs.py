@@ -11,6 +11,7 @@ from typing import Any
 
 from .chat import TokenUsage
 from .context import InvocationContext
+from .errors import UnknownToolError
 from .events import (
     EventListener,
     InvocationEvent,
@@ -76,10 +77,22 @@ class LoggingListener(EventListener):
         if not self._logger.isEnabledFor(level):
             return
         where = invocation_facts(event.context)
+        if _is_made_up(event):
+            where["tool"] = None
         told = " ".join(f"{key}={_short(value)}" for key, value in facts.items() if value is not None)
         what = f"{where['service']}.{where['method']}" + (f" {where['tool']}" if where["tool"] else "")
         extra = {"event": name, **where, **facts}
         self._logger.log(level, "%s: %s [%s] %s", name, what, where["invocation_id"], told, extra=extra)
+
+
+def _is_made_up(event: InvocationEvent) -> bool:
+    """Whether it is of a tool there is none of: its name is only what a model has said."""
+    match event:
+        case ToolStartedEvent(specification=specification):
+            return specification is None
+        case ToolExecutedEvent(error=error) | ToolFailedEvent(error=error):
+            return isinstance(error, UnknownToolError)
+    return False
 
 
 def _short(value: Any) -> str:

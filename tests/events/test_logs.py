@@ -1,11 +1,20 @@
 """Invocations in logs: facts as attributes of the records, and nothing of what was said."""
 
 import logging
+from contextlib import suppress
 from typing import Any, Protocol
 
 import pytest
 
-from toolbox import Container, InvocationLogFilter, LoggingListener, register_ai_service, tool
+from toolbox import (
+    Container,
+    InvocationContext,
+    InvocationLogFilter,
+    LoggingListener,
+    UnknownToolError,
+    register_ai_service,
+    tool,
+)
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -27,6 +36,15 @@ def divide(a: int) -> float:
 
 @register_ai_service(tools=(add, divide))
 class Maths(Protocol):
+    async def ask(self, question: str) -> str: ...
+
+
+def there_is_none(error: UnknownToolError, context: InvocationContext) -> str:
+    return "there is no such tool"
+
+
+@register_ai_service(tools=add, on_unknown_tool=there_is_none)
+class ForgivingMaths(Protocol):
     async def ask(self, question: str) -> str: ...
 
 
@@ -66,6 +84,20 @@ async def test_nothing_that_was_said_is_logged(caplog: pytest.LogCaptureFixture)
     told = "".join(str(vars(each)) for each in caplog.records if each.name == "toolbox.invocations")
     assert not any(said in told for said in ("4711", "secret", "private", "division"))
     assert "ZeroDivisionError" in told
+
+
+@pytest.mark.parametrize("service", [Maths, ForgivingMaths])
+async def test_a_name_that_the_model_made_up_is_not_logged(
+    caplog: pytest.LogCaptureFixture, service: type[Maths | ForgivingMaths]
+) -> None:
+    with caplog.at_level(logging.DEBUG, "toolbox.invocations"):
+        async with container_with(tool_call("secret"), "x").register(ForgivingMaths) as container:
+            with suppress(UnknownToolError):
+                await container.get(service).ask("?")
+
+    told = [vars(each) for each in caplog.records if each.name == "toolbox.invocations"]
+    assert "secret" not in str(told)
+    assert "UnknownToolError" in str(told)
 
 
 async def test_what_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
