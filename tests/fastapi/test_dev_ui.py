@@ -248,6 +248,19 @@ async def test_a_client_that_is_not_known_is_refused(connect: Any, running: Any)
     assert b"allowed_clients" not in client.body  # which takes addresses only
 
 
+@pytest.mark.parametrize("path", ["/x/", "/api/v1/x/"])
+async def test_below_a_root_path_the_page_is_there_whether_or_not_a_proxy_takes_it_off(
+    connect: Any, running: Any, path: str
+) -> None:
+    app = restaurant(dev_ui="/x")
+    async with running(app):
+        for file in ("", "page/main.js", "api/program"):
+            client = connect(app, path + file)
+            client.scope |= {"headers": [(b"host", b"localhost")], "root_path": "/api/v1"}
+            await client.start()
+            assert client.status == 200
+
+
 @pytest.mark.parametrize("said", ["127.0.0.1", '"127.0.0.1:4711"', '"[::1]"', '"[::1]:4711";host="localhost:80"'])
 async def test_a_proxy_may_say_that_the_client_is_of_this_machine(running: Any, said: str) -> None:
     async with running(restaurant()) as client:

@@ -29,8 +29,9 @@ from ..requirements import endpoints_of
 from ..streaming import as_json, sse
 from .access import DevUi
 from .calls import ask, call_tool
+from .entries import Entry
 from .forms import BadInputError
-from .journal import Entry, Journal
+from .journal import Journal
 from .listener import DevUiListener
 from .program import Program
 
@@ -124,6 +125,8 @@ class DevUiApplication:
             logger.warning("%s", reason)
             await _problem(403, reason)(scope, receive, send_securely)
             return
+        if not scope["path"].startswith(scope.get("root_path", "")):  # a proxy has taken the root path off
+            scope = {**scope, "root_path": self._options.path}
         try:
             await self._router(scope, receive, send_securely)
         except BadInputError as error:
