@@ -13,8 +13,8 @@ from typing import Any
 from pydantic_core import PydanticSerializationError
 
 from ..errors import RestClientError
+from ..faults import HIDDEN
 from .encoding import (
-    HIDDEN,
     PROTECTED_HEADERS,
     EncodingError,
     cookie_value,
