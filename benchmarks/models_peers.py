@@ -371,15 +371,21 @@ PEERS: dict[str, Callable[[str], Any]] = {
 # --- measuring
 
 
+LONG_ENOUGH = 0.5
+"""Seconds of CPU that a measurement lasts at least: what costs little is repeated more often."""
+
+
 async def cpu_per_trip(run: Run, runs: int) -> float:
-    """Milliseconds of this process per request."""
+    """Milliseconds of this process per request, in at least so many runs."""
     for _ in range(3):
         await run()
     gc.collect()
     began = time.process_time()
-    for _ in range(runs):
+    done = 0
+    while done < runs or time.process_time() - began < LONG_ENOUGH:
         await run()
-    return (time.process_time() - began) * 1000 / (runs * TRIPS)
+        done += 1
+    return (time.process_time() - began) * 1000 / (done * TRIPS)
 
 
 async def per_second(run: Run, at_once: int) -> float:
@@ -399,7 +405,7 @@ async def per_chunk(stream: Stream, runs: int) -> tuple[float, float]:
             pass
     gc.collect()
     used = 0.0
-    for _ in range(runs):
+    while len(firsts) < runs or used < LONG_ENOUGH:
         began, cpu, first = time.perf_counter(), time.process_time(), None
         seen = 0
         async for _ in stream():
@@ -408,7 +414,7 @@ async def per_chunk(stream: Stream, runs: int) -> tuple[float, float]:
         used += time.process_time() - cpu
         assert seen >= CHUNKS, seen
         firsts.append(((first or 0.0) - began) * 1000)
-    return used * 1e6 / (runs * CHUNKS), sorted(firsts)[len(firsts) // 2]
+    return used * 1e6 / (len(firsts) * CHUNKS), sorted(firsts)[len(firsts) // 2]
 
 
 async def measure(name: str, base: str) -> None:
