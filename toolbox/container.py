@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from types import ModuleType, TracebackType
@@ -32,7 +32,7 @@ from .di.registry import (
 )
 from .di.scanning import marked_in
 from .di.scopes import CallScope, MustAwait, RequestScope, active
-from .errors import ContainerNotStartedError, IllegalConfigurationError, MissingBeanError, Problem
+from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution import LoopThread
 from .forms import type_name
 
@@ -370,13 +370,10 @@ class Container:
     def call(self, function: Callable[..., R], /, **values: Any) -> R:
         """Calls `function` with `values`; its other parameters are injected."""
         wiring = self._started(type_name(function))
-        args: list[Any] = []
-        for point in self._points(function, wiring.graph):
-            if point.parameter not in values and (value := _found(point, wiring.graph)) != DEFAULT:
-                wiring.follow_graph()
-                values[point.parameter] = wiring.get_value(value, wiring.scope())
-            _move_positional(point, values, args)
-        return function(*args, **values)
+        points = self._points(function, wiring.graph)
+        for point, value in _unfilled(points, values, wiring):
+            values[point.parameter] = wiring.get_value(value, wiring.scope())
+        return function(*_positional(points, values), **values)
 
     @overload
     async def acall(self, function: Callable[..., Coroutine[Any, Any, R]], /, **values: Any) -> R: ...
@@ -387,13 +384,10 @@ class Container:
     async def acall(self, function: Callable[..., Any], /, **values: Any) -> Any:
         """The same, awaiting what has to be, also what `function` returns."""
         wiring = self._started(type_name(function))
-        args: list[Any] = []
-        for point in self._points(function, wiring.graph):
-            if point.parameter not in values and (value := _found(point, wiring.graph)) != DEFAULT:
-                wiring.follow_graph()
-                values[point.parameter] = await wiring.aget_value(value, wiring.scope())
-            _move_positional(point, values, args)
-        result = function(*args, **values)
+        points = self._points(function, wiring.graph)
+        for point, value in _unfilled(points, values, wiring):
+            values[point.parameter] = await wiring.aget_value(value, wiring.scope())
+        result = function(*_positional(points, values), **values)
         return await result if inspect.isawaitable(result) else result
 
     @staticmethod
@@ -463,17 +457,17 @@ def _known(resolvers: Mapping[Any, Resolver], wanted: Any) -> Resolver | None:
         return None
 
 
-def _found(point: InjectionPoint, graph: BeanGraph) -> Value:
-    """What a parameter of a called function gets; who is missing it is told."""
-    try:
-        return graph.found(point)
-    except MissingBeanError as error:
-        raise MissingBeanError(error.wanted, error.near, point.where) from None
+def _unfilled(
+    points: Sequence[InjectionPoint], given: Mapping[str, Any], wiring: Wiring
+) -> Iterator[tuple[InjectionPoint, Value]]:
+    """The parameters of a called function that the container fills, and what each gets."""
+    for point in points:
+        if point.parameter not in given and (value := wiring.graph.found(point)) != DEFAULT:
+            wiring.follow_graph()
+            yield point, value
 
 
-def _move_positional(point: InjectionPoint, values: dict[str, Any], args: list[Any]) -> None:
-    """A positional-only parameter's value goes where it can be given."""
-    if point.positional:
-        value = values.pop(point.parameter, point.default)
-        if value is not MISSING:
-            args.append(value)
+def _positional(points: Sequence[InjectionPoint], values: dict[str, Any]) -> list[Any]:
+    """Taken out of `values`: those of positional-only parameters."""
+    taken = [values.pop(each.parameter, each.default) for each in points if each.positional]
+    return [value for value in taken if value is not MISSING]

@@ -336,7 +336,7 @@ class BeanGraph:
             text = repr(point.wants) if isinstance(point.wants, str) else wanted_text(point)
             if value.candidates:
                 raise AmbiguousBeanError(text, tuple(self.definitions[key].label for key in value.candidates))
-            raise MissingBeanError(text, self.near_misses(point))
+            raise MissingBeanError(text, self.near_misses(point), point.where if point.parameter else "")
         if problems:
             raise IllegalConfigurationError(problems)
         return value
