@@ -99,7 +99,6 @@ class Invocation:
         memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
         remembers = plan.window is not None and memory_id is not None
         self._key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
-        self.remembers = remembers
         self.caller: Caller | None = caller_here() if remembers else None
         outer = current_invocation.get()
         self.deadline, seen = self._deadlines(outer)
@@ -137,6 +136,11 @@ class Invocation:
         return enforced, min(known, default=None)
 
     @property
+    def remembers(self) -> bool:
+        """Whether it belongs to a conversation that is kept."""
+        return self._key is not None
+
+    @property
     def label(self) -> str:
         """As logs name it."""
         return self.plan.where
@@ -165,18 +169,17 @@ class Invocation:
                     surroundings = self._surroundings()
                     self.state, effect = await self._begin(history, mode)
                     while isinstance(effect, (CallModel, RunTools)):
-                        if isinstance(effect, CallModel):
-                            request = self._request(toolset, mode, effect)
-                            if not self.streaming:
-                                self._advance(rules, ModelReplied(response_of(model, await model.chat(request))))
-                                effect = self._next
-                                continue
-                            performed = self._follow(model, toolset, rules, surroundings, request)
+                        if isinstance(effect, CallModel) and not self.streaming:
+                            await self._ask(model, rules, self._request(toolset, mode, effect))
                         else:
-                            performed = self._run(toolset, rules, surroundings, effect)
-                        async with aclosing(performed):
-                            async for event in performed:
-                                yield event
+                            performed = (
+                                self._follow(model, toolset, rules, surroundings, self._request(toolset, mode, effect))
+                                if isinstance(effect, CallModel)
+                                else self._run(toolset, rules, surroundings, effect)
+                            )
+                            async with aclosing(performed):
+                                async for event in performed:
+                                    yield event
                         effect = self._next
                     if isinstance(effect, Fail):
                         raise effect.error
@@ -268,6 +271,10 @@ class Invocation:
         return Round(toolset, surroundings, together=together, at_once=self.host.max_concurrent_tools)
 
     # --- asking the model
+
+    async def _ask(self, model: ChatModel, rules: Rules, request: ChatRequest) -> None:
+        """Asks the model for its whole reply."""
+        self._advance(rules, ModelReplied(response_of(model, await model.chat(request))))
 
     async def _follow(
         self,
