@@ -29,7 +29,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 DOCS_STAMP := $(VENV)/.installed-docs
 BENCH_STAMP := $(BENCH_VENV)/.installed-bench
 INPUTS := pyproject.toml constraints.txt
-PIP := -m pip --disable-pip-version-check --quiet install
+PIP := -m pip --disable-pip-version-check install --progress-bar off
 # What is run, and what tests need beside it; named here because a comma ends an argument of $(call).
 PROJECT := -e '.[fastapi,sql]'
 
@@ -45,14 +45,16 @@ help:
 # make_venv DIRECTORY
 define make_venv
 	@if [ -z "$(PYTHON)" ]; then echo "No Python 3.11 or newer was found; name one: make PYTHON=/path/to/python3" >&2; exit 1; fi
-	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || { echo "Making $(1) with $(PYTHON)"; $(PYTHON) -m venv --clear $(1); }
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || { \
+		echo "Creating the environment $(1) with $(PYTHON)"; $(PYTHON) -m venv --clear $(1); }
 endef
 
 # install PYTHON WHAT: the versions of constraints.txt, or the newest where an index lacks one of them
 define install
-	@echo "Installing $(2)"
+	@echo "Installing $(2) into $(patsubst %/bin/python,%,$(1)). This is done once and may take a few minutes."
 	@$(1) $(PIP) -c constraints.txt $(2) || { \
-		echo "Not with the versions of constraints.txt (see above); trying the newest" >&2; $(1) $(PIP) $(2); }
+		echo "The versions of constraints.txt cannot be installed (see above); trying the newest" >&2; $(1) $(PIP) $(2); }
+	@echo "Installed."
 endef
 
 $(RUN_STAMP): $(INPUTS)

@@ -6,7 +6,6 @@ Not here: what is served (`application`).
 import argparse
 import asyncio
 import errno
-import json
 import socket
 import sys
 from contextlib import nullcontext
@@ -62,15 +61,15 @@ def serve(host: str, port: int) -> int:
 
 
 async def answer(question: str) -> int:
-    """Prints the tools that were called for the question, and the answer."""
+    """Prints the answer; the names of the tools that were called for it go to standard error."""
     stand_in = None if uses_real_weather() else StandIn()
     with stand_in or nullcontext():
         async with weather_container(stand_in) as container:
             agent = await container.aget(WeatherForecastAgent)
             reply = Answer.of(await agent.chat(question))
     for call in reply.tool_executions:
-        arguments = json.dumps(call.arguments, ensure_ascii=False)
-        print(f"· {call.name} {arguments} → {call.result}", file=sys.stderr)
+        outcome = "failed" if call.is_error else f"{call.duration * 1000:.0f} ms"
+        print(f"· {call.name} ({outcome})", file=sys.stderr)
     print(reply.answer)
     return 0
 

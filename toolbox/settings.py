@@ -115,7 +115,8 @@ class SqlSettings(_Section):
 
     `url` is SQLAlchemy's; without a driver in it, an installed one is taken. `pool_size` connections are kept, and up
     to `max_overflow` more opened; who finds none free waits for `pool_timeout`. `pool_recycle`: a connection older than
-    this is replaced. `pool_pre_ping`: each is tried before use. `echo`: statements are logged.
+    this is replaced. `pool_pre_ping`: each connection is tested before use, and replaced if the server has closed it.
+    `echo`: statements are logged.
     """
 
     url: SecretStr | None = None
@@ -123,7 +124,7 @@ class SqlSettings(_Section):
     max_overflow: NonNegativeInt = 10
     pool_timeout: PositiveFloat = 30.0
     pool_recycle: PositiveFloat | None = None
-    pool_pre_ping: bool = False
+    pool_pre_ping: bool = True
     echo: bool = False
 
 

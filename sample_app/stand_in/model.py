@@ -4,9 +4,11 @@ The demo model of the library does what it can, which is to fill arguments by th
 cancel a booking or to choose an expert, is told here by the words of a question. Not here: what the tools do.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from toolbox import (
     AiMessage,
@@ -41,7 +43,10 @@ class StandInModel(DemoChatModel):
             return await self._at_the_desk(request)
         if "medical_request" in offered:
             return await self._route(request)
-        return await super().chat(request)
+        reply = await super().chat(request)
+        if "forecast" in offered and not reply.ai_message.has_tool_execution_requests:
+            return _says(_forecast_in_words(request.messages) or reply.ai_message.text or "")
+        return reply
 
     async def _at_the_desk(self, request: ChatRequest) -> ChatResponse:
         if isinstance(request.messages[-1], ToolExecutionResultMessage):
@@ -71,6 +76,25 @@ class StandInModel(DemoChatModel):
             if words.search(question):
                 return _calls(expert, {"request": question})
         return _says("I am sorry, I know no expert for that: only medical, legal and technical ones.")
+
+
+def _forecast_in_words(messages: Sequence[Message]) -> str | None:
+    """Return the forecast as sentences: for the day that the question names, else for today and tomorrow."""
+    results = {each.tool_name: each for each in messages if isinstance(each, ToolExecutionResultMessage)}
+    if "forecast" not in results or any(each.is_error for each in results.values()):
+        return None
+    place = json.loads(results["find_city"].text)["results"][0]
+    days = json.loads(results["forecast"].text)["days"]
+    question = next(_said(messages)).lower()
+    asked = [day for day in days if day["day"].lower() in question] or days[:2]
+    where = ", ".join(each for each in (place["name"], place.get("country")) if each)
+    return "\n".join(f"{where}, {day['day']} ({day['date']}): {_day_in_words(day)}" for day in asked)
+
+
+def _day_in_words(day: Mapping[str, Any]) -> str:
+    rain = f"{day['precipitation']} mm of precipitation" if day["precipitation"] else "no precipitation"
+    temperature = f"{day['min_temperature']} to {day['max_temperature']} °C"
+    return f"{day['weather']}, {temperature}, {rain}, wind up to {day['wind_speed']} km/h."
 
 
 def _said(messages: Sequence[Message]) -> Iterator[str]:

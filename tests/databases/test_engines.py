@@ -4,15 +4,24 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from toolbox import Container, IllegalConfigurationError, ToolboxSettings, sql
+from toolbox import (
+    ChatRequest,
+    Container,
+    IllegalConfigurationError,
+    MemoryId,
+    ToolboxSettings,
+    register_ai_service,
+    sql,
+)
 from toolbox.settings import SqlSettings
+from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
 
@@ -197,3 +206,49 @@ def test_the_module_toolbox_redis_is_not_the_library() -> None:
 
     assert redis is not ours
     assert hasattr(redis, "Redis")
+
+
+DROP_OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid();"
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_a_connection_that_the_server_has_dropped_is_replaced(
+    postgres: Any, postgres_url: str, driver: str
+) -> None:
+    url = make_url(postgres_url)
+    settings = ToolboxSettings(
+        sql=SqlSettings(url=url.set(drivername=f"postgresql+{driver}").render_as_string(hide_password=False))
+    )
+    async with Container(settings=settings).register(sql.engine, sql.session, sql.sync_engine) as container:
+
+        async def ask() -> None:
+            async with container.request_scope():
+                assert await (await container.aget(AsyncSession)).scalar(text("SELECT 1")) == 1
+
+        def ask_synchronously() -> None:
+            with container.get(Engine).connect() as connection:
+                assert connection.scalar(text("SELECT 1")) == 1
+
+        await ask()
+        ask_synchronously()
+        postgres.psql(DROP_OTHERS.format(url.database))
+        await ask()
+        ask_synchronously()
+
+
+async def test_an_answer_is_not_lost_when_the_server_has_dropped_the_connection(
+    postgres: Any, postgres_url: str
+) -> None:
+    class Desk(Protocol):
+        async def chat(self, room: MemoryId[str], question: str) -> str: ...
+
+    async def reply(request: ChatRequest) -> str:
+        postgres.psql(DROP_OTHERS.format(make_url(postgres_url).database))  # while the model thinks
+        return "hello"
+
+    service = register_ai_service(tools=())(Desk)
+    settings = ToolboxSettings(sql=SqlSettings(url=postgres_url))
+    container = Container(models={"default": ScriptedChatModel([reply])}, settings=settings)
+    async with container.register(sql.engine, sql.SqlChatMemoryStore, service):
+        assert await container.get(Desk).chat("room 7", "hi") == "hello"
+        assert len(await container.chat_memory(Desk, "room 7").messages()) == 2

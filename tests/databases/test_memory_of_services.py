@@ -21,7 +21,7 @@ from toolbox import (
     sql,
     tool,
 )
-from toolbox.errors import MemoryLeaseLostError
+from toolbox.errors import MemoryInUseError, MemoryLeaseLostError
 from toolbox.settings import SqlSettings
 from toolbox.sql import SqlChatMemoryStore
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -120,3 +120,33 @@ async def test_a_call_that_lost_its_conversation_fails_and_is_not_kept(database_
             await container.get(Assistant).chat("room 7", "hi")
 
         assert await container.chat_memory(Assistant, "room 7").messages() == [UserMessage("the other's")]
+
+
+def test_a_conversation_can_be_used_on_another_loop_than_the_containers(database_url: str) -> None:
+    with container_on(database_url, "hello") as container:
+        memory = container.chat_memory(Assistant, "room 7")
+        asyncio.run(memory.add(UserMessage("before")))
+        assert asyncio.run(memory.messages()) == [UserMessage("before")]
+        asyncio.run(container.get(Assistant).chat("room 7", "hi"))
+        assert len(asyncio.run(memory.messages())) == 3
+        asyncio.run(memory.clear())
+        assert asyncio.run(memory.messages()) == []
+
+
+def test_a_use_of_a_conversation_on_another_loop_is_refused_within_a_call_of_it() -> None:
+    refused: list[str] = []
+
+    async def reply(request: ChatRequest) -> str:
+        def write() -> None:
+            try:
+                asyncio.run(container.chat_memory(Assistant, "room 7").add(UserMessage("meanwhile")))
+            except MemoryInUseError as error:
+                refused.append(type(error).__name__)
+
+        await asyncio.to_thread(write)
+        return "hello"
+
+    with Container(models={"default": ScriptedChatModel([reply])}).register(Assistant) as container:
+        asyncio.run(container.get(Assistant).chat("room 7", "hi"))
+        assert len(asyncio.run(container.chat_memory(Assistant, "room 7").messages())) == 2
+    assert refused == ["MemoryInUseError"]

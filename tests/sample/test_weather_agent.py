@@ -1,6 +1,7 @@
 """The weather agent over HTTP and on the terminal, on its embedded default."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -60,6 +61,15 @@ def test_asked_about_one_day_it_tells_of_that_day(weather_agent: Any) -> None:
     assert [day["date"] for day in days if day["date"] in answer["answer"]] == [days[1]["date"]]
 
 
+def test_asked_about_no_day_it_tells_of_today_and_tomorrow(weather_agent: Any) -> None:
+    answer = weather_agent.ask("What is the weather in Oslo?")
+
+    assert [line.partition(" (")[0] for line in answer["answer"].splitlines()] == [
+        "Oslo, Norway, today",
+        "Oslo, Norway, tomorrow",
+    ]
+
+
 def test_the_same_question_has_the_same_answer(weather_agent: Any) -> None:
     first, second = (weather_agent.ask("What is the weather in Oslo?") for _ in range(2))
 
@@ -110,7 +120,9 @@ def test_it_answers_on_the_terminal() -> None:
     done = run("ask", "What is the weather tomorrow in Valence?")
 
     assert done.returncode == 0, done.stderr
-    assert "Valence" in done.stdout
+    forecast = r"[a-z ]+, -?[\d.]+ to -?[\d.]+ °C, .+, wind up to [\d.]+ km/h\."
+    assert re.fullmatch(rf"Valence, France, tomorrow \(\d{{4}}-\d\d-\d\d\): {forecast}\n", done.stdout)
+    assert "{" not in done.stderr
     assert [line.split()[1] for line in done.stderr.splitlines()] == ["extract_city", "find_city", "forecast"]
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..chat import ChatModel, ToolExecutionRequest
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
@@ -42,6 +42,8 @@ from .plans import FunctionMessage, MethodPlan
 from .running import Running
 
 logger = logging.getLogger("toolbox.services")
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from ..models.selection import NamedModels
@@ -191,7 +193,19 @@ class ContainerHost:
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """One conversation of a service."""
-        return ChatMemory(self.memories, ChatMemoryKey.of(service, memory_id))
+        return ChatMemory(self, ChatMemoryKey.of(service, memory_id))
+
+    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """See `MemoryHost.on_own_loop`; stopping the container waits for it."""
+
+        async def counted() -> T:
+            with self.running.task("a use of a conversation"):
+                return await work()
+
+        home = self._loop
+        if home is None or home is asyncio.get_running_loop():  # None: beans are being stopped
+            return await counted()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counted(), home))
 
     # --- reading and checking
 

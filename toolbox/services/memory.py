@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import dropwhile
 from threading import Lock, current_thread
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from ..chat import AiMessage, ImageContent, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
 from ..errors import MemoryInUseError
 from ..execution import on_event_loop
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,26 +316,55 @@ def _reset(token: Any) -> None:
         _held.reset(token)
 
 
-class ChatMemory:
-    """One conversation, for the program to look into: `container.chat_memory(Assistant, id)`."""
+class MemoryHost(Protocol):
+    """Keeps the conversations of a container, and knows the loop that their store belongs to."""
 
-    def __init__(self, memories: Callable[[], Any], key: ChatMemoryKey) -> None:
-        self._memories, self._key = memories, key
+    async def memories(self) -> ChatMemories:
+        """Return the conversations."""
+        ...
+
+    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `work()` on the loop that the store's connections belong to."""
+        ...
+
+
+class ChatMemory:
+    """Gives the program access to one conversation: `container.chat_memory(Assistant, id)`.
+
+    Its methods may be awaited on any event loop; the store is used on the container's.
+    """
+
+    def __init__(self, host: MemoryHost, key: ChatMemoryKey) -> None:
+        self._host, self._key = host, key
 
     async def messages(self) -> list[Message]:
-        """The messages kept, oldest first."""
-        memories = await self._memories()
-        return list(await memories.store.get_messages(self._key))
+        """Return the messages kept, oldest first."""
+
+        async def read() -> list[Message]:
+            memories = await self._host.memories()
+            return list(await memories.store.get_messages(self._key))
+
+        return await self._host.on_own_loop(read)
 
     async def add(self, *messages: Message) -> None:
-        """Adds messages at the end; waits for its turn when a call is under way."""
-        memories = await self._memories()
-        async with memories.turn(self._key):
-            before = await memories.store.get_messages(self._key)
-            await memories.store.update_messages(self._key, (*before, *messages))
+        """Add messages at the end; waits for its turn while a call is running."""
+        program = _Program()
+
+        async def write() -> None:
+            memories = await self._host.memories()
+            async with memories.turn(self._key, program):
+                before = await memories.store.get_messages(self._key)
+                await memories.store.update_messages(self._key, (*before, *messages))
+
+        await self._host.on_own_loop(write)
 
     async def clear(self) -> None:
-        """Forgets the conversation; waits for its turn when a call is under way."""
-        memories = await self._memories()
-        async with memories.turn(self._key):
-            await memories.store.delete_messages(self._key)
+        """Delete the conversation; waits for its turn while a call is running."""
+        program = _Program()
+
+        async def delete() -> None:
+            memories = await self._host.memories()
+            async with memories.turn(self._key, program):
+                await memories.store.delete_messages(self._key)
+
+        await self._host.on_own_loop(delete)

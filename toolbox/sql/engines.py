@@ -36,9 +36,10 @@ _MODULES = {"pysqlite": "sqlite3"}
 
 @asynccontextmanager
 async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngine]:
-    """An asynchronous engine, disposed in the end; `options` are `create_async_engine`'s.
+    """Open an asynchronous engine and dispose it at the end; `options` are those of `create_async_engine`.
 
-    A `url` without a driver gets an installed one. `sqlite://` is a database of its own that is gone in the end.
+    Connections are tested before use (`pool_pre_ping=True`), because database servers and firewalls close idle ones. A
+    `url` without a driver gets an installed one. `sqlite://` is a database of its own that is gone in the end.
     """
     with _database(_read(url), _ASYNC, _SYNC) as address:
         engine = create_async_engine(address, **_options(address, options))
@@ -51,7 +52,7 @@ async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngi
 
 @contextmanager
 def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
-    """The same for synchronous code."""
+    """Open a synchronous engine; the same for `def` code."""
     with _database(_read(url), _SYNC, _ASYNC) as address:
         engine = create_engine(address, **_options(address, options))
         _prepare(engine)
@@ -120,6 +121,7 @@ def _with_driver(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tu
 
 
 def _options(url: URL, options: dict[str, Any]) -> dict[str, Any]:
+    options = {"pool_pre_ping": True, **options}
     if url.get_backend_name() != "sqlite":
         return options
     # Without a level, the driver leaves the beginning of transactions to us: by itself it begins them only when
