@@ -176,7 +176,9 @@ class InvocationContext:
     `service` is the class, `method` its name; `deadline` is in `time.monotonic()` seconds, None without a limit;
     `request` is set inside a tool call. `cancelled` is live: it turns true when the invocation is given up, which a
     tool on a thread should look at from time to time. `invocation_id` names it, in logs for instance, and
-    `outer_invocation_id` the one it was begun in, as when a service is another's tool.
+    `outer_invocation_id` the one it was begun in, as when a service is another's tool. `notes` is one dictionary for
+    the whole invocation, empty at first: its tools, tool providers, handlers and system message may read and change it.
+    A service that is called as a tool has its own. A tool in another process gets a copy of the notes that pickle.
     """
 
     service: type[Any]
@@ -189,6 +191,7 @@ class InvocationContext:
     cancellation: Cancellation = field(default_factory=Cancellation, compare=False, repr=False)
     invocation_id: str = field(default_factory=_new_invocation_id, compare=False, repr=False)
     outer_invocation_id: str | None = field(default=None, compare=False, repr=False)
+    notes: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def cancelled(self) -> bool:
@@ -200,8 +203,10 @@ class InvocationContext:
         service = self.service if _travels(self.service) else object
         memory_id = self.memory_id if _travels(self.memory_id) else None
         attributes = {name: value for name, value in self.attributes.items() if _travels(value)}
+        # A copy in one step: other threads may add notes meanwhile.
+        notes = {name: value for name, value in self.notes.copy().items() if _travels(value)}
         facts = (service, self.method, memory_id, self.user_message, attributes, self.deadline, self.request)
-        return InvocationContext, (*facts, Cancellation(), self.invocation_id, self.outer_invocation_id)
+        return InvocationContext, (*facts, Cancellation(), self.invocation_id, self.outer_invocation_id, notes)
 
     def in_tool(self, request: ToolExecutionRequest, cancellation: Cancellation | None = None) -> InvocationContext:
         """The same invocation, inside the tool call `request`, which may be given up by itself."""

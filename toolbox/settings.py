@@ -161,6 +161,8 @@ class ToolboxSettings(BaseSettings):
 
     `pool_size`: threads for blocking tools. `thread_limit`: threads of `@run_on_thread`. `stop_timeout` and
     `slow_call_warning` in seconds. `max_result_chars`: a longer tool result is cut; None: never.
+    `max_tool_rounds`, `max_tool_calls_per_response` and `timeout` (seconds) limit the calls of every service that does
+    not set its own limit.
     """
 
     model_config = SettingsConfigDict(
@@ -177,6 +179,9 @@ class ToolboxSettings(BaseSettings):
     stop_timeout: PositiveFloat = 10.0
     max_result_chars: PositiveInt | None = None
     max_concurrent_tools: PositiveInt = 16
+    max_tool_rounds: PositiveInt = 10
+    max_tool_calls_per_response: PositiveInt | None = None
+    timeout: PositiveFloat | None = None
     slow_call_warning: PositiveFloat = 0.1
     demo: bool = False
     models: Annotated[dict[str, ModelSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)

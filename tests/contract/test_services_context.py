@@ -1,6 +1,7 @@
 """What an invocation carries: context, attributes, limits, cancellation; services as tools of others."""
 
 import asyncio
+import pickle
 import threading
 import time
 from typing import Any, Protocol
@@ -9,6 +10,8 @@ import pytest
 
 from toolbox import (
     AiMessage,
+    ChatRequest,
+    ChatResponse,
     Container,
     Inject,
     InvocationContext,
@@ -16,7 +19,10 @@ from toolbox import (
     MemoryId,
     Result,
     ScopeNotActiveError,
+    ToolboxSettings,
+    ToolCallsLimitExceededError,
     ToolExecutionRequest,
+    ToolRoundsExceededError,
     ToolSpecification,
     UserMessage,
     call_scoped,
@@ -26,6 +32,7 @@ from toolbox import (
     register_ai_service,
     request_scoped,
     return_to_model,
+    run_on_thread,
     time_limit,
     tool,
 )
@@ -105,6 +112,146 @@ async def test_the_tools_of_one_invocation_share_it() -> None:
     await create_ai_service(Simple, chat_model=model, tools=(note,)).chat("x")
     assert [context.request for context in seen] == [one, two]
     assert seen[0].user_message is seen[1].user_message
+
+
+# --- notes
+
+
+class Desk(Protocol):
+    @tool
+    async def ask(self, text: str) -> Result[str]: ...
+
+
+@tool
+def write(key: str, context: InvocationContext) -> list[str]:
+    context.notes[key] = len(context.notes)
+    return sorted(context.notes)
+
+
+@tool
+async def read(context: InvocationContext) -> dict[str, Any]:
+    return context.notes
+
+
+@run_on_thread
+@tool(timeout=5)
+def read_on_a_thread(context: InvocationContext) -> dict[str, Any]:
+    return context.notes
+
+
+async def test_the_tools_of_one_invocation_share_notes_on_every_thread() -> None:
+    model = ScriptedChatModel([tool_call("write", {"key": "a"}), tool_call("read"), tool_call("read_on_a_thread"), "x"])
+    service = create_ai_service(Simple, chat_model=model, tools=(write, read, read_on_a_thread))
+
+    with invocation_record() as record:
+        await service.chat("x")
+
+    first, second, third = (each.result_object for each in record.tool_executions)
+    assert first == ["a"]
+    assert second == third == {"a": 0}
+    assert second is third
+
+
+async def test_every_invocation_begins_with_empty_notes() -> None:
+    model = ScriptedChatModel([tool_call("write", {"key": "a"}), "x", tool_call("write", {"key": "b"}), "x"])
+    service = create_ai_service(Simple, chat_model=model, tools=write)
+
+    with invocation_record() as record:
+        await service.chat("x")
+        await service.chat("x")
+
+    assert [each.result_object for each in record.tool_executions] == [["a"], ["b"]]
+
+
+async def test_a_service_called_as_a_tool_has_its_own_notes() -> None:
+    inner = create_ai_service(
+        Desk, chat_model=ScriptedChatModel([tool_call("write", {"key": "inner"}), "x"]), tools=(write,)
+    )
+    calls = [tool_call("write", {"key": "outer"}), tool_call("ask", {"text": "q"}), tool_call("read")]
+    outer = create_ai_service(Simple, chat_model=ScriptedChatModel([*calls, "x"]), tools=(write, inner, read))
+
+    with invocation_record() as record:
+        await outer.chat("x")
+
+    by_name = [(each.request.name, each.result_object) for each in record.tool_executions]
+    assert ("write", ["inner"]) in by_name
+    assert by_name[-1] == ("read", {"outer": 0})
+
+
+def test_notes_that_pickle_go_with_the_context_and_are_no_part_of_its_value() -> None:
+    context = InvocationContext(Simple, "chat", notes={"a": 1, "lock": threading.Lock()})
+
+    assert pickle.loads(pickle.dumps(context)).notes == {"a": 1}
+    assert context == InvocationContext(Simple, "chat")
+    assert hash(context) == hash(InvocationContext(Simple, "chat"))
+
+
+# --- limits for a whole container
+
+
+@register_ai_service(tools=read)
+class Limited(Protocol):
+    async def chat(self, text: str) -> str: ...
+
+
+@register_ai_service(tools=read, max_tool_rounds=2, max_tool_calls_per_response=None, max_result_chars=None)
+class OfItsOwn(Protocol):
+    async def chat(self, text: str) -> str: ...
+
+
+async def test_a_container_limits_the_services_that_set_no_limit() -> None:
+    settings = ToolboxSettings(max_tool_rounds=1)
+    model = ScriptedChatModel([tool_call("read")] * 5)
+    async with Container(models={"default": model}, settings=settings).register(Limited, OfItsOwn) as container:
+        with pytest.raises(ToolRoundsExceededError) as raised:
+            await container.get(Limited).chat("q")
+        assert raised.value.limit == 1
+        with pytest.raises(ToolRoundsExceededError) as raised:
+            await container.get(OfItsOwn).chat("q")
+        assert raised.value.limit == 2
+
+
+async def test_the_limit_of_calls_in_one_reply_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_MAX_TOOL_CALLS_PER_RESPONSE", "1")
+    two = AiMessage(None, [tool_call("read"), tool_call("read")])
+    async with Container(models={"default": ScriptedChatModel([two, two, "x"])}).register(
+        Limited, OfItsOwn
+    ) as container:
+        with pytest.raises(ToolCallsLimitExceededError) as raised:
+            await container.get(Limited).chat("q")
+        assert raised.value.limit == 1
+        assert await container.get(OfItsOwn).chat("q") == "x"
+
+
+async def test_a_container_limits_the_time_of_the_services_that_set_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    @register_ai_service(timeout=0.02)
+    class Quick(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    monkeypatch.setenv("TOOLBOX_TIMEOUT", "0.01")
+    async with Container(models={"default": Slow()}).register(Limited, Quick) as container:
+        with pytest.raises(InvocationTimeoutError) as raised:
+            await container.get(Limited).chat("q")
+        assert raised.value.limit == 0.01
+        with pytest.raises(InvocationTimeoutError) as raised:
+            await container.get(Quick).chat("q")
+        assert raised.value.limit == 0.02
+
+
+@pytest.mark.parametrize("name", ["max_tool_rounds", "max_tool_calls_per_response", "timeout"])
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_a_container_wide_limit_below_1_is_a_problem(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"TOOLBOX_{name.upper()}", value)
+
+    [problem] = Container().check()
+
+    assert name in problem.what
+    assert f"TOOLBOX_{name.upper()}" in problem.fix
 
 
 # --- attributes

@@ -55,6 +55,20 @@ class MessageMark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """The limits of a service's calls, or, made from a container's settings, of the services that set none."""
+
+    max_tool_rounds: int = 10
+    max_tool_calls_per_response: int | None = None
+    max_result_chars: int | None = None
+    timeout: float | None = None
+
+
+UNSET_LIMITS: Final = CallLimits()
+"""The limits where neither a service nor a container sets any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
     """The options of `@register_ai_service`; each is described there."""
 
@@ -62,11 +76,11 @@ class ServiceOptions:
     tool_provider: Any = None
     model: str | None = None
     chat_memory: Window | Default | None = DEFAULT
-    max_tool_rounds: int = 10
-    max_tool_calls_per_response: int | None = None
+    max_tool_rounds: int | Default = DEFAULT
+    max_tool_calls_per_response: int | Default | None = DEFAULT
     max_output_retries: int = 2
-    max_result_chars: int | None = None
-    timeout: float | None = None
+    max_result_chars: int | Default | None = DEFAULT
+    timeout: float | Default | None = DEFAULT
     concurrent_tools: bool | Executor = False
     on_unknown_tool: Handler | None = None
     on_tool_arguments_error: Handler | None = None
@@ -75,6 +89,11 @@ class ServiceOptions:
     temperature: float | None = None
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def call_limits(self, defaults: CallLimits) -> CallLimits:
+        """Return the service's own limits, and those of `defaults` where it has none."""
+        own = {each.name: getattr(self, each.name) for each in fields(CallLimits)}
+        return replace(defaults, **{name: value for name, value in own.items() if not isinstance(value, Default)})
 
 
 @overload
@@ -88,11 +107,11 @@ def register_ai_service(
     tool_provider: Any = None,
     model: str | None = None,
     chat_memory: Window | Default | None = DEFAULT,
-    max_tool_rounds: int = 10,
-    max_tool_calls_per_response: int | None = None,
+    max_tool_rounds: int | Default = DEFAULT,
+    max_tool_calls_per_response: int | Default | None = DEFAULT,
     max_output_retries: int = 2,
-    max_result_chars: int | None = None,
-    timeout: float | None = None,
+    max_result_chars: int | Default | None = DEFAULT,
+    timeout: float | Default | None = DEFAULT,
     concurrent_tools: bool | Executor = False,
     on_unknown_tool: Handler | None = None,
     on_tool_arguments_error: Handler | None = None,
@@ -115,6 +134,7 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `model`: the name of a model; the default one without.
     - `chat_memory`: what is kept of a conversation: `MessageWindow`, `TokenWindow`, or None.
     - `max_tool_rounds`, `max_tool_calls_per_response`: limits; beyond them the call fails, with its transcript.
+      `DEFAULT`, here as in `max_result_chars` and `timeout`: the container's setting of the same name.
     - `max_output_retries`: how often a reply that is not of the declared type goes back to the model.
     - `max_result_chars`: results of tools are cut to this many characters.
     - `timeout`: seconds for a whole call.

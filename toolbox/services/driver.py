@@ -118,7 +118,7 @@ class Invocation:
 
     def _deadlines(self, outer: InvocationContext | None) -> tuple[Deadline | None, float | None]:
         """The deadline this invocation enforces, and the one it knows of."""
-        own = self.plan.options.timeout
+        own = self.plan.call_limits.timeout
         enforced = Deadline(time.monotonic() + own, own) if own is not None else None
         around = current_limit.get()
         if around is not None and around.within is outer:
@@ -256,13 +256,12 @@ class Invocation:
     # --- tools
 
     def _surroundings(self) -> ToolSurroundings:
-        own = self.plan.options.max_result_chars
         return ToolSurroundings(
             context=self.context,
             scope=self.host.scope,
             runner=self.runner,
             failures=self.plan.failures.over(self.host.failures),
-            max_result_chars=own if own is not None else self.host.max_result_chars,
+            max_result_chars=self.plan.call_limits.max_result_chars,
             listeners=self.host.listeners,
         )
 

@@ -27,7 +27,6 @@ class ServiceHost(Protocol):
     running: Running
     scope: ActiveScope
     failures: ToolErrors
-    max_result_chars: int | None
     max_concurrent_tools: int
     listeners: Listeners | None
 

@@ -32,7 +32,7 @@ from ..tools.invocation import (
 from ..tools.prepared import Tool
 from ..tools.sources import bean_types
 from .checks import injection_problems, store_problems, tool_bean_problems
-from .declaration import ServiceOptions, service_options_of
+from .declaration import CallLimits, ServiceOptions, service_options_of
 from .implementation import implementation_of
 from .interfaces import is_interface, method_names
 from .listing import providers_of, service_cycles, sources_of
@@ -69,7 +69,12 @@ class ContainerHost:
 
         self.scope, self.settings = scope, settings
         self.failures = tool_errors or ToolErrors()
-        self.max_result_chars = settings.max_result_chars
+        self.limits = CallLimits(
+            max_tool_rounds=settings.max_tool_rounds,
+            max_tool_calls_per_response=settings.max_tool_calls_per_response,
+            max_result_chars=settings.max_result_chars,
+            timeout=settings.timeout,
+        )
         self.max_concurrent_tools = settings.max_concurrent_tools
         self.models: NamedModels = NamedModels(models, settings)
         self._executors = dict(executors or {})
@@ -183,7 +188,7 @@ class ContainerHost:
             scope=self.scope,
             runner=LoopRunner(self.workers),
             failures=failures.over(self.failures),
-            max_result_chars=self.max_result_chars,
+            max_result_chars=self.limits.max_result_chars,
             listeners=self.listeners,
         )
         tool = tools.get(request.name)
@@ -263,7 +268,7 @@ class _Service:
     def plans(self) -> dict[str, MethodPlan]:
         """Its methods, by name."""
         if self._plans is None:
-            self._plans, _ = plan_service(self._cls, self._options)
+            self._plans, _ = plan_service(self._cls, self._options, limits=self._host.limits)
         return self._plans
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
@@ -273,7 +278,7 @@ class _Service:
     def check(self, graph: BeanGraph) -> Iterator[Problem]:
         """What is wrong with it, among these beans."""
         self._host.checked(graph)
-        self._plans, problems = plan_service(self._cls, self._options, graph.names)
+        self._plans, problems = plan_service(self._cls, self._options, graph.names, limits=self._host.limits)
         yield from problems
         yield from service_cycles(self._cls)
         if (problem := self._host.models.problem(self._options.model, self._cls.__name__)) is not None:

@@ -21,12 +21,15 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     """What is wrong with the options themselves."""
     for name, least in _LEAST.items():
         value = getattr(options, name)
+        if isinstance(value, Default):
+            continue
         if value is None and name in ("max_tool_calls_per_response", "max_result_chars"):
             continue
         if not isinstance(value, int) or value < least:
             yield Problem(where, f"{name} is {value!r}", f"use {least} or more")
     timeout = options.timeout
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+    open_ended = timeout is None or isinstance(timeout, Default)
+    if not open_ended and not (isinstance(timeout, (int, float)) and timeout > 0):
         yield Problem(where, f"timeout is {timeout!r}", "use a number of seconds above 0")
     if options.output_mode not in (None, "schema", "tool", "prompt"):
         yield Problem(where, f"output_mode is {options.output_mode!r}", 'use "schema", "tool", "prompt" or None')

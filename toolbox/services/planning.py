@@ -22,7 +22,9 @@ from ..tools.prepared import InjectedParameter, Tool
 from ..tools.sources import read_tools
 from .declaration import (
     SYSTEM_MARK,
+    UNSET_LIMITS,
     USER_MARK,
+    CallLimits,
     Default,
     MessageFunction,
     MessageMark,
@@ -44,11 +46,13 @@ def plan_service(
     options: ServiceOptions,
     known: Mapping[str, Any] | None = None,
     around: Mapping[str, Any] | None = None,
+    limits: CallLimits = UNSET_LIMITS,
 ) -> tuple[dict[str, MethodPlan], list[Problem]]:
     """The plans of a service's methods by name, and everything that is wrong with its declaration.
 
     `known`: classes that annotations may name beside those of their module; `around`: those of the function that the
-    service is defined in, as far as its mark does not know them. A method with problems has no plan.
+    service is defined in, as far as its mark does not know them; `limits` hold where the service sets none. A method
+    with problems has no plan.
     """
     if not isinstance(cls, type):
         return {}, [Problem(repr(cls), "is no class", "give a Protocol or an ABC")]
@@ -75,7 +79,7 @@ def plan_service(
     problems += class_problems
     around = {**(around or {}), **local_names_of(cls)}
     for name in names:
-        reader = _MethodReader(cls, name, options, known or {}, around, class_tools)
+        reader = _MethodReader(cls, name, options, known or {}, around, class_tools, limits)
         plan = reader.read()
         problems += reader.problems
         if plan is not None and not reader.problems:
@@ -94,8 +98,9 @@ class _MethodReader:
         known: Mapping[str, Any],
         around: Mapping[str, Any],
         class_tools: Sequence[Tool],
+        limits: CallLimits,
     ) -> None:
-        self.cls, self.name, self.options = cls, name, options
+        self.cls, self.name, self.options, self.limits = cls, name, options, limits
         self.known, self.around = known, around
         self.class_tools = class_tools
         self.function = inspect.getattr_static(cls, name)
@@ -160,6 +165,7 @@ class _MethodReader:
             ),
             providers=providers_of(self.cls, self.options, self.name),
             options=self.options,
+            call_limits=self.options.call_limits(self.limits),
             failures=ToolErrors(
                 on_unknown_tool=self.options.on_unknown_tool,
                 on_tool_arguments_error=self.options.on_tool_arguments_error,

@@ -20,7 +20,7 @@ from ..tools.failures import ToolErrors
 from ..tools.marks import ReturnBehavior
 from ..tools.prepared import InjectedParameter, Tool
 from ..tools.sources import clashes, read_tools
-from .declaration import SERVICE_MARK, MessageFunction, ServiceOptions
+from .declaration import SERVICE_MARK, CallLimits, MessageFunction, ServiceOptions
 from .loop import Rules
 from .memory import Window
 from .outputs import ANSWER_TOOL, Output, OutputMode
@@ -126,6 +126,7 @@ class MethodPlan:
     specifications_and_answer: tuple[ToolSpecification, ...]
     providers: tuple[Provider, ...]
     options: ServiceOptions
+    call_limits: CallLimits
     failures: ToolErrors
 
     @property
@@ -158,8 +159,8 @@ class MethodPlan:
         """The loop's rules for a call that offers `toolset`."""
         read_here = self.output.structure if not self.output.is_stream else None
         return Rules(
-            max_rounds=self.options.max_tool_rounds,
-            max_calls=self.options.max_tool_calls_per_response,
+            max_rounds=self.call_limits.max_tool_rounds,
+            max_calls=self.call_limits.max_tool_calls_per_response,
             immediate=toolset.immediate,
             kind=self.output.kind,
             structure=read_here,

@@ -95,7 +95,6 @@ class _Host:
     """Hosts one service: its model, its memory, the process's threads."""
 
     loop: asyncio.AbstractEventLoop | None = None
-    max_result_chars: int | None = None
     max_concurrent_tools = 16
     listeners: Listeners | None = None
 
