@@ -1,14 +1,17 @@
 """What pydantic finds wrong is told in a text that stays short, whatever a stranger has sent."""
 
+import base64
+import html
 import json
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from toolbox import ToolExecutionRequest, UnknownToolError, tool_executor_from
 from toolbox.errors import OutputParsingError, ToolArgumentsError
-from toolbox.faults import COUNTED, LONGEST, SHOWN, faults_of
+from toolbox.faults import COUNTED, LONGEST, SHOWN, faults_of, hide_secrets, without_secrets
 from toolbox.services.outputs import read_output
 
 
@@ -60,3 +63,74 @@ def test_a_made_up_tool_name_is_shown_by_its_beginning() -> None:
     error = UnknownToolError(ToolExecutionRequest("1", "n" * 10_000_000, "{}"), ("sum",))
 
     assert len(str(error)) < 2 * LONGEST
+
+
+SECRET = 'sk-Fj3/9+Qz&7 "x\\é-Lm40TtWc'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        SECRET,
+        quote(SECRET),
+        quote(SECRET, safe=""),
+        quote(SECRET, safe="").lower().replace("fj3", "Fj3").replace("qz", "Qz").replace("lm40ttwc", "Lm40TtWc"),
+        quote_plus(SECRET),
+        json.dumps(SECRET)[1:-1],
+        json.dumps(SECRET, ensure_ascii=False)[1:-1],
+        json.dumps(SECRET)[1:-1].replace("/", "\\/").replace("&", "\\u0026"),
+        html.escape(SECRET),
+        repr(SECRET.encode())[2:-1],
+    ],
+)
+def test_a_secret_is_hidden_in_every_spelling(written) -> None:
+    assert without_secrets(f"the key <{written}> is wrong", [SECRET]) == "the key <***> is wrong"
+
+
+@pytest.mark.parametrize("user", ["", "u:", "us:", "use:", "user:"])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_secret_is_hidden_in_base64(user, encode) -> None:
+    written = encode(f"{user}{SECRET}".encode()).decode()
+
+    shown = without_secrets(f"Basic {written}", [SECRET])
+
+    assert "***" in shown
+    assert len(shown) < len("Basic ") + 16
+
+
+@pytest.mark.parametrize("part", [SECRET[:20], SECRET[:8], SECRET[5:20], SECRET[-8:]])
+def test_a_part_of_a_secret_is_hidden(part) -> None:
+    assert without_secrets(f"the key <{part}> is wrong", [SECRET]) == "the key <***> is wrong"
+
+
+@pytest.mark.parametrize("text", ["the key sk-Fj", "the key sk-Fj… is wrong"])
+def test_the_beginning_of_a_secret_is_hidden_where_a_text_was_cut(text) -> None:
+    assert "sk-Fj" not in without_secrets(text, [SECRET])
+
+
+def test_a_secret_that_contains_another_is_hidden_whole() -> None:
+    assert without_secrets("it was abcd-and-more", ["abcd", "abcd-and-more"]) == "it was ***"
+
+
+def test_ordinary_text_stays_as_it_is() -> None:
+    text = "100% of &amp; \\u00e9 and é, 50%20off; no key"
+
+    assert without_secrets(text, [SECRET, "", "no", "key"]) == text
+
+
+def test_an_error_shows_no_secret_in_arguments_attributes_notes_or_causes() -> None:
+    try:
+        try:
+            raise ValueError(f"got {SECRET[:12]}")
+        except ValueError as cause:
+            raise RuntimeError(f"failed: {SECRET}", [SECRET]) from cause
+    except RuntimeError as raised:
+        error = raised
+    error.add_note(f"note: {SECRET}")
+    error.body = (SECRET,)  # type: ignore[attr-defined]  # as errors of ours have
+
+    hide_secrets(error, [SECRET])
+
+    assert error.args == ("failed: ***", ["***"])
+    assert vars(error) == {"__notes__": ["note: ***"], "body": ("***",)}
+    assert error.__cause__ is None

@@ -1,12 +1,14 @@
-"""What errors may show: the faults that pydantic found, kept short whatever the value was; texts without secrets.
+"""Texts that errors may show: pydantic's faults, kept short whatever the value was, and texts without secrets.
 
-Not here: who is told of it, and in which error.
+Not here: the errors themselves (`errors`), and what counts as a secret of a request (`rest`, `models`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+import base64
+import re
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -18,6 +20,12 @@ COUNTED = 10_000
 HIDDEN = "***"
 LONGEST = 500
 """Characters of a path or a message: either may hold what was sent."""
+SHORTEST_SECRET = 4
+"""Characters from which on a text counts as a secret."""
+PIECE = 8
+"""Bytes of a secret that are enough to recognize it by."""
+LONGEST_CAUSE = 20_000
+"""Characters of a cause's text that are searched for secrets; a longer one is removed."""
 
 
 def faults_of(error: ValidationError) -> list[tuple[str, str]]:
@@ -38,23 +46,140 @@ def brief(text: str, longest: int = LONGEST) -> str:
 
 
 def without_secrets(text: str, secrets: Collection[str]) -> str:
-    """The text with each of these secrets hidden; very short ones are no secrets."""
-    for secret in secrets:
-        if len(secret) >= 4:
-            text = text.replace(secret, HIDDEN)
-    return text
+    """Return the text with each secret, and each part of one that can be recognized, replaced by `***`.
+
+    A secret is also found percent-encoded, escaped as in JSON, HTML or Python, and in base64. Secrets of fewer than
+    `SHORTEST_SECRET` characters are ignored: they would hide ordinary words.
+    """
+    sought = _Sought(secrets)
+    if not sought.longest or not text:
+        return text
+    plain = [character.encode("utf-8", "surrogatepass") for character in text]
+    hidden = sought.positions(plain, list(range(len(text) + 1)))
+    if "%" in text or "\\" in text or "&" in text:
+        hidden |= sought.positions(*_unescaped(text))
+    if not hidden:
+        return text
+    shown: list[str] = []
+    for at, character in enumerate(text):
+        if at not in hidden:
+            shown.append(character)
+        elif at - 1 not in hidden:
+            shown.append(HIDDEN)
+    return "".join(shown)
 
 
 def hide_secrets(error: BaseException, secrets: Collection[str]) -> None:
-    """Takes these out of the error's facts; what caused it is cut off where its text shows one."""
-    error.args = tuple(without_secrets(each, secrets) if isinstance(each, str) else each for each in error.args)
+    """Hide these secrets in the error's arguments, attributes and notes; a cause whose text shows one is removed."""
+    error.args = tuple(_hidden_in(each, secrets) for each in error.args)
     for name, value in list(vars(error).items()):
-        if isinstance(value, str):
-            setattr(error, name, without_secrets(value, secrets))
+        setattr(error, name, _hidden_in(value, secrets))
     shown: BaseException = error
     while (below := shown.__cause__ or shown.__context__) is not None:
         text = f"{below!r} {below}"
-        if without_secrets(text, secrets) != text:
+        if len(text) > LONGEST_CAUSE or without_secrets(text, secrets) != text:
             shown.__cause__ = shown.__context__ = None
             return
         shown = below
+
+
+def _hidden_in(value: Any, secrets: Collection[str]) -> Any:
+    if isinstance(value, str):
+        return without_secrets(value, secrets)
+    if type(value) in (list, tuple):
+        return type(value)(_hidden_in(each, secrets) for each in value)
+    return value
+
+
+class _Sought:
+    """The secrets to look for, as pieces of `PIECE` bytes: a text that was cut may hold only a part of a secret."""
+
+    def __init__(self, secrets: Collection[str]) -> None:
+        self._pieces: dict[int, set[bytes]] = {}
+        self._beginnings: dict[int, set[bytes]] = {}
+        self.longest = 0
+        for secret in {each for each in secrets if len(each) >= SHORTEST_SECRET}:
+            for spelled in _spellings(secret):
+                self._add(spelled)
+
+    def _add(self, secret: bytes) -> None:
+        length = min(PIECE, len(secret))
+        self.longest = max(self.longest, length)
+        pieces = self._pieces.setdefault(length, set())
+        pieces.update(secret[at : at + length] for at in range(len(secret) - length + 1))
+        for short in range(SHORTEST_SECRET, length):
+            self._beginnings.setdefault(short, set()).add(secret[:short])
+
+    def positions(self, characters: list[bytes], places: list[int]) -> set[int]:
+        """Return the places in the text that belong to a secret.
+
+        `characters` are what the text says, as UTF-8; each stands at `places[i]` up to `places[i + 1]` of the text.
+        """
+        whole = b"".join(characters)
+        owner = [at for at, character in enumerate(characters) for _ in character]
+        covered: set[int] = set()
+        for length, pieces in self._pieces.items():
+            for start in range(len(whole) - length + 1):
+                if whole[start : start + length] in pieces:
+                    covered.update(owner[start : start + length])
+        ends = [len(whole), *(match.start() for match in re.finditer("…".encode(), whole))]
+        for length, beginnings in self._beginnings.items():
+            for end in ends:
+                if end >= length and whole[end - length : end] in beginnings:
+                    covered.update(owner[end - length : end])
+        return {place for at in covered for place in range(places[at], places[at + 1])}
+
+
+def _spellings(secret: str) -> Iterator[bytes]:
+    """Yield the forms in which a secret is looked for; escapes are undone in the text instead."""
+    plain = secret.encode("utf-8", "surrogatepass")
+    yield plain
+    if " " in secret:
+        yield plain.replace(b" ", b"+")
+    if not PIECE <= len(plain) <= 4096:
+        return
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        # Text before the secret moves it by up to two bytes; characters that also depend on its neighbours are cut.
+        for before, cut in ((0, 0), (1, 2), (2, 3)):
+            encoded = encode(bytes(before) + plain).rstrip(b"=")
+            complete = (before + len(plain)) * 8 // 6
+            yield encoded[cut:complete]
+
+
+_ESCAPE = re.compile(
+    r"(?:%[0-9A-Fa-f]{2})|\\u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}"
+    r"|\\x[0-9A-Fa-f]{2}|\\[\"'\\/bfnrt]|&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"
+)
+_SHORT_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+def _unescaped(text: str) -> tuple[list[bytes], list[int]]:
+    """Return what a text says without its escapes, as `_Sought.positions` takes it."""
+    characters: list[bytes] = []
+    places: list[int] = []
+    at = 0
+    while at < len(text):
+        match = _ESCAPE.match(text, at)
+        places.append(at)
+        if match is None:
+            characters.append(text[at].encode("utf-8", "surrogatepass"))
+            at += 1
+        else:
+            characters.append(_meaning(match[0]))
+            at = match.end()
+    return characters, [*places, len(text)]
+
+
+def _meaning(escape: str) -> bytes:
+    if escape[0] == "%":
+        return bytes.fromhex(escape[1:])
+    if escape[0] == "&":
+        import html  # its table of names is large, and only errors need it
+
+        return html.unescape(escape).encode("utf-8", "surrogatepass")
+    if escape[1] == "x":
+        return bytes.fromhex(escape[2:])
+    if escape[1] != "u":
+        return _SHORT_ESCAPES.get(escape[1], escape[1]).encode()
+    units = b"".join(int(unit, 16).to_bytes(2, "big") for unit in escape.split("\\u")[1:])
+    return units.decode("utf-16-be", "surrogatepass").encode("utf-8", "surrogatepass")
