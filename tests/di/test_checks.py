@@ -1,7 +1,6 @@
 """What start refuses, all of it at once, with place, fact and way out."""
 
 import sys
-import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -341,13 +340,83 @@ async def test_a_check_of_the_program_s_own() -> None:
     assert container.check() == [Problem("here", "it is wrong", "mend it")]
 
 
-def test_a_class_of_a_module_with_the_same_name_is_named_with_its_module() -> None:
-    first, second = types.ModuleType("shop_a"), types.ModuleType("shop_b")
-    for module in (first, second):
-        exec("class Order: pass", vars(module))
-        module.Order.__module__ = module.__name__
+def class_in(module: str, name: str = "Service") -> type[Any]:
+    return type(name, (), {"__module__": module})
 
-    [problem] = Container().register(first.Order, second.Order).check()
 
-    assert "shop_b.Order" in problem.where
-    assert "shop_a.Order" in problem.what
+def names_of(*registered: Any) -> set[str]:
+    with Container().register(*registered) as container:
+        made = {name: type(provider()) for name, provider in container.providers.providers.items()}
+        assert set(registered) <= set(made.values())
+        return {name for name, cls in made.items() if cls in registered}
+
+
+@pytest.mark.parametrize(
+    ("modules", "names"),
+    [
+        (["orders", "users"], {"orders_service", "users_service"}),
+        (["shop.orders", "shop.users"], {"orders_service", "users_service"}),
+        (["shop.orders.services", "shop.users.services"], {"orders_services_service", "users_services_service"}),
+        (["a.orders", "b.orders", "c.users"], {"a_orders_service", "b_orders_service", "c_users_service"}),
+        (["orders", "app.orders"], {"orders_service", "app_orders_service"}),
+        (["app", "app", "app"], {"service", "service_2", "service_3"}),
+        (["app", "app", "shop"], {"app_service", "app_service_2", "shop_service"}),
+        (["my-app.__main__", "_tests"], {"main_service", "tests_service"}),
+    ],
+)
+def test_providers_of_classes_with_one_name_are_told_apart_by_their_modules(
+    modules: list[str], names: set[str]
+) -> None:
+    classes = [class_in(module) for module in modules]
+
+    assert names_of(*classes) == names
+
+
+def test_only_the_beans_of_a_clash_get_another_name() -> None:
+    assert names_of(class_in("orders"), class_in("users"), CardPayments) == {
+        "orders_service",
+        "users_service",
+        "card_payments",
+    }
+
+
+def test_a_name_with_its_module_takes_no_name_that_another_bean_has() -> None:
+    other = class_in("anywhere", "OrdersService")
+
+    assert names_of(class_in("app.orders"), class_in("app.users"), other) == {
+        "app_orders_service",
+        "app_users_service",
+        "orders_service",
+    }
+
+
+def test_a_given_name_stays_when_several_classes_have_it_too() -> None:
+    @produces(name="service")
+    def given() -> int:
+        return 1
+
+    with Container().register(class_in("orders"), given, class_in("users")) as container:
+        assert container.providers.service() == 1
+        assert {"orders_service", "users_service"} <= container.providers.providers.keys()
+
+
+def test_producers_of_one_type_are_told_apart_by_their_own_modules() -> None:
+    @produces()
+    def first() -> bytes:
+        return b"1"
+
+    @produces()
+    def second() -> bytes:
+        return b"2"
+
+    first.__module__, second.__module__ = "shop.first", "shop.second"
+    with Container().register(first, second) as container:
+        assert container.providers.first_bytes() == b"1"
+        assert container.providers.second_bytes() == b"2"
+
+
+def test_every_bean_has_a_name_of_its_own_in_the_description() -> None:
+    names = [each.name for each in Container().register(class_in("orders"), class_in("users")).describe()]
+
+    assert len(set(names)) == len(names)
+    assert {"orders_service", "users_service"} <= set(names)

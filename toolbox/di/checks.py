@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from ..errors import Problem
 from ..forms import type_name
 from .beans import InjectionPoint, Making
-from .graph import Bean, BeanGraph, provider_name
+from .graph import Bean, BeanGraph, provider_names
 from .marks import Scope
 
 Check = Callable[[BeanGraph], Iterator[Problem]]
@@ -38,14 +38,13 @@ def injection_points(graph: BeanGraph) -> Iterator[Problem]:
             yield from graph.problems_with(point, value)
 
 
-def provider_names(graph: BeanGraph) -> Iterator[Problem]:
-    """Beans that would be the same provider."""
+def names_given_twice(graph: BeanGraph) -> Iterator[Problem]:
+    """Beans whose provider would have a name that was given to another one."""
     first: dict[str, Bean] = {}
-    for bean in graph.beans:
+    for bean, name in zip(graph.beans, provider_names(graph), strict=True):
         definition = bean.definition
         if bean.key in graph.templates or definition.implicit or definition.problems:
             continue
-        name = provider_name(definition)
         other = first.setdefault(name, bean)
         if other is not bean:
             what = f"its provider would be {name!r}, as that of {_origin(other)}"
@@ -187,4 +186,4 @@ def _held_through_dependents(graph: BeanGraph, bean: Bean) -> Iterator[tuple[tup
             queue.extend((*path, step) for step in graph[key].holds)
 
 
-CHECKS: tuple[Check, ...] = (declarations, injection_points, provider_names, cycles, captive_scopes)
+CHECKS: tuple[Check, ...] = (declarations, injection_points, names_given_twice, cycles, captive_scopes)

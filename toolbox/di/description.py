@@ -12,7 +12,7 @@ from typing import get_origin
 
 from ..forms import type_name
 from .beans import BeanDefinition, Making
-from .graph import BeanGraph, Later, beans_in, provider_name
+from .graph import BeanGraph, Later, beans_in, provider_names
 from .marks import Scope
 
 
@@ -31,7 +31,7 @@ class BeanDescription:
 
 def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
     """All beans of a graph, in registration order; `lazy` are those reached through an `Instance`."""
-    names = [provider_name(each) for each in graph.definitions]
+    names = provider_names(graph)
 
     def named(keys: Iterable[int]) -> tuple[str, ...]:
         return tuple(names[key] for key in keys)

@@ -6,13 +6,15 @@ Not here: what is wrong with a graph as a whole (`checks`), what to do about a m
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, get_args
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
 from ..forms import (
+    class_of,
     fitted,
     forms_of,
     is_hashable,
@@ -388,6 +390,54 @@ def _is_key(form: Any) -> bool:
 # --- names of providers
 
 
-def provider_name(definition: BeanDefinition) -> str:
-    """The name of a bean's provider: its own, else its type's in snake_case."""
-    return definition.name if definition.name is not None else snake_case(definition.provides)
+def provider_names(graph: BeanGraph, first: int = 0, taken: Iterable[str] = ()) -> list[str]:
+    """Return the names of the providers of the beans from key `first` on; `taken` are those of earlier ones.
+
+    A bean's own name, else its type's in snake_case. Where the types of several beans give the same name, all of them
+    get the parts of their module in front, the smallest number of parts that makes them unique, then a number. A name
+    that was given never changes, nor does that of an implicit bean or a template, which may have none.
+    """
+    definitions = graph.definitions[first:]
+    names = [each.name if each.name is not None else snake_case(each.provides) for each in definitions]
+    alike: dict[str, list[int]] = {}
+    for place, (name, definition) in enumerate(zip(names, definitions, strict=True)):
+        if definition.name is None and not definition.implicit and first + place not in graph.templates:
+            alike.setdefault(name, []).append(place)
+    for name, places in alike.items():
+        if len(places) > 1 or name in taken:
+            others = {*taken, *(each for place, each in enumerate(names) if place not in places)}
+            moved = _told_apart(name, [definitions[place] for place in places], others)
+            for place, each in zip(places, moved, strict=True):
+                names[place] = each
+    return names
+
+
+def _told_apart(name: str, definitions: Sequence[BeanDefinition], others: set[str]) -> list[str]:
+    """Return unique names, none of them in `others`, for beans that would all be called `name`."""
+    choices = [[name] * len(definitions)]
+    # The modules of the types first; those of producers tell apart several beans of one type.
+    for modules in (
+        [_module_of(class_of(each.provides)) for each in definitions],
+        [_module_of(each.source) for each in definitions],
+    ):
+        for count in range(1, max(map(len, modules)) + 1):
+            choices.append(["_".join([*module[-count:], name]) for module in modules])
+    for choice in choices[1:]:
+        if len(set(choice)) == len(choice) and not others & set(choice):
+            return choice
+    # Nothing makes all of them unique: what tells most of them apart, and a number for the rest.
+    best = max(choices, key=lambda choice: len({*choice} - others))
+    numbered: dict[str, None] = {}
+    for each in best:
+        free, number = each, 1
+        while free in numbered or free in others:
+            number += 1
+            free = f"{each}_{number}"
+        numbered[free] = None
+    return list(numbered)
+
+
+def _module_of(source: object) -> list[str]:
+    module = getattr(source, "__module__", None) or ""
+    parts = [re.sub(r"\W+", "_", part).strip("_").lower() for part in str(module).split(".")]
+    return [part for part in parts if part]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from dependency_injector import containers, providers
 
 from .beans import MISSING, BeanDefinition, InjectionPoint, Making, Stop
-from .graph import DEFAULT, BeanGraph, ByName, Every, Fixed, Later, NotFound, One, Value, provider_name
+from .graph import DEFAULT, BeanGraph, ByName, Every, Fixed, Later, NotFound, One, Value, provider_names
 from .marks import Scope
 from .scopes import MustAwait, OpenScope
 
@@ -262,8 +262,10 @@ class Providers:
         for bean in self._graph.beans[first:]:
             provider = BeanProvider(bean.definition.factory).belong_to(self._started, bean.key, bean.definition)
             self._of_bean.append(provider)
-        for bean in sorted(self._graph.beans[first:], key=lambda bean: bean.definition.implicit):
-            self._put(provider_name(bean.definition), bean.key)
+        names = provider_names(self._graph, first, self.container.providers)
+        named = zip(names, self._graph.beans[first:], strict=True)
+        for name, bean in sorted(named, key=lambda each: each[1].definition.implicit):
+            self._put(name, bean.key)
         for bean in self._graph.beans[first:]:
             self._inject(self._of_bean[bean.key], bean.needs)
 
