@@ -21,7 +21,16 @@ from .markers import (
     unknown_executor,
 )
 from .runners import CallerRunner, LoopRunner, Runner
-from .threads import Finish, LoopThread, Workers, on_event_loop, refuse_on_event_loop, thread_watcher
+from .threads import (
+    Finish,
+    LoopThread,
+    Workers,
+    keep_inherited,
+    on_event_loop,
+    refuse_on_event_loop,
+    renewed_after_fork,
+    thread_watcher,
+)
 
 __all__ = [
     "BLOCKING",
@@ -41,9 +50,11 @@ __all__ = [
     "execution_of",
     "execution_problems",
     "is_async",
+    "keep_inherited",
     "non_blocking",
     "on_event_loop",
     "refuse_on_event_loop",
+    "renewed_after_fork",
     "returns_awaitable",
     "run_on",
     "run_on_thread",

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from ..context import InvocationContext, run_for
 from ..errors import IllegalConfigurationError
 from .markers import Execution, ExecutionModel, unknown_executor
-from .threads import Finish, Workers, named, settle
+from .threads import Finish, Workers, run_labelled, settle
 
 T = TypeVar("T")
 
@@ -34,14 +34,15 @@ class Runner(Protocol):
         *,
         finish: Finish | None = None,
         shipped: Callable[[], Callable[[], Any]] | None = None,
+        has_timeout: bool = False,
     ) -> Any:
-        """`call()` in the place that `execution` means for this invocation, in a copy of the current context.
+        """Run `call()` in the place that `execution` means for this invocation, in a copy of the current context.
 
         A value that turns out to be awaitable is awaited on the loop. `finish(error)` is awaited on the loop exactly
         once: when the call has ended (`error` is what it raised, or None), or when it is certain that it never starts.
         Cancelled while the call is on a thread, this raises `CancelledError` at once; the thread goes on, and `finish`
-        follows when it leaves. `label` names the thread meanwhile. `shipped` makes a picklable form of the call for an
-        executor of other processes.
+        follows when it leaves. `label` names threads of this library meanwhile. `shipped` makes a picklable form of the
+        call for an executor of other processes. `has_timeout`: somebody may stop waiting for this call.
         """
         ...
 
@@ -85,6 +86,7 @@ class LoopRunner:
         *,
         finish: Finish | None = None,
         shipped: Callable[[], Callable[[], Any]] | None = None,
+        has_timeout: bool = False,
     ) -> Any:
         """See `Runner.run`."""
         if execution.model is ExecutionModel.NON_BLOCKING:
@@ -97,7 +99,7 @@ class LoopRunner:
 
             return await _on_loop(timed, finish)
         try:
-            future = self._submit(execution, call, label, shipped)
+            future = self._submit(execution, call, label, shipped, has_timeout)
         except BaseException as error:  # as of an executor that has been shut down: it never starts
             if finish is not None:
                 await finish(error)
@@ -121,29 +123,28 @@ class LoopRunner:
         call: Callable[[], Any],
         label: str,
         shipped: Callable[[], Callable[[], Any]] | None,
+        has_timeout: bool,
     ) -> Future[Any]:
-        context = contextvars.copy_context()
-
-        def work() -> Any:
-            return context.run(named, call, label)
-
         if execution.model is ExecutionModel.THREAD:
-            return self._workers.submit_to_thread(work)
+            return self._workers.submit_to_thread(_in_context(call, label))
         if execution.model is ExecutionModel.EXECUTOR:
             executor = self._workers.executor(execution)
             if executor is None:
                 raise IllegalConfigurationError([unknown_executor(label, execution)])
             if shipped is not None and _crosses_process(executor):
-                return executor.submit(run_for, InvocationContext.current(), shipped())
-            return self._submit_to(executor, work)
-        return self._submit_blocking(work)
+                context = InvocationContext.current()
+                return self._workers.submit_to_executor(executor, label, run_for, context, shipped())
+            return self._submit_to(executor, call, label)
+        return self._submit_blocking(call, label, has_timeout)
 
-    def _submit_blocking(self, work: Callable[[], Any]) -> Future[Any]:
+    def _submit_blocking(self, call: Callable[[], Any], label: str, has_timeout: bool) -> Future[Any]:
         if self._blocking_on is not None:
-            return self._submit_to(self._blocking_on, work)
-        return self._workers.submit_to_pool(work)
+            return self._submit_to(self._blocking_on, call, label)
+        return self._workers.submit_to_pool(_in_context(call, label))
 
-    def _submit_to(self, executor: Executor, work: Callable[[], Any]) -> Future[Any]:
+    def _submit_to(self, executor: Executor, call: Callable[[], Any], label: str) -> Future[Any]:
+        work = _in_context(call, label, rename=False)
+
         def occupying() -> Any:
             before = _occupied.executors
             _occupied.executors = (*before, executor)
@@ -152,7 +153,13 @@ class LoopRunner:
             finally:
                 _occupied.executors = before
 
-        return executor.submit(occupying)
+        return self._workers.submit_to_executor(executor, label, occupying)
+
+
+def _in_context(call: Callable[[], Any], label: str, *, rename: bool = True) -> Callable[[], Any]:
+    """Return `call` bound to a copy of the current context; the thread that runs it is called `label` meanwhile."""
+    context = contextvars.copy_context()
+    return lambda: context.run(run_labelled, call, label, rename=rename)
 
 
 class _Occupied(threading.local):
@@ -167,14 +174,16 @@ _occupied = _Occupied()
 class CallerRunner(LoopRunner):
     """Runs the tools of a synchronous service method: its caller's thread serves them while it waits.
 
-    `together`: whether several tools may run at once; then the blocking ones go to the pool while it has room.
+    `together`: several tools may run at once; then the blocking ones go to the pool while it has room. `has_deadline`:
+    the invocation has a time limit. A thread cannot be stopped, so what may be late gets a thread of its own, and the
+    caller goes on without it.
     """
 
     def __init__(self, workers: Workers, blocking_on: Executor | None = None) -> None:
         super().__init__(workers, blocking_on)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._caller_works_for = _occupied.executors
-        self.together = False
+        self.together = self.has_deadline = False
 
     async def run(
         self,
@@ -184,46 +193,47 @@ class CallerRunner(LoopRunner):
         *,
         finish: Finish | None = None,
         shipped: Callable[[], Callable[[], Any]] | None = None,
+        has_timeout: bool = False,
     ) -> Any:
         """See `Runner.run`."""
         if execution.model is ExecutionModel.NON_BLOCKING and not execution.is_coroutine:
-            context = contextvars.copy_context()
-            future = self._submit_to_caller(lambda: context.run(named, call, label))
-            return await self._awaited(future, label, finish)
-        return await super().run(execution, call, label, finish=finish, shipped=shipped)
+            return await self._awaited(self._submit_to_caller(call, label), label, finish)
+        return await super().run(
+            execution, call, label, finish=finish, shipped=shipped, has_timeout=has_timeout or self.has_deadline
+        )
 
-    def _submit_blocking(self, work: Callable[[], Any]) -> Future[Any]:
+    def _submit_blocking(self, call: Callable[[], Any], label: str, has_timeout: bool) -> Future[Any]:
         if self.together and (self._blocking_on is not None or not self._workers.is_full):
-            return super()._submit_blocking(work)
-        return self._submit_to_caller(work)
+            return super()._submit_blocking(call, label, has_timeout)
+        if has_timeout:
+            return self._workers.submit_to_thread(_in_context(call, label))
+        return self._submit_to_caller(call, label)
 
-    def _submit_to(self, executor: Executor, work: Callable[[], Any]) -> Future[Any]:
+    def _submit_to(self, executor: Executor, call: Callable[[], Any], label: str) -> Future[Any]:
         if all(each is not executor for each in self._caller_works_for):
-            return super()._submit_to(executor, work)
-        # The caller is one of its threads, and all others may wait as it does: whoever is free first does it.
+            return super()._submit_to(executor, call, label)
+        # The caller is one of its threads, and all others may wait as it does: the first that is free runs the job.
         future: Future[Any] = Future()
+        work = _in_context(call, label, rename=False)
         free = iter((True,))
 
         def job() -> None:
-            if next(free, False) and future.set_running_or_notify_cancel():
+            if next(free, False):
                 settle(future, work)
 
-        executor.submit(job)
+        self._workers.submit_to_executor(executor, label, job)
         self._jobs.put(job)
         return future
 
-    def _submit_to_caller(self, work: Callable[[], Any]) -> Future[Any]:
+    def _submit_to_caller(self, call: Callable[[], Any], label: str) -> Future[Any]:
         future: Future[Any] = Future()
-
-        def job() -> None:
-            if future.set_running_or_notify_cancel():
-                settle(future, work)
-
-        self._jobs.put(job)
+        # A thread of a user's executor keeps its name.
+        work = _in_context(call, label, rename=not self._caller_works_for)
+        self._jobs.put(lambda: settle(future, work))
         return future
 
     def wait_for(self, future: Future[T]) -> T:
-        """On the caller's thread: serves jobs until `future`, the invocation on the loop, has ended."""
+        """On the caller's thread: serve jobs until `future`, the invocation on the loop, has ended."""
         future.add_done_callback(lambda _: self._jobs.put(None))
         try:
             while (job := self._jobs.get()) is not None:

@@ -96,9 +96,15 @@ def _waited_for(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocat
     refuse_on_event_loop(f"{plan.where}()")
     loop = host.sync_loop()
     invocation = begin()
-    runner = cast("CallerRunner", invocation.runner)
+    runner = _caller_runner(invocation)
     running = asyncio.run_coroutine_threadsafe(_while_caller_waits(invocation), loop)
     return runner.wait_for(given_up_with_outer(running))
+
+
+def _caller_runner(invocation: Invocation) -> CallerRunner:
+    runner = cast("CallerRunner", invocation.runner)
+    runner.has_deadline = invocation.deadline is not None
+    return runner
 
 
 async def _while_caller_waits(invocation: Invocation) -> Any:
@@ -117,4 +123,4 @@ def _stream(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocation]
     refuse_on_event_loop(f"{plan.where}()")
     invocation = begin()
     stream = ServiceStream(lambda: invocation, texts)
-    return iterate(stream, cast("CallerRunner", invocation.runner), host.sync_loop(), f"{plan.where}()")
+    return iterate(stream, _caller_runner(invocation), host.sync_loop(), f"{plan.where}()")

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from types import CoroutineType
 from typing import Any
 
@@ -27,7 +28,7 @@ class ToolCall:
     `given_up` is set when nobody waits for it any more.
     """
 
-    __slots__ = ("_arguments", "_opened", "_request", "_scope", "context", "given_up", "tool")
+    __slots__ = ("_arguments", "_on_start", "_opened", "_request", "_scope", "context", "given_up", "tool")
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class ToolCall:
         self.tool, self.context = tool, context
         self._request, self._arguments, self._scope, self._opened = request, arguments, scope, opened
         self.given_up: BaseException | None = None
+        self._on_start: Callable[[], None] | None = None
 
     @property
     def name(self) -> str:
@@ -70,7 +72,14 @@ class ToolCall:
         if tool.execution.is_coroutine:
             running: Any = self.here()
         else:
-            running = runner.run(tool.execution, self, self.name, finish=self.finish, shipped=self.shipped)
+            running = runner.run(
+                tool.execution,
+                self,
+                self.name,
+                finish=self.finish,
+                shipped=self.shipped,
+                has_timeout=tool.timeout is not None,
+            )
         try:
             returned = await (running if tool.timeout is None else self._limited(running, tool.timeout))
         except asyncio.CancelledError as error:
@@ -81,7 +90,11 @@ class ToolCall:
 
     async def _limited(self, running: Any, timeout: float) -> Any:
         late = ToolTimeoutError(self.name, timeout)
-        limit = asyncio.timeout(timeout)
+        if self.tool.execution.is_coroutine:
+            limit = asyncio.timeout(timeout)
+        else:
+            limit = asyncio.timeout(None)
+            self._on_start = _start_of(limit, timeout)  # it may wait for a thread, which is not its own time
         try:
             async with limit:
                 try:
@@ -112,6 +125,8 @@ class ToolCall:
 
     def __call__(self) -> Any:
         """Calls the tool; an awaitable stands for a result that is not there yet."""
+        if self._on_start is not None:
+            self._on_start()
         try:
             function, args, kwargs = self._bound()
             value = function(*args, **kwargs)
@@ -153,6 +168,8 @@ class ToolCall:
 
     def shipped(self) -> Callable[[], Any]:
         """The call as it can be sent to another process, which has no beans and no scope."""
+        if self._on_start is not None:
+            self._on_start()
         function, args, kwargs = self._bound()
         return functools.partial(function, *args, **kwargs)
 
@@ -168,6 +185,25 @@ class ToolCall:
     async def finish(self, error: BaseException | None) -> None:
         """Closes the rest, on the loop."""
         await close_scope(self._opened, error or self.given_up, self.tool)
+
+
+def _start_of(limit: asyncio.Timeout, timeout: float) -> Callable[[], None]:
+    """Return a function, for any thread, that lets `limit` end `timeout` seconds from when it is called."""
+    loop = asyncio.get_running_loop()
+
+    def begin(at: float) -> None:
+        with suppress(RuntimeError):  # the waiting has ended meanwhile
+            limit.reschedule(at)
+
+    def start() -> None:
+        at = loop.time() + timeout
+        if asyncio._get_running_loop() is loop:
+            begin(at)
+        else:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(begin, at)
+
+    return start
 
 
 async def close_scope(opened: CallScope, error: BaseException | None, tool: Tool) -> None:

@@ -1,0 +1,185 @@
+"""A time limit frees the caller at once, and a tool's clock starts when the tool does."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import pytest
+
+from toolbox import (
+    AiMessage,
+    Container,
+    InvocationTimeoutError,
+    Result,
+    create_ai_service,
+    register_ai_service,
+    run_on,
+    run_on_thread,
+    time_limit,
+    tool,
+)
+from toolbox.settings import ToolboxSettings
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+
+class Waiting(Protocol):
+    def ask(self, question: str) -> Result[str]: ...
+
+
+class Streaming(Protocol):
+    def ask(self, question: str) -> Iterator[str]: ...
+
+
+class Awaited(Protocol):
+    async def ask(self, question: str) -> Result[str]: ...
+
+
+class Slow:
+    """A tool that blocks until the test lets it go, and one that is done at once."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.begun = threading.Event()
+        self.left = threading.Event()
+
+    @tool(timeout=0.2)
+    def stuck(self) -> str:
+        self.begun.set()
+        self.release.wait(10)
+        self.left.set()
+        return "late"
+
+    @tool
+    def unlimited(self) -> str:
+        self.begun.set()
+        self.release.wait(10)
+        self.left.set()
+        return "late"
+
+    @tool(timeout=0.2)
+    def quick(self) -> str:
+        return "done"
+
+
+@pytest.fixture
+def slow() -> Iterator[Slow]:
+    made = Slow()
+    yield made
+    made.release.set()
+
+
+def calls(*names: str) -> AiMessage:
+    return AiMessage(None, [tool_call(name) for name in names])
+
+
+def outcomes(result: Result[str]) -> list[tuple[str, bool]]:
+    return [(each.result, each.is_error) for each in result.tool_executions]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_late_def_tool_frees_the_caller_of_a_synchronous_method_at_once(slow: Slow, together: bool) -> None:
+    model = ScriptedChatModel([calls("stuck", "quick"), "went on"])
+    service = create_ai_service(Waiting, chat_model=model, tools=slow, concurrent_tools=together)
+
+    result = service.ask("q")
+
+    assert result.content == "went on"
+    assert not slow.left.is_set()
+    [(text, is_error), second] = outcomes(result)
+    assert is_error
+    assert "0.2 s" in text
+    assert second == ("done", False), "the next tool runs, and is not called late"
+
+
+@pytest.mark.parametrize("how", ["time_limit", "timeout="])
+def test_a_limit_of_the_whole_call_frees_the_caller_of_a_synchronous_method_at_once(slow: Slow, how: str) -> None:
+    model = ScriptedChatModel([calls("unlimited"), "never said"])
+    service = create_ai_service(Waiting, chat_model=model, tools=slow, timeout=0.2 if how == "timeout=" else None)
+
+    with pytest.raises(InvocationTimeoutError), time_limit(0.2 if how == "time_limit" else 60):
+        service.ask("q")
+
+    assert slow.begun.is_set()
+    assert not slow.left.is_set()
+
+
+def test_a_limit_frees_the_reader_of_a_synchronous_stream_at_once(slow: Slow) -> None:
+    model = ScriptedChatModel([calls("unlimited"), "never said"])
+    service = create_ai_service(Streaming, chat_model=model, tools=slow, timeout=0.2)
+
+    with pytest.raises(InvocationTimeoutError):
+        list(service.ask("q"))
+
+    assert slow.begun.is_set()
+    assert not slow.left.is_set()
+
+
+def test_without_a_limit_a_def_tool_stays_on_the_callers_thread() -> None:
+    def where() -> int:
+        return threading.get_ident()
+
+    service = create_ai_service(Waiting, chat_model=ScriptedChatModel([calls("where"), "there"]), tools=where)
+
+    assert service.ask("q").tool_executions[0].result_object == threading.get_ident()
+
+
+def queued(mark: Callable[[Any], Any], **settings: Any) -> tuple[list[str], Result[str]]:
+    """Two tools with a limit of 0.4 s, each of which takes 0.25 s, where only one at a time can run."""
+    order: list[str] = []
+
+    @mark
+    @tool(timeout=0.4)
+    def work(number: int) -> str:
+        order.append(f"begun {number}")
+        threading.Event().wait(0.25)
+        return "done"
+
+    @register_ai_service(tools=work, concurrent_tools=True)
+    class Many(Protocol):
+        async def ask(self, question: str) -> Result[str]: ...
+
+    async def ask() -> Result[str]:
+        model = ScriptedChatModel([AiMessage(None, [tool_call("work", {"number": n}) for n in (1, 2)]), "both"])
+        container = Container(models={"default": model}, settings=ToolboxSettings(**settings))
+        async with container.register(Many) as running:
+            return await running.get(Many).ask("q")
+
+    return order, asyncio.run(ask())
+
+
+def test_the_clock_of_a_tool_that_waits_for_the_pool_starts_when_it_runs() -> None:
+    order, result = queued(lambda each: each, pool_size=1)
+
+    assert order == ["begun 1", "begun 2"]
+    assert outcomes(result) == [("done", False)] * 2
+
+
+def test_the_clock_of_a_tool_that_waits_for_a_fresh_thread_starts_when_it_runs() -> None:
+    order, result = queued(run_on_thread, thread_limit=1)
+
+    assert order == ["begun 1", "begun 2"]
+    assert outcomes(result) == [("done", False)] * 2
+
+
+def test_the_clock_of_a_tool_that_waits_for_an_executor_starts_when_it_runs() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        order, result = queued(run_on(executor))
+
+    assert order == ["begun 1", "begun 2"]
+    assert outcomes(result) == [("done", False)] * 2
+
+
+async def test_a_tool_that_is_late_after_it_waited_is_still_ended(slow: Slow) -> None:
+    service = create_ai_service(Awaited, chat_model=ScriptedChatModel([calls("stuck"), "went on"]), tools=slow)
+    began = time.monotonic()
+
+    result = await service.ask("q")
+
+    assert result.content == "went on"
+    assert result.tool_executions[0].is_error
+    assert 0.2 <= time.monotonic() - began < 10
