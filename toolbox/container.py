@@ -251,10 +251,11 @@ class Container:
 
     def __enter__(self) -> Self:
         self._refuse_started("start", "leave it before it is started again, or make another one")
-        self._thread = LoopThread()
-        self._thread.start()
+        thread = LoopThread()
+        thread.start()
+        self._thread = thread
         try:
-            self._thread.run(self._start(self._thread.loop))
+            thread.run(self._start(thread.loop))
         except BaseException:
             self._end_thread()
             raise

@@ -82,9 +82,10 @@ class _Process:
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = LoopThread()
-                self._loop.start()
-                atexit.register(self._loop.stop)
+                thread = LoopThread()
+                thread.start()
+                self._loop = thread
+                atexit.register(thread.stop)
             return self._loop.loop
 
 
