@@ -9,7 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from typing_extensions import TypeAliasType as BackportedAlias
 
@@ -148,6 +148,8 @@ def type_name(form: Any) -> str:
     if origin is Annotated:
         return type_name(form.__origin__)
     arguments = get_args(form)
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, arguments))}]"
     if origin is not None and arguments:
         inner = ", ".join(type_name(each) if each is not Ellipsis else "..." for each in arguments)
         return f"{type_name(origin)}[{inner}]"

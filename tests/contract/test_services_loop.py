@@ -412,6 +412,8 @@ async def test_auto_and_none_stay() -> None:
 def test_a_choice_of_no_tool_is_a_problem() -> None:
     with pytest.raises(IllegalConfigurationError, match="nothing_like_it"):
         assistant(tool_choice="nothing_like_it")
+    with pytest.raises(IllegalConfigurationError, match="tool_choice is 'required', but the method offers no tools"):
+        create_ai_service(Assistant, chat_model=ScriptedChatModel([]), tool_choice="required")
 
 
 async def test_parameters_are_sent_by_the_wires_names() -> None:

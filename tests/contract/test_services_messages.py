@@ -337,6 +337,34 @@ def test_a_file_that_is_no_utf8_is_a_problem(module: Any) -> None:
     assert "UTF-8" in str(problem)
 
 
+async def test_a_byte_order_mark_is_no_part_of_the_message(module: Any) -> None:
+    made = module(SERVICE_WITH_FILES, prompts__system_txt=b"\xef\xbb\xbfBe kind.", user_txt=b"{question}")
+
+    assistant, model = service(made.Assistant)
+    await assistant.chat("why?")
+    assert model.requests[0].messages[0] == SystemMessage("Be kind.")
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\t\n", b"\xef\xbb\xbf"])
+def test_an_empty_or_blank_file_is_a_problem(module: Any, content: bytes) -> None:
+    made = module(SERVICE_WITH_FILES, prompts__system_txt=content, user_txt=b"{question}")
+
+    [problem] = problems_of(made.Assistant)
+    assert problem.where == "Assistant.chat"
+    assert problem.what == "the template of @system_message(file='prompts/system.txt') is empty"
+
+
+@pytest.mark.parametrize("decorator", [system_message, user_message])
+@pytest.mark.parametrize("text", ["", "  ", "\n"])
+def test_an_empty_or_blank_template_is_a_problem(decorator: Any, text: str) -> None:
+    class Assistant(Protocol):
+        @decorator(text)
+        async def chat(self, question: str) -> str: ...
+
+    [problem] = problems_of(Assistant)
+    assert problem.what == f"the template of @{decorator.__name__} is empty"
+
+
 def test_text_and_file_are_one_of_two() -> None:
     with pytest.raises(TypeError):
         system_message("x", file="y.txt")

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
 
 import pytest
+from starlette.requests import Request
+from starlette.websockets import WebSocket
 
 from toolbox import (
     Container,
@@ -338,6 +340,19 @@ async def test_a_check_of_the_program_s_own() -> None:
     container = Container().add_check(lambda graph: [Problem("here", "it is wrong", "mend it")])
 
     assert container.check() == [Problem("here", "it is wrong", "mend it")]
+
+
+@pytest.mark.parametrize("kind", [Request, WebSocket])
+def test_a_missing_web_request_is_explained_by_where_it_comes_from(kind: type[Any]) -> None:
+    @request_scoped
+    class Tenant:
+        def __init__(self, request: kind) -> None: ...  # type: ignore[valid-type]
+
+    [problem] = Container().register(Tenant).check()
+
+    assert "toolbox_fastapi.install(app, container)" in problem.fix
+    assert f"`{kind.__name__} | None`" in problem.fix
+    assert "register" not in problem.fix
 
 
 def class_in(module: str, name: str = "Service") -> type[Any]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 import pytest
-from pydantic import BaseModel
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from toolbox import (
     AiServiceTool,
+    IllegalConfigurationError,
     Inject,
     InvocationContext,
     MemoryId,
     ReturnBehavior,
+    ToolArgumentsError,
     ToolExecutionRequest,
     ToolProviderResult,
     ToolSpecification,
@@ -24,6 +26,7 @@ from toolbox import (
     tool,
 )
 from toolbox.execution import BLOCKING, COROUTINE, NON_BLOCKING, THREAD
+from toolbox.testing import tool_call
 from toolbox.tools.marks import ToolMark, tool_mark_of, toolbox, toolbox_of
 from toolbox.tools.sources import bean_types, read_tools
 from toolbox.tools.standalone import tool_executor_from, tool_specifications_from, tools_from
@@ -454,3 +457,129 @@ def test_an_inherited_tool_of_a_generic_base_takes_what_its_type_variable_stands
     [specification] = tool_specifications_from(Points)
 
     assert specification.parameters["properties"]["item"]["properties"] == {"x": {"type": "integer"}}
+
+
+# --- names and defaults of parameters
+
+
+def test_an_alias_is_the_parameters_name_for_the_model() -> None:
+    @tool
+    def flights(
+        start: Annotated[str, Field(alias="from")],
+        to: str = Field(alias="to.city"),
+        day: Annotated[int, "of the month", Field(alias="day-of-month")] | None = None,
+        seats: int = Field(2, alias="seats_wanted"),
+    ) -> str:
+        """Finds flights.
+
+        Args:
+            start: where it begins
+        """
+        return f"{start} {to} {day} {seats}"
+
+    [specification] = tool_specifications_from(AiServiceTools(flights))
+    assert specification.parameters == {
+        "type": "object",
+        "properties": {
+            "from": {"type": "string", "description": "where it begins"},
+            "to.city": {"type": "string"},
+            "day-of-month": {"type": "integer", "description": "of the month"},
+            "seats_wanted": {"type": "integer"},
+        },
+        "required": ["from", "to.city"],
+    }
+    executor = tool_executor_from(flights)
+    assert executor(tool_call("flights", {"from": "Rome", "to.city": "Oslo"}), None).text == "Rome Oslo None 2"
+    everything = {"from": "Rome", "to.city": "Oslo", "day-of-month": "3", "seats_wanted": 4}
+    assert executor(tool_call("flights", everything), None).text == "Rome Oslo 3 4"
+    with pytest.raises(ToolArgumentsError) as raised:
+        executor(tool_call("flights", {"start": "Rome", "to.city": 1.5}), None)
+    assert [path for path, _ in raised.value.problems] == ["from"]
+
+
+class AiServiceTools:
+    """Has one tool, given to it."""
+
+    def __new__(cls, function: Any) -> Any:
+        return type("Holder", (), {"tool": staticmethod(function)})()
+
+
+def test_aliases_that_clash_or_are_invalid_are_problems(problems_of: Problems) -> None:
+    def clashing(a: Annotated[int, Field(alias="b")], b: int) -> int:
+        return a
+
+    def clashing_hidden(a: Annotated[int, Field(alias="context")], context: InvocationContext) -> int:
+        return a
+
+    def empty(a: Annotated[int, Field(alias="")]) -> int:
+        return a
+
+    def spaced(a: int = Field(alias="two words")) -> int:
+        return a
+
+    def several(a: Annotated[int, Field(validation_alias=AliasChoices("x", "y"))]) -> int:
+        return a
+
+    found = problems_of(clashing, clashing_hidden, empty, spaced, several)
+    assert [each.split(":")[0] for each in found] == ["clashing", "empty", "spaced", "several"]
+    assert "the parameters 'a' and 'b' have the same name 'b' for the model" in found[0]
+    assert "the alias '' of parameter 'a' is invalid" in found[1]
+    assert "'two words'" in found[2]
+    assert "AliasChoices" in found[3]
+
+
+def test_a_default_that_is_not_of_the_parameters_type_is_a_problem(problems_of: Problems) -> None:
+    def text(limit: int = "many") -> int:  # type: ignore[assignment]  # the mistake
+        return limit
+
+    def in_a_field(limit: int = Field("many")) -> int:
+        return limit
+
+    def in_annotated(limit: Annotated[int, Field(default="many")]) -> int:
+        return limit
+
+    def inside(names: list[int] = ["x"]) -> int:  # type: ignore[list-item]  # noqa: B006 - the mistake
+        return len(names)
+
+    def literal(kind: Literal["a", "b"] | None = "c") -> None:  # type: ignore[assignment]  # the mistake
+        ...
+
+    found = problems_of(text, in_a_field, in_annotated, inside, literal)
+
+    fix = "use a default of this type, or None: `limit: int | None = None`"
+    fact = "the default 'many' of parameter 'limit' is not valid for its type int"
+    assert found[0] == f"text: {fact}; {fix}"
+    assert found[1] == f"in_a_field: {fact}; {fix}"
+    assert found[2] == f"in_annotated: {fact}; {fix}"
+    assert "the default ['x'] of parameter 'names'" in found[3]
+    assert "for its type Literal['a', 'b'] | None; use a default of this type, or None" in found[4]
+    assert len(found) == 5
+
+
+def test_defaults_that_only_the_tool_understands_are_left_alone(problems_of: Problems) -> None:
+    absent: Any = object()
+
+    def failing() -> int:
+        raise AssertionError("a factory is called for a call, and not before")
+
+    def fine(
+        a: int = None,  # type: ignore[assignment]  # noqa: RUF013 - as many programs write it
+        b: int = absent,
+        c: Annotated[int, Field(ge=1)] = 0,
+        d: int = Field(default_factory=failing),
+        e: Sequence[str] = (),
+        f: float = 1,
+        g: list[str] = [],  # noqa: B006 - made for each call
+        h: Annotated[list[str], BeforeValidator(str.split)] = "a b",  # type: ignore[assignment]  # the validator reads it
+    ) -> None: ...
+
+    assert problems_of(fine) == []
+
+
+def test_a_class_without_tools_has_no_specifications() -> None:
+    class Empty:
+        def method(self) -> None: ...
+
+    for source in (Empty, Empty()):
+        with pytest.raises(IllegalConfigurationError, match="Empty has no tools"):
+            tool_specifications_from(source)

@@ -30,9 +30,13 @@ def way_out(point: InjectionPoint, near: Sequence[str], definitions: Sequence[Be
     module = getattr(cls, "__module__", "")
     if module == "builtins" and cls not in (list, dict):
         return f"give it a default, or ask for a BaseSettings class with it, or for Annotated[{wanted}, Named(…)]"
-    one = _READY_MADE.get(f"{module}.{getattr(cls, '__qualname__', '')}", "") or _to_register(cls)
-    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    path = f"{module}.{getattr(cls, '__qualname__', '')}"
     optional = f"`{type_name(point.wants)} | None`"
+    if path in _OF_WEB_REQUESTS:
+        serve = "serve it with FastAPI: toolbox_fastapi.install(app, container) provides it inside of requests"
+        return f"{serve}; if this also runs outside of them, ask for {optional}"
+    one = _READY_MADE.get(path, "") or _to_register(cls)
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
     return f"register {one}{hint}, name it in Container(seeds=…) if request scopes are given it, or ask for {optional}"
 
 
@@ -44,6 +48,11 @@ _READY_MADE = {
     "redis.asyncio.client.Redis": "toolbox.redis.client",
 }
 """Producers that are there for types of others, which must not be loaded to look for them."""
+
+_OF_WEB_REQUESTS = frozenset(
+    {"starlette.requests.HTTPConnection", "starlette.requests.Request", "starlette.websockets.WebSocket"}
+)
+"""Types that only `toolbox_fastapi` provides."""
 
 
 def _to_register(cls: Any) -> str:

@@ -248,13 +248,17 @@ class _MethodReader:
             module = sys.modules.get(self.cls.__module__)
             path = Path(getattr(module, "__file__", None) or ".").parent / mark.file
             try:
-                text = path.read_text(encoding="utf-8")
+                text = path.read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", None) or "is not UTF-8 text"
                 self.problem(
                     f"{decorator}(file={mark.file!r}): {reason}", "put the file beside the module, as UTF-8 text"
                 )
                 return None
+        if not (text or "").strip():
+            source = f"{decorator}(file={mark.file!r})" if mark.file is not None else decorator
+            self.problem(f"the template of {source} is empty", "write the message, or remove the decorator")
+            return None
         template, faults = parse(text or "")
         for fault in faults:
             self.problem(f"the template of {decorator} has {fault}", "mend the template")
@@ -320,11 +324,20 @@ class _MethodReader:
         toolset = Toolset.of(tools)
         self.problems += offer_problems(self.where, toolset, output, memory, self.options.output_mode)
         choice = self.options.tool_choice
-        offers = {tool.specification.name for tool in toolset.tools} | {"auto", "none"}
-        if toolset.tools:
-            offers.add("required")
-        if choice is not None and choice not in offers and not providers_of(self.cls, self.options, self.name):
-            self.problem(f"tool_choice is {choice!r}, and there is no such tool", "use the name of an offered tool")
+        names = [tool.specification.name for tool in toolset.tools]
+        if choice is None or choice in {*names, "auto", "none"} or providers_of(self.cls, self.options, self.name):
+            return toolset
+        if not names:
+            self.problem(
+                f"tool_choice is {choice!r}, but the method offers no tools",
+                "list tools in tools= or @toolbox(…), or remove tool_choice",
+            )
+        elif choice != "required":
+            offered = ", ".join(repr(name) for name in names)
+            self.problem(
+                f"tool_choice is {choice!r}, which is not the name of an offered tool",
+                f'use one of: {offered}, "required", "auto", "none"',
+            )
         return toolset
 
 

@@ -35,7 +35,8 @@ class ToolParameter:
     """One parameter of a tool; `default` is `EMPTY` when there is none.
 
     `annotation` is what was written, resolved; `admits_none` looks through `| None`, aliases and `Any`. `wanted` is the
-    bean an injected one asks for. `description` is what its annotation says.
+    bean an injected one asks for. `description` is what its annotation says; `alias` is the name that the model uses
+    instead of the parameter's own.
     """
 
     name: str
@@ -46,7 +47,7 @@ class ToolParameter:
     admits_none: bool = False
     wanted: Any = None
     description: str | None = None
-    alias: str | None = None
+    alias: Any = None
 
     @property
     def has_default(self) -> bool:
@@ -56,7 +57,7 @@ class ToolParameter:
     @property
     def shown_name(self) -> str:
         """Its name in the schema."""
-        return self.alias or self.name
+        return self.name if self.alias is None else str(self.alias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,13 @@ def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParam
         or [each.documentation for each in metadata if isinstance(each, Doc)]
         or [each.description for each in fields if each.description][:1]
     )
-    alias = next((each.validation_alias for each in fields if isinstance(each.validation_alias, str)), None)
+    aliases = [each.validation_alias for each in fields if each.validation_alias is not None]
+    alias = aliases[0] if aliases else None
+    if is_field(default):
+        for constraint in default.metadata:
+            annotation = Annotated[annotation, constraint]
+        if default.is_required():  # it says something of the parameter, and is no default
+            default = EMPTY
     for each in fields:  # Field(default=…), in the annotation or as the default
         default = each if default is EMPTY and not each.is_required() else default
     return ToolParameter(name, kind, annotation, default, role, optional, wanted, "\n".join(texts) or None, alias)

@@ -6,23 +6,31 @@ Not here: reading signatures (`parameters`) and docstrings, decoding a call (`co
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Optional, Union, get_args, get_origin
+from uuid import UUID
 
 from typing_extensions import TypedDict
 
 from ..chat import ToolSpecification, no_parameters
 from ..errors import FrameworkError, Problem
+from ..faults import brief
+from ..forms import is_union, type_name
 from ..schemas import Schema, schema_of, without_null
 from .docstrings import read_docstring
 from .marks import ToolMark
-from .parameters import Role, Taken, ToolParameter, is_field
+from .parameters import Role, Taken, ToolParameter, is_field, unwrapped
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# Some model servers refuse property names with other characters.
+_ALIAS = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +50,14 @@ def describe_tool(
     docstring = read_docstring(documentation)
     visible = tuple(each for each in taken.parameters if each.role is Role.MODEL)
     found = len(problems)
+    problems += _alias_problems(visible, where)
+    if len(problems) > found:
+        return None
     adapter = _adapter(visible, where, problems) if visible else None
     schema = no_parameters()
     if adapter is not None:
         schema = _parameters_schema(adapter, visible, docstring.parameters, where, problems)
+    problems += _default_problems(visible, where)
     if len(problems) > found:
         return None
     description = docstring.first_paragraph if mark.description is None else mark.description
@@ -75,6 +87,64 @@ def _mark_problems(name: str, mark: ToolMark, where: str) -> list[Problem]:
     return [*name_problems(name, where), *limit_problems(where, mark.timeout, mark.max_result_chars)]
 
 
+# --- names and defaults of parameters
+
+
+def _alias_problems(visible: Sequence[ToolParameter], where: str) -> Iterator[Problem]:
+    shown: dict[str, str] = {}
+    for each in visible:
+        if each.alias is not None and not (isinstance(each.alias, str) and _ALIAS.fullmatch(each.alias)):
+            yield Problem(
+                where,
+                f"the alias {each.alias!r} of parameter {each.name!r} is invalid",
+                "use a string of 1 to 64 of the characters A-Z a-z 0-9 _ . -",
+            )
+        elif (other := shown.setdefault(each.shown_name, each.name)) != each.name:
+            yield Problem(
+                where,
+                f"the parameters {other!r} and {each.name!r} have the same name {each.shown_name!r} for the model",
+                "give one of them another alias",
+            )
+
+
+def _default_problems(visible: Sequence[ToolParameter], where: str) -> Iterator[Problem]:
+    for each in visible:
+        default = each.default
+        if is_field(default):  # a default_factory is called for each call, and not before
+            default = None if default.default_factory is not None else default.default
+        if each.has_default and not _is_fitting(default, each.annotation):
+            yield Problem(
+                where,
+                f"the default {brief(repr(default), 80)} of parameter {each.name!r} is not valid for its type "
+                f"{type_name(each.annotation)}",
+                "use a default of this type, or None"
+                + ("" if each.admits_none else f": `{each.name}: {type_name(each.annotation)} | None = None`"),
+            )
+
+
+# An object of any other class may be the program's own mark for an absent argument.
+_DATA = (str, bytes, bool, int, float, list, tuple, dict, set, frozenset, date, time, timedelta, Decimal, UUID, Enum)
+
+
+def _is_fitting(default: Any, annotation: Any) -> bool:
+    """Return False if a default has a type that pydantic would refuse; limits such as `ge=1` are not checked."""
+    from pydantic import TypeAdapter, ValidationError
+
+    bare, _, optional = unwrapped(annotation)
+    if default is None or (isinstance(bare, type) and isinstance(default, bare)) or not isinstance(default, _DATA):
+        return True
+    or_none: Any = Optional[bare] if optional else bare  # noqa: UP045 - `bare` is a value
+    for expected in (annotation, or_none):
+        try:
+            TypeAdapter(expected).validate_python(default)
+        except ValidationError:
+            continue
+        except Exception:  # what a type's own validators raise says nothing about the default's type
+            return True
+        return True
+    return False
+
+
 # --- the adapter
 
 
@@ -98,14 +168,34 @@ class _NullIsAbsent:
 
 def _field(parameter: ToolParameter) -> Any:
     annotation = parameter.annotation
-    if is_field(parameter.default):
-        for constraint in parameter.default.metadata:
-            annotation = Annotated[annotation, constraint]
+    if parameter.alias is not None:
+        from pydantic import Field
+
+        annotation = Annotated[_without_aliases_below(annotation), Field(validation_alias=parameter.alias)]
     if not parameter.has_default and not parameter.admits_none:
         return annotation
     if not parameter.admits_none:
         annotation = Annotated[annotation, _NullIsAbsent()]
     return NotRequired[annotation if parameter.has_default else Annotated[annotation, _NoneWhenAbsent()]]
+
+
+def _without_aliases_below(annotation: Any) -> Any:
+    """Return the annotation without the aliases in members of a union, which pydantic warns about."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        whole: Any = (_without_aliases_below(arguments[0]), *arguments[1:])
+        return Annotated[whole]
+    if not is_union(annotation):
+        return annotation
+    members: list[Any] = []
+    for member in arguments:
+        if get_origin(member) is Annotated:
+            kept: list[Any] = [member.__origin__]
+            for each in member.__metadata__:
+                kept += each.metadata if is_field(each) and each.validation_alias is not None else [each]
+            member = Annotated[tuple(kept)] if len(kept) > 1 else kept[0]
+        members.append(member)
+    return Union[tuple(members)]  # noqa: UP007 - the members are values
 
 
 def _adapter_of(visible: Sequence[ToolParameter]) -> TypeAdapter[dict[str, Any]]:
@@ -171,7 +261,7 @@ def _parameters_schema(
         schema = made["properties"][each.shown_name]
         if each.has_default:  # null means the default: there is no need to tell the model of it
             schema = without_null(schema)
-        description = each.description or documented.get(each.name)
+        description = each.description or documented.get(each.name) or documented.get(each.shown_name)
         properties[each.shown_name] = {**schema, "description": description} if description else schema
     parameters: Schema = {"type": "object", "properties": properties}
     if required := [each.shown_name for each in visible if not each.has_default]:
