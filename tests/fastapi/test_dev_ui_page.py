@@ -203,7 +203,7 @@ def test_a_service_is_asked_and_its_tools_stand_on_a_timeline(page: Any) -> None
     assert "1 small hot soup" in row.get_by_role("group", name="Result of add").inner_text()
     assert row.locator(".bar").bounding_box()["width"] > 1
     rows.last.locator("summary").click()
-    assert "add: 1 small hot soup" in rows.last.get_by_role("group", name="was sent").inner_text()
+    assert "add: 1 small hot soup" in rows.last.get_by_role("group", name="Sent to").inner_text()
 
 
 def test_the_keyboard_is_enough(page: Any) -> None:
@@ -263,7 +263,7 @@ def test_a_tool_is_called_by_a_form_of_its_schema(page: Any) -> None:
     page.locator(".variant textarea").fill("A")
     page.get_by_role("button", name="Call").click()
 
-    page.get_by_role("heading", name="What a model reads").wait_for()
+    page.get_by_role("heading", name="The model reads").wait_for()
     told = page.get_by_role("group", name="Result")
     assert told.inner_text() == "3 large cold soup with 10 g salt for 'A'"
 
@@ -276,7 +276,7 @@ def test_what_is_left_out_is_not_sent_and_wrong_values_are_told(page: Any) -> No
 
     page.get_by_label("count").fill("many")
     page.keyboard.press("Control+Enter")
-    page.get_by_role("heading", name="What a model reads: an error").wait_for()
+    page.get_by_role("heading", name="The model reads an error").wait_for()
     assert "count" in page.get_by_role("group", name="Result").inner_text()
 
 
@@ -334,7 +334,7 @@ def test_a_lost_connection_is_told_and_taken_up_again(page: Any) -> None:
     page.route("**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"))
     page.reload()
     page.get_by_role("link", name="Log").click()
-    page.get_by_role("status").filter(has_text="Not connected").wait_for()
+    page.get_by_role("status").filter(has_text="Disconnected").wait_for()
 
     page.unroute("**/api/log")
     page.get_by_role("status").filter(has_text="Live").wait_for()
@@ -488,5 +488,5 @@ def test_a_page_of_a_program_that_was_says_so(page: Any) -> None:
     page.unroute("**/api/log")
 
     page.get_by_role("status").filter(has_text="The program has changed").wait_for()
-    page.get_by_role("button", name="Load it").click()
+    page.get_by_role("button", name="Reload").click()
     page.locator("#title").filter(has_text="The restaurant").wait_for()

@@ -1,8 +1,11 @@
-// Elements and words: how things are made and written. Text is only ever set as text, never as markup.
+// @ts-check
+// Creates elements and formats values. Text is always set as text, never as markup.
 
+/** @param {string} id @returns {any} the element with this id */
 export const at = id => document.getElementById(id);
 
-// An element; of its properties `class`, `on…` and booleans mean what one expects, the others are attributes.
+// Creates an element. `on…` properties add event listeners, true and false set and omit an attribute, others are attributes.
+/** @returns {any} */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -17,6 +20,8 @@ export function make(tag, properties = {}, ...children) {
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// Creates an SVG element.
+/** @returns {any} */
 export function draw(tag, properties = {}, ...children) {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -27,8 +32,8 @@ export function draw(tag, properties = {}, ...children) {
   return element;
 }
 
-let numbers = 0;
-export const newId = prefix => `${prefix}-${++numbers}`;
+let lastId = 0;
+export const newId = prefix => `${prefix}-${++lastId}`;
 
 export function duration(seconds) {
   if (seconds < 0.001) return `${Math.max(1, Math.round(seconds * 1e6))} µs`;
@@ -37,34 +42,48 @@ export function duration(seconds) {
 }
 
 export const clock = milliseconds =>
-  new Date(milliseconds).toLocaleTimeString([], {hour12: false}) + "." + String(Math.floor(milliseconds % 1000)).padStart(3, "0");
+  new Date(milliseconds).toLocaleTimeString([], {hour12: false}) +
+  "." +
+  String(Math.floor(milliseconds % 1000)).padStart(3, "0");
 
 export const counted = (count, one, several = `${one}s`) => `${count} ${count === 1 ? one : several}`;
 
-// JSON as it is read best; any other text as it is.
+// Formats JSON text; returns any other text unchanged.
 export function pretty(text) {
-  try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
 }
 
-// A block of text that may be long, and can be scrolled with the keyboard; a very long one is drawn when asked for.
+// Shows a text that may be long and scrolls with the keyboard. A very long one is cut until the user asks for all of it.
 const LONGEST = 100_000;
 
 export function block(text, label) {
   const whole = make("pre", {tabindex: "0", role: "group", "aria-label": label}, text.slice(0, LONGEST));
   if (text.length <= LONGEST) return whole;
-  const more = make("button", {type: "button", class: "small quiet", onclick() {
-    whole.textContent = text;
-    more.remove();
-    whole.focus();
-  }}, `Show all ${text.length.toLocaleString("en")} characters`);
+  const more = make(
+    "button",
+    {
+      type: "button",
+      class: "small quiet",
+      onclick() {
+        whole.textContent = text;
+        more.remove();
+        whole.focus();
+      },
+    },
+    `Show all ${text.length.toLocaleString("en")} characters`,
+  );
   return make("div", {class: "long"}, whole, more);
 }
 
-// What is off for now, but keeps the focus.
-export const setOff = (button, off) => button.setAttribute("aria-disabled", String(off));
+// Disables a button without taking the focus from it.
+export const setDisabled = (button, off) => button.setAttribute("aria-disabled", String(off));
 
-// The page's own notes, for those who see and those who hear.
-export function complain(message) {
+// Shows an error at the top of the page; null removes it.
+export function showError(message) {
   at("alert").textContent = message ?? "";
   at("alert").hidden = !message;
 }

@@ -1,4 +1,5 @@
-// What happened in one invocation, on a common axis of time; each row opens to show what went in and came out.
+// @ts-check
+// Shows the model and tool calls of one invocation on a time axis. Each row opens to show its input and output.
 
 import {block, clock, duration, make, pretty} from "./dom.js";
 
@@ -6,11 +7,14 @@ function facts(row) {
   const parts = [];
   const add = (title, content) => content && parts.push(make("dt", {}, title), make("dd", {}, content));
   if (row.arguments !== undefined) add("Arguments", block(pretty(row.arguments || "{}"), `Arguments of ${row.name}`));
-  if (row.sent !== undefined) add("Was sent", block(row.sent, `What ${row.name} was sent`));
+  if (row.sent !== undefined) add("Sent", block(row.sent, `Sent to ${row.name}`));
   if (row.result !== undefined)
-    add(row.is_error ? "Error" : row.sent === undefined ? "Result" : "Replied", block(pretty(row.result), `${row.sent === undefined ? "Result" : "Reply"} of ${row.name}`));
-  add("Began", clock(row.at));
-  if (row.duration !== undefined) add("Took", duration(row.duration));
+    add(
+      row.is_error ? "Error" : row.sent === undefined ? "Result" : "Reply",
+      block(pretty(row.result), `${row.sent === undefined ? "Result" : "Reply"} of ${row.name}`),
+    );
+  add("Started", clock(row.at));
+  if (row.duration !== undefined) add("Duration", duration(row.duration));
   add("Thread", row.thread);
   add("Tokens", row.usage && tokens(row.usage));
   return make("dl", {class: "facts"}, parts);
@@ -26,17 +30,25 @@ export class Timeline {
     this.began = this.ended = null;
   }
 
-  // The invocation's own time, which the axis begins and ends with.
-  begin(milliseconds) { this.began = milliseconds; }
-  end(milliseconds) { this.ended = milliseconds; this.place(); }
-
-  // Nothing more will be told: what still runs is no longer followed.
-  leave() {
-    for (const row of this.rows.values())
-      if (row.facts.duration === undefined) { row.facts.left = true; this.show(row); }
+  // Sets the start and the end of the axis, in milliseconds.
+  begin(milliseconds) {
+    this.began = milliseconds;
+  }
+  end(milliseconds) {
+    this.ended = milliseconds;
+    this.place();
   }
 
-  // A row that is new, or has changed.
+  // Marks the rows that are still running as stopped: no more entries will arrive.
+  leave() {
+    for (const row of this.rows.values())
+      if (row.facts.duration === undefined) {
+        row.facts.left = true;
+        this.show(row);
+      }
+  }
+
+  // Adds a row or changes it.
   set(key, kind, facts) {
     const row = this.rows.get(key) ?? this.row(key, kind);
     Object.assign(row.facts, facts);
@@ -46,9 +58,25 @@ export class Timeline {
 
   row(key, kind) {
     const bar = make("span", {class: "bar"});
-    const parts = {name: make("span", {class: "name"}, kind.endsWith(" inner") ? make("span", {class: "unseen"}, "inside: ") : null, make("span")), thread: make("span", {class: "thread"}), time: make("span", {class: "time"})};
+    const parts = {
+      name: make(
+        "span",
+        {class: "name"},
+        kind.endsWith(" inner") ? make("span", {class: "unseen"}, "inside: ") : null,
+        make("span"),
+      ),
+      thread: make("span", {class: "thread"}),
+      time: make("span", {class: "time"}),
+    };
     const body = make("div", {class: "inside"});
-    const summary = make("summary", {}, parts.name, parts.thread, make("span", {class: "track", "aria-hidden": "true"}, bar), parts.time);
+    const summary = make(
+      "summary",
+      {},
+      parts.name,
+      parts.thread,
+      make("span", {class: "track", "aria-hidden": "true"}, bar),
+      parts.time,
+    );
     const element = make("li", {class: kind}, make("details", {}, summary, body));
     const row = {kind, facts: {}, bar, parts, body, element};
     this.rows.set(key, row);
@@ -66,7 +94,7 @@ export class Timeline {
     body.replaceChildren(facts(each));
   }
 
-  // Bars by their time within the whole.
+  // Sizes the bars by their time within the invocation.
   place() {
     const rows = [...this.rows.values()];
     if (!rows.length) return;
@@ -76,21 +104,24 @@ export class Timeline {
     const sorted = rows.toSorted((one, other) => one.facts.at - other.facts.at);
     if (sorted.some((row, index) => row !== rows[index])) this.list.append(...sorted.map(row => row.element));
     for (const row of rows) {
-      const left = Math.min(99, (row.facts.at - first) / (last - first) * 100);
-      const right = row.facts.duration === undefined ? 100 : (end(row) - first) / (last - first) * 100;
+      const left = Math.min(99, ((row.facts.at - first) / (last - first)) * 100);
+      const right = row.facts.duration === undefined ? 100 : ((end(row) - first) / (last - first)) * 100;
       row.bar.style.left = `${Math.max(0, left)}%`;
       row.bar.style.width = `${Math.max(1, Math.min(100, right) - Math.max(0, left))}%`;
     }
   }
 
-  get count() { return [...this.rows.values()].filter(row => row.kind.startsWith("tool")).length; }
+  get count() {
+    return [...this.rows.values()].filter(row => row.kind.startsWith("tool")).length;
+  }
 }
 
-// Feeds a timeline with an entry of the log; tells whether it was one for it. `root` is the run the timeline is of.
+// Adds a log entry to a timeline; returns false if the entry is not for a timeline. `root` is the timeline's run.
 export function feed(timeline, entry, root) {
   const [kind, started] = (entry.type ?? "").split("_");
   if ((kind !== "tool" && kind !== "model") || (started && started !== "started")) return false;
-  const {run, call, type, ...facts} = entry;
+  const {run, call, ...facts} = entry;
+  delete facts.type;
   timeline.set(`${run} ${call}`, run === root ? kind : `${kind} inner`, facts);
   return true;
 }
