@@ -52,9 +52,9 @@ def serve(host: str, port: int) -> int:
         app = create_app()
         shown = "localhost" if host == "127.0.0.1" else host
         port = listening.getsockname()[1]
-        print(f"The weather agent is at http://{shown}:{port}, answered by {model_name()}. Ctrl-C ends it.")
-        print(f"What it is made of, to look at and to try: http://{shown}:{port}/dev-ui", flush=True)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+        text = f"The weather agent is at http://{shown}:{port}, answered by {model_name()}. Ctrl-C ends it."
+        print(text, flush=True)
+        config = uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)
         server.run(sockets=[listening])
         return 0 if server.started else 1

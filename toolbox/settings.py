@@ -163,6 +163,7 @@ class ToolboxSettings(BaseSettings):
     `slow_call_warning` in seconds. `max_result_chars`: a longer tool result is cut; None: never.
     `max_tool_rounds`, `max_tool_calls_per_response` and `timeout` (seconds) limit the calls of every service that does
     not set its own limit.
+    `dev_ui_token` opens the dev UI, of 8 characters or more; without one each start prints a new one.
     """
 
     model_config = SettingsConfigDict(
@@ -184,6 +185,7 @@ class ToolboxSettings(BaseSettings):
     timeout: PositiveFloat | None = None
     slow_call_warning: PositiveFloat = 0.1
     demo: bool = False
+    dev_ui_token: Annotated[SecretStr, Field(min_length=8)] | None = None
     models: Annotated[dict[str, ModelSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
     rest: Annotated[dict[str, RestSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
     mcp: Annotated[dict[str, McpSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)

@@ -45,6 +45,8 @@ from .stopping import Stopping
 if TYPE_CHECKING:
     from toolbox.container import Container
 
+    from .dev_ui.routes import DevUiApplication
+
 
 def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = False) -> None:
     """Makes `container` the one of `app`; to be called first, before routes are added.
@@ -53,7 +55,8 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
     WebSocket gets a request scope; `ToolboxError`s are answered with problem details, unless the application has
     handlers of its own for them.
 
-    `dev_ui`: True, its path, or a `DevUi` serves a page that shows the program and tries it; for development. Raises
+    `dev_ui`: True, its path, or a `DevUi` serves a page that shows the program and tries it; for development. Its
+    address is printed at start. `FastAPI(dependencies=[…])` does not guard it, `DevUi(dependencies=[…])` does. Raises
     `IllegalConfigurationError` for an application that has a container already.
     """
     if not isinstance(app, FastAPI):
@@ -77,7 +80,7 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
     if dev_ui:
         from .dev_ui.routes import mount_dev_ui
 
-        mount_dev_ui(app, container, DevUi.of(dev_ui))
+        installation.dev_ui = mount_dev_ui(app, container, DevUi.of(dev_ui))
 
 
 class Installation:
@@ -86,6 +89,7 @@ class Installation:
     def __init__(self, app: FastAPI, container: Container) -> None:
         self.app, self.container = app, container
         self.stopping: Stopping | None = None
+        self.dev_ui: DevUiApplication | None = None
 
     def around(self, lifespan: Lifespan[Any]) -> Lifespan[Any]:
         """The application's `lifespan`, inside that of the container."""
@@ -98,6 +102,8 @@ class Installation:
             async with self._started(), lifespan(app) as state:
                 settings = await self.container.aget(ToolboxSettings)
                 self.stopping = stopping = Stopping(settings.stop_timeout)
+                if self.dev_ui is not None:
+                    self.dev_ui.start(settings)
                 try:
                     with stopping.listening():
                         yield state
@@ -139,6 +145,8 @@ class RequestScopes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         container = self._installation.container
         outer = scope.get(EXCHANGE_KEY)
+        if scope["type"] == "http" and (dev_ui := self._installation.dev_ui) is not None:
+            dev_ui.hide_token(scope)
         if scope["type"] not in ("http", "websocket") or (outer is not None and outer.container is container):
             await self.app(scope, receive, send)
             return

@@ -41,6 +41,7 @@ from toolbox_fastapi import DevUi, Inject, install
 pytestmark = pytest.mark.anyio
 
 HERE = {"host": "localhost"}
+OPEN = DevUi(token=False)
 
 
 @request_scoped
@@ -85,7 +86,7 @@ class Cook(Protocol):
     async def look(self, message: UserMessage, photos: list[ImageContent]) -> str: ...
 
 
-def restaurant(*replies: Any, dev_ui: Any = True, register: tuple[Any, ...] = ()) -> FastAPI:
+def restaurant(*replies: Any, dev_ui: Any = OPEN, register: tuple[Any, ...] = ()) -> FastAPI:
     app = FastAPI(title="The restaurant")
     container = Container(models={"default": ScriptedChatModel(list(replies))})
     install(app, container.register(Basket, Waiter, Cook, *register), dev_ui=dev_ui)
@@ -165,7 +166,7 @@ async def test_the_bare_path_leads_to_the_page_also_beside_a_route_for_everythin
 
 
 async def test_its_path_can_be_chosen_and_it_is_in_no_document(running: Any) -> None:
-    async with running(restaurant(dev_ui="/inside/ui/")) as client:
+    async with running(restaurant(dev_ui=DevUi("/inside/ui/", token=False))) as client:
         assert (await client.get("/inside/ui/", headers=HERE)).status_code == 200
         assert (await client.get("/dev-ui/", headers=HERE)).status_code == 404
         assert (await client.get("/openapi.json")).json()["paths"] == {}
@@ -228,7 +229,7 @@ async def test_nobody_else_is_let_in(running: Any, headers: dict[str, str]) -> N
 
 async def test_a_client_from_elsewhere_is_refused_and_told_how_to_be_let_in(connect: Any, running: Any) -> None:
     for allowed, status in (((), 403), (("203.0.113.0/24",), 200)):
-        app = restaurant(dev_ui=DevUi(allowed_clients=allowed))
+        app = restaurant(dev_ui=DevUi(allowed_clients=allowed, token=False))
         async with running(app):
             client = connect(app, "/dev-ui/")
             client.scope["headers"] = [(b"host", b"localhost")]
@@ -252,7 +253,7 @@ async def test_a_client_that_is_not_known_is_refused(connect: Any, running: Any)
 async def test_below_a_root_path_the_page_is_there_whether_or_not_a_proxy_takes_it_off(
     connect: Any, running: Any, path: str
 ) -> None:
-    app = restaurant(dev_ui="/x")
+    app = restaurant(dev_ui=DevUi("/x", token=False))
     async with running(app):
         for file in ("", "page/main.js", "api/program"):
             client = connect(app, path + file)
@@ -286,7 +287,7 @@ async def test_behind_a_proxy_that_asks_by_its_own_name_the_page_still_works(
 
 
 async def test_further_names_can_be_allowed(running: Any) -> None:
-    async with running(restaurant(dev_ui=DevUi(allowed_hosts=["dev.example.org"]))) as client:
+    async with running(restaurant(dev_ui=DevUi(allowed_hosts=["dev.example.org"], token=False))) as client:
         assert (await client.get("/dev-ui/", headers={"host": "dev.example.org:8000"})).status_code == 200
         assert (await client.get("/dev-ui/", headers={"host": "example.org"})).status_code == 403
 
@@ -405,7 +406,7 @@ async def test_values_of_settings_and_keys_are_never_shown(running: Any, monkeyp
 
     model = OpenAiChatModel("big", base_url="http://127.0.0.1:9/v1", api_key="hunter2-given")
     app = FastAPI()
-    install(app, Container(models={"default": model}).register(Waiter, Repository, Clerk), dev_ui=True)
+    install(app, Container(models={"default": model}).register(Waiter, Repository, Clerk), dev_ui=OPEN)
 
     async with running(app) as client:
         text = (await client.get("/dev-ui/api/program", headers=HERE)).text
@@ -569,7 +570,7 @@ async def test_structured_answers_and_items_are_shown_as_json(running: Any) -> N
 async def test_conversations_go_on_by_their_memory_id(running: Any) -> None:
     model = ScriptedChatModel(["one", "two", "three"])
     app = FastAPI()
-    install(app, Container(models={"default": model}).register(Waiter), dev_ui=True)
+    install(app, Container(models={"default": model}).register(Waiter), dev_ui=OPEN)
 
     async with running(app) as client:
         for table in ("7", "7", "8"):
@@ -581,7 +582,7 @@ async def test_conversations_go_on_by_their_memory_id(running: Any) -> None:
 async def test_images_are_given_by_their_addresses(running: Any) -> None:
     model = ScriptedChatModel(["nice"])
     app = FastAPI()
-    install(app, Container(models={"default": model}).register(Cook), dev_ui=True)
+    install(app, Container(models={"default": model}).register(Cook), dev_ui=OPEN)
 
     async with running(app) as client:
         await asked(client, "Cook.look", message="Look", photos=["https://example.org/soup.png"])
@@ -668,7 +669,7 @@ async def test_what_is_overridden_is_what_is_asked(running: Any) -> None:
 
     app = FastAPI()
     container = Container(models={"default": ScriptedChatModel([])}).register(Waiter)
-    install(app, container, dev_ui=True)
+    install(app, container, dev_ui=OPEN)
     async with running(app) as client:
         with container.override(Waiter, FakeWaiter()):  # type: ignore[type-abstract]  # a Protocol is what is overridden
             entries = await asked(client, "Waiter.serve", table="7", wish="soup")
@@ -783,7 +784,7 @@ async def test_a_program_s_one_listener_is_still_the_one_it_asks_for(running: An
 
     app = FastAPI()
     container = Container().register(Listener, Reader)
-    install(app, container, dev_ui=True)
+    install(app, container, dev_ui=OPEN)
     async with running(app) as client:
         assert type((await container.aget(Reader)).listener) is Listener
         assert "DevUiListener" not in json.dumps(await program_of(client))

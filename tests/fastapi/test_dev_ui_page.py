@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from enum import Enum
 from typing import Annotated, Any, Literal, Protocol
+from urllib.parse import quote
 
 import pytest
 import uvicorn
@@ -27,7 +28,9 @@ from toolbox import (
     tool,
 )
 from toolbox.testing import ScriptedChatModel, tool_call
-from toolbox_fastapi import install
+from toolbox_fastapi import DevUi, install
+
+TOKEN = "a token of this test"
 
 
 class Size(Enum):
@@ -152,7 +155,7 @@ def restaurant() -> FastAPI:
     install(
         app,
         Container(models={"default": model}).register(Waiter, Host, Helper, Kitchen, Basket, Session, Till),
-        dev_ui=True,
+        dev_ui=DevUi(token=TOKEN),
     )
 
     @app.post("/serve")
@@ -180,7 +183,7 @@ def page(browser: Any, address: str, request: pytest.FixtureRequest) -> Iterator
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda asked: asked.url.startswith((address, "data:")) or complaints.append(asked.url))
-    page.goto(address)
+    page.goto(f"{address}?token={quote(TOKEN)}")
     page.get_by_role("heading", name="Waiter.serve").wait_for()
     yield page
     page.close()
@@ -490,3 +493,21 @@ def test_a_page_of_a_program_that_was_says_so(page: Any) -> None:
     page.get_by_role("status").filter(has_text="The program has changed").wait_for()
     page.get_by_role("button", name="Reload").click()
     page.locator("#title").filter(has_text="The restaurant").wait_for()
+
+
+def test_the_token_leaves_the_address_and_is_kept_for_reloads(page: Any, address: str) -> None:
+    assert page.url.partition("#")[0] == address
+    page.reload()
+    page.get_by_role("heading", name="Waiter.serve").wait_for()
+
+
+def test_without_the_token_a_form_asks_for_it(browser: Any, address: str) -> None:
+    page = browser.new_page()
+    page.goto(address)
+    page.get_by_label("Token").fill("something else")
+    page.get_by_role("button", name="Open").click()
+    page.get_by_text("enter its token").wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Open").click()
+    page.get_by_role("heading", name="Waiter.serve").wait_for()
+    page.close()

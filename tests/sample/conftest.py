@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+DEV_UI_TOKEN = "token-of-the-sample"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -101,7 +102,7 @@ def served(**more: str) -> Iterator[Address]:
 @pytest.fixture(scope="session")
 def weather_agent() -> Iterator[Address]:
     """The sample on its embedded default."""
-    with served() as address:
+    with served(TOOLBOX_DEV_UI_TOKEN=DEV_UI_TOKEN) as address:
         yield address
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from .conftest import DEV_UI_TOKEN
+
 
 def names(answer: Any) -> list[str]:
     return [each["name"] for each in answer["tool_executions"]]
@@ -100,7 +102,8 @@ def test_the_page_needs_nothing_from_elsewhere(weather_agent: Any) -> None:
 
 def test_it_can_be_looked_into(weather_agent: Any) -> None:
     assert "/dev-ui" in weather_agent.get("/").text
-    assert weather_agent.get("/dev-ui").status == 200
+    assert weather_agent.get("/dev-ui").status == 403
+    assert weather_agent.get(f"/dev-ui/api/program?token={DEV_UI_TOKEN}").status == 200
 
 
 def test_a_taken_port_gets_one_clear_line() -> None:

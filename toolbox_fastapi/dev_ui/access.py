@@ -1,38 +1,47 @@
-"""Who may see the dev UI: this machine, and whoever it is told.
+"""Who may see the dev UI: clients of this machine, and those that are allowed by name.
 
 What reaches it can call every tool. So the client's address must be allowed, and that of each proxy's client; the name
 in the address bar too, or a foreign page could have its own name lead here; and no foreign page may ask by itself.
-Not here: what is shown (`program`) and done (`calls`).
+Not here: the token (`tokens`), what is shown (`program`) and done (`calls`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from toolbox.errors import IllegalConfigurationError, Problem
 
+from ..guarding import dependency_problems
+
 
 @dataclass(frozen=True, slots=True)
 class DevUi:
-    """Where the dev UI is, and who may see it besides this machine: `install(app, container, dev_ui=DevUi(…))`.
+    """Says where the dev UI is and who may see it: `install(app, container, dev_ui=DevUi(…))`.
 
     `allowed_hosts` are names as in the address bar, without a port; `allowed_clients` are IP addresses or networks,
-    such as `172.17.0.0/16`. A request must pass both. Raises `IllegalConfigurationError`.
+    such as `172.17.0.0/16`. Besides, a request needs the `token`: True takes `TOOLBOX_DEV_UI_TOKEN` or makes one, a
+    text of at least 8 characters is the token itself, False needs none. The address with the token is printed at
+    start. `dependencies`, such as `[Depends(login)]`, run before anything below the path is answered. A request must
+    pass all of these. Raises `IllegalConfigurationError`.
     """
 
     path: str = "/dev-ui"
     allowed_hosts: Sequence[str] = ()
     allowed_clients: Sequence[str] = ()
+    token: str | bool = field(default=True, repr=False)
+    dependencies: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", self.path.rstrip("/"))
         object.__setattr__(self, "allowed_hosts", tuple(self.allowed_hosts))
         object.__setattr__(self, "allowed_clients", tuple(self.allowed_clients))
+        object.__setattr__(self, "dependencies", tuple(self.dependencies))
         problems = list(self._problems())
         if problems:
             raise IllegalConfigurationError(problems)
@@ -55,6 +64,9 @@ class DevUi:
         for each in self.allowed_hosts:
             if not each or any(character in each for character in "/:* "):
                 yield Problem("DevUi", f"allowed_hosts has {each!r}", "use host names without scheme and port")
+        if not isinstance(self.token, (str, bool)) or (isinstance(self.token, str) and len(self.token) < 8):
+            yield Problem("DevUi", "invalid token", "use 8 characters or more, True to make one, or False for none")
+        yield from dependency_problems("DevUi", self.dependencies)
 
     @property
     def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:

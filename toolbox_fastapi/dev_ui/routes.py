@@ -11,20 +11,23 @@ from contextlib import aclosing
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import parse_qs, quote
 
 from fastapi import FastAPI
 from fastapi.sse import ServerSentEvent
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from toolbox.container import Container
+from toolbox.settings import ToolboxSettings
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.prepared import Tool
 from toolbox.tools.sources import read_tools
 
+from ..guarding import guarded_route
 from ..requirements import endpoints_of
 from ..streaming import as_json, sse
 from .access import DevUi
@@ -34,6 +37,7 @@ from .forms import BadInputError
 from .journal import Journal
 from .listener import DevUiListener
 from .program import Program
+from .tokens import TOKEN_KEY, Token, announce, server_address, take_token
 
 logger = logging.getLogger("toolbox.fastapi")
 
@@ -51,6 +55,25 @@ SECURITY = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+LOGIN_POLICY = "default-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+LOGIN = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Dev UI: token needed</title>
+</head>
+<body>
+<h1>Dev UI</h1>
+<p>Open the address that the program printed when it started, or enter its token:</p>
+<form method="post">
+<label>Token <input type="password" name="token" autocomplete="off" required autofocus></label>
+<button>Open</button>
+</form>
+</body>
+</html>
+"""
 RAW_SECURITY = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -63,17 +86,25 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     return {each.name: (each.read_bytes(), KINDS[each.suffix]) for each in folder.iterdir() if each.suffix in KINDS}
 
 
-def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> None:
-    """Serves the dev UI of `container` below `options.path`; not in the OpenAPI document."""
+def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> DevUiApplication:
+    """Serve the dev UI of `container` below `options.path`; not in the OpenAPI document."""
 
     async def to_the_page(request: Request) -> Response:
-        return Response(status_code=307, headers={"location": f"{request.url.path.rpartition('/')[2]}/"})
+        query = f"?token={quote(token, safe='')}" if (token := request.scope.get(TOKEN_KEY)) else ""
+        location = f"{request.url.path.rpartition('/')[2]}/{query}"
+        return Response(status_code=307, headers={"location": location, "cache-control": "no-store"})
 
     journal = Journal()
     # By name, so that a program that asks for its one listener still finds it.
     container.register_instance(DevUiListener(journal), name="toolbox_dev_ui")
     app.add_route(options.path, to_the_page, include_in_schema=False)
-    app.mount(options.path, DevUiApplication(app, container, options, journal), name="toolbox dev UI")
+    served = DevUiApplication(app, container, options, journal)
+    if options.dependencies:
+        below = f"{options.path}/{{rest:path}}"
+        app.router.routes.append(guarded_route(app, below, served, options.dependencies, below=options.path))
+    else:
+        app.mount(options.path, served, name="toolbox dev UI")
+    return served
 
 
 class ToolAsked(BaseModel):
@@ -99,9 +130,11 @@ class DevUiApplication:
     def __init__(self, app: FastAPI, container: Container, options: DevUi, journal: Journal) -> None:
         self._app, self._container, self._options, self._journal = app, container, options, journal
         self._program: Program | None = None
+        self.token = Token(options.token)
         self._router = Router(
             [
-                Route("/", self._file),
+                Route("/", self._page),
+                Route("/", self._log_in, methods=["POST"]),
                 Route("/page/{name}", self._file),
                 Route("/api/program", self._show_program),
                 Route("/api/tool", self._call_tool, methods=["POST"]),
@@ -118,7 +151,9 @@ class DevUiApplication:
 
         async def send_securely(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *RAW_SECURITY]
+                own = [*message.get("headers", ())]
+                names = {name for name, _ in own}
+                message["headers"] = [*own, *(each for each in RAW_SECURITY if each[0] not in names)]
             await send(message)
 
         if (reason := self._options.refusal(scope)) is not None:
@@ -127,10 +162,51 @@ class DevUiApplication:
             return
         if not scope["path"].startswith(scope.get("root_path", "")):  # a proxy has taken the root path off
             scope = {**scope, "root_path": self._options.path}
+        if not self.token.opens(scope) and (scope["method"], _path_in(scope)) != ("POST", "/"):
+            await self._ask_for_token(scope)(scope, receive, send_securely)
+            return
         try:
             await self._router(scope, receive, send_securely)
         except BadInputError as error:
             await _problem(422, str(error))(scope, receive, send_securely)
+
+    # --- the token
+
+    def start(self, settings: ToolboxSettings) -> None:
+        """Take the settings' token unless the program has chosen one, and print the address."""
+        if not self.token.is_chosen and settings.dev_ui_token is not None:
+            self.token = Token(settings.dev_ui_token.get_secret_value())
+        announce(self._options.path, self.token.value, server_address())
+
+    def hide_token(self, scope: Scope) -> None:
+        """Take the token out of the address of a request."""
+        take_token(scope, self._options.path)
+
+    def _ask_for_token(self, scope: Scope) -> Response:
+        reason = "The dev UI needs its token: open the address that the program printed when it started."
+        logger.warning("%s", reason)
+        if scope["method"] in ("GET", "HEAD") and _path_in(scope) in ("", "/"):
+            # Under "no-referrer" a browser sends a form without its origin.
+            headers = {"content-security-policy": LOGIN_POLICY, "referrer-policy": "same-origin"}
+            return HTMLResponse(LOGIN, 403, headers)
+        return _problem(403, reason)
+
+    async def _page(self, request: Request) -> Response:
+        if TOKEN_KEY in request.scope and self.token.value is not None:
+            return self._logged_in(request)
+        return await self._file(request)
+
+    async def _log_in(self, request: Request) -> Response:
+        body = (await _body_of(request)).decode("utf-8", "replace")
+        if not self.token.matches(parse_qs(body).get("token", [""])[0].strip()):
+            return self._ask_for_token({**request.scope, "method": "GET"})
+        return self._logged_in(request)
+
+    def _logged_in(self, request: Request) -> Response:
+        """Keep the token in a cookie and open the page without it in the address."""
+        response = Response(status_code=303, headers={"location": "./"})
+        self.token.remember(response, request.scope)
+        return response
 
     # --- what is shown
 
@@ -182,20 +258,32 @@ async def _events(entries: AsyncGenerator[Entry, None]) -> AsyncIterator[ServerS
             yield ServerSentEvent(raw_data=as_json(entry))
 
 
-async def _read(kind: type[B], request: Request) -> B:
-    """The body, which must be JSON and say so: a foreign page cannot send that unasked. Raises `BadInputError`."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise BadInputError("the body must be application/json")
+async def _body_of(request: Request) -> bytes:
+    """Read the body. Raises `BadInputError` when it is too long."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MOST_BYTES:
             raise BadInputError(f"the body has more than {MOST_BYTES} bytes")
+    return bytes(body)
+
+
+async def _read(kind: type[B], request: Request) -> B:
+    """The body, which must be JSON and say so: a foreign page cannot send that unasked. Raises `BadInputError`."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise BadInputError("the body must be application/json")
+    body = await _body_of(request)
     try:
-        return kind.model_validate_json(bytes(body))
+        return kind.model_validate_json(body)
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
         raise BadInputError("; ".join(faults)) from None
+
+
+def _path_in(scope: Scope) -> str:
+    """Return the path below the dev UI's own."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _problem(status: int, detail: str) -> Response:
