@@ -7,7 +7,9 @@ service gets (`models.selection`), what a REST client does with its settings (`r
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -20,6 +22,8 @@ from pydantic import (
     SecretStr,
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from .faults import HIDDEN
 
 
 def settings_key(name: str) -> str:
@@ -43,9 +47,44 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 """Several names: a list, or one text with commas. In the environment also a JSON list."""
 
 
+def _shown_url(url: str) -> str:
+    """Return a URL without its user, password, query and fragment."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return HIDDEN
+    # Where the text is not a URL of a host, or a password has an unescaped `/`, `?` or `#`, it may be anywhere.
+    if not parts.scheme or not parts.netloc or "@" in url.partition(parts.netloc)[2]:
+        return HIDDEN
+    query = f"?{HIDDEN}" if parts.query or parts.fragment else ""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{query}"
+
+
+def _shown_mcp_url(url: str) -> str:
+    """Return the host of an MCP server's URL: hosted servers are often given a URL with a key in its path."""
+    shown = _shown_url(url)
+    parts = urlsplit(shown)
+    return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if parts.path.strip("/") and parts.netloc else shown
+
+
 class _Section(BaseModel):
     # A misspelt key is an error; an error shows no value, which may be a secret.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=())
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            show = self._shown.get(name or "") if value and not isinstance(value, SecretStr) else None
+            yield name, value if show is None else show(value)
+
+    # How a setting is shown that is not a secret as a whole, but often holds one.
+    _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {
+        "base_url": _shown_url,
+        "url": _shown_url,
+        "args": lambda values: (HIDDEN,) * len(values),
+        "command": lambda command: command if " " not in command else f"{command.partition(' ')[0]} {HIDDEN}",
+        "parameters": lambda values: dict.fromkeys(values, HIDDEN),
+        "extra_body": lambda values: dict.fromkeys(values, HIDDEN),
+    }
 
 
 class ModelSettings(_Section):
@@ -80,10 +119,11 @@ class RestSettings(_Section):
     """One REST client: `TOOLBOX_REST__<KEY>__<FIELD>`; times in seconds.
 
     `timeout` is for one request, from the connection to the end of its body; `connect_timeout` for the first part of
-    it. `retries` are for idempotent methods: on connection errors, 502, 503, 504, and 429 with `Retry-After`. `verify`
-    is False, or a file with certificates to trust; `client_certificate` a PEM file with key and
-    certificate. An `api_key` goes into the header `api_key_header`, or into the query as `api_key_query`. `proxy` is
-    a URL; without one the environment's is taken if `trust_environment`. `log`: a line per request at INFO, not DEBUG.
+    it. `retries` are for idempotent methods: on connection errors, 502, 503, 504, and 429 with `Retry-After`.
+    `max_reply_bytes` limits the body of a reply, counted after decoding; in a stream, each piece. `verify` is False,
+    or a file with certificates to trust; `client_certificate` a PEM file with key and certificate. An `api_key` goes
+    into the header `api_key_header`, or into the query as `api_key_query`. `proxy` is a URL; without one the
+    environment's is taken if `trust_environment`. `log`: a line per request at INFO, not DEBUG.
     """
 
     url: str | None = None
@@ -92,6 +132,7 @@ class RestSettings(_Section):
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     retries: NonNegativeInt = 0
     retry_max_wait: PositiveFloat = 10.0
+    max_reply_bytes: PositiveInt = 64 * 2**20
     follow_redirects: bool = False
     max_redirects: PositiveInt = 5
     bearer_token: SecretStr | None = None
@@ -141,6 +182,8 @@ class McpSettings(_Section):
     for one call, `connect_timeout` for starting or reaching the server. Of its tools those in `include` are offered,
     else all, without those in `exclude` (names, or patterns such as `read_*`); under `names`, else after `prefix`.
     """
+
+    _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {**_Section._shown, "url": _shown_mcp_url}
 
     command: str | None = None
     args: Names = ()

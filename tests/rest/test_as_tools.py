@@ -134,7 +134,8 @@ async def test_a_name_from_the_model_stays_in_its_place(server) -> None:
         async def ask(self, question: str) -> str: ...
 
     server.answer("found")
-    hostile = ["../../admin", "//evil.example/x", "a\r\nX-Injected: 1", "{name}", "user@evil", "%2e%2e%2f", ".."]
+    refused = ["../../admin", "//evil.example/x", "8/payment-details", "8\\payment-details", ".."]
+    hostile = ["a\r\nX-Injected: 1", "{name}", "user@evil", "%2e%2e%2f", *refused]
     calls = AiMessage(tool_execution_requests=tuple(tool_call("place", {"name": each}) for each in hostile))
 
     async with Container(models={"default": ScriptedChatModel([calls, "done"])}).register(
@@ -142,7 +143,7 @@ async def test_a_name_from_the_model_stays_in_its_place(server) -> None:
     ) as container:
         assert await container.get(Finder).ask("?") == "done"
 
-    assert len(server.received) == len(hostile) - 1
+    assert len(server.received) == len(hostile) - len(refused)
     for received in server.received:
         assert received.path.startswith("/v1/places/")
         assert received.path.count("/") == 3

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -60,3 +61,35 @@ def test_a_request_without_them_sends_none(server: Server) -> None:
         client.get("/direct")
 
     assert server.last.header("traceparent") is None
+
+
+@pytest.mark.parametrize(("names", "sent"), [(None, None), ("baggage", "user=ann")])
+def test_baggage_goes_to_other_services_only_when_it_is_named(
+    server: Server, names: str | None, sent: str | None
+) -> None:
+    from opentelemetry import baggage, context
+    from opentelemetry.sdk.trace import TracerProvider
+
+    settings = {} if names is None else {"propagate_headers": f"traceparent,{names}"}
+    server.answer("sunny")
+    weather = rest.create_rest_client(Weather, url=server.url, **settings)
+    token = context.attach(baggage.set_baggage("user", "ann"))
+    try:
+        with TracerProvider().get_tracer("test").start_as_current_span("asking"):
+            weather.now("Bern")
+    finally:
+        context.detach(token)
+
+    assert server.last.header("baggage") == sent
+    assert server.last.header("traceparent") is not None
+
+
+def test_without_names_nothing_of_a_span_is_sent(server: Server) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    server.answer("sunny")
+    weather = rest.create_rest_client(Weather, url=server.url, propagate_headers="")
+    with TracerProvider().get_tracer("test").start_as_current_span("asking"):
+        weather.now("Bern")
+
+    assert (server.last.header("traceparent"), server.last.header("tracestate")) == (None, None)

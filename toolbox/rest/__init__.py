@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import RestClientError, RestDecodeError, RestTimeoutError
 from .endpoint import KeySettings, rest_settings
 from .marks import (
     Body,
@@ -39,6 +40,9 @@ __all__ = [
     "Path",
     "Query",
     "Response",
+    "RestClientError",
+    "RestDecodeError",
+    "RestTimeoutError",
     "ServerSentEvent",
     "Upload",
     "client_cookie_param",

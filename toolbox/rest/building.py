@@ -6,9 +6,10 @@ HTTP library's request (`connections`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticSerializationError
 
@@ -31,13 +32,20 @@ from .encoding import (
 )
 from .endpoint import Endpoint
 from .environment import variables_of
-from .marks import Body, File, Fixed, Place, Upload
+from .marks import Body, File, Fixed, Path, Place, Upload
 from .plans import ParameterPlan, RequestPlan
+
+if TYPE_CHECKING:
+    from httpx2 import Request as HttpRequest
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """A request that is ready to be sent, once or several times."""
+    """A request that is ready to be sent, once or several times.
+
+    `secrets` are values in it that no error may show; `open_headers` the lower-case names of headers that may be shown.
+    `sent` has the requests that were made of it, redirected ones too.
+    """
 
     verb: str
     url: str
@@ -46,6 +54,9 @@ class Outgoing:
     content: bytes | None = None
     fields: list[tuple[str, str]] = field(default_factory=list)
     files: list[tuple[str, Upload]] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list, repr=False)
+    open_headers: set[str] = field(default_factory=set)
+    sent: list[HttpRequest] = field(default_factory=list, repr=False)
 
 
 def build(
@@ -60,7 +71,7 @@ def build(
     Raises `RestClientError`, before anything is sent, for a value that cannot be put where it belongs.
     """
     building = _Building(plan, endpoint)
-    building.headers_of({"Accept": plan.reply.accept})
+    building.accept(plan.reply.accept)
     building.headers_of(dict(endpoint.headers))
     for each, value in fixed:
         building.fixed(each, value)
@@ -84,6 +95,11 @@ class _Building:
         self._files: list[tuple[str, Upload]] = []
         self._content: bytes | None = None
         self._fixed_names: set[str] = set()
+        self._secrets: list[str] = []
+        self._open_headers: set[str] = set()
+
+    def accept(self, media_types: str) -> None:
+        self._put(Place.HEADER, "Accept", media_types, False)
 
     def headers_of(self, headers: Mapping[str, object]) -> None:
         """Headers that are no argument: of the settings, or computed. Those that are None are left out."""
@@ -91,7 +107,9 @@ class _Building:
             self._putting(name, lambda name=name, value=value: self._put(Place.HEADER, name, value, True))
 
     def fixed(self, fixed: Fixed, value: object) -> None:
-        hidden = is_secret(value) or any(variables_of(fixed.value))
+        variables = [os.environ.get(name, default) or "" for name, default in variables_of(fixed.value)]
+        self._secrets += variables
+        hidden = is_secret(value) or bool(variables)
         self._fixed_names.add(fixed.name)
         self._putting(fixed.name, lambda: self._put(fixed.place, fixed.name, value, hidden))
 
@@ -104,7 +122,8 @@ class _Building:
             elif parameter.spread:
                 self._spread(parameter, value)
             else:
-                self._put(parameter.place, parameter.wire_name, value, is_secret(value))
+                allow_slash = isinstance(parameter.mark, Path) and parameter.mark.allow_slash
+                self._put(parameter.place, parameter.wire_name, value, is_secret(value), allow_slash)
 
         self._putting(parameter.name, put)
 
@@ -115,39 +134,55 @@ class _Building:
             where = f"{self._endpoint.url}{self._plan.template}"
             raise RestClientError(f"{self._plan.where}: {name} cannot be sent: {error}", where) from error
 
-    def _put(self, place: Place, name: str, value: object, hidden: bool) -> None:
+    def _put(self, place: Place, name: str, value: object, hidden: bool, allow_slash: bool = False) -> None:
+        if is_secret(value):
+            self._secrets += texts_of(value)
         match place:
             case Place.PATH:
-                encoded = segment(value)
+                encoded = segment(value, allow_slash)
                 self._segments[name] = encoded, HIDDEN if hidden else encoded
             case Place.QUERY:
                 for text in texts_of(value):
                     self._one_query(name, text, hidden)
             case Place.FORM:
-                self._fields += [(name, text) for text in texts_of(value)]
+                for text in texts_of(value):
+                    self._one_field(name, text)
             case Place.HEADER:
                 if value is not None:
-                    self._header(name, ", ".join(texts_of(value)))
+                    self._header(name, ", ".join(texts_of(value)), hidden)
             case Place.COOKIE:
                 if value is not None:
                     self._cookies[name] = cookie_value(text_of(value))
+                    self._secrets.append(self._cookies[name])
             case Place.FILE | Place.BODY:
                 raise AssertionError("a file or body is no fixed value")
 
     def _one_query(self, name: str, text: str, hidden: bool) -> None:
         encoded = percent(text)
         self._query.append((percent(name), encoded))
-        self._shown_query.append((percent(name), HIDDEN if hidden or is_secret_name(name) else encoded))
+        if is_secret_name(name):
+            hidden = True
+            self._secrets.append(text)
+        self._shown_query.append((percent(name), HIDDEN if hidden else encoded))
 
-    def _header(self, name: str, text: str) -> None:
+    def _one_field(self, name: str, text: str) -> None:
+        if is_secret_name(name):
+            self._secrets.append(text)
+        self._fields.append((name, text))
+
+    def _header(self, name: str, text: str, hidden: bool) -> None:
         if not is_header_name(name) or name.lower() in PROTECTED_HEADERS:
             raise EncodingError("no header of this name can be set")
         self._headers[name.lower()] = name, header_value(text)
+        if hidden or is_secret_name(name):
+            self._open_headers.discard(name.lower())
+        else:
+            self._open_headers.add(name.lower())
 
     def _spread(self, parameter: ParameterPlan, value: Any) -> None:
         for name, text in fields_of(value) if value is not None else ():
             if parameter.place is Place.FORM:
-                self._fields.append((name, text))
+                self._one_field(name, text)
             elif name in self._fixed_names:
                 raise EncodingError(f"it has a field {name!r}, whose value is fixed")
             else:
@@ -189,7 +224,7 @@ class _Building:
         own = {name: value for name, value in self._endpoint.credentials if name.lower() not in self._headers}
         self.headers_of(own)
         if self._cookies:
-            self._header("Cookie", "; ".join(f"{name}={value}" for name, value in self._cookies.items()))
+            self._header("Cookie", "; ".join(f"{name}={value}" for name, value in self._cookies.items()), True)
         if self._fields and not self._files:
             pairs = (f"{percent(name)}={percent(text)}" for name, text in self._fields)
             self._content, self._fields = "&".join(pairs).encode(), []
@@ -202,6 +237,8 @@ class _Building:
             self._content,
             self._fields,
             self._files,
+            self._secrets,
+            self._open_headers | {"content-type"},
         )
 
 

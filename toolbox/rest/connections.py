@@ -7,10 +7,11 @@ With `drivers` the home of httpx2, and loaded when the first REST client is made
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import threading
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
@@ -19,8 +20,9 @@ from urllib.parse import urljoin
 import httpx2
 
 from ..errors import ContainerNotStartedError, RestClientError
+from ..faults import brief
 from .building import Outgoing
-from .encoding import shown_url
+from .encoding import is_dot_segment, shown_url
 from .endpoint import Endpoint
 from .replies import EXCERPT
 
@@ -49,11 +51,106 @@ class ShownUrl(httpx2.URL):
         return httpx2.URL(self).join(url)
 
 
+class RefusedBody(Exception):  # noqa: N818 - never leaves a driver
+    """A reply's body that is not read: too long, or compressed without having been asked for."""
+
+    def __init__(self, reason: str, status: int, is_too_long: bool) -> None:
+        super().__init__(reason, status, is_too_long)
+        self.reason, self.status, self.is_too_long = reason, status, is_too_long
+
+
+class BoundedResponse(httpx2.Response):
+    """A response whose body is read up to `max_bytes`, counted after decoding; None: without a limit.
+
+    It is decoded only from what the request asked for with `Accept-Encoding`.
+    """
+
+    max_bytes: int | None
+
+    @classmethod
+    def limit(cls, response: httpx2.Response, max_bytes: int) -> None:
+        """Make a response that has just come in one of these."""
+        response.__class__ = cls
+        assert isinstance(response, cls)
+        response.max_bytes = max_bytes
+
+    def read(self) -> bytes:
+        """Return the whole body. Raises `RefusedBody`."""
+        return self._checked(super().read())
+
+    async def aread(self) -> bytes:
+        """Return the whole body. Raises `RefusedBody`."""
+        return self._checked(await super().aread())
+
+    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        """Yield the decoded body. Raises `RefusedBody`."""
+        size = 0
+        for chunk in super().iter_bytes(chunk_size):
+            size += len(chunk)
+            self._check_size(size)
+            yield chunk
+
+    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncGenerator[bytes]:
+        """Yield the decoded body. Raises `RefusedBody`."""
+        size = 0
+        async with contextlib.aclosing(super().aiter_bytes(chunk_size)) as chunks:
+            async for chunk in chunks:
+                size += len(chunk)
+                self._check_size(size)
+                yield chunk
+
+    def iter_raw(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        """Yield the body as it comes. Raises `RefusedBody`."""
+        for chunk in super().iter_raw(chunk_size):
+            self._check_encoding()
+            self._check_size(self.num_bytes_downloaded)
+            yield chunk
+
+    async def aiter_raw(self, chunk_size: int | None = None) -> AsyncGenerator[bytes]:
+        """Yield the body as it comes. Raises `RefusedBody`."""
+        async with contextlib.aclosing(super().aiter_raw(chunk_size)) as chunks:
+            async for chunk in chunks:
+                self._check_encoding()
+                self._check_size(self.num_bytes_downloaded)
+                yield chunk
+
+    def _checked(self, body: bytes) -> bytes:
+        # A transport without a network gives bodies that are already read.
+        if body:
+            self._check_encoding()
+        self._check_size(len(body))
+        return body
+
+    def _check_size(self, size: int) -> None:
+        if self.max_bytes is not None and size > self.max_bytes:
+            reason = f"the reply is longer than max_reply_bytes ({self.max_bytes} bytes)"
+            raise RefusedBody(reason, self.status_code, is_too_long=True)
+
+    def _check_encoding(self) -> None:
+        codings = [each.strip().lower() for each in self.headers.get("content-encoding", "").split(",") if each.strip()]
+        if not codings or codings == ["identity"]:
+            return
+        asked = {
+            name.strip()
+            for name, _, weight in (
+                each.lower().partition(";") for each in self.request.headers.get("accept-encoding", "").split(",")
+            )
+            if weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+        }
+        if "*" not in asked and not set(codings) <= asked | {"identity"}:
+            reason = (
+                f"the reply is compressed ({brief(', '.join(codings), 50)}), which was not asked for; "
+                "to accept it, send the header Accept-Encoding"
+            )
+            raise RefusedBody(reason, self.status_code, is_too_long=False)
+
+
 class Connection:
     """The clients of one config key. Each is made when it is first needed, and ends with its loop at the latest."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self._base = httpx2.URL(endpoint.url)
         self._lock = threading.Lock()
         self._sync: httpx2.Client | None = None
         self._async: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
@@ -65,7 +162,7 @@ class Connection:
         self._refuse_closed()
         with self._lock:
             if self._sync is None:
-                self._sync = httpx2.Client(**self._options())
+                self._sync = httpx2.Client(**self._options(), event_hooks={"response": [self._limit]})
                 weakref.finalize(self, self._sync.close)
             return self._sync
 
@@ -75,7 +172,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         client = self._async.get(loop)
         if client is None:
-            client = httpx2.AsyncClient(**self._options())
+            client = httpx2.AsyncClient(**self._options(), event_hooks={"response": [self._limit_async]})
             with self._lock:
                 for other in [other for other in self._async if other.is_closed()]:
                     del self._async[other]
@@ -101,6 +198,12 @@ class Connection:
                 closing = asyncio.run_coroutine_threadsafe(_close(client), loop)
                 await asyncio.wait([asyncio.wrap_future(closing)], timeout=_CLOSE_LIMIT)
 
+    def _limit(self, response: httpx2.Response) -> None:
+        BoundedResponse.limit(response, self.endpoint.settings.max_reply_bytes)
+
+    async def _limit_async(self, response: httpx2.Response) -> None:
+        self._limit(response)
+
     def _refuse_closed(self) -> None:
         if self._is_closed:
             raise ContainerNotStartedError(f"the REST client of {self.endpoint.key!r}")
@@ -123,11 +226,32 @@ class Connection:
         }
 
     def request(self, outgoing: Outgoing, timeout: float, where: str) -> httpx2.Request:
-        """The request as httpx2 takes it. Raises `RestClientError` for a URL that is too long."""
+        """Return the request as httpx2 takes it.
+
+        Raises `RestClientError` for a URL that is too long or that does not lie below the endpoint's.
+        """
+        shown = brief(outgoing.shown_url, EXCERPT)
         try:
-            return self._request(outgoing, timeout)
+            request = self._request(outgoing, timeout)
         except httpx2.InvalidURL as error:
-            raise RestClientError(f"{where}: the URL cannot be used: {error}", outgoing.shown_url[:EXCERPT]) from error
+            raise RestClientError(f"{where}: the URL cannot be used: {error}", shown) from error
+        if not self._is_below_base(request.url):
+            raise RestClientError(f"{where}: the request is not sent: its URL is not below {self.endpoint.url}", shown)
+        outgoing.sent.append(request)
+        return request
+
+    def _is_below_base(self, url: httpx2.URL) -> bool:
+        """Return True if the URL has the origin of the endpoint's and a path below it.
+
+        Whatever a request was made of, its credentials go nowhere else.
+        """
+        base = self._base
+        if (url.raw_scheme, url.raw_host, url.port, url.userinfo) != (base.raw_scheme, base.raw_host, base.port, b""):
+            return False
+        start, path = base.raw_path.rstrip(b"/"), url.raw_path.partition(b"?")[0]
+        if path != start and not path.startswith(start + b"/"):
+            return False
+        return not any(map(is_dot_segment, path[len(start) :].decode("ascii").split("/")))
 
     def _request(self, outgoing: Outgoing, timeout: float) -> httpx2.Request:
         connect = min(timeout, self.endpoint.settings.connect_timeout)
@@ -142,6 +266,8 @@ class Connection:
         )
         if "user-agent" not in request.headers:
             request.headers["User-Agent"] = "toolbox-di"
+        if "accept-encoding" not in request.headers:
+            request.headers["Accept-Encoding"] = "identity"
         _show(request, outgoing.shown_url)
         return request
 
@@ -205,10 +331,10 @@ def is_same_origin(url: httpx2.URL, other: httpx2.URL) -> bool:
     return upgraded and url.host == other.host
 
 
-def redirected(request: httpx2.Request, response: httpx2.Response) -> httpx2.Request | None:
-    """The request a redirect asks for, None when it is not to be followed.
+def redirected(request: httpx2.Request, response: httpx2.Response, hide: Callable[[str], str]) -> httpx2.Request | None:
+    """Return the request that a redirect asks for, None when it must not be followed.
 
-    Another origin is told nothing personal, and gets no body.
+    Another origin gets no personal headers and no body. `hide` removes secrets from the text of the new URL.
     """
     following = response.next_request
     try:
@@ -224,5 +350,5 @@ def redirected(request: httpx2.Request, response: httpx2.Response) -> httpx2.Req
             del following.headers[name]
     elif "cookie" in request.headers:
         following.headers["Cookie"] = request.headers["Cookie"]
-    _show(following, shown)
+    _show(following, hide(shown))
     return following

@@ -15,8 +15,9 @@ from typing import Any
 import httpx2
 
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
-from ..faults import hide_secrets
+from .building import Outgoing
 from .collaborators import absent, default_of
+from .connections import BoundedResponse, RefusedBody
 from .exchange import Attempts, Close, Effect, Exchange, Find, NextAttempt, Read, Send, Settle, Steps
 from .pieces import PieceDecoder
 from .plans import RequestPlan
@@ -26,23 +27,23 @@ from .replies import decode
 async def call_async(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """The value of a call, awaited."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values))
-    with _without_secrets(exchange, response):
+    with _without_secrets(exchange, outgoing):
         return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
 def call(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """The value of a call, on this thread."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values))
-    with _without_secrets(exchange, response):
+    with _without_secrets(exchange, outgoing):
         return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
 async def stream_async(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> AsyncGenerator[Any]:
     """The pieces of a reply, on the loop; sent with the first step."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values, unread=True))
-    decoder = _decoder(plan, response, outgoing.shown_url)
+    decoder = _decoder(exchange, plan, response, outgoing.shown_url)
     try:
-        with _without_secrets(exchange, response):
+        with _without_secrets(exchange, outgoing):
             with translated(plan.where, outgoing.shown_url):
                 async for chunk in response.aiter_bytes():
                     for piece in decoder.feed(chunk):
@@ -56,9 +57,9 @@ async def stream_async(exchange: Exchange, plan: RequestPlan, values: Mapping[st
 def stream(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Any]:
     """The pieces of a reply, on this thread; sent with the first step."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values, unread=True))
-    decoder = _decoder(plan, response, outgoing.shown_url)
+    decoder = _decoder(exchange, plan, response, outgoing.shown_url)
     try:
-        with _without_secrets(exchange, response):
+        with _without_secrets(exchange, outgoing):
             with translated(plan.where, outgoing.shown_url):
                 for chunk in response.iter_bytes():
                     yield from decoder.feed(chunk)
@@ -68,21 +69,25 @@ def stream(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> 
 
 
 class _without_secrets:  # noqa: N801 - used as a function; a class costs a call next to nothing
-    """Hides what was sent as a secret from an error about the reply's body, which may say it again."""
+    """Hides what was sent as a secret from an error about the reply's body, which may repeat it."""
 
-    def __init__(self, exchange: Exchange, response: httpx2.Response) -> None:
-        self._exchange, self._response = exchange, response
+    def __init__(self, exchange: Exchange, outgoing: Outgoing) -> None:
+        self._exchange, self._outgoing = exchange, outgoing
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RestDecodeError):
-            hide_secrets(error, self._exchange.secrets_of(self._response))
+        if isinstance(error, RestClientError):
+            self._exchange.hide(error, self._outgoing)
 
 
-def _decoder(plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:
-    return PieceDecoder(plan.reply, response.headers.get("content-type", ""), url, response.status_code, plan.where)
+def _decoder(exchange: Exchange, plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:
+    limit = exchange.connection.endpoint.settings.max_reply_bytes
+    if isinstance(response, BoundedResponse):
+        response.max_bytes = None  # a stream may go on for ever: the limit is for what is held of it
+    media_type = response.headers.get("content-type", "")
+    return PieceDecoder(plan.reply, media_type, url, response.status_code, plan.where, limit)
 
 
 async def _drive_async(exchange: Exchange, steps: Steps) -> Any:
@@ -125,10 +130,12 @@ async def _perform_async(exchange: Exchange, effect: Effect) -> Any:
             client = await exchange.connection.async_client()
             with translated(where, str(request.url)):
                 async with asyncio.timeout(limit):
-                    return await client.send(request, auth=auth, stream=unread, follow_redirects=False)
-        case Read(response):
-            with translated("the reply", str(response.request.url)):
-                return await response.aread()
+                    response = await client.send(request, auth=auth, stream=True, follow_redirects=False)
+                    return response if unread else await _aread(response)
+        case Read(response, where):
+            with translated(where, str(response.request.url)):
+                async with asyncio.timeout(exchange.connection.endpoint.settings.timeout):
+                    return await _aread(response)
         case Close(response):
             return await response.aclose()
         case Attempts(attempts):
@@ -150,9 +157,9 @@ def _perform(exchange: Exchange, effect: Effect) -> Any:
             with translated(where, str(request.url)):
                 response = client.send(request, auth=auth, stream=True, follow_redirects=False)
                 return response if unread else _read_until(response, time.monotonic() + limit)
-        case Read(response):
-            with translated("the reply", str(response.request.url)):
-                return response.read()
+        case Read(response, where):
+            with translated(where, str(response.request.url)):
+                return _read_until(response, time.monotonic() + exchange.connection.endpoint.settings.timeout)
         case Close(response):
             return response.close()
         case Attempts(attempts):
@@ -177,6 +184,14 @@ class _Until(httpx2.SyncByteStream):
         self._stream.close()
 
 
+async def _aread(response: httpx2.Response) -> httpx2.Response:
+    try:
+        await response.aread()
+    finally:
+        await response.aclose()
+    return response
+
+
 def _read_until(response: httpx2.Response, deadline: float) -> httpx2.Response:
     assert isinstance(response.stream, httpx2.SyncByteStream)
     response.stream = _Until(response.stream, deadline)
@@ -189,9 +204,12 @@ def _read_until(response: httpx2.Response, deadline: float) -> httpx2.Response:
 
 @contextmanager
 def translated(where: str, url: str) -> Iterator[None]:
-    """What httpx2 raises, as errors of ours, which show no secret."""
+    """Raise errors of ours in place of httpx2's."""
     try:
         yield
+    except RefusedBody as refused:
+        kind = RestClientError if refused.is_too_long else RestDecodeError
+        raise kind(f"{where}: {refused.reason}", url, refused.status) from None
     except (TimeoutError, httpx2.TimeoutException) as error:
         raise RestTimeoutError(f"{where}: no reply in time", url) from error
     except httpx2.DecodingError as error:

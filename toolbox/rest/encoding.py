@@ -5,11 +5,14 @@ Nothing that comes in as a value can end the place it is put into. Not here: whi
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -27,7 +30,7 @@ _COOKIE_VALUE = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*")
 _SAFE_HEADERS = frozenset(
     {"accept", "accept-encoding", "accept-language", "cache-control", "connection", "content-encoding"}
     | {"content-length", "content-type", "date", "etag", "expires", "host", "last-modified", "retry-after"}
-    | {"server", "traceparent", "transfer-encoding", "user-agent", "vary"}
+    | {"server", "traceparent", "tracestate", "transfer-encoding", "user-agent", "vary"}
 )
 # Headers that say where a request goes or where it ends: no argument may set them.
 PROTECTED_HEADERS = frozenset(
@@ -41,7 +44,9 @@ class EncodingError(ValueError):
 
 
 def is_secret(value: object) -> bool:
-    """Whether the value's own type says that it must not be shown."""
+    """Return True if the value's type, or that of an item in it, says that it must not be shown."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(is_secret(item) for item in value)
     return isinstance(value, (SecretStr, SecretBytes, Secret))
 
 
@@ -52,8 +57,8 @@ def is_secret_name(name: str) -> bool:
 
 def text_of(value: object) -> str:
     """One value as text: enums by value, `true`/`false`, everything else as in pydantic's JSON (dates: ISO 8601)."""
-    if is_secret(value):
-        return text_of(value.get_secret_value())  # type: ignore[attr-defined]  # pydantic's secrets all have it
+    if isinstance(value, (SecretStr, SecretBytes, Secret)):
+        return text_of(value.get_secret_value())
     if isinstance(value, Enum):
         return text_of(value.value)
     if isinstance(value, str):
@@ -106,13 +111,27 @@ def percent(text: str) -> str:
         raise EncodingError("it has a character that is no text (a lone surrogate)") from error
 
 
-def segment(value: object) -> str:
-    """A value as exactly one segment of a path, or a part of one."""
+def is_dot_segment(part: str) -> bool:
+    """Return True for a segment that servers read as `.` or `..`, also when it is percent-encoded."""
+    return unquote(part.partition(";")[0]) in (".", "..")
+
+
+def segment(value: object, allow_slash: bool = False) -> str:
+    """Return a value as exactly one segment of a path, or a part of one.
+
+    Raises `EncodingError` for a slash or backslash, unless `allow_slash`: many servers decode `%2F` before they choose
+    a route.
+    """
     if value is None:
         raise EncodingError("it is None; a path parameter needs a value")
     text = text_of(value)
     if text in ("", ".", ".."):
         raise EncodingError(f"{text!r} would change the path")
+    if "/" in text or "\\" in text:
+        if not allow_slash:
+            raise EncodingError("'/' and '\\' are not allowed in a path parameter without rest.Path(allow_slash=True)")
+        if any(part in (".", "..") for part in re.split(r"[/\\]", text)):
+            raise EncodingError("'.' and '..' between slashes would change the path")
     return percent(text)
 
 
@@ -143,9 +162,33 @@ def cookie_value(text: str) -> str:
     return text
 
 
+def is_safe_header(name: str) -> bool:
+    """Return True for well-known headers that hold no secret."""
+    return name.lower() in _SAFE_HEADERS
+
+
 def shown_header(name: str, value: str) -> str:
     """A header as a log may show it: the values of well-known harmless ones only."""
-    return f"{name}: {value if name.lower() in _SAFE_HEADERS else HIDDEN}"
+    return f"{name}: {value if is_safe_header(name) else HIDDEN}"
+
+
+def secrets_in_header(name: str, value: str) -> Iterator[str]:
+    """Yield the parts of a header's value that no error may show; none for well-known harmless headers.
+
+    Of a cookie the values, of `Bearer …` the token, of `Basic …` also the password, of `name=value` lists the long
+    values. The rest, such as the scheme, consists of ordinary words.
+    """
+    if is_safe_header(name):
+        return
+    if name.lower() == "cookie":
+        yield from (pair.partition("=")[2] for pair in value.split("; "))
+        return
+    scheme, _, rest = value.partition(" ")
+    if scheme.lower() == "basic":
+        with suppress(binascii.Error):
+            yield base64.b64decode(rest, validate=True).decode("utf-8", "replace").partition(":")[2]
+    long_parts = [part for part in re.split(r'[\s,;="]+', rest) if len(part) >= 16] if "=" in rest.rstrip("=") else []
+    yield from long_parts or (rest if rest and " " not in rest else value,)
 
 
 def shown_url(url: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from ..errors import Problem
-from .encoding import PROTECTED_HEADERS, EncodingError, header_value, is_header_name
+from .encoding import PROTECTED_HEADERS, EncodingError, header_value, is_header_name, secrets_in_header
 
 if TYPE_CHECKING:
     from ..settings import RestSettings
@@ -147,7 +147,11 @@ def read_endpoint(given: KeySettings, base_url: str | None) -> Endpoint:
     parts = urlsplit(settings.url or base_url or "")
     host = parts.netloc.rpartition("@")[2]
     credentials: list[tuple[str, str]] = []
-    secrets = [value.get_secret_value() for value in settings.headers.values()]
+    secrets = [
+        secret
+        for name, value in settings.headers.items()
+        for secret in secrets_in_header(name, value.get_secret_value())
+    ]
     username = settings.username if settings.username is not None else unquote(parts.username or "")
     password = settings.password.get_secret_value() if settings.password else unquote(parts.password or "")
     if settings.bearer_token is not None:
@@ -158,6 +162,8 @@ def read_endpoint(given: KeySettings, base_url: str | None) -> Endpoint:
         encoded = base64.b64encode(f"{username}:{password}".encode()).decode()
         credentials.append(("Authorization", f"Basic {encoded}"))
         secrets += [encoded, password]
+    if settings.proxy is not None:
+        secrets.append(unquote(urlsplit(settings.proxy.get_secret_value()).password or ""))
     query: tuple[tuple[str, str], ...] = ()
     if settings.api_key is not None:
         key = settings.api_key.get_secret_value()

@@ -9,32 +9,35 @@ from __future__ import annotations
 import email.utils
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import httpx2
 import stamina
+from pydantic_core import from_json
 
 from ..context import ActiveScope, InvocationContext
 from ..di.beans import InjectionPoint
-from ..errors import RestClientError
-from ..faults import without_secrets
+from ..errors import RestClientError, RestDecodeError, RestTimeoutError
+from ..faults import hide_secrets, without_secrets
 from .building import Outgoing, build
 from .collaborators import CollaboratorPlan, is_context
 from .connections import Connection, is_same_origin, redirected
-from .encoding import is_secret_name, shown_header
+from .encoding import is_secret_name, secrets_in_header, shown_header
 from .environment import expanded
 from .marks import Fixed
 from .plans import ClientPlan, RequestPlan
 from .propagation import propagated_headers
-from .replies import EXCERPT, Response, excerpt
+from .replies import Response, beginning, excerpt
 
 logger = logging.getLogger("toolbox.rest")
 
 RETRIED = frozenset({502, 503, 504})
 _NO_AUTH = httpx2.Auth()
+_SEARCHED_BODY = 100_000
+"""Bytes of a request's JSON up to which it is searched for secrets, when it has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The body of a response that was left unread."""
+    """Read the body of a response that was left unread."""
 
     response: httpx2.Response
+    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +119,16 @@ class Exchange:
         """Comes back with a good `httpx2.Response` and the `Outgoing` it answers, or raises."""
         outgoing = yield from self._prepare(plan, values)
         try:
-            response = yield from self._attempts(plan, outgoing, unread)
-        except Refusal as refusal:
-            response = refusal.response
-        if not response.is_success:
-            yield Read(response)
-            yield from self._fail(plan, outgoing, response)
+            try:
+                response = yield from self._attempts(plan, outgoing, unread)
+            except Refusal as refusal:
+                response = refusal.response
+            if not response.is_success:
+                yield Read(response, plan.where)
+                yield from self._fail(plan, outgoing, response)
+        except RestClientError as error:
+            self.hide(error, outgoing)
+            raise
         return response, outgoing
 
     def _prepare(self, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Effect, Any, Outgoing]:
@@ -165,7 +173,7 @@ class Exchange:
             with attempt:
                 response = yield from self._attempt(plan, outgoing, unread)
                 if not response.is_success:
-                    yield Read(response)
+                    yield Read(response, plan.where)
                     raise Refusal(response)
                 return response
 
@@ -182,11 +190,14 @@ class Exchange:
             response = yield from self._send(Send(request, auth if own else _NO_AUTH, limit, unread, plan.where))
             if not (response.has_redirect_location and settings.follow_redirects):
                 return response
-            yield Read(response)
-            following = redirected(request, response)
+            yield Read(response, plan.where)
+            following = redirected(
+                request, response, lambda text: without_secrets(text, list(self._secrets_of(outgoing)))
+            )
             if following is None:
                 return response
             request = following
+            outgoing.sent.append(request)
         raise RestClientError(f"{plan.where}: more than {settings.max_redirects} redirects", str(request.url))
 
     def _auth(self) -> Generator[Effect, Any, httpx2.Auth]:
@@ -229,16 +240,40 @@ class Exchange:
         what = (
             "the server redirects, which is not followed:" if response.has_redirect_location else "the server answered"
         )
-        body = without_secrets(response.content[: 8 * EXCERPT].decode("utf-8", "replace"), self.secrets_of(response))
-        raise RestClientError(f"{plan.where}: {what}", shown, status, excerpt(body))
+        raise RestClientError(f"{plan.where}: {what}", shown, status, beginning(response.content))
 
-    def secrets_of(self, response: httpx2.Response) -> list[str]:
-        """What was sent as a secret, and what no error may show: the server may say it again."""
-        secrets = [*self.connection.endpoint.secrets]
-        for name, value in response.request.headers.items():
-            if is_secret_name(name) or name.lower() == "cookie":
-                secrets += [value, value.rpartition(" ")[2]]
-        return secrets
+    def hide(self, error: RestClientError, outgoing: Outgoing) -> None:
+        """Remove from an error what was sent as a secret: a server may repeat it. Then cut the body to an excerpt."""
+        hide_secrets(error, list(self._secrets_of(outgoing)))
+        if type(error) in (RestClientError, RestDecodeError, RestTimeoutError):  # and not a mapper's own
+            error.body = excerpt(error.body)
+            error.args = (error.message, error.url, error.status, error.body)
+
+    def _secrets_of(self, outgoing: Outgoing) -> Iterator[str]:
+        yield from self.connection.endpoint.secrets
+        yield from outgoing.secrets
+        yield from _secrets_in_json(outgoing.content)
+        for request in outgoing.sent:  # with what filters and the authentication have added
+            for name, value in request.headers.multi_items():
+                if name.lower() not in outgoing.open_headers:
+                    yield from secrets_in_header(name, value)
+
+
+def _secrets_in_json(content: bytes | None) -> Iterator[str]:
+    """Yield the texts in a JSON body whose names say that they are secret."""
+    if not content or content[:1] not in b"{[" or len(content) > _SEARCHED_BODY:
+        return
+    try:
+        waiting = [from_json(content)]
+    except ValueError:
+        return
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            yield from (each for name, each in value.items() if isinstance(each, str) and is_secret_name(name))
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
 def _wait_before_retry(error: Exception, longest: float) -> bool | float:
@@ -254,13 +289,15 @@ def _wait_before_retry(error: Exception, longest: float) -> bool | float:
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
-    """The seconds the server asks to wait: given as such, or as a date."""
+    """Return the seconds that the server asks to wait, given as such or as a date; None for an invalid header."""
     text = response.headers.get("retry-after", "").strip()
-    if text.isdecimal():
-        return float(text)
-    try:
-        moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+    if len(text) > 100:
         return None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    try:
+        if text.isdecimal():
+            return float(text)
+        moment = email.utils.parsedate_to_datetime(text)
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError, ArithmeticError, LookupError):  # the parser raises all of them for odd dates
+        return None

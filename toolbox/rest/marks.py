@@ -41,9 +41,14 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """`Annotated[T, Path("id")]`: one segment of the path; the name is the one in braces."""
+    """`Annotated[T, Path("id")]`: one segment of the path; the name is the one in braces.
+
+    A value with `/` or `\\` is refused: many servers decode `%2F` before they choose a route, so that `8/refunds` would
+    reach another one. With `allow_slash=True` it is sent, encoded; `.` and `..` between slashes stay refused.
+    """
 
     name: str | None = None
+    allow_slash: bool = False
     place: ClassVar[Place] = Place.PATH
 
 
@@ -246,7 +251,7 @@ class ClientMark:
 
     config_key: str
     path: str = ""
-    base_url: str | None = None
+    base_url: str | None = field(default=None, repr=False)
     headers: Collaborator | None = None
     auth: Any = None
     request_filters: tuple[Collaborator, ...] = ()

@@ -11,18 +11,21 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from ..errors import RestDecodeError
-from .replies import ReplyPlan, ServerSentEvent, Shape, decode_json, excerpt
+from ..errors import RestClientError, RestDecodeError
+from .replies import ReplyPlan, ServerSentEvent, Shape, beginning, charset, decode_json
 
 
 class PieceDecoder:
     """Takes the bytes of a body as they come and gives the pieces that are complete."""
 
-    def __init__(self, plan: ReplyPlan, content_type: str, url: str, status: int, where: str) -> None:
+    def __init__(
+        self, plan: ReplyPlan, content_type: str, url: str, status: int, where: str, max_piece: int = 64 * 2**20
+    ) -> None:
         self._plan, self._url, self._status, self._where = plan, url, status, where
-        media_type, _, parameters = content_type.lower().partition(";")
-        self._media_type = media_type.strip()
-        self._text = codecs.getincrementaldecoder(_charset(parameters))("replace")
+        self._media_type = content_type.lower().partition(";")[0].strip()
+        self._text = codecs.getincrementaldecoder(charset(content_type))("replace")
+        self._max_piece = max_piece
+        self._held = 0  # characters in what follows
         self._pending: list[str] = []  # of a line that has not ended, or of the document
         self._event: dict[str, str] = {}
         self._data: list[str] = []
@@ -36,9 +39,11 @@ class PieceDecoder:
         if not self._is_one_document and "\n" in text:
             *lines, text = "".join((*self._pending, text)).split("\n")
             self._pending.clear()
+            self._held = sum(map(len, self._data))
             for line in lines:
                 yield from self._line(line.removesuffix("\r"))
         self._pending.append(text)
+        self._hold(len(text))
 
     def end(self) -> Iterator[Any]:
         """What is left when the body has ended."""
@@ -49,6 +54,13 @@ class PieceDecoder:
             yield from self._line(rest.removesuffix("\r"))
         if self._event or self._data:
             yield from self._line("")
+
+    def _hold(self, characters: int) -> None:
+        """Count what is kept until a piece is complete. Raises `RestClientError` when it becomes too much."""
+        self._held += characters
+        if self._held > self._max_piece:
+            message = f"{self._where}: a piece of the reply is longer than max_reply_bytes ({self._max_piece} bytes)"
+            raise RestClientError(message, self._url, self._status)
 
     @property
     def _is_one_document(self) -> bool:
@@ -61,7 +73,7 @@ class PieceDecoder:
             document = from_json(text)
         except ValueError as error:
             message = f"{self._where}: the reply is no JSON ({error})"
-            raise RestDecodeError(message, self._url, self._status, excerpt(text)) from error
+            raise RestDecodeError(message, self._url, self._status, beginning(text)) from error
         for item in document if isinstance(document, list) else (document,):
             yield self._value(to_json(item))
 
@@ -77,6 +89,7 @@ class PieceDecoder:
         if not line:
             event, self._event = self._event, {}
             data, self._data = self._data, []
+            self._held -= sum(map(len, data))
             if data:
                 yield self._of_event(ServerSentEvent("\n".join(data), event.get("event", "message"), event.get("id")))
             return
@@ -84,6 +97,7 @@ class PieceDecoder:
         value = value.removeprefix(" ")
         if name == "data":
             self._data.append(value)
+            self._hold(len(value))
         elif name in ("event", "id"):
             self._event[name] = value
 
@@ -94,14 +108,3 @@ class PieceDecoder:
 
     def _value(self, text: bytes | str) -> Any:
         return decode_json(self._plan, text, self._url, self._status, self._where)
-
-
-def _charset(parameters: str) -> str:
-    for parameter in parameters.split(";"):
-        name, _, value = parameter.partition("=")
-        if name.strip() == "charset":
-            try:
-                return codecs.lookup(value.strip(' "')).name
-            except LookupError:
-                break
-    return "utf-8"

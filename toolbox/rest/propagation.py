@@ -18,7 +18,8 @@ _incoming: ContextVar[Mapping[str, str] | None] = ContextVar("toolbox.rest.incom
 def propagate_headers(headers: Mapping[str, str]) -> Iterator[None]:
     """Offers the headers of an incoming request to the REST clients used inside.
 
-    Each takes those that its settings name (`propagate_headers`), by default `traceparent` and `tracestate`.
+    Each takes those that its settings name (`propagate_headers`), by default `traceparent` and `tracestate`; this goes
+    for the headers of the current OpenTelemetry span as well.
     """
     token = _incoming.set(headers)  # read when a request is sent: most incoming ones lead to none
     try:
@@ -31,9 +32,9 @@ def propagated_headers(names: tuple[str, ...]) -> dict[str, str]:
     """The headers of these names that the current request should carry; the current span's own come first."""
     incoming = {name.lower(): value for name, value in (_incoming.get() or {}).items()}
     found = {name.lower(): incoming[name.lower()] for name in names if name.lower() in incoming}
-    if "traceparent" in (name.lower() for name in names):
-        found |= _of_current_span()
-    return found
+    allowed = {name.lower() for name in names}
+    # A propagator adds what it knows, baggage too, which may say who the user is: only what is named goes out.
+    return found | {name: value for name, value in _of_current_span().items() if name.lower() in allowed}
 
 
 def _of_current_span() -> dict[str, str]:

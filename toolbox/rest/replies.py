@@ -5,6 +5,7 @@ Not here: replies that are failures (`exchange`), getting one (`connections`).
 
 from __future__ import annotations
 
+import codecs
 import collections.abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import RestDecodeError
-from ..faults import faults_of
+from ..faults import brief, faults_of
 from ..forms import class_of, plain
 from ..signatures import without_none
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXCERPT = 500
+SEARCHED = 8 * EXCERPT
+"""Characters of a body that an error first gets, from which secrets are removed before it is cut to `EXCERPT`."""
+_NOT_FOR_REPLIES = frozenset({"punycode", "idna", "undefined", "unicode_escape", "raw_unicode_escape"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,7 @@ def _decode_body(plan: ReplyPlan, response: HttpResponse, url: str, where: str) 
         case Shape.HEADERS:
             return dict(response.headers)
         case Shape.TEXT:
-            return response.text
+            return response.content.decode(charset(response.headers.get("content-type", "")), "replace")
         case Shape.BYTES:
             return response.content
         case Shape.JSON | Shape.EVENT:  # a single event is none: events come in streams
@@ -204,7 +208,7 @@ def decode_json(plan: ReplyPlan, body: bytes | str, url: str, status: int, where
         return plan.adapter.validate_json(body)
     except ValidationError as error:
         message = f"{where}: the reply is no {plan.type_name} ({_faults(error)})"
-        raise RestDecodeError(message, url, status, excerpt(body)) from error
+        raise RestDecodeError(message, url, status, beginning(body)) from error
 
 
 def _faults(error: ValidationError) -> str:
@@ -213,8 +217,27 @@ def _faults(error: ValidationError) -> str:
     return "; ".join(faults) + (f"; and {more} more" if more > 0 and len(faults) == 5 else "")
 
 
-def excerpt(body: bytes | str) -> str:
-    """The beginning of a body, as text."""
+def beginning(body: bytes | str) -> str:
+    """Return the beginning of a body as text: more than an excerpt, so that secrets can be removed from it first."""
     if isinstance(body, bytes):
-        body = body[: EXCERPT * 4].decode("utf-8", "replace")
-    return body if len(body) <= EXCERPT else f"{body[:EXCERPT]}…"
+        body = body[: SEARCHED + 1].decode("utf-8", "replace")
+    return brief(body, SEARCHED)
+
+
+def excerpt(text: str) -> str:
+    """Return the part of a body that an error shows."""
+    return brief(text, EXCERPT)
+
+
+def charset(content_type: str) -> str:
+    """Return the name of the text encoding that a reply says it has, UTF-8 if it is unknown or not for text."""
+    for parameter in content_type.lower().split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset":
+            try:
+                found = codecs.lookup(value.strip(" \"'")).name
+                b"x".decode(found, "replace")  # refuses what is not for text, such as `zlib`
+                return "utf-8" if found.replace("-", "_") in _NOT_FOR_REPLIES else found
+            except (LookupError, UnicodeError, ValueError):
+                break
+    return "utf-8"

@@ -1,0 +1,281 @@
+"""A reply is read up to a limit, whatever the server sends."""
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Protocol
+
+import httpx2
+import pytest
+
+from tests.rest.http_server import Answer
+from toolbox import Container, rest
+from toolbox.settings import RestSettings
+
+pytestmark = pytest.mark.anyio
+
+KIB = 1024
+
+
+@rest.register_rest_client(config_key="bounded")
+class Bounded(Protocol):
+    @rest.get("/x")
+    async def text(self) -> str: ...
+
+    @rest.get("/x")
+    def text_now(self) -> str: ...
+
+    @rest.get("/x")
+    async def raw(self) -> bytes: ...
+
+    @rest.get("/x")
+    async def value(self) -> list[int]: ...
+
+    @rest.get("/x")
+    def chunks(self) -> AsyncIterator[bytes]: ...
+
+    @rest.get("/x")
+    def lines(self) -> AsyncIterator[str]: ...
+
+    @rest.get("/x")
+    def lines_now(self) -> Iterator[str]: ...
+
+    @rest.get("/x")
+    def items(self) -> AsyncIterator[int]: ...
+
+    @rest.get("/x")
+    def events(self) -> AsyncIterator[rest.ServerSentEvent]: ...
+
+
+class Endless:
+    """A body without an end, which counts what the client has taken of it."""
+
+    def __init__(self, piece: bytes) -> None:
+        self.piece = piece
+        self.sent = 0
+
+    def __call__(self, received: object) -> Answer:
+        return Answer(self._pieces(), self.status, self.headers)
+
+    status = 200
+    headers: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
+
+    def _pieces(self) -> Iterator[bytes]:
+        while True:
+            self.sent += len(self.piece)
+            yield self.piece
+
+
+async def both(client: Bounded) -> list[rest.RestClientError]:
+    """The errors of the asynchronous and the synchronous method."""
+    errors: list[rest.RestClientError] = []
+    for ask in (client.text(), asyncio.to_thread(client.text_now)):
+        with pytest.raises(rest.RestClientError) as caught:
+            await ask
+        errors.append(caught.value)
+    return errors
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+async def test_an_endless_body_is_an_error_at_the_limit(server, status) -> None:
+    endless = server.handler = Endless(b"x" * 16 * KIB)
+    endless.status = status
+    client = rest.create_rest_client(Bounded, url=server.url, max_reply_bytes=64 * KIB)
+
+    for error in await both(client):
+        assert "longer than max_reply_bytes (65536 bytes)" in str(error)
+        assert error.status == status
+    assert endless.sent < 50 * 2**20  # what fits into the buffers of sockets comes on top
+
+
+async def test_a_body_of_exactly_the_limit_is_read(server) -> None:
+    server.answer("x" * 100)
+    client = rest.create_rest_client(Bounded, url=server.url, max_reply_bytes=100)
+    assert len(await client.text()) == 100
+
+    server.answer("x" * 101)
+    await both(client)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Accept-Encoding": "gzip, deflate"}])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_a_decompression_bomb_is_an_error(server, headers, coding) -> None:
+    bomb = (gzip.compress if coding == "gzip" else zlib.compress)(bytes(16 * 2**20))
+    server.answer(Answer(bomb, headers={"Content-Encoding": coding}))
+    client = rest.create_rest_client(Bounded, url=server.url, max_reply_bytes=2**20, headers=headers)
+
+    await both(client)
+
+
+async def test_compressed_bodies_are_read_only_when_the_program_asks_for_them(server) -> None:
+    server.answer(Answer(gzip.compress(b"[1]"), headers={"Content-Encoding": "gzip"}))
+
+    with pytest.raises(rest.RestDecodeError, match=r"compressed \(gzip\), which was not asked for"):
+        await rest.create_rest_client(Bounded, url=server.url).value()
+    assert server.last.header("Accept-Encoding") == "identity"
+
+    asking = rest.create_rest_client(Bounded, url=server.url, headers={"accept-encoding": "br;q=0, gzip;q=0.5"})
+    assert await asking.value() == [1]
+    assert server.last.header("Accept-Encoding") == "br;q=0, gzip;q=0.5"
+    server.answer(Answer(b"x", headers={"Content-Encoding": "br"}))
+    with pytest.raises(rest.RestDecodeError):
+        await asking.raw()
+
+
+async def test_a_bomb_in_a_stream_comes_in_pieces(server) -> None:
+    server.answer(Answer(gzip.compress(bytes(4 * 2**20)), headers={"Content-Encoding": "gzip"}))
+    client = rest.create_rest_client(
+        Bounded, url=server.url, max_reply_bytes=2**20, headers={"Accept-Encoding": "gzip"}
+    )
+
+    sizes = [len(chunk) async for chunk in client.chunks()]
+    assert sum(sizes) == 4 * 2**20
+    assert max(sizes) <= 2**20
+
+    with pytest.raises(rest.RestClientError, match="a piece of the reply is longer than max_reply_bytes"):
+        await anext(client.lines())
+    with pytest.raises(rest.RestClientError, match="a piece of the reply"):
+        await asyncio.to_thread(lambda: next(iter(client.lines_now())))
+
+
+@pytest.mark.parametrize(
+    ("method", "piece", "media_type"),
+    [
+        ("lines", b"x" * 4000, "text/plain"),
+        ("items", b"[" * 4000, "application/x-ndjson"),
+        ("items", b"1," * 4000, "application/json"),
+        ("events", b"data: x\n" * 1000, "text/event-stream"),
+        ("events", b"event: " + b"x" * 4000, "text/event-stream"),
+    ],
+)
+async def test_what_a_stream_holds_until_a_piece_is_complete_is_limited(server, method, piece, media_type) -> None:
+    server.handler = Endless(piece)
+    server.handler.headers = {"Content-Type": media_type}
+    client = rest.create_rest_client(Bounded, url=server.url, max_reply_bytes=64 * KIB)
+
+    with pytest.raises(rest.RestClientError, match="a piece of the reply"):
+        await anext(getattr(client, method)())
+
+
+async def test_a_stream_as_a_whole_may_be_longer_than_the_limit(server) -> None:
+    server.answer(Answer(b"line\n" * 10_000, headers={"Content-Type": "text/plain"}))
+    client = rest.create_rest_client(Bounded, url=server.url, max_reply_bytes=100)
+    assert len([line async for line in client.lines()]) == 10_000
+
+    server.answer(Answer(b"data: x\n\n" * 1000, headers={"Content-Type": "text/event-stream"}))
+    assert len([event async for event in client.events()]) == 1000
+
+
+async def test_the_limit_is_a_setting_of_each_client(server, monkeypatch) -> None:
+    assert RestSettings().max_reply_bytes == 64 * 2**20
+    monkeypatch.setenv("TOOLBOX_REST__BOUNDED__MAX_REPLY_BYTES", "10")
+    monkeypatch.setenv("TOOLBOX_REST__BOUNDED__URL", server.url)
+    server.answer("x" * 11)
+
+    async with Container().register(Bounded) as container:
+        with pytest.raises(rest.RestClientError, match="10 bytes"):
+            await container.get(Bounded).text()
+    async with Container().register(Bounded, rest.rest_settings("bounded", max_reply_bytes=11)) as container:
+        assert await container.get(Bounded).text() == "x" * 11
+
+
+async def test_the_limit_holds_for_transports_without_a_network_too() -> None:
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(200, text="x" * 11))
+    client = rest.create_rest_client(Bounded, url="http://x.example", transport=transport, max_reply_bytes=10)
+
+    with pytest.raises(rest.RestClientError, match="10 bytes"):
+        await client.text()
+
+
+async def test_a_body_that_the_authentication_reads_is_limited_too(server) -> None:
+    class Reading(httpx2.Auth):
+        requires_response_body = True
+
+    server.handler = Endless(b"x" * 16 * KIB)
+    client = rest.create_rest_client(Bounded, url=server.url, max_reply_bytes=64 * KIB, auth=Reading())
+
+    await both(client)
+
+
+async def test_after_a_reply_that_was_too_long_the_client_goes_on(server) -> None:
+    client = rest.create_rest_client(Bounded, url=server.url, max_reply_bytes=100, max_connections=1)
+
+    for _ in range(3):
+        server.answer("x" * 1000)
+        await both(client)
+        server.answer("good")
+        assert await client.text() == "good"
+        assert await asyncio.to_thread(client.text_now) == "good"
+
+
+@pytest.mark.parametrize("charset", ["zlib", "hex", "idna", "undefined", "punycode", "no such", "rot13", "\x01"])
+async def test_an_encoding_that_is_not_for_text_is_read_as_utf_8(server, charset) -> None:
+    headers = {"Content-Type": f"text/plain; charset={charset}"}
+    client = rest.create_rest_client(Bounded, url=server.url)
+
+    server.answer(Answer("Grüße".encode(), headers=headers))
+    if charset != "\x01":  # which the HTTP library refuses
+        assert await client.text() == "Grüße"
+        assert [line async for line in client.lines()] == ["Grüße"]
+
+
+async def test_headers_without_an_end_are_an_error(server) -> None:
+    server.answer(Answer("x", headers={f"X-{n}": "y" * 1000 for n in range(300)}))
+    client = rest.create_rest_client(Bounded, url=server.url)
+
+    await both(client)
+
+
+async def test_deep_json_is_an_error(server) -> None:
+    server.answer(Answer(b"[" * 100_000, headers={"Content-Type": "application/json"}))
+    client = rest.create_rest_client(Bounded, url=server.url)
+
+    with pytest.raises(rest.RestDecodeError):
+        await client.value()
+    with pytest.raises(rest.RestDecodeError):
+        await anext(client.items())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "9" * 400,
+        "9" * 10_000,
+        "1e999",
+        "-1",
+        "nan",
+        "inf",
+        "٣٣٣٣٣٣٣٣٣",
+        "Fri, 31 Dec 99999 23:59:59 GMT",
+        "Fri, 99 Dec 2026 23:59:59 GMT",
+        "Fri, 31 Dec 9999 23:59:59 -9999",
+        "Mon, 01 Jan 0001 00:00:00 +2359",
+        "Fri, 31 Dec 2026 23:59:59 +99999999999",
+        "Fri, 31 Dec",
+        ",",
+        "1 2 3 4 5",
+        ", ".join(["1"] * 50),
+        "\xff\xfe",
+    ],
+)
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_invalid_retry_after_never_hides_the_failure(server, value, status) -> None:
+    server.answer(Answer("busy", status, {"Retry-After": value.encode().decode("latin-1")}))
+    client = rest.create_rest_client(Bounded, url=server.url, retries=1, retry_max_wait=0.01)
+
+    for error in await both(client):
+        assert error.status == status
+
+
+def test_the_limit_is_positive() -> None:
+    with pytest.raises(ValueError, match="max_reply_bytes"):
+        rest.rest_settings("bounded", max_reply_bytes=0)
+
+
+def test_the_errors_of_clients_are_exported_beside_them() -> None:
+    import toolbox
+
+    for name in ("RestClientError", "RestTimeoutError", "RestDecodeError"):
+        assert getattr(rest, name) is getattr(toolbox, name)
+        assert name in rest.__all__
