@@ -64,7 +64,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("toolbox.models",),
     "jiter": ("toolbox.models",),
     "pydantic_settings": ("toolbox.settings",),
-    "httpx2": ("toolbox.rest", "toolbox.mcp", "toolbox.recordings"),
+    "httpx2": ("toolbox.rest", "toolbox.mcp", "toolbox.recordings", "toolbox.models"),
     "stamina": ("toolbox.rest",),
     "openapi_pydantic": ("toolbox.openapi",),
     "typer": ("toolbox.cli", "sample_app"),

@@ -112,6 +112,7 @@ class ModelSettings(_Section):
     send_tool_metadata: Names = ()
     strict_tools: bool | None = None
     stream_usage: bool | None = None
+    max_reply_bytes: PositiveInt | None = None
     transport: Literal["aiohttp", "httpx2"] | None = None
 
 

@@ -24,12 +24,21 @@ from .chat_wire import ChatWire
 from .encoding import Fields, joined, json_bytes
 from .options import problems_of
 from .reading import Interpreter, ReplyReader
-from .transport import ApiKey, Stream, Transport, TransportChoice, TransportSettings, is_address
+from .server_errors import secrets_in
+from .transport import (
+    LARGEST_REPLY,
+    PUBLIC_URL,
+    ApiKey,
+    Stream,
+    Transport,
+    TransportChoice,
+    TransportSettings,
+    is_address,
+    is_from_environment,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-PUBLIC_URL = "https://api.openai.com/v1"
 
 
 class Wire(Protocol):
@@ -60,7 +69,8 @@ class OpenAiChatModel:
     `fallback` names other models of the container, asked in order when this one does not answer.
     `supports_response_format=False`: the server knows no JSON schema for replies; it is put into the prompt instead.
     `send_tool_metadata`: the keys of a tool's metadata that are sent with it. `strict_tools`: asks for arguments that
-    follow the schema, of tools whose schema allows it. `stream_usage=False`: never asks a stream for its token counts;
+    follow the schema, of tools whose schema allows it. `max_reply_bytes` limits a reply, decoded; None: no limit.
+    `stream_usage=False`: never asks a stream for its token counts;
     a server that refuses the question is not asked twice. `transport` is `"aiohttp"` (where it is installed),
     `"httpx2"` or an object that sends: an httpx2 transport, a `toolbox.recordings.Recording`. Used on several event
     loops, it has a client on each.
@@ -92,6 +102,7 @@ class OpenAiChatModel:
         strict_tools: bool = False,
         stream_usage: bool = True,
         transport: TransportChoice = None,
+        max_reply_bytes: int | None = LARGEST_REPLY,
     ) -> None:
         self.model = model
         self.fallback = (fallback,) if isinstance(fallback, str) else tuple(fallback)
@@ -110,6 +121,7 @@ class OpenAiChatModel:
             read_timeout=read_timeout,
             max_retries=max_retries,
             max_concurrent_requests=max_concurrent_requests,
+            max_reply_bytes=max_reply_bytes,
             headers=dict(extra_headers or {}),
             query=dict(extra_query or {}),
         )
@@ -147,7 +159,7 @@ class OpenAiChatModel:
             except ModelError as error:
                 raise _located(error, received.status, received.request_id) from error.__cause__
         except ModelError as error:
-            self._transport.hide_secrets(error)
+            self._transport.hide_secrets(error, self._secrets_of(request))
             raise
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
@@ -171,7 +183,7 @@ class OpenAiChatModel:
                         yield event
                     return
             except ModelError as error:
-                self._transport.hide_secrets(error)
+                self._transport.hide_secrets(error, self._secrets_of(request))
                 if not self._refuses_usage(error):
                     raise
                 self._stream_usage = False
@@ -197,6 +209,10 @@ class OpenAiChatModel:
                 name, value = self._wire.parameter(name, value)
                 fields[name] = json_bytes(value)
         return joined(fields), headers
+
+    def _secrets_of(self, request: ChatRequest) -> list[str]:
+        """Return what a request's own parameters hold under names of credentials, and its headers."""
+        return list(secrets_in([self._parameters, request.parameters]))
 
     def _reader(self, request: ChatRequest) -> ReplyReader:
         names = {each.name for each in request.tool_specifications}
@@ -253,7 +269,8 @@ def _transport_settings(
 ) -> Callable[..., TransportSettings]:
     """Settings with the address and key that are meant."""
     url = base_url or os.environ.get("OPENAI_BASE_URL")
-    key = api_key or os.environ.get("OPENAI_API_KEY")
+    # The key of the environment belongs to the environment's server: another one must not see it.
+    key = api_key or (os.environ.get("OPENAI_API_KEY") if is_from_environment(url or PUBLIC_URL) else None)
     if not key and not url and (transport is None or isinstance(transport, str)):
         raise IllegalConfigurationError(
             [

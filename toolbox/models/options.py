@@ -57,9 +57,10 @@ def _of_limits(settings: TransportSettings, where: str) -> Iterator[Problem]:
     limits = (
         ("max_retries", settings.max_retries, 0),
         ("max_concurrent_requests", settings.max_concurrent_requests, 1),
+        ("max_reply_bytes", settings.max_reply_bytes, 1),
     )
     for name, count, least in limits:
-        if name == "max_concurrent_requests" and count is None:
+        if name != "max_retries" and count is None:
             continue
         if isinstance(count, bool) or not isinstance(count, int) or count < least:
             yield Problem(where, f"{name} is {count!r}", f"give a whole number from {least}")

@@ -139,7 +139,7 @@ class NamedModels:
 def _reach_fault(name: str, section: ModelSettings | None, where: str) -> Problem | None:
     """What is wrong with the address, key or headers that the environment says."""
     from .options import problems_of
-    from .transport import TransportSettings, is_address
+    from .transport import PUBLIC_URL, TransportSettings, is_address, is_from_environment
 
     own = section.base_url if section is not None else None
     address = own or os.environ.get("OPENAI_BASE_URL")
@@ -149,7 +149,8 @@ def _reach_fault(name: str, section: ModelSettings | None, where: str) -> Proble
         what = f"the address of model {name!r} does not begin with http:// or https://"
         return Problem(where, what, f"mend {variable}")
     given = arguments_of(section) if section is not None else {}
-    key = given.get("api_key") or os.environ.get("OPENAI_API_KEY") or "none"
+    own_key = os.environ.get("OPENAI_API_KEY") if is_from_environment(address or PUBLIC_URL) else None
+    key = given.get("api_key") or own_key or "none"
     settings = TransportSettings(address or "https://unset", key, headers=given.get("extra_headers", {}))
     found = next(problems_of(name, settings), None)
     if found is None:

@@ -5,13 +5,14 @@ Not here: what a reply that is no error means (`chat_wire`, `responses_wire`), t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from ..errors import ModelConnectionError, ModelError, ModelHttpError, ModelProtocolError, ModelTimeoutError
 from ..json_text import compact_json, parse_json
-from .sse import excerpt
+from .sse import EXCERPT, KEPT, EventReader, excerpt
 
 _TRANSPORTS = frozenset({"httpx2", "httpx", "httpcore2", "httpcore", "h11", "aiohttp", "anyio", "ssl"})
 
@@ -74,9 +75,9 @@ def _raw(error: Mapping[str, Any]) -> str | None:
     if not isinstance(raw, str):
         return message_of(raw)
     try:
-        return message_of(parse_json(raw)) or raw[:200]
+        return message_of(parse_json(raw)) or raw[:KEPT]
     except ValueError:
-        return raw[:200]
+        return raw[:KEPT]
 
 
 def _status_of(error: object, value: Mapping[str, Any], status: int) -> int:
@@ -102,12 +103,81 @@ def http_error(status: int, body: bytes, request_id: str | None) -> ModelHttpErr
         message = message_of(parse_json(body))
     except ValueError:
         text = excerpt(body)
-        message = text if text and not text.startswith("<") else None
+        message = _message_of_events(body) or (text if text and not text.startswith("<") else None)
     return ModelHttpError(status, message or f"HTTP {status}", excerpt(body), request_id)
 
 
-def transport_error(error: BaseException, address: str) -> ModelError | None:
-    """The error for what a transport to `address` raised; None if it is nothing of a transport's."""
+def _message_of_events(body: bytes) -> str | None:
+    """Return the message of an error that is an event stream, as LiteLLM sends it."""
+    reader = EventReader()
+    values = [*reader.feed(body), *reader.finish()]
+    found = (error_in(value) for value in values)
+    return next((each.message for each in found if each is not None), None)
+
+
+def redirect_error(status: int, headers: Mapping[str, str], address: str) -> ModelHttpError:
+    """Return the error of a redirect, which is never followed."""
+    try:
+        parts = urlsplit(urljoin(address, headers.get("location", "")))
+        to = f" to {parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else ""
+    except ValueError:
+        to = ""
+    message = f"the server redirects{to[:200]}; redirects are not followed, because they could send the key and the"
+    return ModelHttpError(
+        status,
+        f"{message} conversation to another server: set base_url to the final address",
+        "",
+        request_id_in(headers),
+    )
+
+
+_CREDENTIAL = re.compile(r"auth|key|token|secret|cookie|passw|session|credential|headers", re.IGNORECASE)
+
+
+def secrets_in(value: object, named: bool = False, depth: int = 0) -> Iterator[str]:
+    """Yield the texts of a request's parameters that stand under the name of a credential, at any depth."""
+    if depth > 20:
+        return
+    if isinstance(value, str):
+        if named:
+            yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from secrets_in(each, named or bool(_CREDENTIAL.search(str(name))), depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from secrets_in(each, named, depth + 1)
+
+
+LONGEST_MESSAGE = 2000
+"""Characters of a server's message that an error shows."""
+
+
+def shorten(error: ModelError) -> None:
+    """Cut the texts of an error that a server decides on. Secrets must have been hidden in them before."""
+    if isinstance(error, (ModelHttpError, ModelProtocolError)):
+        error.message = _cut(error.message, LONGEST_MESSAGE)
+        error.body = _cut(error.body, EXCERPT)
+        error.request_id = _cut(error.request_id, 200) if error.request_id else None
+        facts = (error.message, error.body)
+        if isinstance(error, ModelHttpError):
+            error.args = (error.status, *facts, error.request_id)
+        else:
+            error.args = (*facts, error.status, error.request_id)
+    elif isinstance(error, (ModelConnectionError, ModelTimeoutError)):
+        error.message = _cut(error.message, LONGEST_MESSAGE)
+        error.args = (error.message,)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest + 1 else f"{text[:longest].rstrip()}…"
+
+
+def transport_error(error: BaseException, address: str, begun: bool = False) -> ModelError | None:
+    """Return the error for what a transport to `address` raised; None for an error that is not a transport's.
+
+    `begun`: the reply had begun to arrive.
+    """
     if isinstance(error, ModelError):
         return error
     chain = [error]
@@ -126,9 +196,22 @@ def transport_error(error: BaseException, address: str) -> ModelError | None:
         return ModelProtocolError(f"the reply's compression is broken: {said}")
     if any(isinstance(each, TimeoutError) or _says_timeout(each) for each in chain) and not _is_disconnection(chain):
         return ModelTimeoutError(f"the model server {server} did not answer in time: {said}")
+    if begun:
+        return ModelConnectionError(f"the connection to the model server {server} broke during its reply: {said}")
+    if not _never_connected(chain):
+        return ModelConnectionError(f"the model server {server} closed the connection: {said}")
     return ModelConnectionError(
-        f"the connection to the model server {server} failed: {said}; see that it runs, and that base_url is right"
+        f"the connection to the model server {server} failed: {said}; check that it runs and that base_url is right"
     )
+
+
+def _never_connected(chain: list[BaseException]) -> bool:
+    """Return True if there was never a connection: an address without a server, or one that is not the right one."""
+    if any(isinstance(each, (ConnectionResetError, BrokenPipeError)) for each in chain):
+        return False
+    names = {type(each).__name__ for each in chain}
+    broken = {"ReadError", "WriteError", "RemoteProtocolError", "ServerDisconnectedError", "ClientPayloadError"}
+    return not names & broken
 
 
 def _says_timeout(error: BaseException) -> bool:

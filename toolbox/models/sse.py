@@ -14,6 +14,9 @@ from pydantic_core import from_json
 
 DONE = "[DONE]"
 EXCERPT = 500
+"""Characters of a body that an error shows."""
+KEPT = 4096
+"""Bytes of a body that an error holds until secrets are hidden in it: cut before, a part of a secret would remain."""
 
 _MARK = b"\xef\xbb\xbf"
 _SILENT = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat", b"done", b"end", b"close"})
@@ -21,9 +24,9 @@ _decoder = json.JSONDecoder(strict=False)
 
 
 def excerpt(body: bytes) -> str:
-    """The beginning of a reply's body, to show in an error."""
-    text = body[:EXCERPT].decode("utf-8", "replace").strip()
-    return text if len(body) <= EXCERPT else f"{text}…"
+    """Return the beginning of a reply's body for an error, whose secrets are hidden before it is cut further."""
+    text = body[:KEPT].decode("utf-8", "replace").strip()
+    return text if len(body) <= KEPT else f"{text}…"
 
 
 class EventReader:
@@ -74,7 +77,7 @@ class EventReader:
             values = _values(body)
             objects = self._lines(body) if values is None else list(self._objects(values))
             if not objects:
-                self._strange = [body[: EXCERPT + 1]]
+                self._strange = [body[: KEPT + 1]]
         else:
             objects = self._lines(b"".join(self._tail))
         self._flush(objects)

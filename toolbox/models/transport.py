@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import random
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, urlsplit
 from weakref import WeakKeyDictionary
 
-from ..errors import ModelError, ModelTimeoutError
+from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
 from ..faults import hide_secrets
+from ..json_text import compact_json
 from .log_filter import hide_queries
-from .server_errors import http_error, request_id_in, transport_error
+from .server_errors import http_error, redirect_error, request_id_in, shorten, transport_error
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+PUBLIC_URL = "https://api.openai.com/v1"
 
 ApiKey: TypeAlias = "str | Callable[[], Awaitable[str]]"
 
@@ -50,13 +54,13 @@ AFTER_DONE = 0.1
 
 SHORTEST_SECRET = 8
 """Characters of a header or a key from which on it is one: `none` and `true` may stand in any error."""
-LARGE = 2**20
-"""Bytes in a request from which on it is sent in pieces: aiohttp warns of writing more at once."""
+LARGEST_REPLY = 64 * 2**20
+"""The default of `max_reply_bytes`."""
 
-
-def is_address(url: str) -> bool:
-    """Whether it is the address of a server: without http:// a host is taken for a scheme."""
-    return url.lower().startswith(("http://", "https://"))
+_HARMLESS_HEADERS = frozenset(
+    {"accept", "accept-encoding", "accept-language", "content-type", "http-referer", "openai-beta", "referer"}
+    | {"user-agent", "x-title"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class TransportSettings:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     query: Mapping[str, object] = field(default_factory=dict, repr=False)
     transport: TransportChoice = None
+    max_reply_bytes: int | None = LARGEST_REPLY
 
 
 @dataclass(slots=True)
@@ -116,6 +121,8 @@ class Transport:
         try:
             async with asyncio.timeout(self.settings.timeout), connection.limit:
                 response = await self.send(connection.client, path, body, headers, self.settings.max_retries, False)
+                if (fault := _fault_of(response)) is not None:
+                    raise fault
                 return Received(response.status_code, response.content, response.headers)
         except TimeoutError as error:
             self.fail(error)
@@ -149,12 +156,21 @@ class Transport:
                 with contextlib.suppress(Exception):  # that loop may end meanwhile, and its connections with it
                     await asyncio.wait_for(asyncio.wrap_future(future), 1.0)
 
-    def hide_secrets(self, error: ModelError) -> None:
-        """Takes what was sent as a secret out of an error: a server, or a transport, may say it again."""
-        sent = [self.settings.api_key, *self.settings.headers.values(), *map(str, self.settings.query.values())]
-        sent += [each.client.api_key for each in self._connections.values()]  # where it is made anew for each request
-        values = [each for each in sent if isinstance(each, str) and len(each) >= SHORTEST_SECRET]
-        hide_secrets(error, {*values, *map(quote, values), *map(quote_plus, values)})
+    def hide_secrets(self, error: ModelError, sent: Iterable[object] = ()) -> None:
+        """Hide what was sent as a secret in an error, then shorten the error's texts.
+
+        A server or a transport may repeat it. `sent` are the secrets of this request alone.
+        """
+        settings = self.settings
+        headers = {**_environment_headers(settings.base_url), **settings.headers}
+        found = [settings.api_key, *map(str, settings.query.values()), *sent]
+        found += [value for name, value in headers.items() if name.lower() not in _HARMLESS_HEADERS]
+        found += [each.client.api_key for each in self._connections.values()]  # a key that a function gave
+        # The scheme of a credential, as in "Bearer …", is not always repeated with it.
+        words = [word for each in found if isinstance(each, str) for word in (each, *each.split())]
+        values = {each for each in words if len(each) >= SHORTEST_SECRET}
+        hide_secrets(error, {form for each in values for form in (each, quote(each), quote_plus(each), _in_json(each))})
+        shorten(error)
 
     def _connection(self) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -172,6 +188,8 @@ class Transport:
         return connection
 
     def _client(self) -> AsyncOpenAI:
+        from .bodies import prepared
+
         settings, openai = self.settings, self._openai
         read = settings.read_timeout or settings.timeout
         if settings.query:
@@ -183,26 +201,36 @@ class Transport:
             max_retries=settings.max_retries,
             default_headers={
                 "content-type": "application/json",
+                "accept-encoding": "gzip, deflate",
                 **dict.fromkeys(_ABOUT_US, openai.Omit()),
+                **self._not_from_environment(),
                 **settings.headers,
             },
             default_query=dict(settings.query),
-            http_client=_building_requests(self._http_client()),
+            http_client=prepared(self._http_client(), settings.max_reply_bytes),
         )
         return client
 
+    def _not_from_environment(self) -> dict[str, Any]:
+        """Remove the headers that the package would add from the environment for a server that is not the one meant."""
+        if is_from_environment(self.settings.base_url):
+            return {}
+        return dict.fromkeys(_environment_headers(None), self._openai.Omit())
+
     def _http_client(self) -> Any:
+        # A redirect would take the conversation, and headers that hold keys, to another server.
+        make = functools.partial(self._openai.DefaultAsyncHttpxClient, follow_redirects=False)
         transport = self.settings.transport
         if transport is not None and not isinstance(transport, str):
-            return self._openai.DefaultAsyncHttpxClient(transport=transport)
+            return make(transport=transport)
         if transport == "httpx2":
-            return self._openai.DefaultAsyncHttpxClient()
+            return make()
         try:
-            return self._openai.DefaultAioHttpClient()
+            return self._openai.DefaultAioHttpClient(follow_redirects=False)
         except RuntimeError:  # aiohttp is not installed
             if transport == "aiohttp":
                 raise
-            return self._openai.DefaultAsyncHttpxClient()
+            return make()
 
     async def send(
         self,
@@ -226,20 +254,62 @@ class Transport:
                 stream_cls=self._openai.AsyncStream[object] if stream else None,
             )
         except self._openai.APIStatusError as error:
-            response = error.response
-            raise http_error(error.status_code, response.content, request_id_in(response.headers)) from error
+            response, status = error.response, error.status_code
+            if 300 <= status < 400:
+                raise redirect_error(status, response.headers, self.settings.base_url) from error
+            raise http_error(status, response.content, request_id_in(response.headers)) from error
         except Exception as error:
             self.fail(error)
         return raw.http_response
 
-    def fail(self, error: Exception) -> NoReturn:
-        """Raises what a failure to send or receive is called here."""
+    def fail(self, error: Exception, begun: bool = False) -> NoReturn:
+        """Raise the `ModelError` of a failure to send or receive. `begun`: the reply had begun to arrive."""
         if isinstance(error, ModelError):
             raise error
         if type(error) is TimeoutError:
             limit = self.settings.timeout or 0
             raise ModelTimeoutError(f"the model did not answer within {limit:g} s; raise timeout=") from error
-        raise transport_error(error, self.settings.base_url) or error from error
+        raise transport_error(error, self.settings.base_url, begun) or error from error
+
+
+def is_address(url: str) -> bool:
+    """Return True for the address of a server: without http:// a host would be read as a scheme."""
+    return url.lower().startswith(("http://", "https://"))
+
+
+def is_from_environment(base_url: str) -> bool:
+    """Return True if `OPENAI_API_KEY` and its like may be sent there.
+
+    They belong to the address of `OPENAI_BASE_URL`, and to OpenAI's public ones.
+    """
+    own = os.environ.get("OPENAI_BASE_URL")
+    if own and _normalized(base_url) == _normalized(own):
+        return True
+    try:
+        parts = urlsplit(base_url)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    return parts.scheme.lower() == "https" and (host == "api.openai.com" or host.endswith(".api.openai.com"))
+
+
+def _normalized(url: str) -> tuple[str, str | None, int | None, str]:
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return ("", None, None, url)
+    return parts.scheme, parts.hostname, port, parts.path.rstrip("/")
+
+
+def _environment_headers(base_url: str | None) -> dict[str, str]:
+    """Return the headers that the package reads from the environment, for this address (None: for any)."""
+    if base_url is not None and not is_from_environment(base_url):
+        return {}
+    lines = [line.partition(":") for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")]
+    headers = {name.strip(): value.strip() for name, colon, value in lines if colon}
+    named = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+    return headers | {name: value for name, variable in named.items() if (value := os.environ.get(variable))}
 
 
 async def _until_the_loop_ends(
@@ -263,38 +333,19 @@ async def _close(connection: _Connection) -> None:
     await connection.keeper.aclose()
 
 
-class _Pieces:
-    """A large body, which can be sent more than once."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for start in range(0, len(self._body), LARGE):
-            yield self._body[start : start + LARGE]
-
-
 @functools.lru_cache(maxsize=64)
 def _url(base_url: Any, path: str) -> str:
     """The address as the package makes it of the two; ready made, it costs one parse less per request."""
     return str(base_url.copy_with(raw_path=base_url.raw_path + path.lstrip("/").encode()))
 
 
-def _building_requests(http_client: Any) -> Any:
-    """The client of the transport, made to build requests at less cost and without warnings.
+def _in_json(text: str) -> str:
+    return compact_json(text)[1:-1]
 
-    It would parse the text of its one or two addresses for every request, and write a large body at once.
-    """
-    build_request, read = http_client.build_request, functools.lru_cache(maxsize=64)(type(http_client.base_url))
 
-    def build(method: str, url: Any, **others: Any) -> Any:
-        if len(body := others.get("content") or b"") > LARGE:
-            others["content"] = _Pieces(body)
-            others["headers"] = [*others["headers"], ("content-length", str(len(body)))]
-        return build_request(method, read(url), **others)
-
-    http_client.build_request = build
-    return http_client
+def _fault_of(response: Any) -> ModelProtocolError | None:
+    """Return what is wrong with the body of a reply, which was read up to there."""
+    return getattr(response.stream, "fault", None)
 
 
 # The package hands back the transport's response, whatever it is, to who asks for it raw.
@@ -358,9 +409,12 @@ class Stream:
         assert self._blocks is not None
         try:
             async with asyncio.timeout_at(self._deadline):
-                return await anext(self._blocks, None)
+                block = await anext(self._blocks, None)
         except Exception as error:
-            self._transport.fail(error)
+            self._transport.fail(error, begun=True)
+        if block is None and (fault := _fault_of(self._response)) is not None:
+            raise fault
+        return block
 
     async def more(self, said: bool) -> bytes | None:
         """What still comes after a reply that has said it is complete; None when nothing does, for whatever reason.

@@ -130,36 +130,38 @@ class Recording(httpx2.AsyncBaseTransport):
     # --- recording
 
     async def _ask(self, request: httpx2.Request, asked: Asked) -> httpx2.Response:
-        fields = json.loads(await request.aread()).items()
-        self._secrets.learn([*request.headers.multi_items(), *fields], str(request.url))
+        self._secrets.learn(
+            request.headers.multi_items(), json.loads(await request.aread()), str(request.url), self._fields
+        )
         request.headers["accept-encoding"] = "identity"  # so that a person can read what came
         with self._lock:
             place = self._tape.reserve()
-        client = httpx2.AsyncClient(follow_redirects=True)
+        client = httpx2.AsyncClient(follow_redirects=False)
         try:
             response = await client.send(request, stream=True)
         except BaseException:
             await client.aclose()
             raise
 
+        # Some servers compress all the same; a secret in such bytes could not be found.
+        is_readable = response.headers.get("content-encoding", "identity") in ("identity", "gzip", "deflate")
+        pieces = response.aiter_bytes() if is_readable else response.aiter_raw()
+        without = ("content-encoding", "content-length") if is_readable else ()
+        headers = [(name, value) for name, value in response.headers.multi_items() if name not in without]
+
         def keep(chunks: list[bytes]) -> None:
-            if is_kept(response.status_code):
-                headers = response.headers
-                reply = Reply.of(
-                    response.status_code, headers.get("content-type"), headers.get("content-encoding"), chunks
-                )
+            if is_kept(response.status_code) and is_readable:
+                reply = Reply.of(response.status_code, response.headers.get("content-type"), None, chunks)
                 with self._lock:
-                    self._tape.put(place, Exchange(asked, reply))
+                    self._tape.put(place, Exchange(asked, self._secrets.hidden_in(reply)))
                     self._write()
 
-        return httpx2.Response(
-            response.status_code, headers=response.headers, stream=_Overheard(client, response, keep)
-        )
+        return httpx2.Response(response.status_code, headers=headers, stream=_Overheard(client, response, pieces, keep))
 
     def _write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.file.with_name(f"{self.file.name}.{os.getpid()}")
-        unfinished.write_text(self._secrets.hidden_in(self._tape.written()), encoding="utf-8")
+        unfinished.write_text(self._tape.written(), encoding="utf-8")
         unfinished.replace(self.file)
 
 
@@ -175,15 +177,19 @@ class _Overheard(httpx2.AsyncByteStream):
     """A reply on its way to the client, whose pieces are kept when it has come, or when the client has enough."""
 
     def __init__(
-        self, client: httpx2.AsyncClient, response: httpx2.Response, keep: Callable[[list[bytes]], None]
+        self,
+        client: httpx2.AsyncClient,
+        response: httpx2.Response,
+        pieces: AsyncIterator[bytes],
+        keep: Callable[[list[bytes]], None],
     ) -> None:
-        self._client, self._response, self._keep = client, response, keep
+        self._client, self._response, self._pieces, self._keep = client, response, pieces, keep
         self._chunks: list[bytes] = []
         self._is_whole = self._is_broken = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for chunk in self._response.aiter_raw():
+            async for chunk in self._pieces:
                 self._chunks.append(chunk)
                 yield chunk
         except (Exception, asyncio.CancelledError):

@@ -9,10 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
+
+from ..faults import without_secrets
 
 Json: TypeAlias = Any
 
@@ -30,9 +32,6 @@ FIELDS = frozenset(_FIELD_NAMES.split())
 HIDDEN = "(not recorded)"
 
 _AGAIN = frozenset({401, 403, 408, 409, 429})
-_CREDENTIAL = re.compile(
-    r"auth|key|token|secret|cookie|passw|session|credential|organi[sz]ation|project", re.IGNORECASE
-)
 _INNER_KEY = re.compile(
     r"(proxy-)?authorization|(x-)?api[_-]?key|(access_)?token|secret|password|cookie", re.IGNORECASE
 )
@@ -41,8 +40,8 @@ _LINE = 100
 
 
 def is_kept(status: int) -> bool:
-    """Whether a reply belongs into a recording: those that clients try again, and refused keys, do not."""
-    return status < 500 and status not in _AGAIN
+    """Return True if a reply belongs in a recording: not a redirect, a refused key, or what clients try again."""
+    return status < 300 or (400 <= status < 500 and status not in _AGAIN)
 
 
 # --- what is written
@@ -82,9 +81,19 @@ def _without_keys(value: Json) -> Json:
     if not isinstance(value, dict):
         return value
     return {
-        name: HIDDEN if _INNER_KEY.fullmatch(name) and not isinstance(each, dict) else _without_keys(each)
-        for name, each in value.items()
+        name: _hidden(each) if _is_hidden(name, each, value) else _without_keys(each) for name, each in value.items()
     }
+
+
+def _is_hidden(name: str, value: Json, owner: Mapping[str, Json]) -> bool:
+    """Return True for a key, and for the headers that the model server sends to an MCP server."""
+    if isinstance(value, dict):
+        return name == "headers" and (owner.get("type") == "mcp" or "server_url" in owner)
+    return _INNER_KEY.fullmatch(name) is not None
+
+
+def _hidden(value: Json) -> Json:
+    return dict.fromkeys(value, HIDDEN) if isinstance(value, dict) else HIDDEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,22 +244,65 @@ def _layout_of(body: bytes) -> tuple[str, Json] | None:
 
 
 class Secrets:
-    """The credentials of the requests that were made. None is written anyway; a server's reply might repeat one."""
+    """The secrets of the requests that were made. They are not written with a request; a reply might repeat one.
+
+    Values count whatever their names: of the address's query, of headers that are not standard ones, and of the body's
+    fields that are not written.
+    """
 
     def __init__(self) -> None:
         self._values: set[str] = set()
 
-    def learn(self, named: Iterable[tuple[str, object]], url: str) -> None:
-        """Remembers a request's: of its headers, its body's fields, its address."""
+    def learn(
+        self, headers: Iterable[tuple[str, str]], body: Json, url: str, fields: frozenset[str] = frozenset()
+    ) -> None:
+        """Remember the secrets of one request. `fields` of its body are written, besides the wire's."""
         parts = urlsplit(url)
-        pairs = [*named, *parse_qsl(parts.query)]
-        values = [value for name, value in pairs if isinstance(value, str) and _CREDENTIAL.search(name)]
+        values = [value for name, value in headers if name.lower() not in _STANDARD and not _ABOUT_US.match(name)]
+        values += [value for _, value in parse_qsl(parts.query)]
+        values += [parts.password or "", *_secrets_in(body, FIELDS | fields)]
         words = [word for value in values for word in re.split(r"[\s;=,]+", value)]
-        self._values.update(each for each in (*values, *words, parts.password or "") if len(each) >= _SHORTEST_SECRET)
+        self._values.update(each for each in (*values, *words) if len(each) >= _SHORTEST_SECRET)
 
-    def hidden_in(self, text: str) -> str:
-        """`text` without them."""
-        for value in sorted(self._values, key=len, reverse=True):
-            for form in (value, json.dumps(value)[1:-1]):
-                text = text.replace(form, HIDDEN)
-        return text
+    def hidden_in(self, reply: Reply) -> Reply:
+        """Return the reply without them; the pieces of a reply that holds one become its events."""
+        body = b"".join(reply.chunks).decode("utf-8", "surrogateescape")
+        escaped = {json.dumps(value)[1:-1] for value in self._values}
+        shown = without_secrets(body, self._values | escaped)
+        if shown == body:
+            return reply
+        pieces = [shown] if len(reply.chunks) < 2 else re.findall(r".+?(?:\r?\n\r?\n|\Z)", shown, re.DOTALL)
+        return replace(reply, chunks=tuple(each.encode("utf-8", "surrogateescape") for each in pieces))
+
+
+_STANDARD = frozenset(
+    {"accept", "accept-encoding", "accept-language", "connection", "content-length", "content-type", "host"}
+    | {"idempotency-key", "transfer-encoding", "user-agent"}
+)
+_ABOUT_US = re.compile(r"x-stainless-", re.IGNORECASE)
+
+
+def _secrets_in(body: Json, written: Collection[str]) -> Iterator[str]:
+    """Yield the texts of a body that are not written: those of other fields, and what is called a key."""
+    for name, value in body.items() if isinstance(body, dict) else ():
+        if name in written:
+            yield from _keys_in(value)
+        else:
+            yield from _texts_in(value)
+
+
+def _keys_in(value: Json) -> Iterator[str]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _keys_in(each)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _texts_in(each) if _is_hidden(name, each, value) else _keys_in(each)
+
+
+def _texts_in(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(each)

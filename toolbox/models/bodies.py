@@ -1,0 +1,132 @@
+"""The bodies of requests and replies: a large request goes in pieces, a reply is decoded and bounded while it comes.
+
+Not here: sending and receiving (`transport`), what the bytes mean (`reading`). Loaded with the first client.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx2
+
+from ..errors import ModelProtocolError
+
+LARGE = 2**20
+"""Bytes in a request from which on it is sent in pieces: aiohttp warns of writing more at once."""
+LARGEST_ERROR = 2**20
+"""Bytes of the body of an error or a redirect that are read; the rest is ignored."""
+_PIECE = 2**16
+"""Bytes that a compressed reply is decoded into at a time."""
+
+
+def prepared(http_client: Any, max_reply_bytes: int | None) -> Any:
+    """Return the client, made to build requests at less cost and to bound what it reads.
+
+    It would parse the text of its one or two addresses for every request, and write a large body at once.
+    """
+    build_request, read = http_client.build_request, functools.lru_cache(maxsize=64)(type(http_client.base_url))
+
+    def build(method: str, url: Any, **others: Any) -> Any:
+        if len(body := others.get("content") or b"") > LARGE:
+            others["content"] = _Pieces(body)
+            others["headers"] = [*others["headers"], ("content-length", str(len(body)))]
+        return build_request(method, read(url), **others)
+
+    async def bound(response: Any) -> None:
+        response.stream = BoundedBody(response, max_reply_bytes)
+
+    http_client.build_request = build
+    http_client.event_hooks = {"response": [bound]}
+    return http_client
+
+
+class _Pieces:
+    """A large body, which can be sent more than once."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for start in range(0, len(self._body), LARGE):
+            yield self._body[start : start + LARGE]
+
+
+class BoundedBody(httpx2.AsyncByteStream):
+    """A reply's body: decoded, and at most `limit` bytes of it.
+
+    A body that is too large, or compressed in a way that was not asked for, ends early and has a `fault`: an error
+    raised here would make the package try again. Of the body of an error only the beginning is read.
+    """
+
+    def __init__(self, response: Any, limit: int | None) -> None:
+        self.fault: ModelProtocolError | None = None
+        self._limit = limit
+        self._is_error = response.status_code >= 300
+        self._stream = response.stream
+        self._encoding = response.headers.get("content-encoding", "").strip().lower()
+        if self._encoding and self._encoding != "identity":
+            self._asked = response.request.headers.get("accept-encoding", "").lower()
+            del response.headers["content-encoding"]
+        else:
+            self._encoding = ""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        limit = self._limit
+        if self._is_error:
+            limit = LARGEST_ERROR if limit is None else min(limit, LARGEST_ERROR)
+        decode = self._decoder()
+        if self.fault is not None:
+            return
+        count = 0
+        async for chunk in self._stream:
+            try:
+                for piece in (chunk,) if decode is None else decode(chunk):
+                    count += len(piece)
+                    if limit is not None and count > limit:
+                        if not self._is_error:
+                            what = f"the model server's reply is larger than {limit} bytes"
+                            self.fault = ModelProtocolError(f"{what}; raise max_reply_bytes= if that is right")
+                        else:
+                            yield piece[: limit - count]
+                        return
+                    yield piece
+            except zlib.error as error:
+                self.fault = ModelProtocolError(f"the reply's compression is broken: {error}")
+                return
+
+    def _decoder(self) -> Callable[[bytes], Iterator[bytes]] | None:
+        if not self._encoding:
+            return None
+        name = self._encoding.removeprefix("x-")
+        if name not in self._asked:
+            self.fault = ModelProtocolError(f"the reply is compressed ({name[:40]}), which was not asked for")
+        elif name not in ("gzip", "deflate"):
+            what = f"the reply is compressed ({name[:40]}), which is not supported"
+            self.fault = ModelProtocolError(f"{what}; ask for gzip or deflate, or leave out accept-encoding")
+        return _decoded(name)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _decoded(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
+    """Return a function that decodes a chunk into small pieces, so that little is held before it is counted."""
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 16) if encoding == "gzip" else None
+
+    def decode(chunk: bytes) -> Iterator[bytes]:
+        nonlocal decoder
+        if decoder is None:
+            # "deflate" means the zlib format, and some servers send the data alone.
+            is_zlib = chunk[:1] and chunk[0] & 0x0F == 8 and (len(chunk) < 2 or (chunk[0] * 256 + chunk[1]) % 31 == 0)
+            decoder = zlib.decompressobj(zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS)
+        while chunk:
+            yield decoder.decompress(chunk, _PIECE)
+            chunk = decoder.unconsumed_tail
+            if decoder.eof and encoding == "gzip" and decoder.unused_data.strip(b"\0"):
+                chunk = decoder.unused_data  # one more member
+                decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+    return decode
