@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from .di.registry import (
 from .di.scanning import marked_in
 from .di.scopes import CallScope, MustAwait, RequestScope, active
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
-from .execution import LoopThread
+from .execution import FORKED, LoopThread, keep_inherited, renewed_after_fork
 from .forms import type_name
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+logger = logging.getLogger("toolbox.container")
 
 
 class Container:
@@ -79,6 +82,7 @@ class Container:
         self._overrides: list[Override] = []
         self._wiring: Wiring | None = None
         self._thread: LoopThread | None = None
+        self._forked = ""  # why it is not started in this process, if it was when this process was forked
 
     # --- registering
 
@@ -265,8 +269,14 @@ class Container:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         thread, wiring = self._thread, self._wiring
+        if self._forked:
+            return  # the parent stops it
         if thread is None or wiring is None:
             raise ContainerNotStartedError("stop")
+        if not thread.answers(self.host.settings.stop_timeout):
+            logger.error("a tool or a bean blocks the container's event loop; the container stops without it")
+            self._leave_behind(wiring, error)
+            return
         try:
             thread.run(self._before_beans_stop())
             # Beans made by synchronous code are closed on the thread that made most of them.
@@ -277,6 +287,18 @@ class Container:
                 thread.run(self._after_beans_stop())
             finally:
                 self._end_thread()
+
+    def _leave_behind(self, wiring: Wiring, error: BaseException | None) -> None:
+        """Stop without the loop: what has to be awaited is not closed."""
+        self._wiring = self._host = self._thread = None
+        wiring.stop_waiting(error, lambda work: work.close())
+
+    def renew_after_fork(self) -> None:
+        """Forget, in a forked process, what runs in the parent: this container is not started here."""
+        if self._wiring is not None:
+            keep_inherited(self._wiring, self._host, self._thread)
+            self._wiring = self._host = self._thread = None
+            self._forked = FORKED
 
     def _end_thread(self) -> None:
         thread, self._thread = self._thread, None
@@ -293,7 +315,8 @@ class Container:
 
         wiring = Wiring(graph, self, loop)
         wiring.application.store.update(settings)
-        self._wiring = wiring
+        self._wiring, self._forked = wiring, ""
+        renewed_after_fork(self)
         host.start(loop)
         self._host = host
         try:
@@ -307,6 +330,8 @@ class Container:
 
     async def _stop(self, error: BaseException | None) -> None:
         wiring = self._wiring
+        if self._forked:
+            return  # the parent stops it
         if wiring is None:
             raise ContainerNotStartedError("stop")
         try:
@@ -365,7 +390,7 @@ class Container:
 
     def _started(self, what: Any) -> Wiring:
         if self._wiring is None:
-            raise ContainerNotStartedError(what if isinstance(what, str) else type_name(what))
+            raise ContainerNotStartedError(what if isinstance(what, str) else type_name(what), self._forked)
         return self._wiring
 
     def call(self, function: Callable[..., R], /, **values: Any) -> R:
@@ -421,7 +446,7 @@ class Container:
     def host(self) -> ContainerHost:
         """What runs the services of a started container: for what calls its tools from outside."""
         if self._host is None:
-            raise ContainerNotStartedError("a call of a tool")
+            raise ContainerNotStartedError("a call of a tool", self._forked)
         return self._host
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:

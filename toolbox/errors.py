@@ -119,13 +119,22 @@ class ScopeNotActiveError(FrameworkError):
 
 
 class ContainerNotStartedError(FrameworkError):
-    """A container was used before it was started, or after it was stopped."""
+    """A container was used before it was started, or after it was stopped.
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
+    `.reason` is set in a process that was forked while the container was running: its event loop and its beans belong
+    to the parent.
+    """
+
+    def __init__(self, what: str, reason: str = "") -> None:
+        super().__init__(what, reason)
+        self.what, self.reason = what, reason
 
     def __str__(self) -> str:
+        if self.reason:
+            return (
+                f"{self.what}: {self.reason}; start the container in each process, after the fork "
+                "(`with container:` works here, and makes new beans)"
+            )
         return (
             f"{self.what}: the container is not started; use it inside `async with container:` or `with container:` "
             "(in a web application: while its lifespan runs, as inside `with TestClient(app)`)"

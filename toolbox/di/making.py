@@ -7,6 +7,7 @@ Not here: what a scope holds and how it ends (`scopes`), how a bean is made (`pr
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar, Token
@@ -39,6 +40,16 @@ _current_making: ContextVar[AsyncMaking | None] = ContextVar("toolbox.making", d
 # Only those who find a bean being made by someone else come here.
 _waiting_lock = threading.Lock()
 _waiting_threads: dict[int, tuple[BeanMaking, int]] = {}
+
+
+def _forget_waiting() -> None:
+    global _waiting_lock
+    _waiting_lock = threading.Lock()
+    _waiting_threads.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_waiting)
 
 
 class BeanMaking:

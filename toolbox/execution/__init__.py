@@ -22,6 +22,7 @@ from .markers import (
 )
 from .runners import CallerRunner, LoopRunner, Runner
 from .threads import (
+    FORKED,
     Finish,
     LoopThread,
     Workers,
@@ -36,6 +37,7 @@ __all__ = [
     "BLOCKING",
     "COROUTINE",
     "EXECUTION_MARK",
+    "FORKED",
     "NON_BLOCKING",
     "THREAD",
     "CallerRunner",

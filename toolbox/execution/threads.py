@@ -45,6 +45,9 @@ class Forkable(Protocol):
         ...
 
 
+FORKED = "the container was started before this process was forked, and runs in the parent only"
+"""Why a container is not started in a forked process."""
+
 _forkables: WeakSet[Forkable] = WeakSet()
 _inherited: list[object] = []
 
@@ -154,6 +157,12 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def answers(self, timeout: float) -> bool:
+        """Return True if the loop takes a step within `timeout` seconds: nothing blocks it."""
+        answered = threading.Event()
+        self.loop.call_soon_threadsafe(answered.set)
+        return answered.wait(timeout)
 
     def stop(self, timeout: float = 10.0) -> None:
         """Cancel what still runs on the loop, wait for it, end the thread and close the loop.

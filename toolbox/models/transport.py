@@ -19,6 +19,7 @@ from urllib.parse import quote, quote_plus, urlsplit
 from weakref import WeakKeyDictionary
 
 from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
+from ..execution import keep_inherited, renewed_after_fork
 from ..faults import hide_secrets
 from ..json_text import compact_json
 from .log_filter import hide_queries
@@ -114,6 +115,12 @@ class Transport:
         self._headers = {_RAW: "true", _READ_TIMEOUT: openai.Omit()}
         self.settings = settings
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
+        renewed_after_fork(self)
+
+    def renew_after_fork(self) -> None:
+        """Forget the connections: they are those of the parent's loops, and nothing here may close them."""
+        keep_inherited(dict(self._connections))
+        self._connections = WeakKeyDictionary()
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Received:
         """The reply to a request. Raises `ModelError`."""

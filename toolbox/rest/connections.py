@@ -20,6 +20,7 @@ from urllib.parse import urljoin
 import httpx2
 
 from ..errors import ContainerNotStartedError, RestClientError
+from ..execution import keep_inherited, renewed_after_fork
 from ..faults import brief
 from .building import Outgoing
 from .encoding import is_dot_segment, shown_url
@@ -156,6 +157,12 @@ class Connection:
         self._async: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
         self._tls: ssl.SSLContext | None = None
         self._is_closed = False
+        renewed_after_fork(self)
+
+    def renew_after_fork(self) -> None:
+        """Forget the clients: a socket that two processes share gives each of them the other's replies."""
+        keep_inherited(self._sync, self._async)
+        self._lock, self._sync, self._async = threading.Lock(), None, {}
 
     def sync_client(self) -> httpx2.Client:
         """The client all threads share. Raises `ContainerNotStartedError` when the connection is closed."""

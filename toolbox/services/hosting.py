@@ -21,7 +21,15 @@ from ..di.points import Names, point_of
 from ..di.scopes import active
 from ..errors import ContainerNotStartedError, MissingBeanError, Problem
 from ..events import EventListener, Listeners
-from ..execution import ExecutionModel, LoopRunner, Workers, unknown_executor
+from ..execution import (
+    FORKED,
+    ExecutionModel,
+    LoopRunner,
+    Workers,
+    keep_inherited,
+    renewed_after_fork,
+    unknown_executor,
+)
 from ..tools.failures import ToolErrors
 from ..tools.invocation import (
     ToolOutcome,
@@ -79,6 +87,7 @@ class ContainerHost:
         self.models: NamedModels = NamedModels(models, settings)
         self._executors = dict(executors or {})
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._forked = ""
         self._memories: ChatMemories | None = None
         self._services: dict[type[Any], _Service] = {}
         self._graph: BeanGraph | None = None
@@ -98,6 +107,13 @@ class ContainerHost:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on invocations run on `loop`."""
         self._loop = loop
+        renewed_after_fork(self)
+
+    def renew_after_fork(self) -> None:
+        """Forget, in a forked process, the loop: it runs in the parent."""
+        keep_inherited(self._loop, self._memories, self.running, self.models)
+        if self._loop is not None:
+            self._loop, self._forked = None, FORKED
 
     async def find_listeners(self) -> None:
         """From now on the beans that are `EventListener`s are told of what happens."""
@@ -137,7 +153,7 @@ class ContainerHost:
     def loop(self) -> asyncio.AbstractEventLoop:
         """See `ServiceHost.loop`."""
         if self._loop is None:
-            raise ContainerNotStartedError("a call of a service")
+            raise ContainerNotStartedError("a call of a service", self._forked)
         return self._loop
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:

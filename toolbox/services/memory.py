@@ -19,7 +19,7 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 
 from ..chat import AiMessage, ImageContent, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
 from ..errors import MemoryInUseError
-from ..execution import on_event_loop
+from ..execution import keep_inherited, on_event_loop, renewed_after_fork
 
 T = TypeVar("T")
 
@@ -178,6 +178,11 @@ class Turns:
     """Lets one caller at a time into each conversation, first come, first served; for tasks on any loop."""
 
     def __init__(self) -> None:
+        self.renew_after_fork()
+        renewed_after_fork(self)
+
+    def renew_after_fork(self) -> None:
+        """Forget whose turn it is: in a forked process none of those calls goes on."""
         self._lock = Lock()
         self._waiting: dict[ChatMemoryKey, deque[Future[None]]] = {}
 
@@ -210,7 +215,9 @@ class Turns:
 
     def _pass_on(self, key: ChatMemoryKey) -> None:
         with self._lock:
-            queue = self._waiting[key]
+            queue = self._waiting.get(key)
+            if queue is None:  # this process was forked in the meantime
+                return
             if queue:
                 following = queue.popleft()
             else:
@@ -221,17 +228,28 @@ class Turns:
             following.set_result(None)
 
 
-# Containers that share a store share its turns, for as long as one of them works with it.
-_turns: WeakValueDictionary[int, Turns] = WeakValueDictionary()
-_turns_lock = Lock()
+class _TurnsOfStores:
+    """The turns in each store: containers that share a store share them, for as long as one of them works with it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._turns: WeakValueDictionary[int, Turns] = WeakValueDictionary()
+        renewed_after_fork(self)
+
+    def renew_after_fork(self) -> None:
+        """See `Forkable`."""
+        self._lock = Lock()
+
+    def of(self, store: ChatMemoryStore) -> Turns:
+        """Return the turns in this store."""
+        with self._lock:
+            turns = self._turns.get(id(store))
+            if turns is None:
+                turns = self._turns[id(store)] = Turns()
+            return turns
 
 
-def _turns_in(store: ChatMemoryStore) -> Turns:
-    with _turns_lock:
-        turns = _turns.get(id(store))
-        if turns is None:
-            turns = _turns[id(store)] = Turns()
-        return turns
+_turns = _TurnsOfStores()
 
 
 Caller: TypeAlias = "ReferenceType[Any]"
@@ -273,8 +291,14 @@ class ChatMemories:
 
     def __init__(self, store: ChatMemoryStore) -> None:
         self.store = store
-        self._turns = _turns_in(store)
+        self._turns = _turns.of(store)
         self._under_way: dict[ChatMemoryKey, Calling] = {}
+        renewed_after_fork(self)
+
+    def renew_after_fork(self) -> None:
+        """Forget the calls under way, which go on in the parent."""
+        keep_inherited(self._under_way)
+        self._under_way = {}
 
     def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[object]:
         """Lets one caller at a time into a conversation: the store's own lock, else one in this process."""
@@ -302,7 +326,7 @@ class ChatMemories:
             try:
                 yield
             finally:
-                del self._under_way[key]
+                self._under_way.pop(key, None)
                 turn.ended = True
                 _reset(token)
 

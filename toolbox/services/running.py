@@ -63,11 +63,14 @@ class Running:
                 task.cancel()
         if late:
             await self._wait_for_the_end(1.0)
-        for reference in list(self._streams.values()):
-            if (stream := reference()) is not None:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(max(timeout, 1.0)):
-                        await stream.aclose()
+        streams = [stream for reference in list(self._streams.values()) if (stream := reference()) is not None]
+        if streams:
+            closing = [asyncio.ensure_future(stream.aclose()) for stream in streams]
+            _, late_to_close = await asyncio.wait(closing, timeout=max(timeout, 1.0))
+            for each in late_to_close:
+                each.cancel()
+            for each in set(closing) - late_to_close:
+                each.result()
         return sorted(label for label, _ in late)
 
     def _under_way(self) -> list[tuple[str, asyncio.Task[object] | None]]:

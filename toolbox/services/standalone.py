@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
+from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,7 +24,14 @@ from ..di.beans import read_class
 from ..di.points import MISSING
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..events import Listeners
-from ..execution import ExecutionModel, LoopThread, Workers, unknown_executor
+from ..execution import (
+    ExecutionModel,
+    LoopThread,
+    Workers,
+    keep_inherited,
+    renewed_after_fork,
+    unknown_executor,
+)
 from ..forms import type_name
 from ..models.selection import no_model
 from ..tools.failures import ToolErrors
@@ -35,6 +45,8 @@ from .plans import FunctionMessage, MethodPlan
 from .running import Running
 
 T = TypeVar("T")
+
+logger = logging.getLogger("toolbox.services")
 
 
 class _Nothing:
@@ -76,20 +88,50 @@ class _Process:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._loop: LoopThread | None = None
+        self._thread: LoopThread | None = None
         self.workers = Workers()
+        renewed_after_fork(self)
+
+    def renew_after_fork(self) -> None:
+        """Forget the loop thread, which runs in the parent."""
+        keep_inherited(self._thread)
+        self._lock, self._thread = Lock(), None
 
     def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of synchronous methods; it begins to run now if need be."""
         with self._lock:
-            if self._loop is None:
+            if self._thread is None:
                 thread = LoopThread()
                 thread.start()
-                self._loop = thread
-                atexit.register(thread.stop)
-            return self._loop.loop
+                self._thread = thread
+            return self._thread.loop
+
+    def end(self) -> None:
+        """End the calls under way, at exit. Tools on threads that cannot be stopped have `stop_timeout` seconds."""
+        thread, self._thread = self._thread, None
+        if thread is None and not self.workers.abandoned:
+            return
+        end_by = monotonic() + (timeout := _stop_timeout())
+        if thread is not None:
+            thread.stop(timeout)
+        if stuck := self.workers.wait_for_abandoned(max(end_by - monotonic(), 0)):
+            logger.warning("the program ends although these tools still run: %s", ", ".join(stuck))
+
+
+def _stop_timeout() -> float:
+    """Return the time-out for the end of the process, in seconds: `TOOLBOX_STOP_TIMEOUT`, else 10."""
+    if not any(name.upper() == "TOOLBOX_STOP_TIMEOUT" for name in os.environ):
+        return 10.0  # without loading the settings' library at exit
+    from ..settings import ToolboxSettings
+
+    try:
+        return ToolboxSettings().stop_timeout
+    except ValueError:  # another setting is wrong; this is not the time to say so
+        return 10.0
 
 
 _process = _Process()
+atexit.register(lambda: _process.end())
 
 
 class _Host:

@@ -1,0 +1,371 @@
+"""In a forked process services either work or say at once why they do not; nothing hangs.
+
+Each test runs a program of its own, as a fork of a process full of threads is nobody's wish for pytest.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+START = '''
+import asyncio, multiprocessing, os, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+from toolbox import (AiMessage, Container, ContainerNotStartedError, MemoryId, Result, ToolboxError,
+                     create_ai_service, register_ai_service, run_on, run_on_thread, tool)
+from toolbox.testing import ScriptedChatModel, tool_call
+
+
+class Model:
+    """Calls the tool `name` once, then answers with the process that it runs in."""
+
+    def __init__(self, name="pid"):
+        self.name = name
+
+    async def chat(self, request):
+        from toolbox import ChatResponse
+        last = request.messages[-1]
+        if last.__class__.__name__ == "UserMessage":
+            return ChatResponse(AiMessage(None, [tool_call(self.name)]))
+        return ChatResponse(AiMessage(last.text))
+
+
+def in_child(work):
+    """What `work` returns in a forked process, as text; the process ends by itself within 20 s."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        import faulthandler
+        faulthandler.dump_traceback_later(20, exit=True)
+        try:
+            text = str(work())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writer, text.encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as file:
+        text = file.read()
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the child ended with {status}"
+    return text
+
+
+@tool
+def pid() -> int:
+    return os.getpid()
+
+
+class Sync(Protocol):
+    def ask(self, question: str) -> str: ...
+
+
+class Async(Protocol):
+    async def ask(self, question: str) -> str: ...
+'''
+
+
+def run(tmp_path: Path, program: str) -> list[str]:
+    """What the program prints, line by line."""
+    file = tmp_path / "program.py"
+    file.write_text(START + textwrap.dedent(program))
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_synchronous_service_without_a_container_works_in_parent_and_child(tmp_path: Path) -> None:
+    lines = run(
+        tmp_path,
+        """
+        service = create_ai_service(Sync, chat_model=Model(), tools=pid, concurrent_tools=True)
+        print(service.ask("q") == str(os.getpid()))
+        print(in_child(lambda: service.ask("q") == str(os.getpid())))
+        print(service.ask("q") == str(os.getpid()))
+        """,
+    )
+
+    assert lines == ["True", "True", "True"]
+
+
+@pytest.mark.parametrize("mark", ["tool", "lambda each: tool(run_on_thread(each))"])
+def test_an_asynchronous_service_has_threads_for_its_tools_in_the_child(tmp_path: Path, mark: str) -> None:
+    lines = run(
+        tmp_path,
+        f"""
+        def where() -> int:
+            return os.getpid()
+
+        service = create_ai_service(Async, chat_model=Model("where"), tools=({mark})(where))
+        print(asyncio.run(service.ask("q")) == str(os.getpid()))
+        print(in_child(lambda: asyncio.run(service.ask("q")) == str(os.getpid())))
+        """,
+    )
+
+    assert lines == ["True", "True"]
+
+
+def test_the_child_works_although_all_threads_of_the_parent_are_taken(tmp_path: Path) -> None:
+    lines = run(
+        tmp_path,
+        """
+        from toolbox.execution import Workers
+        import toolbox.services.standalone as standalone
+
+        release, inside = threading.Event(), threading.Barrier(33)
+
+        @tool
+        def stuck() -> None:
+            inside.wait()
+            release.wait()
+
+        async def fill() -> None:
+            holder = create_ai_service(Async, chat_model=Model("stuck"), tools=stuck)
+            tasks = [asyncio.create_task(holder.ask("q")) for _ in range(32)]
+            await asyncio.to_thread(inside.wait)
+            service = create_ai_service(Async, chat_model=Model(), tools=pid)
+            print(await asyncio.to_thread(in_child, lambda: asyncio.run(service.ask("q")) == str(os.getpid())))
+            release.set()
+            await asyncio.gather(*tasks)
+
+        asyncio.run(fill())
+        """,
+    )
+
+    assert lines == ["True"]
+
+
+def test_a_conversation_that_was_in_use_in_the_parent_is_free_in_the_child(tmp_path: Path) -> None:
+    lines = run(
+        tmp_path,
+        """
+        class Chat(Protocol):
+            def ask(self, room: MemoryId[str], question: str) -> str: ...
+
+        release, inside = threading.Event(), threading.Event()
+
+        @tool
+        def hold() -> int:
+            inside.set()
+            if os.getpid() == parent:
+                release.wait()
+            return os.getpid()
+
+        parent = os.getpid()
+        service = create_ai_service(Chat, chat_model=Model("hold"), tools=hold)
+        call = threading.Thread(target=service.ask, args=("7", "q"))
+        call.start()
+        inside.wait()
+        print(in_child(lambda: service.ask("7", "q") == str(os.getpid())))
+        release.set()
+        call.join()
+        """,
+    )
+
+    assert lines == ["True"]
+
+
+def test_processes_of_multiprocessing_can_use_a_service_that_the_parent_has_used(tmp_path: Path) -> None:
+    lines = run(
+        tmp_path,
+        """
+        service = create_ai_service(Sync, chat_model=Model(), tools=pid)
+
+        def work(_):
+            return service.ask("q") == str(os.getpid())
+
+        service.ask("q")
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            print(pool.map_async(work, range(4)).get(20))
+        """,
+    )
+
+    assert lines == ["[True, True, True, True]"]
+
+
+def test_a_child_that_ends_as_a_program_does_ends_at_once(tmp_path: Path) -> None:
+    lines = run(
+        tmp_path,
+        """
+        service = create_ai_service(Sync, chat_model=Model(), tools=pid)
+        service.ask("q")
+        child = os.fork()
+        if child == 0:
+            import faulthandler
+            faulthandler.dump_traceback_later(20, exit=True)
+            sys.exit(0)  # runs what is registered for the exit
+        print(os.waitpid(child, 0)[1])
+        """,
+    )
+
+    assert lines == ["0"]
+
+
+@pytest.mark.parametrize("kind", ["Sync", "Async"])
+def test_a_container_started_in_the_parent_says_so_in_the_child_and_can_be_started_there(
+    tmp_path: Path, kind: str
+) -> None:
+    lines = run(
+        tmp_path,
+        f"""
+        Service = register_ai_service(tools=pid)({kind})
+        container = Container(models={{"default": Model()}}).register(Service)
+
+        def ask(service):
+            answer = service.ask("q")
+            return asyncio.run(answer) if asyncio.iscoroutine(answer) else answer
+
+        def again():
+            with container:
+                service = container.get(Service)
+                if {kind == "Async"}:
+                    return asyncio.run(service.ask("q")) == str(os.getpid())
+                return service.ask("q") == str(os.getpid())
+
+        with container:
+            service = container.get(Service)
+            print(ask(service) == str(os.getpid()))
+            print(in_child(lambda: ask(service)))
+            print(in_child(lambda: container.get(Service)))
+            print(in_child(container.request_scope))
+            print(in_child(again))
+            print(ask(service) == str(os.getpid()))
+        """,
+    )
+
+    assert [lines[0], *lines[4:]] == ["True", "True", "True"]
+    for line in lines[1:4]:
+        assert line.startswith("ContainerNotStartedError")
+        assert "before this process was forked" in line
+
+
+def test_a_child_that_leaves_the_block_of_a_container_stops_nothing_of_the_parent(tmp_path: Path) -> None:
+    lines = run(
+        tmp_path,
+        """
+        from collections.abc import Iterator
+        from toolbox import produces
+
+        class Session: ...
+
+        @produces(scope="application")
+        def session() -> Iterator[Session]:
+            yield Session()
+            print("closed by", "parent" if os.getpid() == parent else "child", flush=True)
+
+        parent = os.getpid()
+        container = Container().register(session)
+        with container:
+            container.get(Session)
+            child = os.fork()
+        if child == 0:
+            os._exit(0)
+        print(os.waitpid(child, 0)[1])
+        """,
+    )
+
+    assert sorted(lines) == ["0", "closed by parent"]
+
+
+def test_preloaded_workers_start_the_container_each_for_itself(tmp_path: Path) -> None:
+    lines = run(
+        tmp_path,
+        """
+        # As gunicorn --preload does it: the program is loaded, and used, before its workers are forked.
+        Service = register_ai_service(tools=pid)(Async)
+        container = Container(models={"default": Model()}).register(Service)
+        plain = create_ai_service(Sync, chat_model=Model(), tools=pid)
+        assert container.check() == []
+        plain.ask("warm up")
+        with container:
+            asyncio.run(container.get(Service).ask("warm up"))
+
+        def worker():
+            async def serve():
+                async with container:
+                    answers = [await container.get(Service).ask("q") for _ in range(2)]
+                    answers.append(await asyncio.to_thread(plain.ask, "q"))
+                    return set(answers) == {str(os.getpid())}
+
+            return asyncio.run(serve())
+
+        print([in_child(worker) for _ in range(2)])
+        """,
+    )
+
+    assert lines == ["['True', 'True']"]
+
+
+@pytest.mark.parametrize("how", ["run_on(executor)", "concurrent_tools=executor"])
+def test_an_executor_whose_threads_are_the_parents_is_refused_in_the_child(tmp_path: Path, how: str) -> None:
+    mark = "run_on(executor)" if how.startswith("run_on") else "(lambda each: each)"
+    together = "executor" if how.startswith("concurrent") else "False"
+    lines = run(
+        tmp_path,
+        f"""
+        executor = ThreadPoolExecutor(1)
+
+        @tool
+        @{mark}
+        def where() -> int:
+            return os.getpid()
+
+        service = create_ai_service(Async, chat_model=Model("where"), tools=where, concurrent_tools={together})
+        print(asyncio.run(service.ask("q")) == str(os.getpid()))
+        print(in_child(lambda: asyncio.run(service.ask("q"))))
+        """,
+    )
+
+    assert lines[0] == "True"
+    assert lines[1].startswith("IllegalConfigurationError")
+    assert "in each process, after the fork" in lines[1]
+
+
+def test_the_clients_of_a_rest_service_are_not_shared_with_the_parent(tmp_path: Path) -> None:
+    lines = run(
+        tmp_path,
+        """
+        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+        from toolbox import rest
+
+        ports = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                ports.append(self.client_address[1])
+                self.send_response(200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"42")
+
+            def log_message(self, *_): ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        @rest.register_rest_client(base_url=f"http://127.0.0.1:{server.server_port}")
+        class Numbers(Protocol):
+            @rest.get("/number")
+            def number(self) -> int: ...
+
+        client = rest.create_rest_client(Numbers)
+        print(client.number(), client.number(), in_child(client.number), client.number())
+        print(len(set(ports)), ports[0] == ports[1] == ports[3])
+        """,
+    )
+
+    assert lines == ["42 42 42 42", "2 True"]
