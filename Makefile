@@ -7,6 +7,7 @@
 #   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import wire
 #                           measurements, peers side by side
 #   make docs               the documents as a site, in site/
+#   make pictures           takes the pictures of the README, in Chromium
 #   make format             formats, and mends what the linter can mend
 #   make constraints        writes constraints.txt anew
 #   make clean              removes the environments and what was built
@@ -35,7 +36,7 @@ PIP := -m pip --disable-pip-version-check install --progress-bar off
 PROJECT := -e '.[fastapi,sql]'
 
 .DEFAULT_GOAL := help
-.PHONY: help run ask test check docs format constraints clean wire \
+.PHONY: help run ask test check docs pictures format constraints clean wire \
 	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import
 
 help:
@@ -120,6 +121,9 @@ check: $(DEV_STAMP) $(PAGE_STAMP)
 	$(PY) -m pyright --pythonpath $(PY)
 	$(PY) -m pytest -q tests/test_architecture.py
 	@$(NPM) run check
+
+pictures: $(DEV_STAMP)
+	@$(PY) docs/pictures/take.py
 
 format: $(DEV_STAMP) $(PAGE_STAMP)
 	$(PY) -m ruff format .
