@@ -1,4 +1,4 @@
-"""JSON texts that models write: strict reading, and the few repairs a tool call's arguments are given.
+"""JSON texts that models write: strict reading, and the few repairs that a tool call's arguments get.
 
 Not here: what a tool makes of its arguments (`tools.codec`), how a reply's fragments are put together (`models`).
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pydantic_core import from_json
 
 # The closing quote may be missing: then there is one long string, and not a new attempt at each quote inside it.
 _STRING_OR_COMMA = re.compile(r'"(?:[^"\\]++|\\.)*+"?|,(?=[ \t\r\n]*[}\]])', re.DOTALL)
+_CONTROL = re.compile("[\x00-\x1f]")
 _SPACE = " \t\r\n"
 
 
@@ -53,14 +55,15 @@ def strict_arguments(text: str) -> dict[str, Any] | None:
 def arguments_text(text: str) -> str:
     """The text of the JSON object that a call's argument text means. Raises `ValueError` with what is wrong.
 
-    Repaired, and nothing else: what `strict_arguments` reads, trailing commas, a leading `{}` before the object, the
-    same object twice. What is not repaired stays as it was written, numbers to the last digit.
+    Repaired, and nothing else: what `strict_arguments` reads, trailing commas, raw line breaks and other control
+    characters inside strings, a leading `{}` before the object, the same object twice. What is not repaired stays as it
+    was written, numbers to the last digit.
     """
     text = _unwrapped(text)
     try:
         value = parse_json(text)
     except ValueError as error:
-        repaired = _one_object(text) or _one_object(_without_trailing_commas(text))
+        repaired = _one_object(text) or _one_object(_repaired(text))
         if repaired is None:
             raise ValueError(f"not a JSON object: {error}") from None
         return repaired
@@ -69,9 +72,24 @@ def arguments_text(text: str) -> str:
     return text
 
 
-def read_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a tool call, read from `arguments_text`. Raises `ValueError` with what is wrong."""
+def value_text(text: str) -> str:
+    """The text of one JSON value, with the same repairs inside it. Raises `ValueError`."""
+    try:
+        parse_json(text)
+    except ValueError:
+        text = _repaired(text)
+        parse_json(text)
+    return text
+
+
+def read_arguments(text: str, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The arguments of a tool call, read from `arguments_text`. Raises `ValueError` with what is wrong.
+
+    With a `schema`, strings that it does not allow are repaired as `as_wanted` describes it.
+    """
     value: dict[str, Any] = parse_json(arguments_text(text))
+    if schema is not None:
+        value = as_wanted(value, schema, None, lambda inner: parse_json(value_text(inner)))
     return value
 
 
@@ -107,7 +125,10 @@ def _unwrapped(text: str) -> str:
         try:
             value = parse_json(text)
         except ValueError:
-            return text
+            try:
+                value = parse_json(_repaired(text))
+            except ValueError:
+                return text
         text = value if isinstance(value, str) else text
         bare = text.strip()
     return "{}" if bare in ("", "null") else text
@@ -136,9 +157,16 @@ def _one_object(text: str) -> str | None:
     return objects[0][0]
 
 
-def _without_trailing_commas(text: str) -> str:
-    """`text` without the commas that stand before a closing bracket, outside of strings."""
-    return _STRING_OR_COMMA.sub(lambda found: "" if found.group().startswith(",") else found.group(), text)
+def _repaired(text: str) -> str:
+    """Return `text` without trailing commas, and with the control characters in its strings escaped."""
+    return _STRING_OR_COMMA.sub(_repaired_piece, text)
+
+
+def _repaired_piece(found: re.Match[str]) -> str:
+    piece = found.group()
+    if piece.startswith(","):
+        return ""
+    return piece if piece.isprintable() else _CONTROL.sub(lambda each: f"\\u{ord(each.group()):04x}", piece)
 
 
 def _kind(value: object) -> str:
@@ -153,3 +181,131 @@ def _kind(value: object) -> str:
             return "a list"
         case _:
             return "null"
+
+
+# --- values that a schema wants in another form
+
+_DEEPEST = 100
+
+
+def as_wanted(value: Any, schema: Mapping[str, Any], wrong: Collection[str] | None, parse: Callable[[str], Any]) -> Any:
+    """Return `value` with strings that `schema` does not allow in the form that it wants.
+
+    An object or a list that is written as JSON text becomes that object or list; an enum value in another case becomes
+    the one value that it equals then, also as the key of an object. Only strings in `wrong` are changed (None: all),
+    and none where any string is allowed. `parse` reads JSON text. What cannot be repaired stays as it is.
+    """
+    return _Wanted(schema.get("$defs", {}), wrong, parse).value(value, [schema], 0)
+
+
+class _Wanted:
+    def __init__(
+        self, definitions: Mapping[str, Any], wrong: Collection[str] | None, parse: Callable[[str], Any]
+    ) -> None:
+        self.definitions, self.wrong, self.parse = definitions, wrong, parse
+
+    def value(self, value: Any, schemas: Iterable[Any], depth: int) -> Any:
+        """Return the value as one of these schemas wants it."""
+        if depth > _DEEPEST:
+            return value
+        options = list(self._options(schemas))
+        if type(value) is str:
+            return self._string(value, options, depth)
+        if isinstance(value, dict):
+            names = list(self._options(each["propertyNames"] for each in options if "propertyNames" in each))
+            folded = Counter(map(str.casefold, value)) if names else Counter()
+            return {
+                self._key(key, names) if folded[key.casefold()] == 1 else key: self.value(
+                    each, _under(options, key), depth + 1
+                )
+                for key, each in value.items()
+            }
+        if isinstance(value, list):
+            return [self.value(each, _at(options, index), depth + 1) for index, each in enumerate(value)]
+        return value
+
+    def _options(self, schemas: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the alternatives that these schemas consist of, without references and unions."""
+        waiting, seen = list(schemas)[::-1], set[str]()
+        while waiting:
+            schema = waiting.pop()
+            if not isinstance(schema, Mapping):
+                yield {}
+            elif "$ref" in schema:
+                if schema["$ref"] not in seen:
+                    seen.add(schema["$ref"])
+                    waiting.append(self.definitions.get(schema["$ref"].rpartition("/")[2], {}))
+            elif "anyOf" in schema or "oneOf" in schema:
+                waiting += [*schema.get("anyOf", ()), *schema.get("oneOf", ())][::-1]
+            else:
+                yield schema
+
+    def _string(self, text: str, options: list[Mapping[str, Any]], depth: int) -> Any:
+        if (self.wrong is not None and text not in self.wrong) or any(map(_allows_any_string, options)):
+            return text
+        same = _in_its_case(text, options)
+        if same is not None:
+            return same
+        kinds = {kind for each in options for kind in _kinds(each)}
+        opening = text.lstrip()[:1]
+        if (opening == "{" and "object" in kinds) or (opening == "[" and "array" in kinds):
+            try:
+                parsed = self.parse(text)
+            except (ValueError, RecursionError):
+                return text
+            return _Wanted(self.definitions, None, self.parse).value(parsed, options, depth + 1)
+        return text
+
+    def _key(self, key: str, names: list[Mapping[str, Any]]) -> str:
+        if (self.wrong is not None and key not in self.wrong) or any(map(_allows_any_string, names)):
+            return key
+        return _in_its_case(key, names) or key
+
+
+def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    kinds = schema.get("type", ())
+    return (kinds,) if isinstance(kinds, str) else tuple(kinds)
+
+
+def _listed(schema: Mapping[str, Any]) -> Sequence[Any]:
+    return (schema["const"],) if "const" in schema else schema.get("enum", ())
+
+
+def _allows_any_string(schema: Mapping[str, Any]) -> bool:
+    if "enum" in schema or "const" in schema:
+        return False
+    kinds = _kinds(schema)
+    return "string" in kinds or not (kinds or "properties" in schema or "items" in schema)
+
+
+def _in_its_case(text: str, options: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the one listed value that equals `text` in another case; None if there is none, or more than one."""
+    listed = {each for option in options for each in _listed(option) if isinstance(each, str)}
+    if text in listed:
+        return text
+    same = [each for each in listed if each.casefold() == text.casefold()]
+    return same[0] if len(same) == 1 else None
+
+
+def _under(options: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+    """Return the schemas of what an object has under this key."""
+    found = []
+    for each in options:
+        properties = each.get("properties", {})
+        if key in properties:
+            found.append(properties[key])
+        elif "object" in _kinds(each) or "properties" in each:
+            found.append(each.get("additionalProperties", {}))
+    return found
+
+
+def _at(options: Iterable[Mapping[str, Any]], index: int) -> list[Any]:
+    """Return the schemas of what a list has at this place."""
+    found = []
+    for each in options:
+        first = each.get("prefixItems", ())
+        if index < len(first):
+            found.append(first[index])
+        elif "array" in _kinds(each) or "items" in each:
+            found.append(each.get("items", {}))
+    return found

@@ -84,7 +84,7 @@ def _offered(server: McpConnection, tool: Any) -> AiServiceTool:
 
     async def execute(request: ToolExecutionRequest, memory_id: object) -> ToolExecutionResult:
         try:
-            arguments = read_arguments(request.arguments)
+            arguments = read_arguments(request.arguments, tool.input_schema)
         except ValueError as error:
             raise ToolArgumentsError(request, [("", str(error))]) from None
         try:

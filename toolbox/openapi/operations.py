@@ -241,7 +241,7 @@ def _executor(plan: OperationPlan, exchange: Any) -> Callable[[ToolExecutionRequ
 def _values(plan: OperationPlan, request: ToolExecutionRequest) -> Iterator[tuple[str, Any]]:
     """The values of the request's parameters. Raises `ToolArgumentsError`."""
     try:
-        given = read_arguments(request.arguments)
+        given = read_arguments(request.arguments, plan.specification.parameters)
     except ValueError as error:
         raise ToolArgumentsError(request, [("", str(error))]) from error
     missing = [each.name for each in plan.arguments if each.required and each.name not in given]

@@ -19,7 +19,7 @@ from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, Too
 from ..errors import FrameworkError, ToolAbort, ToolArgumentsError, ToolResultError, ToolRetry
 from ..execution import returns_awaitable
 from ..faults import COUNTED, faults_of
-from ..json_text import arguments_text
+from ..json_text import arguments_text, as_wanted, value_text
 from ..signatures import EMPTY, Unresolved
 from .parameters import ToolParameter, is_field, unwrapped
 
@@ -40,10 +40,17 @@ _PLAIN = frozenset({dict, int, float, bool})
 class ArgumentDecoder:
     """Decodes the arguments of one tool: what the model fills in, by the names of the function's parameters."""
 
-    __slots__ = ("_decimals", "_defaults", "_validator")
+    __slots__ = ("_decimals", "_defaults", "_schema", "_validator")
 
-    def __init__(self, adapter: TypeAdapter[dict[str, Any]] | None, visible: Sequence[ToolParameter]) -> None:
+    def __init__(
+        self,
+        adapter: TypeAdapter[dict[str, Any]] | None,
+        visible: Sequence[ToolParameter],
+        schema: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`schema` is the JSON schema of the arguments; strings that it does not allow are repaired by it."""
         self._validator = None if adapter is None else adapter.validator
+        self._schema = schema or {}
         self._decimals = adapter is not None and _mentions(adapter.core_schema, "decimal")
         self._defaults = tuple((each.name, _fresh(each)) for each in visible if each.has_default)
 
@@ -80,14 +87,41 @@ class ArgumentDecoder:
         return values
 
     def _carefully(self, text: str) -> dict[str, Any]:
-        """Validates after repairs, and again with numbers as text where text is wanted."""
+        """Validates after repairs of the text, and again after repairs of values that are not what is wanted."""
         from pydantic import ValidationError
 
         text = arguments_text(text)
+        failure: ValidationError | None = None
+        for repaired in (self._strings_as_wanted, _numbers_as_text):
+            if failure is None:
+                try:
+                    return self._validated(text)
+                except ValidationError as error:
+                    failure = error
+            if failure.error_count() > COUNTED:
+                break
+            if (other := repaired(text, failure)) is not None:
+                text, failure = other, None
+        if failure is not None:
+            raise failure
+        return self._validated(text)
+
+    def _strings_as_wanted(self, text: str, error: ValidationError) -> str | None:
+        """The JSON `text` with the strings that `error` is about as the schema wants them; None if it wants none so."""
+        wrong = set[str]()
+        for fault in error.errors(include_url=False):
+            # A wrong tag is a fault of the object that it is in.
+            for value in (fault["input"], fault.get("ctx", {}).get("tag")):
+                if type(value) is str:
+                    wrong.add(value)
+        if not wrong:
+            return None
         try:
-            return self._validated(text)
-        except ValidationError as error:
-            return self._validated(_numbers_as_text(text, error))
+            arguments = _parsed(text)
+            wanted = as_wanted(arguments, self._schema, wrong, _parsed_leniently)
+            return None if wanted == arguments else _written(wanted)
+        except RecursionError:
+            return None
 
     def _validated(self, text: str) -> dict[str, Any]:
         """Validates a JSON object; numbers that no float can hold reach decimals as they are written."""
@@ -167,18 +201,24 @@ class _Number(str):
     """A number of a JSON text, as it is written there."""
 
 
-def _numbers_as_text(text: str, error: ValidationError) -> str:
-    """The JSON `text` with its numbers as strings where `error` says a string is wanted. Raises `error` if none is."""
-    if error.error_count() > COUNTED:
-        raise error
+def _parsed(text: str) -> Any:
+    return json.loads(text, parse_int=_Number, parse_float=_Number)
+
+
+def _parsed_leniently(text: str) -> Any:
+    return _parsed(value_text(text))
+
+
+def _numbers_as_text(text: str, error: ValidationError) -> str | None:
+    """The JSON `text` with its numbers as strings where `error` says a string is wanted; None if it says so nowhere."""
     wanted = [
         fault["loc"]
         for fault in error.errors(include_url=False, include_context=False)
         if fault["type"] == "string_type" and type(fault["input"]) in (int, float)
     ]
     if not wanted:
-        raise error
-    arguments = json.loads(text, parse_int=_Number, parse_float=_Number)
+        return None
+    arguments = _parsed(text)
     for path in wanted:
         _quote(arguments, path)
     return _written(arguments)

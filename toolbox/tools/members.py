@@ -153,7 +153,7 @@ class _Reading:
             where=where,
             function=function,
             encode=ResultEncoder(name, taken.returns).encode,
-            decode=ArgumentDecoder(described.adapter, described.visible).decode,
+            decode=ArgumentDecoder(described.adapter, described.visible, described.specification.parameters).decode,
             return_behavior=mark.return_behavior,
             timeout=mark.timeout,
             max_result_chars=mark.max_result_chars,
