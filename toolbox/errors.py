@@ -217,6 +217,12 @@ class ToolResultError(ToolboxError):
         self.tool, self.type_name, self.reason = tool, type_name, reason
 
     def __str__(self) -> str:
+        if "surrogate" in self.reason:
+            return (
+                f"the result of tool {self.tool!r} contains a lone surrogate, which is not a valid character "
+                f"({self.reason}); decode the bytes that it was read from with errors='replace', or use "
+                "text.encode(errors='replace').decode()"
+            )
         return (
             f"the result of tool {self.tool!r} is a {self.type_name}, which cannot be written as JSON ({self.reason}); "
             "return a str, a pydantic model or a ToolExecutionResult"
@@ -297,6 +303,17 @@ class InvocationTimeoutError(_Timeout):
 
     def __str__(self) -> str:
         return f"{self.service}.{self.method} took longer than its limit of {self.limit:g} s"
+
+
+class InvalidMemoryIdError(ToolboxError, ValueError):
+    """A memory id that no store can keep; `.reason` says why. No store was asked."""
+
+    def __init__(self, service: str, memory_id: str, reason: str) -> None:
+        super().__init__(service, memory_id, reason)
+        self.service, self.memory_id, self.reason = service, memory_id, reason
+
+    def __str__(self) -> str:
+        return f"invalid memory id {brief(self.memory_id)!r} for {self.service}: {self.reason}; use another id"
 
 
 class MemoryLeaseLostError(ToolboxError):

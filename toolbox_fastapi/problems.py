@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
-from toolbox.errors import ModelError, ToolboxError
+from toolbox.errors import InvalidMemoryIdError, ModelError, ToolboxError
 
 from .exchanges import ApplicationStoppingError, ClientDisconnectedError
 
@@ -42,6 +42,8 @@ def status_of(error: BaseException) -> int:
         return HTTPStatus.GATEWAY_TIMEOUT
     if isinstance(error, ModelError):
         return HTTPStatus.BAD_GATEWAY
+    if isinstance(error, InvalidMemoryIdError):
+        return HTTPStatus.UNPROCESSABLE_ENTITY
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
@@ -57,6 +59,8 @@ def problem_details(error: BaseException) -> dict[str, Any]:
         problem["detail"] = "The answer took too long."
     elif status == HTTPStatus.SERVICE_UNAVAILABLE:
         problem["detail"] = "The server is stopping."
+    elif isinstance(error, InvalidMemoryIdError):
+        problem["detail"] = "The id of the conversation is invalid."
     elif status == HTTPStatus.BAD_GATEWAY:
         problem["detail"] = "The language model did not give a usable answer."
     return problem

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 
 from toolbox import (
     Container,
+    InvalidMemoryIdError,
     InvocationTimeoutError,
     MissingBeanError,
     ModelHttpError,
@@ -39,6 +40,7 @@ def application(error: Exception, **options: Any) -> FastAPI:
         (ModelTimeoutError("secret"), 504, "Gateway Timeout"),
         (RestTimeoutError("secret", "http://secret"), 504, "Gateway Timeout"),
         (ModelHttpError(401, "secret key"), 502, "Bad Gateway"),
+        (InvalidMemoryIdError("Secret", "secret", "secret"), 422, "Unprocessable Entity"),
         (RestClientError("secret", "http://secret"), 500, "Internal Server Error"),
         (MissingBeanError("Secret"), 500, "Internal Server Error"),
     ],

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,11 @@ from hypothesis import strategies as st
 from toolbox import (
     AiMessage,
     ChatMemoryKey,
+    ChatMemoryStore,
+    Container,
     InMemoryChatMemoryStore,
+    InvalidMemoryIdError,
+    MemoryId,
     MemoryInUseError,
     Message,
     MessageWindow,
@@ -20,8 +25,10 @@ from toolbox import (
     ToolExecutionRequest,
     ToolExecutionResultMessage,
     UserMessage,
+    register_ai_service,
 )
 from toolbox.services.memory import ChatMemories, estimate_tokens, repaired
+from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +40,50 @@ ROUND: list[Message] = [
     AiMessage("five"),
 ]
 KEY = ChatMemoryKey("Service", "1")
+
+
+class Store(InMemoryChatMemoryStore):
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[ChatMemoryKey] = []
+
+    async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
+        self.asked.append(key)
+        return await super().get_messages(key)
+
+
+@register_ai_service
+class Assistant(Protocol):
+    async def ask(self, room: MemoryId[str], question: str) -> str: ...
+    def wait(self, room: MemoryId[str], question: str) -> str: ...
+    def stream(self, room: MemoryId[str], question: str) -> AsyncIterator[str]: ...
+
+
+@pytest.mark.parametrize("memory_id", ["a\0b", "\udc80", "x" * 3000, "日" * 1000])
+async def test_a_memory_id_that_no_database_can_keep_is_refused_before_a_store_is_asked(memory_id: str) -> None:
+    store, model = Store(), ScriptedChatModel([])
+    container = Container(models={"default": model}).register(Assistant)
+    container.register_instance(store, ChatMemoryStore)
+    async with container:
+        service = container.get(Assistant)
+        with pytest.raises(InvalidMemoryIdError) as caught:
+            await service.ask(memory_id, "q")
+        with pytest.raises(ValueError, match="invalid memory id"):
+            await asyncio.to_thread(service.wait, memory_id, "q")
+        with pytest.raises(InvalidMemoryIdError):
+            await anext(aiter(service.stream(memory_id, "q")))
+        with pytest.raises(InvalidMemoryIdError):
+            container.chat_memory(Assistant, memory_id)
+    with pytest.raises(InvalidMemoryIdError):
+        ChatMemoryKey("Service", memory_id)
+
+    assert caught.value.memory_id == memory_id
+    assert len(str(caught.value)) < 1000
+    str(caught.value).encode()
+    assert store.asked == []
+    assert model.requests == []
 
 
 def test_a_window_never_begins_with_an_orphan_tool_result() -> None:

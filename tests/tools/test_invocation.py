@@ -242,6 +242,20 @@ async def test_a_result_that_cannot_be_written_ends_the_scope_as_an_error(bench:
     assert outcome.execution.result_object is None
 
 
+@pytest.mark.parametrize("value", ["name\udcff", {"names": ["name\udcff"]}])
+async def test_a_result_with_a_lone_surrogate_is_an_error_that_says_what_to_do(bench: Bench, value: Any) -> None:
+    def give() -> object:
+        return value
+
+    outcome = await bench.run(give)
+
+    assert outcome.message.is_error
+    assert "lone surrogate" in outcome.message.text
+    assert "errors='replace'" in outcome.message.text
+    assert "return a str" not in outcome.message.text
+    outcome.message.text.encode()
+
+
 async def test_a_scope_that_fails_to_close_makes_the_tool_fail(bench: Bench) -> None:
     def work() -> str:
         return "done"

@@ -18,10 +18,14 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from ..chat import AiMessage, ImageContent, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
-from ..errors import MemoryInUseError
+from ..errors import InvalidMemoryIdError, MemoryInUseError
 from ..execution import keep_inherited, on_event_loop, renewed_after_fork
 
 T = TypeVar("T")
+
+
+LONGEST_MEMORY_ID = 2048
+"""Bytes: PostgreSQL refuses to index much more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,22 @@ class ChatMemoryKey:
     service: str
     memory_id: str
 
+    def __post_init__(self) -> None:
+        """Raise `InvalidMemoryIdError` for an id that a database cannot keep, whichever store is used."""
+        text = str(self.memory_id)
+        if "\0" in text:
+            raise InvalidMemoryIdError(self.service, text, "it contains a NUL character")
+        try:
+            size = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError:
+            reason = "it contains a lone surrogate, which is not a valid character"
+            raise InvalidMemoryIdError(self.service, text, reason) from None
+        if size > LONGEST_MEMORY_ID:
+            raise InvalidMemoryIdError(self.service, text, f"it has {size} bytes, more than {LONGEST_MEMORY_ID}")
+
     @classmethod
     def of(cls, service: type[Any], memory_id: object) -> ChatMemoryKey:
-        """The conversation that `service` keeps under `memory_id`."""
+        """The conversation that `service` keeps under `memory_id`. Raises `InvalidMemoryIdError`."""
         return cls(f"{service.__module__}.{service.__qualname__}", str(memory_id))
 
 
