@@ -19,8 +19,8 @@ OURS = ("toolbox", "toolbox_fastapi", "sample_app")
 LAYERS: dict[str, int] = {
     "toolbox.chat": 0,
     "toolbox.faults": 0,
-    "toolbox.forms": 0,
-    "toolbox.frozen": 0,
+    "toolbox.type_keys": 0,
+    "toolbox.fast_dataclass": 0,
     "toolbox.json_text": 0,
     "toolbox.schemas": 0,
     "toolbox.signatures": 0,

@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from .frozen import quickly_made
+from .fast_dataclass import with_fast_init
 
 K = TypeVar("K")
 
@@ -119,7 +119,7 @@ class ToolExecutionRequest:
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-@quickly_made
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolExecutionResult:
     """What a tool may return to say more than its value: the text for the model, the value, whether it is an error."""
@@ -135,7 +135,7 @@ class ToolExecutionResult:
             _to_tuple(self, "contents", self.contents)
 
 
-@quickly_made
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolExecution:
     """A tool call that ended: the request, the text sent to the model, the value, when it ran and for how long.
@@ -202,7 +202,7 @@ class AiMessage(Encodable):
         return bool(self.tool_execution_requests)
 
 
-@quickly_made
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolExecutionResultMessage(Encodable):
     """The answer to one tool call; `id` and `tool_name` are those of its request."""

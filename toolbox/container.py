@@ -35,7 +35,7 @@ from .di.scanning import marked_in
 from .di.scopes import CallScope, MustAwait, RequestScope, active
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution import FORKED, LoopThread, keep_inherited, renewed_after_fork
-from .forms import type_name
+from .type_keys import type_name
 
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer

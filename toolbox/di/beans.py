@@ -25,8 +25,8 @@ from functools import partial
 from typing import Any, TypeVar, get_args, get_origin
 
 from ..errors import Problem
-from ..forms import arguments_for, class_of, forms_of, plain, substitute, type_name
 from ..signatures import EMPTY, Parameter, Unresolved, metadata_of, read_signature, resolve
+from ..type_keys import arguments_for, class_of, forms_of, plain, substitute, type_name
 from .environment import build_settings, is_settings
 from .marks import Named, Scope, producer_mark_of, scope_mark_of
 from .points import MISSING as MISSING

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ..errors import Problem
-from ..forms import type_name
+from ..type_keys import type_name
 from .beans import InjectionPoint, Making
 from .graph import Bean, BeanGraph, provider_names
 from .marks import Scope

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import get_origin
 
-from ..forms import type_name
+from ..type_keys import type_name
 from .beans import BeanDefinition, Making
 from .graph import BeanGraph, Later, beans_in, provider_names
 from .marks import Scope

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from ..errors import IllegalConfigurationError, Problem
-from ..forms import type_name
+from ..type_keys import type_name
 
 
 def is_settings(form: Any) -> bool:

@@ -15,8 +15,8 @@ from typing import Any, TypeGuard, cast
 from dependency_injector import providers, resources
 
 from ..errors import AsyncBeanError, Problem
-from ..forms import plain, type_name
 from ..signatures import read_signature
+from ..type_keys import plain, type_name
 from .beans import BeanDefinition, InjectionPoint, Making, point_of, yielded
 from .graph import BeanGraph, Reading
 from .marks import Scope

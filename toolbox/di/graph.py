@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, get_args
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
-from ..forms import (
+from ..type_keys import (
     class_of,
     fitted,
     forms_of,

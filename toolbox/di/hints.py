@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from ..forms import class_of, type_name
+from ..type_keys import class_of, type_name
 from .beans import BeanDefinition
 from .points import InjectionPoint, Shape
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AmbiguousBeanError, FrameworkError, IllegalConfigurationError, Problem
-from ..forms import type_name
+from ..type_keys import type_name
 from .graph import BeanGraph, One
 
 if TYPE_CHECKING:

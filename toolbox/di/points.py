@@ -17,8 +17,8 @@ from enum import Enum, StrEnum
 from typing import Any, Final, get_args, get_origin
 
 from ..errors import Problem
-from ..forms import is_union, plain, type_name
 from ..signatures import EMPTY, Parameter, Unresolved, metadata_of, read_signature
+from ..type_keys import is_union, plain, type_name
 from .marks import Instance, Named
 
 Names = Mapping[str, Any]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ScopeNotActiveError
-from ..forms import forms_of, plain
+from ..type_keys import forms_of, plain
 from .beans import seed_of
 from .graph import BeanGraph, One
 from .marks import Scope

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
-from ..forms import is_hashable
+from ..type_keys import is_hashable
 from .beans import MISSING, InjectionPoint, Making
 from .checks import problems_in
 from .foreign import holders_in, override_outside

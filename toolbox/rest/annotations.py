@@ -1,6 +1,6 @@
 """What annotations say of a value's shape.
 
-Not here: resolving them (`signatures`), taking them apart (`di.forms`), what they mean for a request (`plans`) or a
+Not here: resolving them (`signatures`), taking them apart (`type_keys`), what they mean for a request (`plans`) or a
 reply (`replies`).
 """
 
@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from ..forms import class_of, is_union, plain
+from ..type_keys import class_of, is_union, plain
 
 
 def is_structured(annotation: Any) -> bool:

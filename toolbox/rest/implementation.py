@@ -20,7 +20,7 @@ from ..di.graph import BeanGraph, Reading
 from ..di.marks import Scope, application_scoped
 from ..errors import IllegalConfigurationError, Problem
 from ..execution import refuse_on_event_loop
-from ..forms import plain
+from ..type_keys import plain
 from .collaborators import is_context
 from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint
 from .marks import ClientMark, client_mark_of

@@ -16,8 +16,8 @@ from pydantic import PydanticUserError, TypeAdapter
 
 from ..context import INJECT, InvocationContext
 from ..errors import Problem
-from ..forms import arguments_for, plain, substitute
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature, without_none
+from ..type_keys import arguments_for, plain, substitute
 from .annotations import has_fields, is_list, is_structured
 from .collaborators import CollaboratorPlan, collaborator_problems, read_collaborator
 from .encoding import (

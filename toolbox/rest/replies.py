@@ -16,8 +16,8 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import RestDecodeError
 from ..faults import brief, faults_of
-from ..forms import class_of, plain
 from ..signatures import without_none
+from ..type_keys import class_of, plain
 
 if TYPE_CHECKING:
     from httpx2 import Response as HttpResponse

@@ -14,10 +14,10 @@ from ..di.marks import Scope
 from ..di.points import MISSING, point_of
 from ..errors import Problem
 from ..events import EventListener
-from ..forms import class_of
 from ..tools.marks import toolbox_of
 from ..tools.prepared import InjectedParameter, Tool
 from ..tools.sources import bean_types, read_tools
+from ..type_keys import class_of
 from .declaration import service_options_of
 from .memory import ChatMemoryStore
 

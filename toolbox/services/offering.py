@@ -12,9 +12,9 @@ from ..chat import UserMessage
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem
 from ..execution import BLOCKING, COROUTINE, Runner, is_async
-from ..forms import type_name
 from ..tools.prepared import Tool
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools
+from ..type_keys import type_name
 from .host import ServiceHost
 from .plans import MethodPlan, Provider, Toolset
 

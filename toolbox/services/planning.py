@@ -14,12 +14,12 @@ from typing import Any
 
 from ..context import InjectMark, MemoryId
 from ..errors import Problem
-from ..forms import arguments_for, substitute, type_name
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
 from ..tools.prepared import InjectedParameter, Tool
 from ..tools.sources import read_tools
+from ..type_keys import arguments_for, substitute, type_name
 from .declaration import (
     SYSTEM_MARK,
     UNSET_LIMITS,

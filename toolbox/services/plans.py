@@ -15,11 +15,11 @@ from typing import Any
 from ..chat import ToolSpecification
 from ..context import current_invocation
 from ..errors import IllegalConfigurationError, Problem
-from ..forms import type_name
 from ..tools.failures import ToolErrors
 from ..tools.marks import ReturnBehavior
 from ..tools.prepared import InjectedParameter, Tool
 from ..tools.sources import clashes, read_tools
+from ..type_keys import type_name
 from .declaration import SERVICE_MARK, CallLimits, MessageFunction, ServiceOptions
 from .loop import Rules
 from .memory import Window

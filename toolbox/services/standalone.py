@@ -32,10 +32,10 @@ from ..execution import (
     renewed_after_fork,
     unknown_executor,
 )
-from ..forms import type_name
 from ..models.selection import no_model
 from ..tools.failures import ToolErrors
 from ..tools.prepared import InjectedParameter, Tool
+from ..type_keys import type_name
 from .declaration import ServiceOptions, names_around, options_for
 from .implementation import implementation_of
 from .listing import as_sources, providers_of, service_cycles

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..errors import Problem
 from ..execution import EXECUTION_MARK, Execution, execution_of, execution_problems
-from ..forms import arguments_for
 from ..signatures import EMPTY, Unresolved
+from ..type_keys import arguments_for
 from .calls import is_called_otherwise, member_of
 from .codec import ArgumentDecoder, ResultEncoder
 from .marks import ToolMark, tool_mark_of

@@ -17,8 +17,8 @@ from typing_extensions import Doc, TypeAliasType, TypeIs
 
 from ..context import InjectMark, InvocationContext, MemoryIdMark
 from ..errors import Problem
-from ..forms import substitute
 from ..signatures import EMPTY, Unresolved, names_around, resolve
+from ..type_keys import substitute
 
 
 class Role(Enum):

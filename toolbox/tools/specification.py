@@ -19,8 +19,8 @@ from typing_extensions import TypedDict
 from ..chat import ToolSpecification, no_parameters
 from ..errors import FrameworkError, Problem
 from ..faults import brief
-from ..forms import is_union, type_name
 from ..schemas import Schema, schema_of, without_null
+from ..type_keys import is_union, type_name
 from .docstrings import read_docstring
 from .marks import ToolMark
 from .parameters import Role, Taken, ToolParameter, is_field, unwrapped

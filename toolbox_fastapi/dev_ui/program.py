@@ -13,7 +13,6 @@ from typing import Any
 from toolbox.chat import UserMessage
 from toolbox.container import Container
 from toolbox.execution import Execution
-from toolbox.forms import type_name
 from toolbox.overview import Node, nodes_of
 from toolbox.services.hosting import ContainerHost
 from toolbox.services.memory import MessageWindow, TokenWindow, Window, estimate_tokens
@@ -21,6 +20,7 @@ from toolbox.services.outputs import Output, Shape
 from toolbox.services.plans import MethodPlan, Provider
 from toolbox.tools.prepared import Tool
 from toolbox.tools.sources import read_tools
+from toolbox.type_keys import type_name
 
 from ..streaming import as_json
 from .forms import BadInputError, MethodForm, form_of

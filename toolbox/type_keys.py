@@ -1,4 +1,4 @@
-"""Types as keys of beans: what a type also is, how generic ones fit each other, what they are called.
+"""Types as keys of beans: their supertypes, how generic types match, their names for readers.
 
 Pure functions over types and annotations. Not here: reading annotations (`signatures`), beans (`beans`).
 """
