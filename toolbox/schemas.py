@@ -9,6 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -23,6 +24,12 @@ _BY_NAME = frozenset({"properties", "$defs", "patternProperties", "dependentSche
 _LISTED = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SINGLE = frozenset({"items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "propertyNames"})
 _SINGLE |= {"not", "if", "then", "else", "contains"}
+_HOLDING_SCHEMAS = _BY_NAME | _LISTED | _SINGLE
+
+INLINED_LIMIT = 50_000
+"""Characters that a schema may have with all its definitions in place."""
+_DEEPEST = 100
+"""References that are followed below each other."""
 
 # What says nothing to a model: names derived from names, defaults (which the program fills in), a set's uniqueness
 # (repeated members are dropped anyway), and a mapping to definitions that are inlined.
@@ -39,20 +46,34 @@ def schema_of(adapter: TypeAdapter[Any]) -> Schema:
 
 
 def readable(schema: Schema) -> Schema:
-    """A schema with its definitions in `$defs`, as `schema_of` gives one."""
+    """Return a schema with its definitions in `$defs` as `schema_of` gives one.
+
+    Where the types it refers to would make it longer than `INLINED_LIMIT`, they stay in `$defs`: of types that use each
+    other several times, each level multiplies the length.
+    """
     raw = {key: value for key, value in schema.items() if key != "$defs"}
     definitions: Schema = schema.get("$defs", {})
-    recursive = {name for name in definitions if name in _reachable(definitions, name)}
-    inlined: Schema = _inlined(raw, definitions, recursive, open_recursion=True)
-    used = {name for name in recursive if f"{DEFINITION}{name}" in set(_references(inlined))}
-    used |= {each for name in used for each in _reachable(definitions, name) if each in recursive}
-    if used:
-        inlined["$defs"] = {
-            name: _inlined(schema, definitions, recursive, open_recursion=False)
-            for name, schema in definitions.items()
-            if name in used
-        }
-    return inlined
+    uses = {name: _uses(each) for name, each in definitions.items()}
+    reached = _reachable(uses, _uses(raw))
+    definitions = {name: each for name, each in definitions.items() if name in reached}
+    recursive = _recursive({name: uses[name] & reached for name in definitions})
+    try:
+        inlining = _Inlining(definitions, recursive)
+        inlined: Schema = _inlined(raw, inlining, 0, open_recursion=True)
+        used = _reachable(uses, _uses(inlined)) & recursive
+        kept = {name: _inlined(definitions[name], inlining, 0) for name in definitions if name in used}
+    except _TooLarge:
+        inlined = _inlined(raw, _Inlining({}, set()), 0)
+        kept = {name: _inlined(each, _Inlining({}, set()), 0) for name, each in definitions.items()}
+    return {**inlined, "$defs": kept} if kept else inlined
+
+
+def unknown_references(schema: Schema) -> set[str]:
+    """Return what a schema refers to, directly or not, that its `$defs` do not hold."""
+    definitions: Schema = schema.get("$defs", {})
+    uses = {name: _uses(each) for name, each in definitions.items()}
+    start = _uses({key: value for key, value in schema.items() if key != "$defs"})
+    return (start | {each for name in _reachable(uses, start) for each in uses[name]}) - definitions.keys()
 
 
 def without_null(schema: Schema) -> Schema:
@@ -185,38 +206,97 @@ def _below(schema: Any) -> Iterator[Any]:
     return iter(found)
 
 
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
-        yield reference
-    for each in _below(schema):
-        yield from _references(each)
-
-
-def _reachable(definitions: Schema, start: str) -> set[str]:
-    """The definitions that `start` refers to, directly or not; itself only if it is recursive."""
-    reached: set[str] = set()
-    waiting = [start]
+def _uses(schema: Any) -> set[str]:
+    """Return the names of the definitions that a schema refers to itself."""
+    used: set[str] = set()
+    waiting = [schema]
     while waiting:
-        for reference in _references(definitions.get(waiting.pop(), {})):
-            name = reference.removeprefix(DEFINITION)
-            if name not in reached:
-                reached.add(name)
-                waiting.append(name)
+        each = waiting.pop()
+        if isinstance(each, dict) and isinstance(reference := each.get("$ref"), str):
+            used.add(_name_in(reference))
+        waiting += _below(each)
+    return used
+
+
+def _reachable(uses: Mapping[str, set[str]], start: set[str]) -> set[str]:
+    """Return the definitions that those of `start` lead to, directly or not, and these themselves."""
+    reached: set[str] = set()
+    waiting = list(start)
+    while waiting:
+        name = waiting.pop()
+        if name in uses and name not in reached:
+            reached.add(name)
+            waiting += uses[name]
     return reached
 
 
-def _inlined(schema: Any, definitions: Schema, recursive: set[str], *, open_recursion: bool) -> Any:
-    """`schema` with what it refers to in place, a recursive type once, when `open_recursion`."""
+def _recursive(uses: Mapping[str, set[str]]) -> set[str]:
+    """Return the definitions that refer to themselves, directly or not, and those that lead from one to another."""
+    users: dict[str, set[str]] = {name: set() for name in uses}
+    for name, used in uses.items():
+        for each in used:
+            users[each].add(name)
+    left = set(uses)
+    for ahead, back in ((uses, users), (users, uses)):
+        open_ends = {name: len(ahead[name] & left) for name in left}
+        waiting = [name for name, count in open_ends.items() if not count]
+        while waiting:
+            name = waiting.pop()
+            left.discard(name)
+            for each in back[name] & left:
+                open_ends[each] -= 1
+                if not open_ends[each]:
+                    waiting.append(each)
+    return left
+
+
+class _TooLarge(Exception):  # noqa: N818 - never leaves this module
+    """A schema would become too long, or too deep, with its definitions in place."""
+
+
+class _Inlining:
+    """The definitions that are put in place, those that refer to themselves, and how many characters may be written."""
+
+    def __init__(self, definitions: Schema, recursive: set[str]) -> None:
+        self.definitions, self.recursive = definitions, recursive
+        self._left = INLINED_LIMIT if definitions else None
+
+    def write(self, schema: Schema) -> None:
+        """Count the text that stands in a schema itself. Raises `_TooLarge`."""
+        if self._left is None:
+            return
+        for key, value in schema.items():
+            self._left -= len(key) + (0 if key in _HOLDING_SCHEMAS else len(str(value)))
+        if self._left < 0:
+            raise _TooLarge
+
+
+def _inlined(schema: Any, inlining: _Inlining, followed: int, *, open_recursion: bool = False) -> Any:
+    """Return `schema` with what it refers to in place, a recursive type once, when `open_recursion`.
+
+    `followed` counts the references that led here.
+    """
     if not isinstance(schema, dict):
         return schema
-    reference = schema.get("$ref", "")
-    name = reference.removeprefix(DEFINITION)
-    again = functools.partial(_inlined, definitions=definitions, recursive=recursive)
-    if name in definitions and (name not in recursive or open_recursion):
+    reference = schema.get("$ref")
+    name = _name_in(reference) if isinstance(reference, str) else None
+    if name in inlining.definitions and (name not in inlining.recursive or open_recursion):
+        if followed >= _DEEPEST:
+            raise _TooLarge
         nearer = {key: value for key, value in schema.items() if key != "$ref"}
-        return again({**definitions[name], **nearer}, open_recursion=open_recursion and name not in recursive)
-    below = functools.partial(again, open_recursion=open_recursion)
+        target = inlining.definitions[name]
+        target = target if isinstance(target, dict) else {}
+        open_below = open_recursion and name not in inlining.recursive
+        return _inlined({**target, **nearer}, inlining, followed + 1, open_recursion=open_below)
+    inlining.write(schema)
+    below = functools.partial(_inlined, inlining=inlining, followed=followed, open_recursion=open_recursion)
     return {key: _each(value, key, below) for key, value in schema.items() if not _is_noise(key, value)}
+
+
+def _name_in(reference: str) -> str:
+    """Return the name of the definition that a `$ref` refers to, without the escapes of a JSON pointer."""
+    name = reference.removeprefix(DEFINITION)
+    return unquote(name).replace("~1", "/").replace("~0", "~") if "%" in name or "~" in name else name
 
 
 def _is_noise(key: str, value: object) -> bool:

@@ -74,6 +74,13 @@ def read_document(source: Mapping[str, Any] | str | Path) -> Document:
     Raises `IllegalConfigurationError` for what is no OpenAPI 3.x document, `RestClientError` when it cannot be fetched.
     """
     where, raw = _load(source)
+    try:
+        return _read(where, raw, source)
+    except RecursionError:
+        raise _illegal(where, "it is nested too deeply", "check where the document is from") from None
+
+
+def _read(where: str, raw: dict[str, Any], source: Mapping[str, Any] | str | Path) -> Document:
     library = _library()
     try:
         parsed = library.parse_obj(raw)
@@ -124,9 +131,9 @@ def _load(source: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any]]:
         where, text = str(source), Path(source).read_bytes()
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         fix = "convert it to JSON, or read it yourself and pass the dictionary"
-        raise _illegal(where, f"it is no JSON ({error})", fix) from error
+        raise _illegal(where, f"it is not JSON ({error})", fix) from error
     if not isinstance(raw, dict):
         raise _illegal(where, "it is no JSON object", "pass an OpenAPI 3.x document")
     return where, raw

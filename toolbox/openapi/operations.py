@@ -1,11 +1,13 @@
 """Makes tools of a document's operations: a specification for the model, an executor that sends the request.
 
-Not here: reading the document (`openapi.document`), building and sending requests (`rest`).
+A document is untrusted: what it says must not move a request, or its credentials, to another place. Not here: reading
+the document (`openapi.document`), validating arguments (`openapi.validation`), building and sending requests (`rest`).
 """
 
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -15,24 +17,33 @@ from typing import Any, TypeAlias
 
 from ..chat import ImageContent, ToolExecutionRequest, ToolExecutor, ToolSpecification
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError
+from ..faults import brief
 from ..json_text import compact_json, parse_json, read_arguments
-from ..rest import Body, Response, rest_settings
+from ..rest import Body, KeySettings, Response, rest_settings
+from ..rest.encoding import PROTECTED_HEADERS, has_dot_segment, is_header_name, shown_url
+from ..rest.endpoint import Endpoint
 from ..rest.marks import Fixed, Place
 from ..rest.plans import BODILESS, ParameterPlan, RequestPlan, path_parts
 from ..rest.replies import ReplyPlan, Shape
 from ..rest.standalone import send_request, standalone_exchange
-from .document import Document, DocumentBody, DocumentParameter, Operation, read_document
-from .shapes import request_schema
+from ..schemas import readable, unknown_references
+from .document import DocumentBody, DocumentParameter, Operation, read_document
+from .shapes import declared_properties, request_schema
+from .validation import ArgumentsValidator
 
 logger = logging.getLogger("toolbox.openapi")
 
 Include: TypeAlias = Iterable[str] | Callable[[Operation], bool]
 
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
+_NOT_IN_PATHS = re.compile(r"[\x00-\x20\x7f\\?#]")
 _SEPARATORS = {"spaceDelimited": " ", "pipeDelimited": "|"}
 _PLACES = {"path": Place.PATH, "query": Place.QUERY, "header": Place.HEADER, "cookie": Place.COOKIE}
-# OpenAPI says that such header parameters are ignored: they follow from the body and the credentials.
-_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
+# OpenAPI says that the first three are ignored: they follow from the body and the credentials. The others would set
+# cookies or change how the request is sent.
+_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization", "accept-encoding", "cookie", "set-cookie"})
+_IGNORED_HEADERS |= {"proxy-authorization", *PROTECTED_HEADERS}
+_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 _ACCEPT = Fixed(Place.HEADER, "Accept", "application/json, */*;q=0.8")
 
 
@@ -44,7 +55,8 @@ def tools_from_openapi(
 ) -> dict[ToolSpecification, ToolExecutor]:
     """A tool for each operation of an OpenAPI 3.0 or 3.1 document: a dictionary, JSON text, a file, or a URL.
 
-    A URL is fetched here and now. `base_url` is where requests go, by default the document's first server. `include`
+    A URL is fetched here and now. `base_url` is where requests go, by default the document's first server; credentials
+    are only sent to a `base_url`: with any in `settings` it is required. `include`
     chooses operations: patterns for the operation's id, tool name, tag or `"GET /path"`, each of which has to mean one,
     or a predicate. `settings` are those of `rest.rest_settings` (`bearer_token`, `headers`, `timeout`, `retries`, …).
     Operations whose body is neither JSON, a form nor text are left out. Raises `IllegalConfigurationError`.
@@ -55,15 +67,79 @@ def tools_from_openapi(
         raise IllegalConfigurationError(
             [Problem("tools_from_openapi", "the document names no server", "pass base_url=")]
         )
-    exchange = standalone_exchange("tools_from_openapi", rest_settings("openapi", url=url, **settings))
+    given = rest_settings("openapi", url=url, **settings)
+    if not base_url and (named := _credentials(given)):
+        what = f"{named} would go to {shown_url(url)}, which only the document names"
+        fix = "pass base_url= to say where credentials go"
+        raise IllegalConfigurationError([Problem("tools_from_openapi", what, fix)])
+    exchange = standalone_exchange("tools_from_openapi", given)
+    chosen = tuple(_chosen(read.operations, include))
+    try:
+        definitions = {name: request_schema(each) for name, each in read.schemas.items()}
+        own = _own_names(exchange.connection.endpoint)
+        planned = [(operation, _plan(operation, name, definitions, own)) for name, operation in chosen]
+    except RecursionError:
+        problem = Problem("tools_from_openapi", "a schema is nested too deeply", "check where the document is from")
+        raise IllegalConfigurationError([problem]) from None
+    if problems := [each for operation, plan in planned for each in _problems(operation, plan)]:
+        raise IllegalConfigurationError(problems)
     tools: dict[ToolSpecification, ToolExecutor] = {}
-    for name, operation in _chosen(read.operations, include):
-        plan = _plan(read, operation, name)
+    for operation, plan in planned:
         if plan is None:
             logger.info("%s %s is left out: its body has no form a model could write", operation.verb, operation.path)
         else:
             tools[plan.specification] = _executor(plan, exchange)
     return tools
+
+
+def _credentials(given: KeySettings) -> str | None:
+    """Return the name of a setting that a stranger's server must not get, if there is one."""
+    settings = given.settings
+    found = {
+        "bearer_token": settings.bearer_token,
+        "username": settings.username,
+        "password": settings.password,
+        "api_key": settings.api_key,
+        "headers": settings.headers,
+        "client_certificate": settings.client_certificate,
+        "propagate_headers": {each.lower() for each in settings.propagate_headers} - _TRACE_HEADERS,
+        "auth": given.auth,
+    }
+    return next((name for name, value in found.items() if value), None)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnNames:
+    """The names of headers (in lower case) and query parameters that the settings set, and no argument may."""
+
+    headers: frozenset[str]
+    query: frozenset[str]
+
+
+def _own_names(endpoint: Endpoint) -> OwnNames:
+    headers = (name.lower() for name, _ in (*endpoint.headers, *endpoint.credentials))
+    propagated = (name.lower() for name in endpoint.settings.propagate_headers)
+    return OwnNames(frozenset({*headers, *propagated}), frozenset(name for name, _ in endpoint.query))
+
+
+def _problems(operation: Operation, plan: OperationPlan | None) -> Iterator[Problem]:
+    """Yield what keeps an operation from being a tool."""
+    where, path = f"{operation.verb} {brief(operation.path)}", operation.path
+    if not path.startswith("/") or path.startswith("//") or _NOT_IN_PATHS.search(path):
+        fix = "check where the document is from: a path starts with one '/' and has no query, fragment or backslash"
+        yield Problem(where, "invalid path", fix)
+    elif has_dot_segment(path):
+        yield Problem(where, "invalid path: it has the segment '.' or '..'", "check where the document is from")
+    named = {each.name for each in operation.parameters if each.place == "path"}
+    for name in path_parts(path)[1::2]:
+        if name not in named:
+            yield Problem(where, f"missing path parameter {brief(name)!r}", "add it to the document")
+    for each in operation.parameters:
+        if each.place in ("header", "cookie") and not is_header_name(each.name):
+            yield Problem(where, f"invalid name of a {each.place}: {brief(each.name)!r}", "correct the document")
+    if plan is not None:
+        for reference in sorted(plan.unknown_references):
+            yield Problem(where, f"the reference {brief(reference)!r} leads nowhere", "put it into the components")
 
 
 def _chosen(operations: tuple[Operation, ...], include: Include | None) -> Iterator[tuple[str, Operation]]:
@@ -97,7 +173,7 @@ def _tool_name(operation: Operation) -> str:
 def _unique(name: str, taken: set[str] | Mapping[str, Any]) -> str:
     if name not in taken:
         return name
-    return next(each for n in range(2, 10_000) if (each := f"{name[:60]}_{n}") not in taken)
+    return next(each for n in itertools.count(2) if (each := f"{name[:56]}_{n}") not in taken)
 
 
 # --- planning
@@ -120,28 +196,33 @@ class OperationPlan:
     specification: ToolSpecification
     request: RequestPlan
     arguments: tuple[Argument, ...] = field(hash=False)
+    unknown_references: frozenset[str] = frozenset()
 
 
-def _plan(document: Document, operation: Operation, name: str) -> OperationPlan | None:
-    """The plan of an operation; None when its body cannot be written by a model."""
+def _plan(operation: Operation, name: str, definitions: Mapping[str, Any], own: OwnNames) -> OperationPlan | None:
+    """Return the plan of an operation; None when its body cannot be written by a model."""
     arguments: dict[str, Argument] = {}
     schemas: dict[str, Any] = {}
     for parameter in operation.parameters:
-        if parameter.place == "header" and parameter.name.lower() in _IGNORED_HEADERS:
+        if _is_ignored(parameter, own):
             continue
         visible = _unique(_NAME.sub("_", parameter.name).strip("_")[:64] or "value", arguments)
-        arguments[visible] = _argument(visible, parameter)
-        schemas[visible] = _described(request_schema(parameter.schema, document.schemas), parameter.description)
+        schema = request_schema(parameter.schema)
+        arguments[visible] = _argument(visible, parameter, declared_properties(schema, definitions) - own.query)
+        schemas[visible] = _described(schema, parameter.description)
     if operation.body is not None and operation.verb not in BODILESS:
         chosen = _media_type(operation.body)
         if chosen is not None:
             visible = _unique("body", arguments)
-            arguments[visible] = _body_argument(visible, operation.body, chosen)
-            schema = request_schema(operation.body.schemas[chosen], document.schemas)
+            schema = request_schema(operation.body.schemas[chosen])
+            arguments[visible] = _body_argument(
+                visible, operation.body, chosen, declared_properties(schema, definitions)
+            )
             schemas[visible] = _described(schema, operation.body.description)
         elif operation.body.required:
             return None
-    specification = ToolSpecification(name, operation.description, _object(schemas, arguments))
+    whole = _object(schemas, arguments, definitions)
+    specification = ToolSpecification(name, operation.description, readable(whole))
     request = RequestPlan(
         where=name,
         verb=operation.verb,
@@ -151,11 +232,26 @@ def _plan(document: Document, operation: Operation, name: str) -> OperationPlan 
         fixed=(_ACCEPT,),
         idempotent=operation.verb not in ("POST", "PATCH"),
     )
-    return OperationPlan(specification, request, tuple(arguments.values()))
+    unknown = frozenset(unknown_references(whole))
+    return OperationPlan(specification, request, tuple(arguments.values()), unknown)
 
 
-def _object(schemas: dict[str, Any], arguments: Mapping[str, Argument]) -> dict[str, Any]:
-    definitions: dict[str, Any] = {}
+def _is_ignored(parameter: DocumentParameter, own: OwnNames) -> bool:
+    """Return True for a parameter that would replace what the settings send, or change how a request is sent."""
+    match parameter.place:
+        case "header":
+            return parameter.name.lower() in _IGNORED_HEADERS | own.headers
+        case "cookie":
+            return "cookie" in own.headers
+        case "query":
+            return parameter.name in own.query
+    return False
+
+
+def _object(
+    schemas: dict[str, Any], arguments: Mapping[str, Argument], definitions: Mapping[str, Any]
+) -> dict[str, Any]:
+    definitions = dict(definitions)
     for schema in schemas.values():
         definitions |= schema.pop("$defs", {})
     parameters: dict[str, Any] = {"type": "object", "properties": schemas}
@@ -168,19 +264,29 @@ def _described(schema: dict[str, Any], description: str | None) -> dict[str, Any
     return {**schema, "description": description} if description else schema
 
 
-def _argument(visible: str, parameter: DocumentParameter) -> Argument:
+def _argument(visible: str, parameter: DocumentParameter, declared: set[str]) -> Argument:
     place = _PLACES[parameter.place]
     # A query parameter may become several, or get another name: it is sent as the fields of what `put` makes of it.
     plan = ParameterPlan(visible, place, parameter.name, spread=place is Place.QUERY)
-    return Argument(visible, parameter.required, lambda value: _styled(parameter, value), plan)
+    return Argument(visible, parameter.required, lambda value: _styled(parameter, value, declared), plan)
 
 
-def _styled(parameter: DocumentParameter, value: Any) -> Any:
+def _only_declared(value: Mapping[str, Any], declared: set[str]) -> Mapping[str, Any]:
+    """Return a value whose properties become parameters. Raises `ValueError` for a property of another name."""
+    if unknown := [name for name in value if name not in declared]:
+        raise ValueError(
+            f"unknown property {brief(unknown[0], 50)!r}; expected: {', '.join(sorted(declared)) or 'none'}"
+        )
+    return value
+
+
+def _styled(parameter: DocumentParameter, value: Any, declared: set[str]) -> Any:
     """The value as the parameter's style writes it; of a query parameter, the fields it gives."""
     text = _text(parameter, value)
     if parameter.place != "query":
         return text
     if parameter.media_type is None and isinstance(value, Mapping):
+        value = _only_declared(value, declared)
         if parameter.style == "deepObject":
             return {f"{parameter.name}[{key}]": each for key, each in value.items()}
         if parameter.explode:
@@ -216,9 +322,11 @@ def _media_type(body: DocumentBody) -> str | None:
     return None
 
 
-def _body_argument(visible: str, body: DocumentBody, media_type: str) -> Argument:
+def _body_argument(visible: str, body: DocumentBody, media_type: str, declared: set[str]) -> Argument:
     if media_type.startswith("application/x-www-form-urlencoded"):
-        return Argument(visible, body.required, lambda value: value, ParameterPlan(visible, Place.FORM, visible, True))
+        plan = ParameterPlan(visible, Place.FORM, visible, True)
+        # A form without declared fields is free.
+        return Argument(visible, body.required, lambda value: _only_declared(value, declared or set(value)), plan)
     sent_as = "application/json" if media_type == "*/*" else media_type
     plan = ParameterPlan(visible, Place.BODY, visible, mark=Body(sent_as))
     if media_type.startswith("text/"):
@@ -230,16 +338,20 @@ def _body_argument(visible: str, body: DocumentBody, media_type: str) -> Argumen
 
 
 def _executor(plan: OperationPlan, exchange: Any) -> Callable[[ToolExecutionRequest, Any], Awaitable[object]]:
+    validator = ArgumentsValidator(plan.specification)
+
     async def execute(request: ToolExecutionRequest, memory_id: Any) -> object:
-        values = dict(_values(plan, request))
+        values = dict(_values(plan, request, validator))
         return _value(await send_request(exchange, plan.request, values))
 
     execute.__name__ = plan.specification.name
     return execute
 
 
-def _values(plan: OperationPlan, request: ToolExecutionRequest) -> Iterator[tuple[str, Any]]:
-    """The values of the request's parameters. Raises `ToolArgumentsError`."""
+def _values(
+    plan: OperationPlan, request: ToolExecutionRequest, validator: ArgumentsValidator
+) -> Iterator[tuple[str, Any]]:
+    """Yield the values of the request's parameters. Raises `ToolArgumentsError`."""
     try:
         given = read_arguments(request.arguments, plan.specification.parameters)
     except ValueError as error:
@@ -247,9 +359,19 @@ def _values(plan: OperationPlan, request: ToolExecutionRequest) -> Iterator[tupl
     missing = [each.name for each in plan.arguments if each.required and each.name not in given]
     if missing:
         raise ToolArgumentsError(request, [(name, "this argument is required") for name in missing])
+    # Null leaves out an argument that may be left out.
+    values = {
+        each.name: given[each.name]
+        for each in plan.arguments
+        if each.name in given and (each.required or given[each.name] is not None)
+    }
+    if faults := validator.faults(values):
+        raise ToolArgumentsError(request, faults)
     for each in plan.arguments:
-        value = given.get(each.name)
-        yield each.name, None if value is None and not each.required else each.put(value)
+        try:
+            yield each.name, each.put(values[each.name]) if each.name in values else None
+        except ValueError as error:
+            raise ToolArgumentsError(request, [(each.name, str(error))]) from error
 
 
 def _value(response: Response[bytes]) -> object:

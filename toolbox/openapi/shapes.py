@@ -1,4 +1,4 @@
-"""Schemas of OpenAPI documents as JSON schemas that a model reads: one dialect, references in place.
+"""Schemas of OpenAPI documents as JSON schemas: one dialect, references to `$defs`.
 
 Not here: schemas made of Python types (`schemas`).
 """
@@ -8,19 +8,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..schemas import DEFINITION, Schema, readable
+from ..schemas import DEFINITION, Schema
 
 _COMPONENT = "#/components/schemas/"
 _BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
 _VERBATIM = frozenset({"enum", "const", "required", "type", "examples"})
-_UNKNOWN_TO_JSON_SCHEMA = frozenset({"nullable", "xml", "externalDocs", "example", "discriminator", "deprecated"})
+# Keywords of OpenAPI alone, and those that give parts of a schema further names, which a document may use to mislead.
+_LEFT_OUT = frozenset(
+    {"nullable", "xml", "externalDocs", "example", "discriminator", "deprecated", "patternProperties"}
+)
+_LEFT_OUT |= {"$id", "$schema", "$anchor", "$comment", "$vocabulary", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"}
 
 
-def request_schema(schema: Mapping[str, Any], components: Mapping[str, Any]) -> Schema:
-    """The schema of something that is sent, with what it refers to; parts that only replies have are left out."""
-    own = _converted(schema)
-    definitions = {name: _converted(each) for name, each in components.items()}
-    return readable({**own, "$defs": {**definitions, **own.get("$defs", {})}})
+def request_schema(schema: Mapping[str, Any]) -> Schema:
+    """Return the schema of something that is sent as a JSON schema; parts that only replies have are left out."""
+    converted: Schema = _converted(schema)
+    return converted
+
+
+def declared_properties(schema: object, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the names of the properties that a schema declares, also in what it refers to and in its alternatives."""
+    declared: set[str] = set()
+    seen: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, Mapping):
+            continue
+        properties = each.get("properties")
+        declared.update(properties if isinstance(properties, Mapping) else ())
+        for key in ("allOf", "anyOf", "oneOf"):
+            waiting += each[key] if isinstance(each.get(key), list) else ()
+        reference = each.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            waiting.append(definitions.get(reference.removeprefix(DEFINITION)))
+    return declared
 
 
 def _converted(schema: Any) -> Any:
@@ -34,7 +57,7 @@ def _converted(schema: Any) -> Any:
             converted[key] = value.replace(_COMPONENT, DEFINITION, 1)
         elif key in _BY_NAME and isinstance(value, Mapping):
             converted[key] = {name: _converted(each) for name, each in value.items() if not _is_read_only(each)}
-        elif key not in _UNKNOWN_TO_JSON_SCHEMA:
+        elif key not in _LEFT_OUT:
             converted[key] = value if key in _VERBATIM else _converted(value)
     if "required" in converted and "properties" in converted:
         converted["required"] = [name for name in converted["required"] if name in converted["properties"]]

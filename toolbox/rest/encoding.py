@@ -116,6 +116,16 @@ def is_dot_segment(part: str) -> bool:
     return unquote(part.partition(";")[0]) in (".", "..")
 
 
+def has_dot_segment(path: str) -> bool:
+    """Return True for a path, as a developer or a document wrote it, in which any server may find `.` or `..`.
+
+    It may be percent-encoded, also more than once, and stand between backslashes or encoded slashes.
+    """
+    for _ in range(3):
+        path = unquote(path)
+    return any(part.partition(";")[0] in (".", "..") for part in re.split(r"[/\\]", path))
+
+
 def segment(value: object, allow_slash: bool = False) -> str:
     """Return a value as exactly one segment of a path, or a part of one.
 

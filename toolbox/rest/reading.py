@@ -24,8 +24,8 @@ from .encoding import (
     PROTECTED_HEADERS,
     EncodingError,
     cookie_value,
+    has_dot_segment,
     header_value,
-    is_dot_segment,
     is_header_name,
     percent,
     text_of,
@@ -222,7 +222,7 @@ class _MethodReading:
             self._problem(f"the path {self.mark.path or self.client.path!r} is a whole URL", fix)
         if "?" in literals or "#" in literals:
             self._problem(f"the path {path!r} has a query", "declare it with @rest.client_query_param(name, value)")
-        if any(is_dot_segment(segment) for segment in path.replace("\\", "/").split("/")):
+        if has_dot_segment(path):
             self._problem(f"the path {path!r} has the segment '.' or '..'", "write the path it means")
         return parts
 
