@@ -1,5 +1,6 @@
 """Replies read into the declared type."""
 
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -66,6 +67,115 @@ def test_a_reply_is_read_with_and_without_its_wrapper(type_: Any, text: str, val
     assert read(type_, text) == value
 
 
+BERN = '{"name": "Bern", "people": 3}'
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "value"),
+    [
+        (City, f"Here you are: {BERN}", City(name="Bern", people=3)),
+        (City, f"{BERN}\n\nAnything else?", City(name="Bern", people=3)),
+        (City, f"```json\n{BERN}", City(name="Bern", people=3)),
+        (City, f"Sure:\n```json\n{BERN}\nHope it helps.", City(name="Bern", people=3)),
+        (City, f"<answer>{BERN}</answer>", City(name="Bern", people=3)),
+        (City, f"In the set {{Bern, Basel}} [see note] I chose {BERN} [1].", City(name="Bern", people=3)),
+        (City, f'He said "{{" and "[": {BERN}', City(name="Bern", people=3)),
+        (City, 'So: {"name": "B} {\\"x\\": 1}", "people": 3}.', City(name='B} {"x": 1}', people=3)),
+        (City, 'So: {"name": "```json```", "people": 3}.', City(name="```json```", people=3)),
+        (City, f'The input was {{"x": 1}}.\n```json\n{BERN}\n```', City(name="Bern", people=3)),
+        (list[City], f"Here: [{BERN}]", [City(name="Bern", people=3)]),
+        (list[City], f'Here: {{"value": [{BERN}]}}', [City(name="Bern", people=3)]),
+        (list[int], "The numbers are [1, 2].", [1, 2]),
+        (int, 'The answer is {"value": 12345678901234567890123}.', 12345678901234567890123),
+        (int, "```\n42", 42),
+        (bool, 'Yes: {"value": true}', True),
+        (Mood, 'I feel {"value": "good"} today.', Mood.GOOD),
+        (date, 'It was {"value": "2026-11-21"} [3]', date(2026, 11, 21)),
+        (City | Pair, 'A pair: {"left": 1, "right": 2}', Pair(1, 2)),
+    ],
+)
+def test_one_json_value_is_read_whatever_words_are_around_it(type_: Any, text: str, value: object) -> None:
+    assert read(type_, text) == value
+
+
+@pytest.mark.parametrize(
+    ("type_", "text"),
+    [
+        (City, f"{BERN} or {BERN}"),
+        (City, f'{{"name": "Bern", "people": "x"}} no: {BERN}'),
+        (City, f"```json\n{BERN}\n```\nor\n```json\n{BERN}\n```"),
+        (list[int], "[1] The numbers are [1, 2]."),
+        (int, '{"value": 1} {"value": 2}'),
+    ],
+)
+def test_several_json_values_are_not_read(type_: Any, text: str) -> None:
+    with pytest.raises(OutputParsingError) as caught:
+        read(type_, text)
+
+    assert caught.value.problems == [("", "there are 2 JSON values, and one is expected")]
+
+
+@dataclass
+class Loose:
+    name: str = ""
+    inner: Any = None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Cut: {"name": "a", "inner": {"name": "b"}',
+        'Cut: [{"name": "a"}, {"name": "b"',
+        'Wrong: {"inner": {"name": "b"},}',
+        'Wrong: {"inner": {"name": "b"}, name: 1}',
+        'A list: [{"name": "a"}]',
+        '```json\n{"name": "a", "inner": {"name": "b"}',
+        "{'name': 'a'}",
+    ],
+)
+def test_a_part_of_another_value_is_not_read(text: str) -> None:
+    with pytest.raises(OutputParsingError):
+        read(Loose, text)
+
+
+def test_the_faults_of_a_value_in_prose_are_those_of_the_value() -> None:
+    with pytest.raises(OutputParsingError) as caught:
+        read(City, 'Here: {"name": "Bern", "people": "many"}')
+
+    assert [path for path, _ in caught.value.problems] == ["people"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{" * 1_000_000,
+        "[" * 1_000_000,
+        "[1," * 300_000,
+        '{"a":' * 200_000,
+        '{"' * 500_000,
+        '["' * 500_000,
+        '["' + "x" * 1_000_000,
+        "{ " * 500_000,
+        '{"a' * 300_000,
+        "{}" * 300_000,
+        "```" * 300_000,
+        "```json\n" * 100_000,
+        '{"' + "x" * 1_000_000,
+        "{" + " " * 1_000_000,
+    ],
+    ids=lambda text: text[:8],
+)
+def test_hostile_replies_are_refused_in_linear_time(text: str) -> None:
+    began = time.process_time()
+
+    with pytest.raises(OutputParsingError):
+        read(City, text)
+    with pytest.raises(OutputParsingError):
+        items(City, "so: " + text, 10_000)
+
+    assert time.process_time() - began < 5
+
+
 @pytest.mark.parametrize("text", ["", "no idea", '{"name": "Bern"}', '{"name": "Bern", "people": "many"}', "[1"])
 def test_a_reply_that_does_not_validate_tells_where(text: str) -> None:
     with pytest.raises(OutputParsingError) as caught:
@@ -119,7 +229,7 @@ def items(type_: Any, text: str, size: int) -> list[Any]:
     structure = read_output(AsyncIterator[type_]).structure
     assert structure is not None
     assert structure.item_adapter is not None
-    reader = ItemReader(structure.item_adapter)
+    reader = ItemReader(structure.item_adapter, structure.item_beginnings)
     found: list[Any] = []
     for start in range(0, len(text), size):
         found += reader.feed(text[start : start + size])
@@ -135,6 +245,10 @@ def items(type_: Any, text: str, size: int) -> list[Any]:
         ('{"value": [{"name": "B", "people": 1}]}', [("B", 1)]),
         ('```json\n[{"name": "B", "people": 1}]\n```', [("B", 1)]),
         ("[]", []),
+        ('Here is the list: [{"name": "B", "people": 1}]', [("B", 1)]),
+        ('Here [1] is {"value": [ {"name": "B", "people": 1}]} [2]', [("B", 1)]),
+        ('See [below]:\n```json\n[{"name": "B", "people": 1}]', [("B", 1)]),
+        ("There are none: [ ]", []),
         (' [ {"name": "B", "people": 1} , ] ', [("B", 1)]),
     ],
 )
@@ -154,7 +268,19 @@ def test_scalar_items_end_at_their_comma() -> None:
     reader.finish()
 
 
-@pytest.mark.parametrize("text", ["", "none", '[{"name": "B", "people": 1}', '{"value": '])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "none",
+        '[{"name": "B", "people": 1}',
+        '{"value": ',
+        'Here: {"other": [{"name": "B", "people": 1}]}',
+        'Here: [[{"name": "B", "people": 1}]]',
+        'Here: {"x": {"value": [{"name": "B", "people": 1}]}}',
+        "none [",
+    ],
+)
 def test_a_list_that_does_not_end_is_an_error(text: str) -> None:
     with pytest.raises(OutputParsingError):
         items(City, text, 5)

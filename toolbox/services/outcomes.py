@@ -31,7 +31,7 @@ async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
     structure = invocation.plan.output.structure
     assert structure is not None
     assert structure.item_adapter is not None
-    reader = ItemReader(structure.item_adapter)
+    reader = ItemReader(structure.item_adapter, structure.item_beginnings)
 
     def check(finish: Finish) -> None:
         if not finish.response.ai_message.has_tool_execution_requests:
@@ -45,7 +45,7 @@ async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
                     for item in reader.feed(text):
                         yield item
                 case IntermediateResponse():
-                    reader = ItemReader(structure.item_adapter)
+                    reader = ItemReader(structure.item_adapter, structure.item_beginnings)
 
 
 async def run_to_end(invocation: Invocation) -> Any:

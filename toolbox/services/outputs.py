@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import cached_property
+from json import JSONDecoder
 from types import GenericAlias, NoneType
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args, get_origin
 
@@ -158,7 +160,12 @@ def _kind_of(annotation: object) -> Kind:
 
 # --- structured replies
 
-_FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\r?\n?(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\r?\n?(.*?)(?:```|\Z)", re.DOTALL)
+# The beginning of an object or a list, and not a brace or a bracket that prose uses otherwise.
+_STRING = r'"(?:[^"\\]++|\\.)*+"'
+_VALUE_BEGINS = re.compile(
+    rf"\{{(?=\s*+(?:\}}|{_STRING}\s*+:))|\[(?=\s*+(?:[\[{{\]\d-]|{_STRING}\s*+[,\]]|true|false|null))", re.DOTALL
+)
 _SCALARS = {"string", "integer", "number", "boolean", "null"}
 
 
@@ -176,6 +183,7 @@ class Structure:
     wrapped: bool
     scalar: bool
     item_adapter: TypeAdapter[Any] | None = None
+    item_beginnings: str = ""
 
     @classmethod
     def of(cls, type_: Any, streamed: bool) -> Structure:
@@ -197,8 +205,10 @@ class Structure:
                 schema["$defs"] = definitions
         kinds = root.get("type"), *(each.get("type") for each in root.get("anyOf", ()))
         scalar = "enum" in root or "const" in root or any(kind in _SCALARS for kind in kinds)
-        items: TypeAdapter[Any] | None = TypeAdapter(type_) if streamed else None
-        return cls(_schema_name(type_), schema, adapter, wrapped, scalar, items)
+        name = _schema_name(type_)
+        if not streamed:
+            return cls(name, schema, adapter, wrapped, scalar)
+        return cls(name, schema, adapter, wrapped, scalar, TypeAdapter(type_), _beginnings(root.get("items", {})))
 
     @property
     def response_format(self) -> ResponseFormat:
@@ -219,16 +229,48 @@ class Structure:
         return ToolSpecification(ANSWER_TOOL, "Gives the final answer. Call it once, when you know it.", self.schema)
 
     def read(self, text: str) -> Any:
-        """The value in `text`. Raises `OutputParsingError`."""
-        faults: list[tuple[Path, str]] = []
-        for candidate in (text, *_FENCE.findall(text)):
+        """The value in `text`, with words around it or without. Raises `OutputParsingError`."""
+        try:
+            return self._validated(text.strip())
+        except ValueError as error:
+            faults = _faults_in(error)
+        in_blocks = [value for block in _FENCE.findall(text) for value in self._readable(block)]
+        if len(in_blocks) == 1:
+            return in_blocks[0]
+        embedded = self._embedded(text)
+        if (count := max(len(in_blocks), len(embedded))) > 1:
+            raise OutputParsingError(text, [("", f"there are {count} JSON values, and one is expected")])
+        for value in embedded:
             try:
-                return self._validated(candidate.strip())
-            except ValidationError as error:
-                faults = faults or faults_of(error)
+                return self._validated(value)
             except ValueError as error:
-                faults = faults or [("", str(error))]
+                faults = _faults_in(error)
         raise OutputParsingError(text, faults)
+
+    def _readable(self, text: str) -> Iterator[Any]:
+        """Yield the value of a text that is one."""
+        with suppress(ValueError):
+            yield self._validated(text.strip())
+
+    def _embedded(self, text: str) -> list[str]:
+        """The objects in a text that says something else too, and the lists where one is wanted, as they are written.
+
+        None where a value is broken or cut: a part of it is not what the model meant.
+        """
+        found: list[str] = []
+        position = 0
+        while (begins := _VALUE_BEGINS.search(text, position)) is not None:
+            try:
+                _, position = _decoder.raw_decode(text, begins.start())
+            except (ValueError, RecursionError):
+                return []
+            if begins.group() == "{" or self._wants_list:
+                found.append(text[begins.start() : position])
+        return found
+
+    @property
+    def _wants_list(self) -> bool:
+        return self.wrapped and "array" in _kinds_of(self.schema["properties"]["value"])
 
     def _validated(self, text: str) -> Any:
         try:
@@ -262,6 +304,37 @@ class Structure:
 ANSWER_TOOL = "final_answer"
 
 
+_decoder = JSONDecoder()
+
+
+def _faults_in(error: ValueError) -> list[tuple[Path, str]]:
+    return [*faults_of(error)] if isinstance(error, ValidationError) else [("", str(error))]
+
+
+def _kinds_of(schema: Mapping[str, Any]) -> set[str]:
+    """The JSON types that a schema allows at its top."""
+    kind = schema.get("type", ())
+    kinds = {kind} if isinstance(kind, str) else set(kind)
+    return kinds.union(*(_kinds_of(each) for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ()))))
+
+
+_BEGINNINGS = {
+    "object": "{",
+    "array": "[",
+    "string": '"',
+    "integer": "-0123456789",
+    "number": "-0123456789",
+    "boolean": "tf",
+    "null": "n",
+}
+
+
+def _beginnings(schema: Mapping[str, Any]) -> str:
+    """The characters that a value of this schema may begin with; a list may be empty, too."""
+    kinds = _kinds_of(schema) or _BEGINNINGS.keys()
+    return "".join(_BEGINNINGS.get(kind, "") for kind in sorted(kinds)) + "]"
+
+
 def _inner_value(text: str, data: dict[str, Any]) -> str:
     """The JSON text of the one member of an object, character for character: no number is rounded on the way."""
     inner = text[text.index(":", text.index('"value"')) + 1 :].strip()
@@ -281,20 +354,26 @@ def correction(error: OutputParsingError) -> str:
 
 # --- a list, item by item
 
-# At the very beginning, or, after whatever text, at that of a fenced block.
-_LIST_BEGINS = re.compile(r'(?:\A\s*|```(?:json)?\s*)(?:\{\s*"value"\s*:\s*)?\[', re.IGNORECASE)
-_FENCED_LIST_BEGINS = re.compile(r'```(?:json)?\s*(?:\{\s*"value"\s*:\s*)?\[', re.IGNORECASE)
+_WRAPPER = re.compile(r'\{\s*"value"\s*:\Z')
+_KEY = re.compile(r'"\s*:\Z')
+_FENCE_BEGINS = re.compile(r"```(?:json)?\Z", re.IGNORECASE)
+_NEXT = re.compile(r"\s*+(\S?)")
+_LOOKED_BACK = 200
+"""Characters before a bracket that say whether a list begins there."""
 _IN_STRING, _BETWEEN = re.compile(r'["\\]'), re.compile(r'["\[\]{},]')
 
 
 class ItemReader:
     """Reads the text of a JSON list piece by piece, and gives each item as soon as it is complete."""
 
-    def __init__(self, adapter: TypeAdapter[Any]) -> None:
-        self._adapter = adapter
+    def __init__(self, adapter: TypeAdapter[Any], beginnings: str = '{["-0123456789]') -> None:
+        """`beginnings`: the characters that may follow the bracket of a list that has words before it."""
+        self._adapter, self._beginnings = adapter, beginnings
         self._all: list[str] = []
         self._open: list[str] = []  # of what is not complete: the text before the list, then an item
-        self._begins = _LIST_BEGINS
+        self._position = 0  # in the text before the list: what is before has been looked at
+        self._at_start = True  # nothing of the text has been dropped
+        self._waits = False  # for what follows a bracket
         self._depth = 0
         self._in_string = self._escaped = False
         self.began = self.ended = False
@@ -306,19 +385,47 @@ class ItemReader:
             yield from self._items(text)
 
     def _begun(self, text: str) -> str:
-        """What follows the beginning of the list, when that has come with `text`."""
+        """What follows the beginning of the list, when that has come with `text`.
+
+        A list begins at the beginning of the text or of a fenced block, else at a bracket that an item or the list's
+        end follows, unless it is inside another value.
+        """
         self._open.append(text)
-        if "[" not in text:
+        if "[" not in text and (not self._waits or text.isspace()):
             return ""
         text = "".join(self._open)
         self._open.clear()
-        if (match := self._begins.search(text)) is not None:
-            self.began = True
-            return text[match.end() :]
-        # A beginning ends with its only bracket: nothing up to this one can be part of another.
-        self._open.append(text[text.rindex("[") + 1 :])
-        self._begins = _FENCED_LIST_BEGINS
+        self._waits = False
+        position = self._position
+        while (bracket := text.find("[", position)) >= 0:
+            first, inside = self._before(text, bracket)
+            following = _NEXT.match(text, bracket + 1)
+            if first or (following and following[1] and following[1] in self._beginnings and not inside):
+                self.began = True
+                return text[bracket + 1 :]
+            position = bracket + 1
+            if not inside and following and not following[1]:
+                self._waits = True
+                position = bracket
+                break
+        dropped = max(0, position - _LOOKED_BACK)
+        self._at_start = self._at_start and dropped == 0
+        self._open.append(text[dropped:])
+        self._position = position - dropped
         return ""
+
+    def _before(self, text: str, bracket: int) -> tuple[bool, bool]:
+        """Say whether this bracket is the first thing in the text or a block, and whether it is inside a value."""
+        start = max(0, bracket - _LOOKED_BACK)
+        before = text[start:bracket].rstrip()
+        wrapper = _WRAPPER.search(before)
+        if wrapper is not None:
+            before = before[: wrapper.start()].rstrip()
+        if _FENCE_BEGINS.search(before) or (not before and start == 0 and self._at_start):
+            return True, False
+        if wrapper is not None:
+            return False, before.endswith(("[", ":", ","))
+        return False, before.endswith("[") or _KEY.search(before) is not None
 
     def _items(self, text: str) -> Iterator[Any]:
         start = position = 0
