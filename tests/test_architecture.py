@@ -77,6 +77,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "uvicorn": ("sample_app",),
     "mcp": ("toolbox.mcp", "toolbox_fastapi"),
     "mcp_types": ("toolbox.mcp",),
+    "jsonschema": ("toolbox.mcp",),
     "sqlalchemy": ("toolbox.sql", "sample_app"),
     "redis": ("toolbox.redis",),
     "opentelemetry": ("toolbox.otel",),

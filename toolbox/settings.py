@@ -182,6 +182,7 @@ class McpSettings(_Section):
     A server over stdio has a `command` with `args`, `env` and `cwd`; one over HTTP a `url` with `headers`. `timeout` is
     for one call, `connect_timeout` for starting or reaching the server. Of its tools those in `include` are offered,
     else all, without those in `exclude` (names, or patterns such as `read_*`); under `names`, else after `prefix`.
+    `max_reply_bytes` limits a message of the server, counted after decoding.
     """
 
     _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {**_Section._shown, "url": _shown_mcp_url}
@@ -198,6 +199,7 @@ class McpSettings(_Section):
     exclude: Names = ()
     prefix: str = ""
     names: dict[str, str] = Field(default_factory=dict)
+    max_reply_bytes: PositiveInt = 64 * 2**20
 
 
 class ToolboxSettings(BaseSettings):

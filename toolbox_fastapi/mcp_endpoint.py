@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
-from starlette.routing import Route
-from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from fastapi import FastAPI, Request, Response
+from fastapi.params import Depends
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from toolbox import Container
 
@@ -24,20 +25,81 @@ def mount_mcp(
     *,
     name: str = "toolbox",
     allowed_hosts: Sequence[str] = (),
+    dependencies: Sequence[Depends] = (),
 ) -> None:
-    """Serves `tools` to MCP clients at `path`; call it after `install`. Each call has a request scope of its own.
+    """Serve `tools` to MCP clients at `path`; call it after `install`. Each call has its own request scope.
 
-    Only local host names are answered; further ones are named in `allowed_hosts`, as `example.org` or `example.org:*`.
-    Raises `IllegalConfigurationError` for what is no tool, and `ImportError` without the extra `mcp`.
+    `tools` are classes, functions, instances, services, and single tools of them, such as `Orders.find`.
+    `dependencies` run before each request, as those of a route: `[Depends(authenticate)]`; those of
+    `FastAPI(dependencies=[…])` do not. Only local host names are answered; name others in `allowed_hosts`, as
+    `example.org` or `example.org:*`. Only POST is: the server keeps no sessions and sends nothing by itself.
+
+    Raises `IllegalConfigurationError` for what is not a tool, and `ImportError` without the extra `mcp`.
     """
     from toolbox.mcp import mcp_server_of
 
     endpoint = _Endpoint(container, tuple(tools), name, tuple(allowed_hosts))
-    mcp_server_of(container, endpoint.tools, name)  # what is wrong with the tools is said here
-    if bare := path.rstrip("/"):  # without a redirect to the slash, which proxies and clients get wrong
-        app.router.routes.append(Route(bare, endpoint=endpoint, include_in_schema=False))
-    app.mount(path, endpoint)
+    mcp_server_of(container, endpoint.tools, name)  # raises what is wrong with the tools
+    bare = path.rstrip("/")
+    # Both without a redirect to the other, which proxies and clients get wrong.
+    for each in (bare, f"{bare}/") if bare else ("/",):
+        app.router.routes.append(_McpRoute(each, endpoint, dependencies, app))
     app.router.lifespan_context = endpoint.around(app.router.lifespan_context)
+
+
+class _McpRoute(APIRoute):
+    """A route of FastAPI, for its dependencies, with an ASGI application behind it."""
+
+    def __init__(self, path: str, application: ASGIApp, dependencies: Sequence[Depends], app: FastAPI) -> None:
+        async def mcp(request: Request) -> Response:
+            return _Answer(application)
+
+        super().__init__(
+            path,
+            mcp,
+            methods=["POST"],
+            dependencies=list(dependencies),
+            response_model=None,
+            include_in_schema=False,
+            dependency_overrides_provider=app,
+        )
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; what its dependencies read of the body is read again by the application."""
+        await super().handle(scope, _Replayed(receive), send)
+
+
+class _Replayed:
+    """A request's messages, which can be received once more after `rewind`."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._read: list[Message] = []
+        self._again: list[Message] | None = None
+
+    async def __call__(self) -> Message:
+        if self._again:
+            return self._again.pop(0)
+        message = await self._receive()
+        if self._again is None:
+            self._read.append(message)
+        return message
+
+    def rewind(self) -> None:
+        self._again, self._read = self._read, []
+
+
+class _Answer(Response):
+    """The answer that an ASGI application gives to the request."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        super().__init__()
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if isinstance(receive, _Replayed):
+            receive.rewind()
+        await self._application(scope, receive, send)
 
 
 class _Endpoint:
@@ -77,6 +139,5 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
             raise RuntimeError("the MCP server is not started: the application's lifespan has not been run")
-        if not scope["path"].endswith("/"):
-            scope = {**scope, "root_path": scope["path"], "path": f"{scope['path']}/"}
-        await self._app(scope, receive, send)
+        root = scope["path"].rstrip("/")
+        await self._app({**scope, "root_path": root, "path": f"{root}/"}, receive, send)

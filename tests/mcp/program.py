@@ -16,4 +16,15 @@ class Adder:
         return a + b
 
 
+class Doubler(Adder):
+    def add(self, a: int, b: int = 1) -> int:
+        return 2 * super().add(a, b)
+
+
+@tool
+def lonely(a: int) -> int:
+    return a
+
+
+adder = Adder()
 container = Container()

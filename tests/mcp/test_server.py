@@ -1,13 +1,22 @@
 """A container's tools as an MCP server, asked by the official client: in process, over stdio, over HTTP in FastAPI."""
 
+from __future__ import annotations
+
+import json
 import sys
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, cast
 
 import httpx2
 import pytest
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from pydantic import AfterValidator, BaseModel, model_serializer
 
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
@@ -17,12 +26,15 @@ from toolbox import (
     Inject,
     TextContent,
     ToolAbort,
+    ToolErrors,
+    ToolRetry,
     register_ai_service,
     request_scoped,
     tool,
 )
 from toolbox.mcp import mcp_server_of
 from toolbox.testing import ScriptedChatModel
+from toolbox_fastapi import Inject as EndpointInject
 from toolbox_fastapi import install, mount_mcp
 
 pytestmark = pytest.mark.anyio
@@ -92,7 +104,7 @@ async def test_the_official_client_lists_and_calls_tools() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "text"),
     [
-        ("fail", {}, "no luck"),
+        ("fail", {}, "The tool 'fail' failed."),
         ("abort", {}, "stopped by hand"),
         ("add", {"a": "x"}, "a"),
         ("nowhere", {}, "nowhere"),
@@ -106,6 +118,274 @@ async def test_what_goes_wrong_in_a_tool_is_its_error_result(name: str, argument
 
     assert result.is_error
     assert text in result.content[0].text
+    assert "no luck" not in str(result)
+
+
+class Leaky:
+    """Fails in each place where a program can fail, with a password in the message."""
+
+    text = "cannot connect to postgresql://shop:pa55@10.0.0.7/stock"
+
+    @tool("Fails below another error")
+    def nested(self) -> str:
+        try:
+            raise ConnectionError(self.text)
+        except ConnectionError as error:
+            raise RuntimeError(self.text) from error
+
+    @tool("Fails while arguments are read")
+    def validated(self, place: Annotated[str, AfterValidator(_connect)]) -> str:
+        return place
+
+    @tool("Fails while its result is written")
+    def written(self) -> Unwritable:
+        return Unwritable()
+
+    @tool("Waits for another scope")
+    def closing(self, session: Inject[Session]) -> str:
+        return "done"
+
+    @tool("Asks for other values")
+    def retried(self) -> str:
+        raise ToolRetry("try a later date") from ConnectionError(self.text)
+
+    @tool("Refuses a value")
+    def positive(self, number: Annotated[int, AfterValidator(_positive)]) -> int:
+        return number
+
+
+def _connect(place: str) -> str:
+    raise ConnectionError(Leaky.text)
+
+
+def _positive(number: int) -> int:
+    if number < 1:
+        raise ValueError("use 1 or more")
+    return number
+
+
+class Unwritable(BaseModel):
+    @model_serializer
+    def write(self) -> str:
+        raise ConnectionError(Leaky.text)
+
+
+@request_scoped
+class Session:
+    def close(self) -> None:
+        raise ConnectionError(Leaky.text)
+
+
+@pytest.mark.parametrize("name", ["nested", "validated", "written", "closing"])
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_no_client_reads_the_exception_of_a_failed_tool(
+    name: str, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = container()
+    made.register(Session)
+    server = mcp_server_of(made, [Leaky])
+    async with made, Client(server, mode=mode) as client:
+        arguments = {"place": "Bern"} if name == "validated" else {}
+        try:
+            read = str(await client.call_tool(name, arguments))
+        except MCPError as error:
+            read = str(error) + str(error.error)
+
+    assert "pa55" not in read
+    assert "pa55" in caplog.text or name == "closing"
+
+
+async def test_a_client_reads_what_is_wrong_with_its_arguments() -> None:
+    made = container()
+    server = mcp_server_of(made, [Leaky])
+    async with made, Client(server) as client:
+        assert "use 1 or more" in (await client.call_tool("positive", {"number": 0})).content[0].text
+        assert (await client.call_tool("retried", {})).content[0].text == "try a later date"
+
+
+async def test_a_containers_own_handler_decides_what_a_client_reads_of_a_failure() -> None:
+    failures = ToolErrors(on_tool_execution_error=lambda error, context: "ask again tomorrow")
+    made = Container(tool_errors=failures).register(Visit)
+    server = mcp_server_of(made, [Tools])
+    async with made, Client(server) as client:
+        assert (await client.call_tool("fail", {})).content[0].text == "ask again tomorrow"
+
+
+# --- structured content
+
+
+class Dish(BaseModel):
+    name: str
+    price: Decimal
+    sides: list[Dish] = []
+
+
+@dataclass
+class Order:
+    dish: Dish
+    served: date | None
+
+
+class Mood(StrEnum):
+    GOOD = "good"
+
+
+class Kitchen:
+    @tool
+    def dish(self) -> Dish:
+        return Dish(name="soup", price=Decimal("4.50"), sides=[Dish(name="bread", price=Decimal(1))])
+
+    @tool
+    async def order(self) -> Order:
+        return Order(self.dish(), date(2026, 1, 2))
+
+    @tool
+    def maybe(self, there: bool) -> Dish | None:
+        return self.dish() if there else None
+
+    @tool
+    def counts(self) -> dict[str, int]:
+        return {"soup": 2}
+
+    @tool
+    def price(self) -> float:
+        return 4.5
+
+    @tool
+    def names(self) -> list[str]:
+        return ["soup"]
+
+    @tool
+    def mood(self) -> Mood:
+        return Mood.GOOD
+
+    @tool
+    def text(self) -> str:
+        return "plain"
+
+    @tool
+    def nothing(self) -> None: ...
+
+    @tool
+    def picture(self) -> list[TextContent | ImageContent]:
+        return [ImageContent(data=b"1", mime_type="image/png"), ImageContent(url="https://example.org/a.png")]
+
+    @tool
+    def wrong(self) -> Dish:
+        return cast("Dish", "soup")
+
+    @tool(max_result_chars=5)
+    def short(self) -> list[str]:
+        return ["a long text"]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_structured_content_and_its_schema_are_offered(mode: str) -> None:
+    made = container()
+    server = mcp_server_of(made, [Kitchen])
+    soup = {"name": "soup", "price": "4.50", "sides": [{"name": "bread", "price": "1", "sides": []}]}
+    expected: dict[str, Any] = {
+        "dish": soup,
+        "order": {"dish": soup, "served": "2026-01-02"},
+        "counts": {"soup": 2},
+        "price": {"result": 4.5},
+        "names": {"result": ["soup"]},
+        "mood": {"result": "good"},
+        "text": None,
+        "nothing": None,
+        "picture": None,
+        "short": None,
+    }
+    async with made, Client(server, mode=mode) as client:  # it checks each value against its schema
+        offered = {each.name: each.output_schema for each in (await client.list_tools()).tools}
+        got = {name: (await client.call_tool(name, {})).structured_content for name in expected}
+        there = await client.call_tool("maybe", {"there": True})
+        missing = await client.call_tool("maybe", {"there": False})
+        picture = (await client.call_tool("picture", {})).content
+
+    assert got == expected
+    assert {name for name, schema in offered.items() if schema is None} == {"text", "nothing", "picture", "short"}
+    assert all(schema["type"] == "object" for schema in offered.values() if schema is not None)
+    assert (there.structured_content, missing.structured_content) == ({"result": soup}, {"result": None})
+    assert json.loads(there.content[0].text) == soup
+    assert [each.type for each in picture] == ["image", "resource_link"]
+
+
+async def test_a_value_that_does_not_match_its_annotation_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    made = container()
+    server = mcp_server_of(made, [Kitchen])
+    async with made, Client(server) as client:
+        result = await client.call_tool("wrong", {})
+
+    assert (result.is_error, result.content[0].text) == (True, "The tool 'wrong' failed.")
+    assert "does not match its return annotation" in caplog.text
+
+
+# --- single tools
+
+
+class Orders:
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
+
+    @tool
+    def find(self, number: int) -> str:
+        return f"order {number} of {type(self).__name__}"
+
+    @tool
+    def cancel(self, number: int) -> str:
+        return "cancelled"
+
+    def unmarked(self) -> str:
+        return ""
+
+
+class OldOrders(Orders):
+    pass
+
+
+@tool
+def lonely(number: int) -> str:
+    return f"alone with {number}"
+
+
+async def test_single_tools_of_classes_instances_services_and_functions_are_offered() -> None:
+    class Local:
+        @tool
+        def inner(self, number: int) -> str:
+            return f"inner {number}"
+
+    made = container()
+    server = mcp_server_of(made, [Orders.find, Kitchen().text, lonely, Expert.ask, Local.inner])
+    async with made, Client(server) as client:
+        names = [each.name for each in (await client.list_tools()).tools]
+        texts = [
+            (await client.call_tool(name, {"number": 7})).content[0].text
+            for name in ("find", "text", "lonely", "inner")
+        ]
+        texts.append((await client.call_tool("ask", {"question": "?"})).content[0].text)
+        refused = await client.call_tool("cancel", {"number": 7})
+
+    assert names == ["find", "text", "lonely", "ask", "inner"]
+    assert texts == ["order 7 of Orders", "plain", "alone with 7", "inner 7", "forty-two"]
+    assert refused.is_error
+
+
+async def test_an_inherited_tool_is_that_of_the_bean() -> None:
+    made = container().register(OldOrders)
+    server = mcp_server_of(made, [OldOrders.find])
+    async with made, Client(server) as client:
+        assert (await client.call_tool("find", {"number": 7})).content[0].text == "order 7 of OldOrders"
+
+
+def test_a_method_that_is_not_a_tool_is_refused() -> None:
+    with pytest.raises(IllegalConfigurationError, match="self"):
+        mcp_server_of(container(), [Orders.unmarked])
+
+
+def test_a_tool_that_is_offered_twice_is_refused() -> None:
+    with pytest.raises(IllegalConfigurationError, match="find"):
+        mcp_server_of(container(), [Orders, Orders.find])
 
 
 async def test_what_the_framework_says_of_itself_is_not_told() -> None:
@@ -155,6 +435,22 @@ async def test_by_the_command_line_where_nothing_printed_gets_in_between(caplog:
     assert not [each for each in caplog.records if each.name.startswith("mcp")]  # it tells what it cannot read
 
 
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [("Adder.add", "42"), ("Doubler.add", "84"), ("adder.add", "42"), ("lonely", "41")],
+)
+async def test_the_command_line_offers_single_tools(target: str, text: str) -> None:
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "toolbox.cli", "mcp", "tests.mcp.program:container", "--tools", f"tests.mcp.program:{target}"],
+        env={"PYTHONPATH": str(ROOT)},
+        cwd=str(ROOT),
+    )
+    async with Client(server) as client:
+        [offered] = (await client.list_tools()).tools
+        assert (await client.call_tool(offered.name, {"a": 41})).content[0].text == text
+
+
 async def test_mounted_in_fastapi_over_http() -> None:
     app, made = FastAPI(), container()
     install(app, made)
@@ -174,3 +470,45 @@ async def test_mounted_in_fastapi_over_http() -> None:
             assert (await http.get("/health")).json() == "up"
     assert Visit.made == 2
     assert "/mcp" not in str(app.openapi())
+
+
+async def test_get_is_answered_at_once() -> None:
+    app, made = FastAPI(), container()
+    install(app, made)
+    mount_mcp(app, made, [Tools])
+    async with serving(app) as base, httpx2.AsyncClient(base_url=base, timeout=5) as http:
+        for path in ("/mcp", "/mcp/"):
+            for method in ("GET", "DELETE", "PUT"):
+                answer = await http.request(method, path, headers={"Accept": "text/event-stream"})
+                assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+async def test_dependencies_guard_the_mounted_server() -> None:
+    app, made = FastAPI(), container()
+    install(app, made)
+    seen: list[str] = []
+
+    async def signed(
+        request: Request, visit: EndpointInject[Visit], authorization: Annotated[str, Header()] = ""
+    ) -> None:
+        if authorization != "Bearer ada":
+            raise HTTPException(401, "who are you?", {"WWW-Authenticate": "Bearer"})
+        seen.append((await request.body()).decode())  # as one that checks a signature does
+
+    mount_mcp(app, made, [Tools], dependencies=[Depends(signed)])
+    async with serving(app) as base:
+        async with httpx2.AsyncClient(base_url=base) as http:
+            for path in ("/mcp", "/mcp/"):
+                answer = await http.post(path, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert seen == []
+        async with (
+            httpx2.AsyncClient(headers={"Authorization": "Bearer ada"}) as http,
+            Client(streamable_http_client(f"{base}/mcp", http_client=http)) as client,
+        ):
+            assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
+    assert any("tools/call" in each for each in seen)
+
+    app.dependency_overrides[signed] = lambda: None
+    async with serving(app) as base, Client(f"{base}/mcp") as client:
+        assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"

@@ -5,12 +5,13 @@ The home of typer and rich. Not here: the checks, the graph and the specificatio
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -201,7 +202,11 @@ def new(
 def serve_mcp(
     target: Target,
     tools: Annotated[
-        list[str] | None, typer.Option(help="What to offer, module:name; may be repeated. Else: every tool of a bean.")
+        list[str] | None,
+        typer.Option(
+            help="What to offer: module:Class, module:Class.method, module:function or module:object; may be repeated. "
+            "Default: all tools of all beans."
+        ),
     ] = None,
     name: Annotated[str, typer.Option(help="The server's name.")] = "toolbox",
 ) -> None:
@@ -210,7 +215,7 @@ def serve_mcp(
 
     with redirect_stdout(sys.stderr):  # what modules print as they are loaded is nothing the client could read
         container = load_container(target)
-        sources = [load(each) for each in tools or ()] or list(container.tool_beans())
+        sources = [_tool_source(each) for each in tools or ()] or list(container.tool_beans())
     if not sources:
         fail(f"{target} has no bean with tools; name some: --tools module:Class")
     try:
@@ -221,3 +226,16 @@ def serve_mcp(
         fail("the library mcp is missing: pip install 'toolbox-di[mcp]'")
     except IllegalConfigurationError as error:
         refuse(error.problems)
+
+
+def _tool_source(target: str) -> Any:
+    """Return what `--tools` names; a method named through its class as the member of that class."""
+    found = load(target)
+    owner, dot, attribute = target.rpartition(".")
+    if dot and ":" in owner and inspect.isfunction(found):
+        cls = load(owner)
+        if isinstance(cls, type) and not isinstance(inspect.getattr_static(cls, attribute), staticmethod):
+            from ..mcp.serving import ToolMember
+
+            return ToolMember(cls, attribute)
+    return found

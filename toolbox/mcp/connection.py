@@ -5,16 +5,20 @@ Not here: one life of it (`lives`), which servers there are (`servers`), what th
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import logging
 import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..faults import brief, hide_secrets, without_secrets
 from ..settings import McpSettings
+from ..tools.specification import name_problems
 from .errors import McpConnectionError, McpError, McpTimeoutError
 from .events import McpEvent, McpProgress
-from .lives import Hearing, Life
+from .lives import Hearing, Life, secrets_of
+from .screening import MAX_TOOLS, LeftOut, too_large, visible
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -38,9 +42,17 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 INVALID_PARAMS = -32602
 """JSON-RPC: the arguments of a call are wrong."""
 
+MAX_PAGES = 100
+"""Pages of a list that are read."""
+MAX_ITEMS = 10_000
+"""Tools, resources or prompts from which on no further page is read."""
+LONGEST_MESSAGE = 4000
+"""Characters of a server's error message that are kept."""
+
 # What the client says when there will be no answer; servers use the same numbers for errors of their own.
 _LATE = -32001
-_OF_THE_WAY = ((-32000, ""), (-32603, "server returned an error response"))  # closed; an HTTP status, nothing more
+_CLOSED = -32000
+_OF_THE_WAY = ((_CLOSED, ""), (-32603, "server returned an error response"))  # closed; an HTTP status, nothing more
 
 
 class _ForgottenError(Exception):
@@ -60,16 +72,42 @@ class McpConnection:
     # --- what a server offers
 
     async def tools(self) -> tuple[Tool, ...]:
-        """Its tools, as far as they are offered; asked for once, and again when it says that they changed."""
+        """Its tools, as far as they are offered; asked for once, and again when it says that they changed.
+
+        A tool that cannot be used is left out and logged: with a name that no model takes, or one that another tool
+        has, with a broken or too large schema, or one that only runs as a task.
+        """
         self._living()  # the tools of a server that has gone are not those of the next
         if self._tools is not None:
             return self._tools
         asked = self._tools_asked
-        found = await self._ask("list its tools", _all_tools)
-        offered = tuple(each for each in found if self._is_offered(each.name))
+        offered = self._usable(await self._ask("list its tools", self._all_tools))
         if asked == self._tools_asked:  # else they have changed meanwhile
             self._tools = offered
         return offered
+
+    def _usable(self, found: list[Tool]) -> tuple[Tool, ...]:
+        """The tools that may be offered, a name once."""
+        left_out = LeftOut(self.name)
+        tools: dict[str, Tool] = {}
+        for each in found:
+            if not self._is_offered(each.name):
+                continue
+            name = self.offered_name(each.name)
+            if name_problems(name, ""):
+                left_out.add(each.name, "a model cannot call it by this name; use names= or prefix=")
+            elif name in tools:
+                left_out.add(each.name, f"another tool is called {name!r}; use names= to rename one")
+            elif len(tools) == MAX_TOOLS:
+                left_out.add(each.name, f"more than {MAX_TOOLS}")
+            else:
+                tools[name] = each
+        left_out.log()
+        schemas = self._life.output_schemas if self._life is not None else {}
+        return tuple(
+            each.model_copy(update={"output_schema": schemas[each.name]}) if each.name in schemas else each
+            for each in tools.values()
+        )
 
     def _tools_changed(self) -> None:
         self._tools = None
@@ -95,7 +133,7 @@ class McpConnection:
 
     async def resources(self) -> list[Resource]:
         """Its resources."""
-        return await self._ask("list its resources", _all_resources)
+        return await self._ask("list its resources", self._all_resources)
 
     async def read_resource(self, uri: str) -> ReadResourceResult:
         """A resource's contents."""
@@ -103,11 +141,54 @@ class McpConnection:
 
     async def prompts(self) -> list[Prompt]:
         """Its prompts."""
-        return await self._ask("list its prompts", _all_prompts)
+        return await self._ask("list its prompts", self._all_prompts)
 
     async def prompt(self, name: str, arguments: dict[str, str] | None = None) -> GetPromptResult:
         """A prompt's messages, filled in."""
         return await self._ask(f"give prompt {name}", lambda client: client.get_prompt(name, arguments))
+
+    async def _all_tools(self, client: Client) -> list[Tool]:
+        return await self._paged("tools", lambda cursor: client.list_tools(cursor=cursor), lambda page: page.tools)
+
+    async def _all_resources(self, client: Client) -> list[Resource]:
+        return await self._paged(
+            "resources", lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources
+        )
+
+    async def _all_prompts(self, client: Client) -> list[Prompt]:
+        return await self._paged(
+            "prompts", lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts
+        )
+
+    async def _paged(
+        self, what: str, ask: Callable[[str | None], Awaitable[P]], items: Callable[[P], list[T]]
+    ) -> list[T]:
+        """The items of all pages of a list; of one that does not end, those of its first pages."""
+        found: list[T] = []
+        seen: set[str] = set()
+        cursor: str | None = None
+        size = 0
+        while True:
+            page = await ask(cursor)
+            found += items(page)
+            cursor = page.next_cursor
+            if not cursor:
+                return found
+            size += len(page.model_dump_json())
+            limit = self.settings.max_reply_bytes
+            if cursor in seen:
+                reason = "it repeats a page"
+            elif len(seen) + 1 >= MAX_PAGES:
+                reason = f"it has more than {MAX_PAGES} pages"
+            elif len(found) >= MAX_ITEMS:
+                reason = f"it has more than {MAX_ITEMS} items"
+            elif size > limit:
+                reason = f"it is larger than {limit} bytes (max_reply_bytes)"
+            else:
+                seen.add(cursor)
+                continue
+            logger.warning("MCP server %r: the list of its %s is read in part: %s", self.name, what, reason)
+            return found
 
     # --- the connection
 
@@ -136,61 +217,63 @@ class McpConnection:
                 logger.exception("a listener failed on %r", event)
 
     async def _ask(self, what: str, request: Callable[[Client], Awaitable[T]]) -> T:
-        """What the server answers to a request, with its errors as ours."""
+        """What the server answers to a request, with its errors as ours; they show no secret of the settings."""
         try:
-            return await self._ask_life(self._living(), what, request)
-        except _ForgottenError:
             try:
                 return await self._ask_life(self._living(), what, request)
-            except _ForgottenError as error:
-                raise self._broken(what, str(error)) from error
+            except _ForgottenError:
+                try:
+                    return await self._ask_life(self._living(), what, request)
+                except _ForgottenError as error:
+                    raise self._broken(what, str(error)) from error
+        except McpError as error:
+            hide_secrets(error, secrets_of(self.settings))
+            raise
+
+    def shown(self, text: str) -> str:
+        """A text of the server that becomes part of an error: without secrets of the settings, and not endless."""
+        return without_secrets(visible(brief(text, LONGEST_MESSAGE)), secrets_of(self.settings))
 
     async def _ask_life(self, life: Life, what: str, request: Callable[[Client], Awaitable[T]]) -> T:
         import anyio
         from mcp import MCPError
+        from pydantic import ValidationError
 
         client = await life.client()
+        limit = self.settings.timeout
+        late = f"MCP server {self.name!r} did not {what} within {limit:g} s"
+        expiring = asyncio.timeout(limit)  # the SDK's own limit is for one page, one round
         try:
-            return await request(client)
+            async with expiring:
+                return await request(client)
+        except TimeoutError as error:
+            if not expiring.expired():
+                raise
+            raise McpTimeoutError(self.name, late) from error
         except MCPError as error:
-            text = error.message.lower()
+            message = brief(error.message, LONGEST_MESSAGE)
+            text = message.lower()
             if error.code == _LATE and "timed out" in text:
-                late = f"MCP server {self.name!r} did not {what} within {self.settings.timeout:g} s"
                 raise McpTimeoutError(self.name, late, error.code) from error
+            if error.code == _CLOSED and "event exceeded" in text:  # of the SDK, which bounds events
+                raise McpError(self.name, too_large("the reply", self.settings.max_reply_bytes), error.code) from error
             is_of_the_way = any(error.code == code and each in text for code, each in _OF_THE_WAY)
             if life.is_forgotten and (is_of_the_way or "session" in text):
                 life.end()
-                raise _ForgottenError(error.message) from error
+                raise _ForgottenError(message) from error
             if is_of_the_way and (life.is_over or self.settings.url is not None):
                 life.end()
-                raise self._broken(what, error.message) from error
-            raise McpError(self.name, error.message, error.code) from error
+                raise self._broken(what, life.fault or message) from error
+            raise McpError(self.name, visible(message), error.code) from error
+        except ValidationError as error:
+            # Its text repeats what the server sent.
+            count = error.error_count()
+            broken = f"MCP server {self.name!r} could not {what}: its reply is not as the protocol says"
+            raise McpError(self.name, f"{broken} ({count} fault{'s' if count > 1 else ''})") from None
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, ConnectionError) as error:
             life.end()
-            raise self._broken(what, type(error).__name__) from error
+            raise self._broken(what, life.fault or type(error).__name__) from error
 
     def _broken(self, what: str, reason: str) -> McpConnectionError:
         broke = f"the connection broke before it could {what} ({reason})"
         return McpConnectionError(self.name, f"{broke}; the next call opens it anew")
-
-
-async def _all_tools(client: Client) -> list[Tool]:
-    return await _paged(lambda cursor: client.list_tools(cursor=cursor, cache_mode="refresh"), lambda page: page.tools)
-
-
-async def _all_resources(client: Client) -> list[Resource]:
-    return await _paged(lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources)
-
-
-async def _all_prompts(client: Client) -> list[Prompt]:
-    return await _paged(lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts)
-
-
-async def _paged(ask: Callable[[str | None], Awaitable[P]], items: Callable[[P], list[T]]) -> list[T]:
-    """The items of all pages of a list."""
-    page = await ask(None)
-    found = [*items(page)]
-    while page.next_cursor is not None:
-        page = await ask(page.next_cursor)
-        found += items(page)
-    return found

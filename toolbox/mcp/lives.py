@@ -12,10 +12,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
+from ..faults import brief, without_secrets
 from ..settings import McpSettings
 from .errors import McpConnectionError
 from .events import McpEvent, McpLog
+from .screening import screen_tools
 
 if TYPE_CHECKING:
     import httpx2
@@ -37,11 +40,15 @@ class Life:
     """One life. It is over when the server has gone, when `end` was called, or when it could not begin.
 
     `is_forgotten`: a server over HTTP has refused a request of this session unread, as one that was restarted does.
+    `fault`: why the connection was ended, if the server is to blame. `output_schemas`: of the tools it has listed.
     """
 
     def __init__(self, name: str, settings: McpSettings, hearing: Hearing, before: Life | None) -> None:
         self._name, self._settings, self._hearing = name, settings, hearing
         self.is_forgotten = False
+        self.fault = ""
+        self.output_schemas: dict[str, Any] = {}
+        self._version: str | None = None
         self._leave = asyncio.Event()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         # Of no call: what a server tells later must not be seen as told within the call that happened to be the first.
@@ -75,13 +82,14 @@ class Life:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._settings.connect_timeout):
                     client: Client = await stack.enter_async_context(await self._new_client(stack))
+                self._version = client.protocol_version
                 stack.push_async_callback(_end, asyncio.create_task(self._follow_changes(client)))
                 self._opened.set_result(client)
                 await self._leave.wait()
         except TimeoutError:
-            reason = f"no answer within {self._settings.connect_timeout:g} s"
+            reason = self.fault or f"no answer within {self._settings.connect_timeout:g} s"
         except Exception as error:  # an ExceptionGroup of whatever the server or its transport did
-            reason = _reason(error)
+            reason = self.fault or brief(without_secrets(_reason(error), secrets_of(self._settings)))
             if self._opened.done():
                 logger.info("the connection to MCP server %r ended: %s", self._name, reason)
             reason = f"cannot be reached: {reason}"
@@ -99,34 +107,36 @@ class Life:
 
         transport = await self._transport(stack)
         return Client(
-            _watched(transport, self._leave.set),
+            self._watched(transport),
             read_timeout_seconds=self._settings.timeout,
             logging_callback=self._on_log,
             log_level="debug" if self._hearing.logs else None,
             message_handler=self._on_message,
+            cache=None,
         )
 
     async def _transport(self, stack: AsyncExitStack) -> Any:
-        settings = self._settings
-        if settings.url is None:
-            from mcp.client.stdio import StdioServerParameters, stdio_client
+        from .transports import http_transport, stdio_transport
 
-            environment = {name: value.get_secret_value() for name, value in settings.env.items()}
-            return stdio_client(
-                StdioServerParameters(
-                    command=settings.command or "", args=list(settings.args), env=environment or None, cwd=settings.cwd
-                )
-            )
-        import httpx2
-        from mcp.client.streamable_http import streamable_http_client
+        if self._settings.url is None:
+            return stdio_transport(self._settings, self._on_fault)
+        return await http_transport(self._settings, stack, self._on_response)
 
-        headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
-        # A stream of events may be silent for long: the limit of a call is the client's to watch.
-        timeout = httpx2.Timeout(settings.connect_timeout, read=None)
-        hooks = {"response": [self._on_response]}
-        client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks)
-        http = await stack.enter_async_context(client)
-        return streamable_http_client(settings.url, http_client=http)
+    @asynccontextmanager
+    async def _watched(self, transport: Any) -> AsyncIterator[tuple[Any, Any]]:
+        """The transport, which ends this life when no more can come from the server."""
+        from .transports import WatchedStream
+
+        async with transport as (reading, writing):
+            yield WatchedStream(reading, self._on_result, self._leave.set), writing
+
+    def _on_result(self, result: dict[str, Any]) -> None:
+        self.output_schemas.update(screen_tools(self._name, self._version, result))
+
+    def _on_fault(self, reason: str) -> None:
+        self.fault = reason
+        logger.warning("the connection to MCP server %r is ended: %s", self._name, reason)
+        self.end()
 
     # --- what the server tells
 
@@ -153,38 +163,13 @@ class Life:
             logger.debug("no subscription to MCP server %r: %s", self._name, error)
 
 
-@asynccontextmanager
-async def _watched(transport: Any, ended: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
-    """The transport, which calls `ended` when no more can come from the server."""
-    async with transport as (reading, writing):
-        yield _Watched(reading, ended), writing
-
-
-class _Watched:
-    """A stream of messages, which calls `ended` when it ends."""
-
-    def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
-        self._stream, self._ended = stream, ended
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> _Watched:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self._stream.__anext__()
-        except BaseException:
-            self._ended()
-            raise
-
-    async def __aenter__(self) -> _Watched:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> Any:
-        return await self._stream.__aexit__(*error)
+def secrets_of(settings: McpSettings) -> list[str]:
+    """Return what no error or log message may show: headers, the environment, the password and query of the URL."""
+    values = [each.get_secret_value() for each in (*settings.headers.values(), *settings.env.values())]
+    words = [word for each in values for word in each.split()]  # the key of `Bearer key`
+    parts = urlsplit(settings.url or "")
+    queries = [value for _, value in parse_qsl(parts.query)]
+    return [*values, *words, *queries, unquote(parts.password or "")]
 
 
 async def _end(task: asyncio.Task[None]) -> None:

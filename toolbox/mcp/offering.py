@@ -15,6 +15,7 @@ from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, Too
 from ..di.graph import BeanGraph
 from ..di.marks import application_scoped
 from ..errors import Problem, ToolArgumentsError
+from ..faults import brief
 from ..json_text import compact_json, read_arguments
 from ..services.declaration import provided_by
 from ..settings import ToolboxSettings, settings_key
@@ -42,7 +43,8 @@ def mcp_tools(*names: str) -> type[McpTools]:
 class McpTools:
     """Provides the tools of MCP servers; `server_names` is empty for all of them.
 
-    A server that cannot be reached costs a call its tools, not its answer: it is logged.
+    A server that cannot be reached costs a call its tools, not its answer: it is logged. So is a tool whose name is
+    taken by a tool of the service or of a server before: it is left out.
     """
 
     server_names: tuple[str, ...] = ()
@@ -50,6 +52,7 @@ class McpTools:
 
     def __init__(self, servers: McpServers) -> None:
         self._servers = servers
+        self._doubled: set[tuple[str, str]] = set()  # those that have been logged
 
     @classmethod
     def __toolbox_check__(cls, graph: BeanGraph) -> Iterator[Problem]:
@@ -69,13 +72,27 @@ class McpTools:
 
     async def provide_tools(self, request: ToolProviderRequest) -> ToolProviderResult:
         """See `ToolProvider`."""
-        tools: list[object] = []
+        taken = set(request.tool_names)
+        tools: list[AiServiceTool] = []
         for name in self.server_names or self._servers.names:
             server = self._servers.server(name)
             try:
-                tools += [_offered(server, tool) for tool in await server.tools()]
+                offered = [_offered(server, tool) for tool in await server.tools()]
             except McpError as error:
                 logger.warning("the tools of MCP server %r are not offered: %s", name, error)
+                continue
+            for tool in offered:
+                tool_name = tool.specification.name
+                if tool_name not in taken:
+                    taken.add(tool_name)
+                    tools.append(tool)
+                elif (name, tool_name) not in self._doubled:
+                    self._doubled.add((name, tool_name))
+                    logger.warning(
+                        "tool %r of MCP server %r is not offered: the name is taken; use names= or prefix=",
+                        tool_name,
+                        name,
+                    )
         return ToolProviderResult(tools)
 
 
@@ -91,9 +108,9 @@ def _offered(server: McpConnection, tool: Any) -> AiServiceTool:
             result = await server.call(tool.name, arguments)
         except McpError as error:
             if error.code == INVALID_PARAMS:
-                raise ToolArgumentsError(request, [("", error.message)]) from error
+                raise ToolArgumentsError(request, [("", brief(error.message))]) from error
             raise
-        return _result(server.name, result)
+        return _result(server, result)
 
     metadata: dict[str, Any] = {"mcp_server": server.name}
     if tool.annotations is not None:
@@ -102,18 +119,30 @@ def _offered(server: McpConnection, tool: Any) -> AiServiceTool:
     return AiServiceTool(specification, execute)
 
 
-def _result(server: str, result: Any) -> ToolExecutionResult:
-    """What a server answered: its structured value before its texts; images go along. An error is raised."""
+def _result(server: McpConnection, result: Any) -> ToolExecutionResult:
+    """What a server answered: the model reads its texts and images, the program its structured value.
+
+    Without a text the model reads the structured value. An error is raised.
+    """
     contents = tuple(_content(each) for each in result.content)
+    structured = result.structured_content
     text = "\n".join(each.text for each in contents if isinstance(each, TextContent))
-    if result.is_error:
-        raise McpError(server, text or "the tool failed and did not say why")
     images = tuple(each for each in contents if isinstance(each, ImageContent))
-    if result.structured_content is not None:
-        value = result.structured_content
-        text = compact_json(value)
-        return ToolExecutionResult(text, value, contents=(TextContent(text), *images) if images else ())
-    return ToolExecutionResult(text, text, contents=contents if images else ())
+    if not text and structured is not None:
+        text = compact_json(_without_images(structured, {each.data for each in result.content if each.type == "image"}))
+        contents = (TextContent(text), *images)
+    if result.is_error:
+        raise McpError(server.name, server.shown(text) or "the tool failed and did not say why")
+    return ToolExecutionResult(text, text if structured is None else structured, contents=contents if images else ())
+
+
+def _without_images(value: Any, images: set[str]) -> Any:
+    """A structured value whose images, which the model sees already, are not repeated as text."""
+    if isinstance(value, dict):
+        return {key: _without_images(each, images) for key, each in value.items()} if images else value
+    if isinstance(value, list):
+        return [_without_images(each, images) for each in value] if images else value
+    return "[image]" if isinstance(value, str) and value in images else value
 
 
 def _content(block: Any) -> Content:
@@ -121,7 +150,11 @@ def _content(block: Any) -> Content:
         case "text":
             return TextContent(block.text)
         case "image":
-            return ImageContent(data=base64.b64decode(block.data), mime_type=block.mime_type)
+            try:
+                data = base64.b64decode(block.data, validate=True)
+            except ValueError:
+                return TextContent("[image that cannot be read: its base64 is invalid]")
+            return ImageContent(data=data, mime_type=block.mime_type)
         case "resource" if hasattr(block.resource, "text"):
             return TextContent(block.resource.text)
         case "resource":

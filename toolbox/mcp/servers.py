@@ -40,7 +40,8 @@ def mcp_server(
     """An MCP server over stdio (`command`, `args`, `env`, `cwd`) or over streamable HTTP (`url`, `headers`).
 
     `options` are the other fields of `McpSettings`: `timeout`, `connect_timeout`, `include`, `exclude`, `prefix`,
-    `names`. It goes to `container.register_instance(…, name=name)` and comes before settings of the same name.
+    `names`, `max_reply_bytes`. It goes to `container.register_instance(…, name=name)` and comes before settings of the
+    same name.
     """
     if (command is None) == (url is None):
         raise ValueError(f"mcp_server({name!r}) takes either command= or url=")

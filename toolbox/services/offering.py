@@ -25,7 +25,8 @@ async def offered(
     """The toolset of this call. Raises `IllegalConfigurationError` for what may not be added to the method's own."""
     toolset = plan.toolset.joined_by(added, plan.where)
     for provider in plan.providers:
-        tools, problems = read_tools(await _provided_by(provider, plan, host, context, runner), plan.where)
+        names = tuple(toolset.by_name)
+        tools, problems = read_tools(await _provided_by(provider, plan, host, context, runner, names), plan.where)
         problems += tuple(problem for tool in tools for problem in host.tool_problems(plan.where, tool))
         if problems:
             raise IllegalConfigurationError(problems)
@@ -36,11 +37,16 @@ async def offered(
 
 
 async def _provided_by(
-    provider: Provider, plan: MethodPlan, host: ServiceHost, context: InvocationContext, runner: Runner
+    provider: Provider,
+    plan: MethodPlan,
+    host: ServiceHost,
+    context: InvocationContext,
+    runner: Runner,
+    tool_names: tuple[str, ...],
 ) -> Sequence[Any]:
     bean = provider.given if provider.bean is None else await host.scope.aget(provider.bean)
     provide = getattr(bean, "provide_tools", bean)
-    request = ToolProviderRequest(context.user_message or UserMessage(""), context.memory_id, context)
+    request = ToolProviderRequest(context.user_message or UserMessage(""), context.memory_id, context, tool_names)
     kind = COROUTINE if is_async(provide) else BLOCKING
     provided = await runner.run(kind, lambda: provide(request), f"{plan.where} tool provider")
     tools = provided.tools if isinstance(provided, ToolProviderResult) else provided

@@ -316,9 +316,9 @@ class ResultEncoder:
     def __init__(self, tool: str, returns: Any = EMPTY) -> None:
         """`returns`: the resolved annotation, `EMPTY` or `Unresolved`; executors have none."""
         self._tool = tool
-        bare, _, _ = unwrapped(_awaited(returns))
+        bare, _, _ = unwrapped(awaited(returns))
         self._none = SUCCESS if bare in (None, type(None), EMPTY) else "null"
-        self._serializer = _serializer_for(_awaited(returns))
+        self._serializer = _serializer_for(awaited(returns))
 
     def encode(self, value: Any) -> Encoded:
         """The value for the model; what the tool has put together itself stays so. Raises `ToolResultError`."""
@@ -405,7 +405,7 @@ def _contents_of(value: Any) -> tuple[Content, ...]:
     return ()
 
 
-def _awaited(returns: Any) -> Any:
+def awaited(returns: Any) -> Any:
     """`T` of `Awaitable[T]`, `Coroutine[…, T]` and the like; any other annotation as it is."""
     if isinstance(returns, Unresolved) or not returns_awaitable(returns):
         return returns

@@ -168,6 +168,7 @@ class _Reading:
                 for each in parameters
                 if each.role is Role.INJECTED
             ),
+            returns=taken.returns,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..chat import ToolExecutionRequest, ToolSpecification
 from ..execution import Execution
+from ..signatures import EMPTY
 from .codec import Encoded
 from .marks import ReturnBehavior
 
@@ -31,7 +32,8 @@ class Tool:
     `bean` is looked up for each call in the scope that is active then, and asked for `member`; without one, `function`
     is called as it is. `decode` is None for an executor made by hand, which is given the request itself. `positional`
     has the names and defaults of the parameters that cannot be given by name. `is_simple`: a coroutine function that
-    takes what the model fills in, and its time; there is nothing to look up and no other place to go to.
+    takes what the model fills in, and its time; there is nothing to look up and no other place to go to. `returns` is
+    the resolved return annotation, `EMPTY` without one.
     """
 
     specification: ToolSpecification
@@ -50,6 +52,7 @@ class Tool:
     context_names: tuple[str, ...] = ()
     needs_memory_id: bool = False
     injected: tuple[InjectedParameter, ...] = ()
+    returns: Any = EMPTY
     is_simple: bool = field(init=False)
 
     def __post_init__(self) -> None:

@@ -37,11 +37,12 @@ class AiServiceTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolProviderRequest:
-    """What a tool provider may go by: what the user said, to whom, and the invocation."""
+    """What a tool provider may go by: what the user said, to whom, the invocation, and the names that are taken."""
 
     user_message: UserMessage
     memory_id: Any
     context: InvocationContext
+    tool_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

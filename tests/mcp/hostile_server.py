@@ -1,0 +1,66 @@
+"""An MCP server over stdio that sends whatever a file of replies says, byte for byte.
+
+Replies are lists of values per method, the last of which is repeated. A string is a command: `die`, `flood`, `long`.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+REPLIES: dict[str, list[Any]] = json.loads(sys.argv[1])
+COUNTS: dict[str, int] = {}
+
+
+def send(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def reply_to(method: str) -> Any:
+    replies = REPLIES.get(method)
+    if replies is None:
+        return None
+    at = COUNTS.get(method, 0)
+    COUNTS[method] = at + 1
+    return replies[min(at, len(replies) - 1)]
+
+
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    method = message["method"]
+    if method == "initialize":
+        version = REPLIES.get("version", ["2025-11-25"])[0]
+        information = {
+            "protocolVersion": version,
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "x", "version": "1"},
+        }
+        send({"id": message["id"], "result": information})
+        continue
+    reply = reply_to(method)
+    match reply:
+        case None:
+            send({"id": message["id"], "error": {"code": -32601, "message": "unknown method"}})
+        case "die":
+            os._exit(1)
+        case "flood":
+            while True:
+                send({"method": "notifications/tools/list_changed"})
+        case "long":
+            sys.stdout.write("x" * 3_000_000)
+            sys.stdout.flush()
+            sys.stdin.read()
+        case "echo secret":
+            send(
+                {"id": message["id"], "error": {"code": -32000 - 50, "message": f"denied for {os.environ['API_KEY']}"}}
+            )
+        case "log secret":
+            sys.stdout.write(os.environ["API_KEY"] + "\n")
+            send({"id": message["id"], "result": {"content": []}})
+        case {"error": error}:
+            send({"id": message["id"], "error": error})
+        case _:
+            send({"id": message["id"], "result": reply})

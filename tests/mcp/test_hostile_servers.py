@@ -1,0 +1,415 @@
+"""MCP servers that are broken or mean harm: they cost a service their own tools at most, and show no secret."""
+
+import asyncio
+import base64
+import gzip
+import json
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from fastapi import FastAPI, Request, Response
+
+from tests.mcp.uvicorn_server import serving
+from toolbox import AiMessage, Container, ImageContent, Result, TextContent, register_ai_service, tool
+from toolbox.mcp import McpConnectionError, McpError, McpServer, McpServers, McpTimeoutError, mcp_server, mcp_toolbox
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+HOSTILE = Path(__file__).parent / "hostile_server.py"
+EMPTY = {"type": "object", "properties": {}}
+GOOD = {"name": "good", "inputSchema": EMPTY}
+LISTED = {"tools/list": [{"tools": [GOOD]}]}
+PNG = base64.b64encode(b"\x89PNG").decode()
+
+
+def hostile(replies: dict[str, Any], **options: Any) -> McpServer:
+    args = [str(HOSTILE), json.dumps(replies)]
+    return mcp_server("far", command=sys.executable, args=args, **{"timeout": 10, **options})
+
+
+@asynccontextmanager
+async def connected(server: McpServer) -> AsyncIterator[Any]:
+    async with Container().register(McpServers).register_instance(server, name="far") as container:
+        yield container.get(McpServers).server("far")
+
+
+async def names_of(server: Any) -> list[str]:
+    return [each.name for each in await server.tools()]
+
+
+# --- listings
+
+
+async def test_a_listing_whose_cursor_repeats_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async with connected(hostile({"tools/list": [{"tools": [GOOD], "nextCursor": "again"}]})) as server:
+        assert await names_of(server) == ["good"]
+
+    assert "repeats a page" in caplog.text
+
+
+async def test_a_listing_of_endless_pages_ends(caplog: pytest.LogCaptureFixture) -> None:
+    pages = [
+        {"tools": [{"name": f"t{each}", "inputSchema": EMPTY}], "nextCursor": f"page {each}"} for each in range(150)
+    ]
+    async with connected(hostile({"tools/list": pages})) as server:
+        assert len(await names_of(server)) == 100
+
+    assert "more than 100 pages" in caplog.text
+
+
+async def test_a_listing_of_many_slow_pages_ends_with_the_time_of_a_call() -> None:
+    app = FastAPI()
+    pages = 0
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        nonlocal pages
+        message = await request.json()
+        if message.get("method") == "tools/list":
+            pages += 1
+            await asyncio.sleep(0.2)
+            return answered(message, {"tools": [], "nextCursor": str(pages)})
+        return handshake(message)
+
+    async with serving(app) as base, connected(mcp_server("far", url=f"{base}/mcp", timeout=1)) as server:
+        started = time.monotonic()
+        with pytest.raises(McpTimeoutError, match="within 1 s"):
+            await server.tools()
+        assert time.monotonic() - started < 5
+
+
+async def test_a_listing_in_one_page_of_too_many_tools_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    tools = [{"name": f"t{each}", "inputSchema": {"type": "object"}} for each in range(1500)]
+    async with connected(hostile({"tools/list": [{"tools": tools}]})) as server:
+        assert len(await server.tools()) == 1000
+
+    assert "500 tool(s) not offered" in caplog.text
+    assert len(caplog.text) < 5000
+
+
+DEEP: dict[str, Any] = {"type": "object"}
+for _ in range(100):
+    DEEP = {"type": "object", "properties": {"x": DEEP}}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "not an object",
+        {"inputSchema": EMPTY},
+        {"name": "", "inputSchema": EMPTY},
+        {"name": 7, "inputSchema": EMPTY},
+        {"name": "evil\x1b[2J", "inputSchema": EMPTY},
+        {"name": "no schema"},
+        {"name": "text", "inputSchema": "string"},
+        {"name": "array", "inputSchema": {"type": "array"}},
+        {"name": "type", "inputSchema": {"type": "object", "properties": {"a": {"type": "objekt"}}}},
+        {"name": "required", "inputSchema": {"type": "object", "required": "a"}},
+        {"name": "dangling", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}},
+        {"name": "remote", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}}},
+        {"name": "deep", "inputSchema": DEEP},
+        {"name": "large", "description": "x" * 100_000, "inputSchema": EMPTY},
+        {"name": "described", "description": 5, "inputSchema": EMPTY},
+        {"name": "annotated", "annotations": "none", "inputSchema": EMPTY},
+        {"name": "good", "description": "the same name again", "inputSchema": EMPTY},
+        {"name": "task", "inputSchema": EMPTY, "execution": {"taskSupport": "required"}},
+    ],
+    ids=lambda bad: (
+        str(bad.get("name", "without a name")).encode("ascii", "replace").decode()[:12]
+        if isinstance(bad, dict)
+        else "text"
+    ),
+)
+async def test_a_tool_that_cannot_be_used_is_left_out_and_logged(bad: Any, caplog: pytest.LogCaptureFixture) -> None:
+    replies = {
+        "tools/list": [{"tools": [GOOD, bad, {"name": "last", "inputSchema": EMPTY}]}],
+        "tools/call": [{"content": [{"type": "text", "text": "done"}]}],
+    }
+    async with connected(hostile(replies)) as server:
+        assert await names_of(server) == ["good", "last"]
+        assert (await server.tools())[0].description is None
+        assert (await server.call("good", {})).content[0].text == "done"
+
+    [record] = [each for each in caplog.records if "not offered" in each.getMessage()]
+    assert "\x1b" not in record.getMessage()
+
+
+async def test_a_tool_that_may_run_as_a_task_is_offered() -> None:
+    optional = {"name": "either", "inputSchema": EMPTY, "execution": {"taskSupport": "optional"}}
+    async with connected(hostile({"tools/list": [{"tools": [optional]}]})) as server:
+        assert await names_of(server) == ["either"]
+
+
+async def test_a_tool_of_the_newest_protocol_that_only_runs_as_a_task_is_not_offered() -> None:
+    app = FastAPI()
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        message = await request.json()
+        if message.get("method") == "tools/list":
+            task = {"name": "task", "inputSchema": EMPTY, "execution": {"taskSupport": "required"}}
+            return answered(message, {"tools": [task, GOOD]})
+        return handshake(message)
+
+    async with serving(app) as base, connected(mcp_server("far", url=f"{base}/mcp")) as server:
+        assert await names_of(server) == ["good"]
+
+
+async def test_descriptions_hold_nothing_that_a_reviewer_cannot_see() -> None:
+    hidden = "Adds\x1b[8m \U000e0041\U000e0042two\u202e numbers\n\tsafely 👩\u200d🔬"
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "description": "one\x07 number"}}}
+    listed = {"tools": [{"name": "add", "description": hidden, "inputSchema": schema}]}
+    async with connected(hostile({"tools/list": [listed]})) as server:
+        [offered] = await server.tools()
+
+    assert offered.description == "Adds[8m two numbers\n\tsafely 👩\u200d🔬"
+    assert offered.input_schema["properties"]["a"]["description"] == "one number"
+
+
+async def test_a_servers_output_schema_is_not_run_but_kept() -> None:
+    evil = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+    replies = {
+        "tools/list": [{"tools": [{**GOOD, "outputSchema": evil}]}],
+        "tools/call": [{"content": [], "structuredContent": {"a": "a" * 40 + "b"}}],
+    }
+    async with connected(hostile(replies)) as server:
+        [offered] = await server.tools()
+        async with asyncio.timeout(5):
+            result = await server.call("good", {})
+
+    assert offered.output_schema == evil
+    assert result.structured_content == {"a": "a" * 40 + "b"}
+
+
+# --- names that are taken
+
+
+@tool("Our own")
+def good() -> str:
+    return "ours"
+
+
+@register_ai_service(tools=good)
+class WithOwnTool(Protocol):
+    @mcp_toolbox()
+    async def chat(self, question: str) -> Result[str]: ...
+
+
+async def test_tools_whose_names_are_taken_are_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    replies = {"tools/list": [{"tools": [GOOD, {"name": "other", "inputSchema": EMPTY}]}]}
+    asks = AiMessage(None, [tool_call("good")])
+    model = ScriptedChatModel([asks, "one", "two"])
+    container = Container(models={"default": model}).register(WithOwnTool)
+    container.register_instance(hostile(replies), name="far")
+    same = hostile({"tools/list": [{"tools": [{"name": "other", "inputSchema": EMPTY}]}]})
+    container.register_instance(McpServer("near", same.settings), name="near")
+    async with container:
+        result = await container.get(WithOwnTool).chat("q")
+        await container.get(WithOwnTool).chat("q")
+
+    assert result.tool_executions[0].result == "ours"
+    assert [each.name for each in model.requests[0].tool_specifications] == ["good", "other"]
+    assert caplog.text.count("the name is taken") == 2
+
+
+# --- results
+
+
+@register_ai_service
+class Assistant(Protocol):
+    @mcp_toolbox("far")
+    async def chat(self, question: str) -> Result[str]: ...
+
+
+async def asked(result: dict[str, Any], **options: Any) -> tuple[Any, Any]:
+    """What the model reads of a tool's result, and the execution."""
+    model = ScriptedChatModel([AiMessage(None, [tool_call("good")]), "fine"])
+    container = Container(models={"default": model}).register(Assistant)
+    container.register_instance(hostile({**LISTED, "tools/call": [result]}, **options), name="far")
+    async with container:
+        answer = await container.get(Assistant).chat("q")
+    return model.requests[1].messages[-1], answer.tool_executions[0]
+
+
+async def test_the_model_reads_the_texts_and_the_program_the_structured_value() -> None:
+    result = {
+        "content": [
+            {"type": "text", "text": "sunny, 21 degrees"},
+            {"type": "image", "data": PNG, "mimeType": "image/png"},
+        ],
+        "structuredContent": {"degrees": 21, "picture": PNG},
+    }
+    message, execution = await asked(result)
+
+    assert message.contents == (
+        TextContent("sunny, 21 degrees"),
+        ImageContent(data=b"\x89PNG", mime_type="image/png"),
+    )
+    assert message.text == execution.result == "sunny, 21 degrees"
+    assert execution.result_object == {"degrees": 21, "picture": PNG}
+
+
+async def test_without_a_text_the_model_reads_the_structured_value_and_an_image_only_once() -> None:
+    picture = {"type": "image", "data": PNG, "mimeType": "image/png"}
+    message, execution = await asked({"content": [picture], "structuredContent": {"degrees": 21, "pictures": [PNG]}})
+
+    assert message.text == '{"degrees":21,"pictures":["[image]"]}'
+    assert [type(each) for each in message.contents] == [TextContent, ImageContent]
+    assert execution.result_object == {"degrees": 21, "pictures": [PNG]}
+
+
+async def test_thousands_of_blocks_links_and_broken_images_are_readable() -> None:
+    blocks: list[Any] = [{"type": "text", "text": str(each)} for each in range(3000)]
+    blocks += [{"type": "resource_link", "name": "menu", "uri": "kitchen://menu"}]
+    blocks += [{"type": "image", "data": "%%%", "mimeType": "image/png"}]
+    blocks += [{"type": "audio", "data": PNG, "mimeType": "audio/wav"}]
+    message, _ = await asked({"content": blocks})
+
+    lines = message.text.splitlines()
+    assert lines[2999:] == [
+        "2999",
+        "[resource menu: kitchen://menu]",
+        "[image that cannot be read: its base64 is invalid]",
+        "[audio content, which cannot be shown]",
+    ]
+
+
+async def test_a_result_that_is_not_as_the_protocol_says_is_a_failure_of_the_tool() -> None:
+    message, execution = await asked({"content": [{"type": "riddle", "text": "secret plan"}]})
+
+    assert execution.is_error
+    assert "not as the protocol says" in message.text
+    assert "secret plan" not in message.text
+
+
+async def test_a_server_that_ends_in_the_middle_of_a_call_fails_it() -> None:
+    async with connected(hostile({**LISTED, "tools/call": ["die"]})) as server:
+        await server.tools()
+        with pytest.raises(McpConnectionError, match="broke before it could run good"):
+            await server.call("good", {})
+
+
+async def test_a_server_that_sends_notifications_without_end_costs_the_time_of_a_call() -> None:
+    async with connected(hostile({**LISTED, "tools/call": ["flood"]}, timeout=1)) as server:
+        await server.tools()
+        started = time.monotonic()
+        with pytest.raises((McpTimeoutError, McpConnectionError)):
+            await server.call("good", {})
+        assert time.monotonic() - started < 8
+
+
+# --- the size of replies
+
+
+async def test_a_message_over_stdio_that_is_too_long_ends_the_connection() -> None:
+    async with connected(hostile({**LISTED, "tools/call": ["long"]}, max_reply_bytes=1_000_000)) as server:
+        await server.tools()
+        with pytest.raises(McpConnectionError, match="larger than 1000000 bytes; raise max_reply_bytes"):
+            await server.call("good", {})
+        assert await names_of(server) == ["good"]  # of the next connection
+
+
+async def test_a_long_message_over_stdio_is_read() -> None:
+    text = "x" * 120_000
+    async with connected(hostile({**LISTED, "tools/call": [{"content": [{"type": "text", "text": text}]}]})) as server:
+        assert (await server.call("good", {})).content[0].text == text
+
+
+def answered(message: dict[str, Any], result: dict[str, Any]) -> Response:
+    return Response(
+        json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), media_type="application/json"
+    )
+
+
+def handshake(message: dict[str, Any]) -> Response:
+    if "id" not in message:
+        return Response(status_code=202)
+    if message["method"] != "initialize":
+        error = {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "unknown method"}}
+        return Response(json.dumps(error), media_type="application/json")
+    information = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+    return answered(message, {**information, "serverInfo": {"name": "x", "version": "1"}})
+
+
+def large(message: dict[str, Any], kind: str) -> Response:
+    result = {"content": [{"type": "text", "text": "x" * 5_000_000}]}
+    body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
+    if kind == "events":
+        return Response(f"event: message\ndata: {body}\n\n", media_type="text/event-stream")
+    if kind == "gzip":
+        return Response(
+            gzip.compress(body.encode()), media_type="application/json", headers={"content-encoding": "gzip"}
+        )
+    return Response(body, media_type="application/json")
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip", "events"])
+async def test_a_reply_over_http_is_bounded_after_decoding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = FastAPI()
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        message = await request.json()
+        if message.get("method") == "tools/call":
+            return large(message, kind)
+        return (
+            answered(message, LISTED["tools/list"][0]) if message.get("method") == "tools/list" else handshake(message)
+        )
+
+    async with serving(app) as base:
+        async with connected(mcp_server("far", url=f"{base}/mcp", max_reply_bytes=1_000_000)) as server:
+            with pytest.raises(McpError, match="larger than 1000000 bytes; raise max_reply_bytes"):
+                await server.call("good", {})
+            assert await names_of(server) == ["good"]
+        monkeypatch.setenv("TOOLBOX_MCP__FAR__URL", f"{base}/mcp")
+        monkeypatch.setenv("TOOLBOX_MCP__FAR__MAX_REPLY_BYTES", "6000000")
+        async with Container().register(McpServers) as container:
+            result = await container.get(McpServers).server("far").call("good", {})
+            assert len(result.content[0].text) == 5_000_000
+
+
+# --- secrets
+
+
+async def test_errors_show_no_environment_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
+    secret = "sk-live-4711-abcdef"
+    server = hostile({**LISTED, "tools/call": ["echo secret", "log secret"]}, env={"API_KEY": secret})
+    with caplog.at_level(logging.DEBUG, "toolbox.mcp"):
+        async with connected(server) as connection:
+            with pytest.raises(McpError) as caught:
+                await connection.call("good", {})
+            await connection.call("good", {})
+
+    assert "denied for ***" in str(caught.value)
+    assert secret not in repr(caught.value) + repr(caught.value.__cause__) + caplog.text
+
+
+async def test_errors_show_no_header_even_if_the_server_repeats_it(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        message = await request.json()
+        if message.get("method") == "tools/call":
+            text = f"invalid: {request.headers['authorization']}"
+            return answered(message, {"content": [{"type": "text", "text": text}], "isError": True})
+        return (
+            answered(message, LISTED["tools/list"][0]) if message.get("method") == "tools/list" else handshake(message)
+        )
+
+    model = ScriptedChatModel([AiMessage(None, [tool_call("good")]), "sorry"])
+    async with serving(app) as base:
+        headers = {"Authorization": "Bearer sk-live-4711-abcdef"}
+        container = Container(models={"default": model}).register(Assistant)
+        container.register_instance(mcp_server("far", url=f"{base}/mcp", headers=headers), name="far")
+        async with container:
+            await container.get(Assistant).chat("q")
+
+    assert "invalid: ***" in str(model.requests[1].messages[-1].text)
+    assert "4711" not in caplog.text
