@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from .fast_dataclass import with_fast_init
 
@@ -68,12 +68,14 @@ class ImageContent:
     """An image, by address or by value.
 
     `url`: an http(s) or data address. `data`: the bytes, or their base64 text. One of the two is needed (`ValueError`).
-    `mime_type`, such as `image/png`, is guessed from the bytes when it is not given.
+    `mime_type`, such as `image/png`, is guessed from the bytes when it is not given. `detail` is how closely the model
+    looks, in the server's words: `low`, `high`, `auto`.
     """
 
     url: str | None = None
     data: bytes | str | None = None
     mime_type: str | None = None
+    detail: str | None = None
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.data is None):
@@ -162,21 +164,44 @@ ToolExecutor: TypeAlias = Callable[[ToolExecutionRequest, Any], "object | Awaita
 
 @dataclass(frozen=True, slots=True)
 class SystemMessage(Encodable):
-    """What the model is told about its task."""
+    """Instructions for the model.
+
+    `role="developer"` is the newer name of the role, which some servers distinguish. `name` is the author's.
+    `attributes` may hold `cache_control` for servers that cache the beginning of a conversation on request.
+    """
 
     text: str
+    role: Literal["system", "developer"] = "system"
+    name: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.role not in ("system", "developer"):
+            raise ValueError(f"unknown role {self.role!r} of a SystemMessage; expected 'system' or 'developer'")
 
 
 @dataclass(frozen=True, slots=True)
 class UserMessage(Encodable):
-    """What the user says: text and images. A `str` is one `TextContent`, also inside a list."""
+    """What the user says: text and images. A `str` is one `TextContent`, also inside a list.
+
+    `name` tells apart the people of one conversation. `attributes` may hold `cache_control`.
+    """
 
     contents: Sequence[Content]
+    name: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    def __init__(self, contents: str | Content | Iterable[Content | str]) -> None:
+    def __init__(
+        self,
+        contents: str | Content | Iterable[Content | str],
+        name: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
         parts = (contents,) if isinstance(contents, (str, TextContent, ImageContent)) else tuple(contents)
         parts = tuple(TextContent(each) if isinstance(each, str) else each for each in parts)
         object.__setattr__(self, "contents", parts)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "attributes", attributes if attributes is not None else {})
 
     @property
     def text(self) -> str:
@@ -186,12 +211,18 @@ class UserMessage(Encodable):
 
 @dataclass(frozen=True, slots=True)
 class AiMessage(Encodable):
-    """A model's reply: text, tool calls, or both. `reasoning` is what it thought, where the server tells."""
+    """A model's reply: text, tool calls, or both. `reasoning` is the model's reasoning, if the server sends it.
+
+    `attributes` of a reply hold what the server sent with the message and no field holds (annotations, …). In a
+    request, `prefix` (or `partial`) asks the model to continue this text, and `cache_control` marks it. `name` is the
+    author's.
+    """
 
     text: str | None = None
     tool_execution_requests: Sequence[ToolExecutionRequest] = ()
     reasoning: str | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    name: str | None = None
 
     def __post_init__(self) -> None:
         _to_tuple(self, "tool_execution_requests", self.tool_execution_requests)
@@ -265,17 +296,19 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat(Encodable):
-    """The JSON schema a reply's text must follow, and its name."""
+    """The JSON schema a reply's text must follow, its name, and a description for the model."""
 
     name: str
     schema: Mapping[str, Any] = field(hash=False)
+    description: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """One question to a model.
 
-    `tool_choice`: `"auto"`, `"none"`, `"required"` or a tool's name. `parameters`: further ones, by the wire's names.
+    `tool_choice`: `"auto"`, `"none"`, `"required"` (`"any"` for servers that call it so) or a tool's name.
+    `parameters`: further ones, by the wire's names; `{"tools": […]}` adds the server's own tools.
     """
 
     messages: Sequence[Message]
@@ -291,13 +324,18 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatResponse:
-    """A model's reply and what the server said about it."""
+    """A model's reply and what the server said about it.
+
+    `attributes` hold what no field holds, under the server's names: `service_tier`, `citations`, `logprobs`, further
+    `choices`, …
+    """
 
     ai_message: AiMessage
     token_usage: TokenUsage | None = None
     finish_reason: FinishReason | None = None
     id: str | None = None
     model: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 # --- stream events

@@ -57,17 +57,19 @@ def specification_from_json(text: str | bytes) -> ToolSpecification:
 def message_to_dict(message: Message) -> Json:
     """One message as a dictionary of JSON values, without what is empty; it has no version of its own."""
     match message:
-        case SystemMessage(text):
-            return {"type": "system", "text": text}
-        case UserMessage(contents):
-            return {"type": "user", "contents": [_content_to_dict(each) for each in contents]}
-        case AiMessage(text, requests, reasoning, attributes):
+        case SystemMessage(text, role, name, attributes):
+            about: Json = {} if role == "system" else {"role": role}
+            return {"type": "system", "text": text, **about, **_name(name), **_attributes(attributes)}
+        case UserMessage(contents, name, attributes):
+            parts = [_content_to_dict(each) for each in contents]
+            return {"type": "user", "contents": parts, **_name(name), **_attributes(attributes)}
+        case AiMessage(text, requests, reasoning, attributes, name):
             calls = [_request_to_dict(each) for each in requests]
             said: Json = {"text": text, "tool_execution_requests": calls, "reasoning": reasoning}
-            return {"type": "ai", **_without_empty(said), **_attributes(attributes)}
-        case ToolExecutionResultMessage(id, name, text, is_error, attributes, contents):
+            return {"type": "ai", **_without_empty(said), **_name(name), **_attributes(attributes)}
+        case ToolExecutionResultMessage(id, tool_name, text, is_error, attributes, contents):
             more: Json = {"is_error": is_error, "contents": [_content_to_dict(each) for each in contents]}
-            told = {"type": "tool_result", "id": id, "tool_name": name, "text": text}
+            told = {"type": "tool_result", "id": id, "tool_name": tool_name, "text": text}
             return {**told, **_without_empty(more), **_attributes(attributes)}
     raise TranscriptError("", f"{type(message).__name__} is no message")
 
@@ -82,11 +84,23 @@ def message_from_dict(written: Any, path: str = "") -> Message:
 
 
 def _system(written: Json, path: str) -> Message:
-    return SystemMessage(_field(written, "text", str, path))
+    role = _field(written, "role", str, path, "system")
+    if role not in ("system", "developer"):
+        raise TranscriptError(_at(path, "role"), f"unknown role {role!r}; expected system or developer")
+    return SystemMessage(
+        _field(written, "text", str, path),
+        role,
+        _field(written, "name", (str, type(None)), path, None),
+        _field(written, "attributes", dict, path, {}),
+    )
 
 
 def _user(written: Json, path: str) -> Message:
-    return UserMessage(_contents(written, path))
+    return UserMessage(
+        _contents(written, path),
+        _field(written, "name", (str, type(None)), path, None),
+        _field(written, "attributes", dict, path, {}),
+    )
 
 
 def _ai(written: Json, path: str) -> Message:
@@ -96,6 +110,7 @@ def _ai(written: Json, path: str) -> Message:
         [_request(each, f"{_at(path, 'tool_execution_requests')}.{n}") for n, each in enumerate(calls)],
         _field(written, "reasoning", (str, type(None)), path, None),
         _field(written, "attributes", dict, path, {}),
+        _field(written, "name", (str, type(None)), path, None),
     )
 
 
@@ -139,10 +154,10 @@ def _content_to_dict(content: Content) -> Json:
     match content:
         case TextContent(text):
             return {"type": "text", "text": text}
-        case ImageContent(url, data, mime_type):
+        case ImageContent(url, data, mime_type, detail):
             # Bytes come back as bytes, and base64 text as text.
             held: Json = {"bytes": b64encode(data).decode()} if isinstance(data, bytes) else {"base64": data}
-            return {"type": "image", **_without_empty({"url": url, **held, "mime_type": mime_type})}
+            return {"type": "image", **_without_empty({"url": url, **held, "mime_type": mime_type, "detail": detail})}
     raise TranscriptError("", f"{type(content).__name__} is no content")
 
 
@@ -161,8 +176,9 @@ def _content(written: Any, path: str) -> Content:
     try:
         if "bytes" in written:
             data = b64decode(_field(written, "bytes", str, path), validate=True)
-        kind, url = (_field(written, name, (str, type(None)), path, None) for name in ("mime_type", "url"))
-        return ImageContent(url, data, kind)
+        names = ("url", "mime_type", "detail")
+        url, kind, detail = (_field(written, name, (str, type(None)), path, None) for name in names)
+        return ImageContent(url, data, kind, detail)
     except ValueError as error:
         raise TranscriptError(path, str(error)) from error
 
@@ -211,6 +227,10 @@ def _at(path: str, name: str) -> str:
 def _without_empty(values: Mapping[str, Any]) -> Json:
     # An empty text is something to say, and stays.
     return {name: value for name, value in values.items() if value or value == ""}
+
+
+def _name(name: str | None) -> Json:
+    return {"name": name} if name is not None else {}
 
 
 def _attributes(attributes: Mapping[str, Any]) -> Json:

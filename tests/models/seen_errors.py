@@ -347,4 +347,72 @@ ERRORS = [
         error=ModelRefusedError,
     ),
     seen("any", "content_filter, then stop", stream(chunk({}, "content_filter"), STOP), error=ModelRefusedError),
+    *(
+        seen(
+            "any",
+            f"no message: {json.dumps(fields)}",
+            json_text(object="chat.completion", choices=[{"index": 0, **fields}]),
+            error=ModelProtocolError,
+            says="message is null",
+        )
+        for fields in (
+            {"message": None, "finish_reason": "stop"},
+            {"message": None, "finish_reason": None},
+            {"message": None, "delta": {}, "finish_reason": "stop"},
+            {"message": None},
+            {"finish_reason": "stop"},
+        )
+    ),
+    seen(
+        "any",
+        "a null message in a stream",
+        stream({"choices": [{"index": 0, "message": None, "finish_reason": "stop"}]}),
+        error=ModelProtocolError,
+        says="message is null",
+    ),
+    *(
+        seen(
+            "OpenAI",
+            f"nothing but {named}",
+            reply({"role": "assistant", "content": None, **message}),
+            error=ModelProtocolError,
+            says=named,
+        )
+        for named, message in (
+            ("audio", {"audio": {"id": "a", "data": "UklGRg==", "transcript": "Hello", "expires_at": 1}}),
+            ("images", {"images": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}),
+            (
+                "custom tool call",
+                {"tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "sql", "input": "x"}}]},
+            ),
+            (
+                "image_url content",
+                {"content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]},
+            ),
+            ("output_audio content", {"content": [{"type": "output_audio", "data": "UklGRg=="}]}),
+        )
+        for reply in (completion, lambda message: stream(chunk(message), STOP))
+    ),
+    *(
+        seen(
+            "LiteLLM",
+            f"status {status} with an event stream",
+            Scripted(
+                b'data: {"error": {"message": "no deployment", "code": "500"}}\n\ndata: [DONE]\n\n',
+                status=status,
+                content_type="text/event-stream",
+            ),
+            error=ModelHttpError,
+            says="no deployment",
+            status=status,
+        )
+        for status in (400, 500)
+    ),
+    seen(
+        "any",
+        "an event named error with a bad status",
+        Scripted(b'event: error\ndata: {"message": "no deployment"}\n\n', status=503),
+        error=ModelHttpError,
+        says="503: no deployment",
+    ),
 ]

@@ -3,7 +3,7 @@
 import json
 
 from tests.models.scripted_server import Scripted, chunk, completion, sse, stream
-from tests.models.seen import HEL, LO, SAID, STOP, choice, events, raw, seen
+from tests.models.seen import HEL, LO, SAID, STOP, choice, events, json_text, raw, seen
 from tests.models.server_replies import ADD, ADDED, assistant, document
 
 SHAPES = [
@@ -271,6 +271,53 @@ SHAPES = [
         "any",
         "a hundred thousand events",
         raw(events(HEL) + events(chunk({"content": ""})) * 20_000 + events(LO, STOP)),
+        text="Hello",
+    ),
+    seen(
+        "Perplexity",
+        "a message and an empty delta beside it",
+        json_text(
+            object="chat.completion",
+            choices=[
+                {"index": 0, "finish_reason": "stop", "message": SAID, "delta": {"role": "assistant", "content": ""}}
+            ],
+        ),
+        text="Hello",
+    ),
+    seen(
+        "Perplexity",
+        "deltas, and the text so far beside each",
+        stream(
+            choice(delta={"content": "Hel"}, message={"content": "Hel"}) | {"object": "chat.completion"},
+            choice(delta={"content": "lo"}, message=SAID, finish_reason="stop") | {"object": "chat.completion"},
+        ),
+        text="Hello",
+    ),
+    seen(
+        "Perplexity",
+        "one event with a message and an empty delta",
+        stream(choice(delta={"role": "assistant", "content": ""}, message=SAID, finish_reason="stop")),
+        text="Hello",
+    ),
+    seen(
+        "legacy",
+        "the text of the completions wire",
+        json_text(choices=[{"text": "Hello", "finish_reason": "stop"}]),
+        text="Hello",
+    ),
+    seen(
+        "legacy",
+        "the text of the completions wire, streamed",
+        stream(
+            {"choices": [{"index": 0, "text": "Hel", "finish_reason": None}]},
+            {"choices": [{"index": 0, "text": "lo", "finish_reason": "stop"}]},
+        ),
+        text="Hello",
+    ),
+    seen(
+        "OpenAI",
+        "a text beside audio",
+        completion({"content": "Hello", "audio": {"id": "a", "data": "UklGRg==", "transcript": "Hello"}}),
         text="Hello",
     ),
 ]

@@ -42,6 +42,100 @@ def done(item: dict[str, Any], **place: Any) -> dict[str, Any]:
     return event("output_item.done", item=item, **place)
 
 
+def said(piece: str, **place: Any) -> dict[str, Any]:
+    return event("output_text.delta", delta=piece, **place)
+
+
+def named(item: dict[str, Any], identity: str) -> dict[str, Any]:
+    return {**item, "id": identity}
+
+
+SAID_ONCE = [
+    seen(
+        "proxies",
+        "content_index 1 on the deltas, the part at 0 in the item",
+        events(
+            said("Hel", output_index=0, content_index=1),
+            said("lo", output_index=0, content_index=1),
+            done(text("Hello"), output_index=0),
+            completed(text("Hello")),
+        ),
+        text="Hello",
+    ),
+    seen(
+        "proxies",
+        "content_index 1 on the deltas, 0 on the text that is done",
+        events(
+            said("Hello", output_index=0, content_index=1),
+            event("output_text.done", text="Hello", output_index=0, content_index=0),
+            completed(text("Hello")),
+        ),
+        text="Hello",
+    ),
+    seen(
+        "proxies",
+        "no output_index on the item that is done",
+        events(said("Hello", output_index=0, item_id="m"), done(named(text("Hello"), "m")), completed(text("Hello"))),
+        text="Hello",
+    ),
+    seen(
+        "proxies",
+        "no output_index and another id on the item that is done",
+        events(said("Hello", output_index=0, item_id="m"), done(named(text("Hello"), "n")), completed(text("Hello"))),
+        text="Hello",
+    ),
+    seen(
+        "proxies",
+        "no output_index on the item that is done, and no id on the deltas",
+        events(said("Hello", output_index=0), done(named(text("Hello"), "m")), completed()),
+        text="Hello",
+    ),
+    seen(
+        "proxies",
+        "another output_index in the whole",
+        events(said("Hello", output_index=1), done(text("Hello"), output_index=1), completed(text("Hello"))),
+        text="Hello",
+    ),
+    seen(
+        "proxies",
+        "a part of the text only in the item",
+        events(said("Hel", output_index=0, content_index=0), done(text("Hello"), output_index=0), completed()),
+        text="Hello",
+    ),
+    seen(
+        "proxies",
+        "an item that begins, and its text only in the whole",
+        events(event("output_item.added", output_index=0, item={**text(""), "content": []}), completed(text("Hello"))),
+        text="Hello",
+    ),
+    seen(
+        "proxies",
+        "a second part only in the item",
+        events(
+            said("Hel", output_index=0, content_index=0),
+            done({**text("Hel"), "content": [*text("Hel")["content"], *text("lo")["content"]]}, output_index=0),
+            completed(),
+        ),
+        text="Hello",
+    ),
+    seen("any", "two equal messages", whole(text("Hel"), text("Hel")), text="HelHel"),
+]
+UNREAD = [
+    seen(
+        "OpenAI",
+        f"nothing but {kind}",
+        make({"type": kind, "id": "x", "status": "completed"}),
+        error=ModelProtocolError,
+        says=kind,
+    )
+    for kind in (
+        *("custom_tool_call", "shell_call", "local_shell_call", "apply_patch_call", "computer_call"),
+        *("mcp_approval_request", "image_generation_call", "web_search_call", "something_new"),
+    )
+    for make in (whole, streamed)
+]
+
+
 CALLS = [
     seen("OpenAI", "two calls", streamed(ADD, CALL_NOW), ADDED, NOW),
     seen("OpenAI", "two calls, whole", whole(ADD, CALL_NOW), ADDED, NOW),
@@ -322,7 +416,7 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("case", [*CALLS, *TEXTS], ids=str)
+@pytest.mark.parametrize("case", [*CALLS, *TEXTS, *SAID_ONCE], ids=str)
 async def test_a_response_is_understood(serve: Serve, case: Seen) -> None:
     end = streamed(text("done")) if case.is_stream else whole(text("done"))
     server = await serve([case.reply, end])
@@ -343,7 +437,7 @@ async def test_a_response_is_understood(serve: Serve, case: Seen) -> None:
         assert case.result is None or case.result in results[0]["output"]
 
 
-@pytest.mark.parametrize("case", FAILURES, ids=str)
+@pytest.mark.parametrize("case", [*FAILURES, *UNREAD], ids=str)
 async def test_a_failure_is_an_error_of_its_kind(serve: Serve, case: Seen) -> None:
     server = await serve([case.reply])
     ran: list[Any] = []

@@ -11,6 +11,8 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import from_json, to_json
+
 from ..chat import (
     AiMessage,
     ChatResponse,
@@ -29,6 +31,12 @@ from ..json_text import parse_json, strict_arguments
 from .fragments import argument_text, can_only_continue, settled, whole_characters
 
 LONGEST_ID = 64
+LARGEST_MESSAGE_ATTRIBUTES = 2**16
+"""Bytes of JSON that a message keeps beyond its fields: conversations are stored. The response keeps the rest."""
+LARGEST_RESPONSE_ATTRIBUTES = 2**22
+"""The same of a response, whose attributes are not stored."""
+LEFT_OUT = "left_out"
+"""The attribute of a response that names what was larger than that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +61,8 @@ class ReplyAccumulator:
 
     `tool_names` are those offered: a name that comes in pieces or under `functions.` can only be judged by them.
     `wants_json`: the text is a structured answer, useless when it is cut. `ending`: the server's own word for how the
-    reply ended.
+    reply ended. `attributes` are those that an adapter sends back; `of_message` and `of_response` what no field holds;
+    `unread` names the parts of a reply that could be its answer and that nothing here reads.
     """
 
     def __init__(self, tool_names: Collection[str] = (), wants_json: bool = False) -> None:
@@ -64,6 +73,9 @@ class ReplyAccumulator:
         self.id: str | None = None
         self.model: str | None = None
         self.attributes: dict[str, Any] = {}
+        self.of_message: dict[str, Any] = {}
+        self.of_response: dict[str, Any] = {}
+        self.unread: list[str] = []
         self._tool_names = tool_names
         self._wants_json = wants_json
         self._text: list[str] = []
@@ -127,6 +139,11 @@ class ReplyAccumulator:
         """The id that a call has in the reply."""
         return self._completed(call).id
 
+    @property
+    def says_something(self) -> bool:
+        """Return True if there is a text, a refusal or a call so far."""
+        return bool(self._text or self._refusal or self._calls)
+
     # --- the end
 
     def finish(self) -> ChatResponse:
@@ -151,10 +168,25 @@ class ReplyAccumulator:
             self.finish_reason = FinishReason.STOP
         reasoning = "".join(self._reasoning) or None
         # An empty reply is the text "", unless it is there for its calls.
-        message = AiMessage(text or (None if calls else ""), requests, reasoning, self.attributes)
-        response = ChatResponse(message, self.usage, self.finish_reason, self.id, self.model)
+        attributes, of_response = self._attributes()
+        message = AiMessage(text or (None if calls else ""), requests, reasoning, attributes)
+        response = ChatResponse(message, self.usage, self.finish_reason, self.id, self.model, of_response)
         self.events.append(CompleteResponse(response))
         return response
+
+    def _attributes(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the attributes of the message and of the response, bounded."""
+        if self._refusal and (self._text or self._calls):
+            self.of_message["refusal"] = "".join(self._refusal)
+        if self.finish_reason is FinishReason.OTHER and self.ending:
+            self.of_response["finish_reason"] = self.ending
+        if not self.of_message and not self.of_response:
+            return self.attributes, {}
+        kept, large = bounded(self.of_message, LARGEST_MESSAGE_ATTRIBUTES)
+        of_response, left_out = bounded({**large, **self.of_response}, LARGEST_RESPONSE_ATTRIBUTES)
+        if left_out:
+            of_response[LEFT_OUT] = list(left_out)[:100]
+        return {**kept, **self.attributes}, of_response
 
     def _check_saying(self, text: str) -> None:
         """A reply that says nothing must have ended as one that had nothing to say."""
@@ -169,6 +201,9 @@ class ReplyAccumulator:
                 raise ModelRefusedError("the server's content filter stopped the reply before it said anything")
             case FinishReason.LENGTH:
                 raise ModelTruncatedError("the reply was cut at the token limit before it said anything")
+            case _ if self.unread:
+                names = ", ".join(dict.fromkeys(self.unread))
+                raise ModelProtocolError(f"the reply holds no text and no tool call, only: {names[:500]}")
             case FinishReason.STOP if not self._calls:
                 return
         if self._calls:
@@ -370,6 +405,65 @@ def _text_of(value: object) -> str | None:
     if isinstance(value, str):
         return value.strip() or None
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+# --- what no field holds
+
+
+def add_extras(extras: dict[str, Any], values: Mapping[str, Any], names: Collection[str]) -> None:
+    """Add these fields of a message or a choice, of which more may come: lists and texts of a stream come in pieces."""
+    for name in names:
+        if not _is_empty(value := values[name]):
+            extras[name] = _merged(extras.get(name), value, name)
+
+
+def replace_extras(extras: dict[str, Any], values: Mapping[str, Any], names: Collection[str]) -> None:
+    """Set these fields of a reply, which the chunks of a stream repeat."""
+    for name in names:
+        if not _is_empty(value := values[name]):
+            extras[name] = value
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, (str, list, dict)) and not value)
+
+
+_IN_PIECES = frozenset(
+    {"arguments", "content", "data", "input", "reasoning", "reasoning_content", "text", "transcript"}
+)
+
+
+def _merged(before: Any, more: Any, name: str) -> Any:
+    if isinstance(before, dict) and isinstance(more, dict):
+        return {**before, **{key: _merged(before.get(key), value, key) for key, value in more.items()}}
+    if isinstance(before, list) and isinstance(more, list):
+        before.extend(more)  # ours: made by the copy below
+        return before
+    if isinstance(before, str) and isinstance(more, str) and name in _IN_PIECES:
+        return before + more
+    if more is None:
+        return before
+    return list(more) if isinstance(more, list) else _merged({}, more, name) if isinstance(more, dict) else more
+
+
+def bounded(values: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values that fit into `largest` bytes of JSON together, as plain JSON values, and the others."""
+    kept: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            form = to_json({name: value}, inf_nan_mode="null")
+            plain = from_json(form)
+        except (ValueError, RecursionError):  # half a character, or nested without end
+            others[name] = None
+            continue
+        largest -= len(form)
+        if largest < 0:
+            others[name] = value
+            largest += len(form)
+        else:
+            kept |= plain
+    return kept, others
 
 
 def merged_details(details: list[dict[str, Any]], more: object) -> None:

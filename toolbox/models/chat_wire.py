@@ -23,16 +23,31 @@ from ..chat import (
     ToolSpecification,
     UserMessage,
 )
-from ..errors import ModelHttpError
+from ..errors import ModelHttpError, ModelProtocolError
 from ..json_text import compact_json, object_text
-from .accumulator import Call, ReplyAccumulator, merged_details
-from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_answer, strict_tool
+from .accumulator import Call, ReplyAccumulator, add_extras, merged_details, replace_extras
+from .encoding import (
+    Fields,
+    ToolBytes,
+    data_url,
+    function_name,
+    images_of,
+    is_any,
+    json_bytes,
+    offers_tools,
+    strict_answer,
+    strict_tool,
+)
 from .server_errors import error_in
-from .usage import usage_of
+from .usage import further_usage, usage_of
 
 REASONING_FIELD = "reasoning_field"
+REASONING_FIELDS = ("reasoning_content", "reasoning")
 REASONING_DETAILS = "reasoning_details"
 EXTRA_CONTENT = "extra_content"
+CACHE_CONTROL = "cache_control"
+CONTINUED = ("prefix", "partial")
+"""Attributes of a reply whose text the model is to continue, as Mistral and DeepSeek, Moonshot and Qwen name them."""
 IMAGES_FOLLOW = b"\0"
 """Ends the form of a result whose images this wire can only carry in a message of their own; no JSON holds it."""
 
@@ -54,8 +69,8 @@ class ChatWire:
         fields: Fields = {"messages": b"[%s]" % self._messages(request.messages)}
         if request.tool_specifications:
             fields["tools"] = self._tools.of(request.tool_specifications)
-            if request.tool_choice is not None:
-                fields["tool_choice"] = _tool_choice(request.tool_choice)
+        if request.tool_choice is not None and offers_tools(request):
+            fields["tool_choice"] = _tool_choice(request)
         if request.response_format is not None:
             fields["response_format"] = request.response_format.encoded_by(_encode_format, request.response_format)
         return fields
@@ -95,14 +110,31 @@ def encode_message(message: Message) -> bytes:
     """One message; nothing for a reply that said nothing, which servers refuse in a history."""
     match message:
         case SystemMessage():
-            return json_bytes({"role": "system", "content": message.text})
+            return json_bytes({"role": message.role, **_said(message.text, message), **_name(message)})
         case UserMessage():
-            return json_bytes({"role": "user", "content": _content(message)})
+            return json_bytes({"role": "user", **_said(_content(message), message), **_name(message)})
         case ToolExecutionResultMessage():
-            form = json_bytes({"role": "tool", "tool_call_id": message.id, "content": message.text})
+            form = json_bytes({"role": "tool", "tool_call_id": message.id, **_said(message.text, message)})
             return form + IMAGES_FOLLOW if images_of(message.contents) else form
         case AiMessage():
             return _encode_reply(message)
+
+
+def _said(content: str | list[dict[str, Any]], message: Message) -> dict[str, Any]:
+    """Return the content, with the message's cache mark on its last part."""
+    mark = message.attributes.get(CACHE_CONTROL)
+    if not mark:
+        return {"content": content}
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {"content": [*parts[:-1], {**parts[-1], CACHE_CONTROL: mark}]} if parts else {"content": content}
+
+
+def _name(message: SystemMessage | UserMessage | AiMessage) -> dict[str, str]:
+    return {"name": message.name} if message.name else {}
+
+
+def _image(image: ImageContent) -> dict[str, Any]:
+    return {"url": data_url(image), "detail": image.detail} if image.detail else {"url": data_url(image)}
 
 
 def _content(message: UserMessage) -> str | list[dict[str, Any]]:
@@ -111,7 +143,7 @@ def _content(message: UserMessage) -> str | list[dict[str, Any]]:
     return [
         {"type": "text", "text": part.text}
         if isinstance(part, TextContent)
-        else {"type": "image_url", "image_url": {"url": data_url(part)}}
+        else {"type": "image_url", "image_url": _image(part)}
         for part in message.contents
     ]
 
@@ -136,12 +168,16 @@ def _user_of_images(images: Sequence[ImageContent]) -> bytes:
 
 
 def _encode_reply(message: AiMessage) -> bytes:
-    fields: dict[str, Any] = {"role": "assistant"}
+    fields: dict[str, Any] = {"role": "assistant", **_name(message)}
     if message.text:
-        fields["content"] = message.text
+        fields |= _said(message.text, message)
+    elif mark := message.attributes.get(CACHE_CONTROL):
+        fields[CACHE_CONTROL] = mark
+    fields |= {name: True for name in CONTINUED if message.attributes.get(name) is True}
     if message.tool_execution_requests:
         # Servers that think before they call want to see their thoughts again beside the call.
-        if message.reasoning and (name := message.attributes.get(REASONING_FIELD)):
+        name = message.attributes.get(REASONING_FIELD)
+        if message.reasoning and name in REASONING_FIELDS:
             fields[name] = message.reasoning
         if details := message.attributes.get(REASONING_DETAILS):
             fields[REASONING_DETAILS] = details
@@ -161,8 +197,9 @@ def _encode_call(request: ToolExecutionRequest) -> dict[str, Any]:
     return call
 
 
-def _tool_choice(choice: str) -> bytes:
-    if choice in ("auto", "none", "required"):
+def _tool_choice(request: ChatRequest) -> bytes:
+    choice = request.tool_choice
+    if choice in ("auto", "none", "required") or is_any(request):
         return json_bytes(choice)
     return json_bytes({"type": "function", "function": {"name": choice}})
 
@@ -170,6 +207,8 @@ def _tool_choice(choice: str) -> bytes:
 def _encode_format(response_format: ResponseFormat) -> bytes:
     schema, strict = strict_answer(response_format.schema)
     named: dict[str, Any] = {"name": function_name(response_format.name), "schema": schema}
+    if response_format.description:
+        named["description"] = response_format.description
     if strict:
         named["strict"] = True
     return json_bytes({"type": "json_schema", "json_schema": named})
@@ -195,6 +234,15 @@ _FINISH = {
     "recitation": FinishReason.CONTENT_FILTER,
     "refusal": FinishReason.CONTENT_FILTER,
 }
+# What a reply, a choice or a message holds beyond these goes into attributes.
+_OF_REPLY = frozenset({"id", "object", "model", "choices", "usage", "x_groq", "obfuscation", "error", "type"})
+_OF_CHOICE = frozenset({"index", "delta", "message", "finish_reason", "text", "error", "usage"})
+_OF_MESSAGE = frozenset(
+    {"role", "content", "refusal", "tool_calls", "function_call", *REASONING_FIELDS, REASONING_DETAILS, EXTRA_CONTENT}
+    | {"name", CACHE_CONTROL, REASONING_FIELD, *CONTINUED}  # these would be sent back
+)
+_ANSWERS = ("audio", "images", "image", "video", "files")
+"""Fields of a message that may be a whole answer, which is not text."""
 _LASTING = (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
 
 
@@ -210,6 +258,9 @@ class ChatInterpreter:
         self._choice: object = None
         self._by_deltas = False
         self._is_whole = False
+        self._said_again: dict[str, Any] | None = None
+        self._lacks_message = False
+        self._others: dict[object, dict[str, Any]] = {}
 
     @property
     def ended(self) -> bool:
@@ -217,7 +268,14 @@ class ChatInterpreter:
         return self._is_whole or self.reply.finish_reason is not None
 
     def close(self) -> None:
-        """Nothing is left to be told."""
+        """Take a message beside deltas that said nothing. Raises `ModelProtocolError` if there is no message."""
+        reply = self.reply
+        if self._said_again is not None and not reply.says_something:
+            self._delta(self._said_again, whole=True)
+        if self._lacks_message and not reply.says_something and not self._by_deltas:
+            raise ModelProtocolError("the reply's message is null")
+        if self._others:
+            reply.of_response["choices"] = list(self._others.values())
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
         """Reads a completion or a chunk. Raises `ModelHttpError` when it is an error."""
@@ -227,15 +285,17 @@ class ChatInterpreter:
         usage = value.get("usage")
         if usage:
             self._usage(usage)
+        elif (groq := value.get("x_groq")) and isinstance(groq, dict):
+            self._usage(groq.get("usage"))
+        if more := value.keys() - _OF_REPLY:
+            replace_extras(self.reply.of_response, value, more)
         if not choices or not isinstance(choices, list):
-            if (groq := value.get("x_groq")) and isinstance(groq, dict):
-                self._usage(groq.get("usage"))
             return
         if self.reply.id is None:
             self._about(value)
         for choice in choices:
             if isinstance(choice, dict):
-                self._one_choice(choice, is_document or value.get("object") == "chat.completion")
+                self._one_choice(choice, is_document, is_document or value.get("object") == "chat.completion")
 
     def _about(self, value: dict[str, Any]) -> None:
         if isinstance(found := value.get("id"), str):
@@ -243,30 +303,52 @@ class ChatInterpreter:
         if isinstance(found := value.get("model"), str):
             self.reply.model = found or None
 
-    def _one_choice(self, choice: dict[str, Any], whole: bool) -> None:
+    def _one_choice(self, choice: dict[str, Any], is_document: bool, whole: bool) -> None:
         index = choice.get("index") or 0
         if self._choice is None:
             self._choice = index
         elif index != self._choice and str(index) != str(self._choice):
+            self._other_choice(index, choice)
             return
+        if more := choice.keys() - _OF_CHOICE:
+            add_extras(self.reply.of_response, choice, more)
         if (error := choice.get("error")) and (found := error_in({"error": error})) is not None:
             raise found
         reason = choice.get("finish_reason")
         delta, message = choice.get("delta"), choice.get("message")
-        if isinstance(delta, dict) and (delta or not isinstance(message, dict)):
+        if message is None and not delta and isinstance(text := choice.get("text"), str):
+            delta = {"content": text}  # the older completions wire
+        elif isinstance(message, str):
+            message = {"content": message}
+        if isinstance(message, dict) and (not delta or not isinstance(delta, dict) or (is_document and message)):
+            # After deltas, a message only says all of it again.
+            if not self._by_deltas:
+                self.answered = True
+                self._is_whole = self._is_whole or whole
+                self._delta(message, whole or bool(reason))
+        elif isinstance(delta, dict) and (delta or "message" not in choice):
             if delta:
                 self.answered = self._by_deltas = True
                 self._delta(delta, whole=False)
-        elif isinstance(message, dict) and not self._by_deltas:
-            # After deltas, a message only says all of it again.
-            self.answered = True
+            if isinstance(message, dict):
+                self._said_again = message
+        elif whole or "message" in choice:
+            self._lacks_message = True
             self._is_whole = self._is_whole or whole
-            self._delta(message, whole or bool(reason))
+            self.answered = True
         if reason:
             self.answered = True
             self._finish_reason(reason)
             if usage := choice.get("usage"):
                 self._usage(usage)
+
+    def _other_choice(self, index: object, choice: dict[str, Any]) -> None:
+        """Keep a further choice, in the form of a whole one."""
+        kept = self._others.setdefault(str(index), {"index": index, "message": {}})
+        for said in (choice.get("delta"), choice.get("message")):
+            if isinstance(said, dict):
+                add_extras(kept["message"], said, said.keys())
+        add_extras(kept, choice, choice.keys() - {"index", "delta", "message"})
 
     def _finish_reason(self, reason: object) -> None:
         word = str(reason).lower()
@@ -290,7 +372,7 @@ class ChatInterpreter:
                 self._parts(content)
             if len(delta) == 1:  # as nearly all chunks of a text are
                 return
-        for name in ("reasoning_content", "reasoning"):
+        for name in REASONING_FIELDS:
             thought = delta.get(name)
             if thought and isinstance(thought, str):
                 reply.attributes.setdefault(REASONING_FIELD, name)
@@ -308,6 +390,9 @@ class ChatInterpreter:
             merged_details(reply.attributes.setdefault(REASONING_DETAILS, []), details)
         if extra := delta.get(EXTRA_CONTENT):
             reply.attributes[EXTRA_CONTENT] = extra
+        if more := delta.keys() - _OF_MESSAGE:
+            add_extras(reply.of_message, delta, more)
+            reply.unread += [name for name in _ANSWERS if delta.get(name)]
 
     def _parts(self, parts: object) -> None:
         """Content as a list of parts, thoughts among them."""
@@ -326,6 +411,9 @@ class ChatInterpreter:
                 self.reply.refusal(refusal)
             elif part is parts:  # an answer that was asked for as JSON, and came as that
                 self.reply.text(compact_json(part))
+            elif part.get("type") not in ("text", None):
+                self.reply.unread.append(f"{part['type']} content")
+                add_extras(self.reply.of_message, {"content_parts": [part]}, ("content_parts",))
 
     def _thoughts(self, thoughts: object) -> None:
         for thought in thoughts if isinstance(thoughts, list) else [thoughts]:
@@ -334,7 +422,11 @@ class ChatInterpreter:
                 self.reply.reasoning(text)
 
     def _call(self, entry: dict[str, Any], whole: bool) -> None:
-        function = entry.get("function")
+        function, kind = entry.get("function"), entry.get("type")
+        if function is None and isinstance(kind, str) and isinstance(entry.get(kind), dict):
+            self.reply.unread.append(f"{kind} tool call")  # of a tool that the program gave in `parameters`
+            add_extras(self.reply.of_message, {"tool_calls": [entry]}, ("tool_calls",))
+            return
         part = function if isinstance(function, dict) else entry
         name, arguments = part.get("name"), part.get("arguments")
         if name is None and isinstance(function, str):
@@ -350,3 +442,5 @@ class ChatInterpreter:
     def _usage(self, usage: object) -> None:
         if isinstance(usage, dict) and (found := usage_of(usage)) is not None:
             self.reply.usage = found
+            if more := further_usage(usage):
+                self.reply.of_response["usage"] = more

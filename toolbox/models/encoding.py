@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from ..chat import Content, ImageContent, ToolSpecification
+from ..chat import ChatRequest, Content, ImageContent, ToolSpecification
 from ..json_text import compact_json
 from ..schemas import strict_output, strict_parameters
 
@@ -42,6 +42,16 @@ def _plain(value: object) -> object:
 def joined(fields: Fields) -> bytes:
     """The request's body."""
     return b"{" + b",".join([b'"%s":%s' % (name.encode(), value) for name, value in fields.items()]) + b"}"
+
+
+def offers_tools(request: ChatRequest) -> bool:
+    """Return True if the model may call a tool: the program's, or one of the server that `parameters` add."""
+    return bool(request.tool_specifications or request.parameters.get("tools"))
+
+
+def is_any(request: ChatRequest) -> bool:
+    """Return True if the tool choice is `any`, the word of Mistral for `required`, and not the name of a tool."""
+    return request.tool_choice == "any" and all(each.name != "any" for each in request.tool_specifications)
 
 
 def function_name(name: str) -> str:

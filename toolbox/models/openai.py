@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
@@ -202,12 +203,18 @@ class OpenAiChatModel:
             parameters = {**parameters, **request.parameters}
             headers = parameters.pop("extra_headers", None)
             parameters.update(parameters.pop("extra_body", None) or {})
+            parameters["tools"] = added_tools(self._parameters, request.parameters)
+        if parameters.get("tools") and not request.parameters.get("tools"):
+            request = replace(request, parameters=parameters)  # the model's own tools count for the tool choice too
         fields = {"model": json_bytes(self.model), **self._wire.fields(request), **more}
         for name, value in parameters.items():
             # Servers refuse the question about parallel calls where there are none.
             if value is not None and (name != "parallel_tool_calls" or request.tool_specifications):
                 name, value = self._wire.parameter(name, value)
-                fields[name] = json_bytes(value)
+                form = json_bytes(value)
+                if name == "tools" and name in fields and form.startswith(b"["):
+                    form = b"[%s]" % b",".join(filter(None, (fields[name][1:-1], form[1:-1])))
+                fields[name] = form
         return joined(fields), headers
 
     def _secrets_of(self, request: ChatRequest) -> list[str]:
@@ -224,6 +231,15 @@ class OpenAiChatModel:
         if not self._stream_usage or not isinstance(error, ModelHttpError):
             return False
         return error.status in (400, 422) and "stream_options" in f"{error.message}{error.body}"
+
+
+def added_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[Any] | None:
+    """Return the server's own tools of a model and of a request; None in the request removes the model's."""
+    given = {**request, **(request.get("extra_body") or {})}
+    if "tools" in given and given["tools"] is None:
+        return None
+    both = [*(model.get("tools") or ()), *(given.get("tools") or ())]
+    return both or None
 
 
 async def _next_block(stream: Stream, reader: ReplyReader, said: bool) -> bytes | None:

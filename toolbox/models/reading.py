@@ -104,8 +104,8 @@ class ReplyReader:
             raise ModelProtocolError(f"what came is no {interpreter.kind}", self._excerpt())
         if not self.is_ended:
             raise ModelProtocolError("the stream stopped before the reply ended", self._excerpt())
-        interpreter.close()
         try:
+            interpreter.close()
             return interpreter.reply.finish()
         except ModelProtocolError as error:
             raise ModelProtocolError(error.message, self._excerpt()) from error.__cause__

@@ -24,11 +24,22 @@ from ..chat import (
 )
 from ..errors import ModelHttpError
 from ..json_text import compact_json, object_text
-from .accumulator import Call, ReplyAccumulator, key_of
-from .encoding import Fields, ToolBytes, data_url, function_name, images_of, json_bytes, strict_answer, strict_tool
+from .accumulator import Call, ReplyAccumulator, add_extras, key_of, replace_extras
+from .encoding import (
+    Fields,
+    ToolBytes,
+    data_url,
+    function_name,
+    images_of,
+    is_any,
+    json_bytes,
+    offers_tools,
+    strict_answer,
+    strict_tool,
+)
 from .server_errors import error_in, message_of
 from .sse import excerpt
-from .usage import usage_of
+from .usage import further_usage, usage_of
 
 LAYOUT = "responses_output"
 """The attribute of a reply that keeps the order of its items: thoughts whole, its text and its calls by name and id."""
@@ -54,8 +65,8 @@ class ResponsesWire:
         fields: Fields = {"input": b"[%s]" % items}
         if request.tool_specifications:
             fields["tools"] = self._tools.of(request.tool_specifications)
-            if request.tool_choice is not None:
-                fields["tool_choice"] = _tool_choice(request.tool_choice)
+        if request.tool_choice is not None and offers_tools(request):
+            fields["tool_choice"] = _tool_choice(request)
         if request.response_format is not None:
             fields["text"] = request.response_format.encoded_by(_encode_format, request.response_format)
         return fields
@@ -93,7 +104,7 @@ def encode_items(message: Message) -> bytes:
     """The items of one message, with commas between them; nothing for a reply that said nothing."""
     match message:
         case SystemMessage():
-            return json_bytes({"role": "system", "content": message.text})
+            return json_bytes({"role": message.role, "content": message.text})
         case UserMessage():
             only_text = all(isinstance(each, TextContent) for each in message.contents)
             return json_bytes({"role": "user", "content": message.text if only_text else _parts(message.contents)})
@@ -108,7 +119,7 @@ def _parts(contents: Sequence[Content]) -> list[dict[str, Any]]:
     return [
         {"type": "input_text", "text": each.text}
         if isinstance(each, TextContent)
-        else {"type": "input_image", "image_url": data_url(each)}
+        else {"type": "input_image", "image_url": data_url(each), **({"detail": each.detail} if each.detail else {})}
         for each in contents
     ]
 
@@ -131,7 +142,8 @@ def _reply_items(message: AiMessage) -> Iterator[dict[str, Any]]:
             yield {"type": "function_call", "call_id": call.id, "name": name, "arguments": arguments}
 
 
-def _tool_choice(choice: str) -> bytes:
+def _tool_choice(request: ChatRequest) -> bytes:
+    choice = "required" if is_any(request) else request.tool_choice
     if choice in ("auto", "none", "required"):
         return json_bytes(choice)
     return json_bytes({"type": "function", "name": choice})
@@ -140,12 +152,28 @@ def _tool_choice(choice: str) -> bytes:
 def _encode_format(response_format: ResponseFormat) -> bytes:
     schema, strict = strict_answer(response_format.schema)
     name = function_name(response_format.name)
-    return json_bytes({"format": {"type": "json_schema", "name": name, "schema": schema, "strict": strict}})
+    form: dict[str, Any] = {"type": "json_schema", "name": name, "schema": schema, "strict": strict}
+    if response_format.description:
+        form["description"] = response_format.description
+    return json_bytes({"format": form})
 
 
 # --- replies
 
 _INCOMPLETE = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
+
+
+_TEXT_PARTS = ("output_text", "refusal", "text", None)
+# What an item or a part of a message holds beyond these goes into attributes.
+_OF_ITEM = frozenset({"id", "type", "role", "status", "content"})
+_OF_PART = frozenset({"type", "text", "refusal", "logprobs"})
+# Most of the fields of a response repeat the request.
+_OF_RESPONSE = frozenset(
+    {"id", "object", "model", "output", "output_text", "usage", "status", "error", "incomplete_details", "type"}
+    | {"input", "instructions", "tools", "tool_choice", "temperature", "top_p", "parallel_tool_calls", "text", "store"}
+    | {"truncation", "max_output_tokens", "max_tool_calls", "top_logprobs", "prompt", "user", "reasoning", "background"}
+    | {"safety_identifier", "prompt_cache_key", "frequency_penalty", "presence_penalty", "sequence_number", "response"}
+)
 
 
 class ResponsesInterpreter:
@@ -157,23 +185,27 @@ class ResponsesInterpreter:
         self.reply = reply
         self.answered = False
         self.ended = False
-        self._items: dict[object, Call] = {}
-        self._places: dict[object, object] = {}  # of items by their ids, for events that tell nothing else
+        self._calls: dict[object, Call] = {}
+        self._places: dict[object, object] = {}  # of items by their ids, for events that have nothing else
         self._layout: list[Any] = []
-        self._said: set[tuple[object, object, object]] = set()  # pieces that came as deltas, not to be taken twice
+        self._said: dict[tuple[object, str], dict[object, list[str]]] = {}  # by item and kind, then by part
+        self._complete: set[object] = set()
+        self._is_streamed = False
+        self._output: dict[object, Mapping[str, Any]] = {}
         self._stored = True
 
     @property
     def final(self) -> bool:
-        """Whether nothing that follows counts."""
+        """Return True if nothing that follows counts."""
         return self.ended
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
-        """Reads a response or an event. Raises `ModelHttpError` when it is an error."""
+        """Read a response or an event. Raises `ModelHttpError` when it is an error."""
         if self.ended:
             return
         kind = value.get("type")
         if isinstance(kind, str) and kind.startswith("response."):
+            self._is_streamed = True
             self._event(kind, value)
         elif "output" in value or value.get("status") == "failed":
             self._response(value)
@@ -183,29 +215,25 @@ class ResponsesInterpreter:
     # --- events
 
     def _event(self, kind: str, value: dict[str, Any]) -> None:
-        key = _first_key(value, "output_index")
+        key, identity = _first_key(value, "output_index"), _first_key(value, "item_id")
         if key is None:
-            identity = _first_key(value, "item_id")
             key = self._places.get(identity, identity)
+        elif identity is not None:
+            self._places.setdefault(identity, key)
         match kind.removeprefix("response."):
             case (
                 "output_text.delta" | "refusal.delta" | "reasoning_summary_text.delta" | "reasoning_text.delta" as name
             ):
-                part = _first_key(value, "content_index", "summary_index")
-                self._said.add((key, name.partition(".")[0], part))
-                self._piece(name, value.get("delta"))
+                self._piece(key, name.partition(".")[0], _part_of(value), value.get("delta"))
                 if name == "output_text.delta" and "" not in self._layout:
                     self._layout.append("")
             case "output_text.done" | "refusal.done" | "reasoning_summary_text.done" | "reasoning_text.done" as name:
-                part = _first_key(value, "content_index", "summary_index")
-                if (key, name.partition(".")[0], part) not in self._said:
-                    self._said.add((key, name.partition(".")[0], part))
-                    self._piece(name, value.get("text", value.get("refusal")))
+                self._rest(key, name.partition(".")[0], _part_of(value), value.get("text", value.get("refusal")))
             case "function_call_arguments.delta":
                 self._call(key, {"arguments": value.get("delta")})
             case "function_call_arguments.done":
-                if key in self._items:
-                    self.reply.end_call(self._items[key], value.get("arguments"))
+                if key in self._calls:
+                    self.reply.end_call(self._calls[key], value.get("arguments"))
             case "output_item.added":
                 self._item(key, value.get("item"), done=False)
             case "output_item.done":
@@ -214,21 +242,57 @@ class ResponsesInterpreter:
                 response = value.get("response")
                 self._response(response if isinstance(response, dict) else {})
 
-    def _piece(self, name: str, piece: object) -> None:
+    def _piece(self, key: object, name: str, part: object, piece: object) -> None:
         self.answered = True
         if not isinstance(piece, str) or not piece:
             return
-        if name.startswith("output_text"):
+        self._said.setdefault((key, name), {}).setdefault(part, []).append(piece)
+        if name == "output_text":
             self.reply.text(piece)
-        elif name.startswith("refusal"):
+        elif name == "refusal":
             self.reply.refusal(piece)
         else:
             self.reply.reasoning(piece)
 
+    def _rest(self, key: object, name: str, part: object, text: object) -> None:
+        """Take what the deltas have not said of one part that is complete."""
+        self.answered = True
+        if not isinstance(text, str):
+            return
+        said = self._said.get((key, name), {})
+        if part in said:
+            before = "".join(said[part])
+            if text.startswith(before):
+                self._piece(key, name, part, text[len(before) :])
+        elif text not in _joined(said):
+            self._piece(key, name, part, text)
+
+    def _parts_of(self, key: object, name: str, texts: Sequence[str], open_only: bool) -> None:
+        """Take what the deltas have not said of the parts of a complete item. Servers number parts in several ways."""
+        said = _joined(self._said.get((key, name), {}))
+        if not said and self._is_streamed:
+            # It may have been streamed under another key: an event without an index, for example.
+            others = [
+                _joined(parts)
+                for (other, kind), parts in self._said.items()
+                if kind == name and not (open_only and other in self._complete)
+            ]
+            if (whole := "".join(texts)) and whole in "".join(others):
+                return
+        everything = said
+        for part, text in enumerate(texts):
+            if said.startswith(text):
+                said = said[len(text) :]
+            elif said and text.startswith(said):
+                said, rest = "", text[len(said) :]
+                self._piece(key, name, part, rest)
+            elif not said or text not in everything:
+                self._piece(key, name, part, text)
+
     def _call(self, key: object, part: Mapping[str, Any]) -> Call:
         self.answered = True
         call = self.reply.call_piece(key, part.get("call_id"), part.get("name"), part.get("arguments"))
-        self._items[key] = call
+        self._calls[key] = call
         return call
 
     def _item(self, key: object, item: object, done: bool) -> None:
@@ -236,11 +300,13 @@ class ResponsesInterpreter:
         if not isinstance(item, Mapping):
             return
         identity = _first_key(item, "id")
-        key = identity if key is None else key
-        self._places[identity] = key
+        key = self._places.get(identity, identity) if key is None else key
+        if identity is not None:
+            self._places[identity] = key
+        self._output[key] = item
         match item.get("type"):
             case "function_call":
-                call_id = item.get("call_id") or (None if key in self._items else item.get("id"))
+                call_id = item.get("call_id") or (None if key in self._calls else item.get("id"))
                 call = self._call(key, {"call_id": call_id, "name": item.get("name")})
                 if not any(each is call for each in self._layout):
                     self._layout.append(call)
@@ -255,26 +321,24 @@ class ResponsesInterpreter:
                 self._layout.append(_without_nulls(item))
                 self._thoughts(key, item)
 
-    def _message(self, key: object, item: Mapping[str, Any]) -> None:
+    def _message(self, key: object, item: Mapping[str, Any], open_only: bool = True) -> None:
         self.answered = True
-        parts = item.get("content")
-        if isinstance(parts, str):
-            parts = [{"type": "output_text", "text": parts}]
-        for index, part in enumerate(parts if isinstance(parts, list) else ()):
-            if isinstance(part, Mapping):
-                name = "refusal" if part.get("type") == "refusal" else "output_text"
-                if not {(key, name, index), (key, name, None)} & self._said:
-                    self._said.add((key, name, index))
-                    self._piece(name, part.get("refusal") if name == "refusal" else part.get("text"))
+        texts: dict[str, list[str]] = {"output_text": [], "refusal": []}
+        for part in _message_parts(item):
+            name = "refusal" if part.get("type") == "refusal" else "output_text"
+            text = part.get("refusal") if name == "refusal" else part.get("text")
+            texts[name].append(text if isinstance(text, str) else "")
+        for name, each in texts.items():
+            self._parts_of(key, name, each, open_only)
+        self._complete.add(key)
 
     def _thoughts(self, key: object, item: Mapping[str, Any]) -> None:
         self.answered = True
         for field, name in (("summary", "reasoning_summary_text"), ("content", "reasoning_text")):
             parts = item.get(field)
-            for index, part in enumerate(parts if isinstance(parts, list) else ()):
-                if isinstance(part, Mapping) and not {(key, name, index), (key, name, None)} & self._said:
-                    self._said.add((key, name, index))
-                    self._piece(name, part.get("text"))
+            found = [part.get("text") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+            self._parts_of(key, name, [each if isinstance(each, str) else "" for each in found], True)
+        self._complete.add(key)
 
     # --- the whole
 
@@ -290,13 +354,20 @@ class ResponsesInterpreter:
         output = response.get("output")
         streamed = list(self._layout)
         for index, item in enumerate(output if isinstance(output, list) else ()):
-            if index not in self._items and not _is_known(item, streamed):
+            if self._is_streamed and isinstance(item, Mapping) and item.get("type") == "message":
+                self._message(index, item, open_only=False)
+            elif index not in self._calls and not _is_known(item, streamed):
                 self._item(index, item, done=True)
         if isinstance(output, list):
             self.answered = True
+            if output:
+                self._output = {index: each for index, each in enumerate(output) if isinstance(each, Mapping)}
         reply = self.reply
-        if isinstance(usage := response.get("usage"), Mapping):
+        if isinstance(usage := response.get("usage"), dict):
             reply.usage = usage_of(usage)
+            if more := further_usage(usage):
+                reply.of_response["usage"] = more
+        replace_extras(reply.of_response, response, response.keys() - _OF_RESPONSE)
         reply.id = response["id"] if isinstance(response.get("id"), str) else None
         reply.model = response["model"] if isinstance(response.get("model"), str) else None
         details = response.get("incomplete_details")
@@ -311,7 +382,12 @@ class ResponsesInterpreter:
         self.ended = True
 
     def close(self) -> None:
-        """Keeps the order of the items where thoughts are among them, which the server wants to see again."""
+        """Keep what no field holds, and the order of the items where thoughts are among them.
+
+        The server wants to see that order again.
+        """
+        for item in self._output.values():
+            self._keep(item)
         thoughts = [each for each in self._layout if isinstance(each, dict) and self._can_return(each)]
         if not thoughts or not any(isinstance(each, Call) for each in self._layout):
             return
@@ -323,9 +399,40 @@ class ResponsesInterpreter:
                 layout.append(each)
         self.reply.attributes[LAYOUT] = layout
 
+    def _keep(self, item: Mapping[str, Any]) -> None:
+        """Keep what no field holds of a complete item: also whole items, of tools that ran on the server."""
+        reply, kind = self.reply, item.get("type")
+        if kind == "message":
+            add_extras(reply.of_message, item, item.keys() - _OF_ITEM)
+            for part in _message_parts(item):
+                if part.get("type") in _TEXT_PARTS:
+                    add_extras(reply.of_message, part, part.keys() - _OF_PART)
+                    add_extras(reply.of_response, part, part.keys() & {"logprobs"})
+                else:
+                    reply.unread.append(f"{part.get('type')} content")
+                    add_extras(reply.of_message, {"content_parts": [dict(part)]}, ("content_parts",))
+        elif kind not in ("function_call", "reasoning"):
+            reply.unread.append(f"{kind} item")
+            add_extras(reply.of_response, {"output_items": [dict(item)]}, ("output_items",))
+
     def _can_return(self, thought: dict[str, Any]) -> bool:
         """Whether the server can read a thought again: because it keeps it, or because it is sealed in the item."""
         return "encrypted_content" in thought or (self._stored and "id" in thought)
+
+
+def _message_parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    parts = item.get("content")
+    if isinstance(parts, str):
+        return [{"type": "output_text", "text": parts}]
+    return [each for each in parts if isinstance(each, Mapping)] if isinstance(parts, list) else []
+
+
+def _joined(parts: Mapping[object, list[str]]) -> str:
+    return "".join(piece for pieces in parts.values() for piece in pieces)
+
+
+def _part_of(value: Mapping[str, Any]) -> object:
+    return _first_key(value, "content_index", "summary_index")
 
 
 def _first_key(value: Mapping[str, Any], *names: str) -> Hashable | None:

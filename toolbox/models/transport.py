@@ -15,13 +15,12 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
-from urllib.parse import quote, quote_plus, urlsplit
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
 from ..execution import keep_inherited, renewed_after_fork
 from ..faults import hide_secrets
-from ..json_text import compact_json
 from .log_filter import hide_queries
 from .server_errors import http_error, redirect_error, request_id_in, shorten, transport_error
 
@@ -175,8 +174,7 @@ class Transport:
         found += [each.client.api_key for each in self._connections.values()]  # a key that a function gave
         # The scheme of a credential, as in "Bearer …", is not always repeated with it.
         words = [word for each in found if isinstance(each, str) for word in (each, *each.split())]
-        values = {each for each in words if len(each) >= SHORTEST_SECRET}
-        hide_secrets(error, {form for each in values for form in (each, quote(each), quote_plus(each), _in_json(each))})
+        hide_secrets(error, {each for each in words if len(each) >= SHORTEST_SECRET})
         shorten(error)
 
     def _connection(self) -> _Connection:
@@ -344,10 +342,6 @@ async def _close(connection: _Connection) -> None:
 def _url(base_url: Any, path: str) -> str:
     """The address as the package makes it of the two; ready made, it costs one parse less per request."""
     return str(base_url.copy_with(raw_path=base_url.raw_path + path.lstrip("/").encode()))
-
-
-def _in_json(text: str) -> str:
-    return compact_json(text)[1:-1]
 
 
 def _fault_of(response: Any) -> ModelProtocolError | None:

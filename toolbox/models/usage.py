@@ -26,6 +26,25 @@ def usage_of(usage: Mapping[str, Any]) -> TokenUsage | None:
     return TokenUsage(given or 0, made or 0, cached or 0, thought or 0)
 
 
+_KNOWN = frozenset(
+    {"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "total_tokens", "cached_tokens"}
+    | {"prompt_cache_hit_tokens", "prompt_cache_miss_tokens"}
+)
+_DETAILS = frozenset({"cached_tokens", "reasoning_tokens"})
+
+
+def further_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `TokenUsage` does not hold: costs, times, tokens of audio; without zeros."""
+    found: dict[str, Any] = {}
+    for name in usage.keys() - _KNOWN if len(usage) > 3 else ():
+        value = usage[name]
+        if isinstance(value, dict):
+            value = {key: each for key, each in value.items() if key not in _DETAILS and each}
+        if value:
+            found[name] = value
+    return found
+
+
 def _count(counts: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         count = counts.get(name)

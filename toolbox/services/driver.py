@@ -320,7 +320,7 @@ class Invocation:
             messages=effect.messages,
             tool_specifications=specifications,
             response_format=structure.response_format if structure is not None and mode == "schema" else None,
-            tool_choice=choice if specifications else None,
+            tool_choice=choice if specifications or parameters.get("tools") else None,
             parameters=parameters,
         )
 

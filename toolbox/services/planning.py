@@ -327,12 +327,14 @@ class _MethodReader:
         names = [tool.specification.name for tool in toolset.tools]
         if choice is None or choice in {*names, "auto", "none"} or providers_of(self.cls, self.options, self.name):
             return toolset
+        if self.options.parameters.get("tools") and choice in ("required", "any"):
+            return toolset  # of the server's own tools
         if not names:
             self.problem(
                 f"tool_choice is {choice!r}, but the method offers no tools",
                 "list tools in tools= or @toolbox(…), or remove tool_choice",
             )
-        elif choice != "required":
+        elif choice not in ("required", "any"):
             offered = ", ".join(repr(name) for name in names)
             self.problem(
                 f"tool_choice is {choice!r}, which is not the name of an offered tool",

@@ -1,0 +1,415 @@
+"""What a server sends and no field holds is kept in attributes; what a wire can say beyond texts is sent."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import pytest
+
+from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
+from tests.models.test_responses import events, response, text, whole
+from toolbox import (
+    AiMessage,
+    ChatRequest,
+    ChatResponse,
+    CompleteResponse,
+    IllegalConfigurationError,
+    ImageContent,
+    Message,
+    OpenAiChatModel,
+    ResponseFormat,
+    SystemMessage,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+    UserMessage,
+    create_ai_service,
+)
+from toolbox.transcripts import messages_from_json, messages_to_json
+
+pytestmark = pytest.mark.anyio
+
+HI = ChatRequest([UserMessage("Hi")])
+OK = completion({"content": "ok"})
+LOOK = ToolSpecification("look")
+MARK = {"type": "ephemeral"}
+CITED = {"type": "url_citation", "url_citation": {"url": "https://example.com", "title": "A", "start_index": 0}}
+PROBABLE = {"content": [{"token": "Hel", "logprob": -0.1}]}
+PROBABLE_TOO = {"content": [{"token": "lo", "logprob": -0.2}]}
+
+
+async def asked(
+    serve: Serve, reply: Scripted, streamed: bool = False, wire: Literal["chat", "responses"] = "chat"
+) -> ChatResponse:
+    server = await serve([reply])
+    model = OpenAiChatModel("m", server.url, "test", wire=wire, max_retries=0)
+    try:
+        if not streamed:
+            return await model.chat(HI)
+        *_, last = [event async for event in model.stream(HI)]
+        assert isinstance(last, CompleteResponse)
+        return last.response
+    finally:
+        await model.aclose()
+
+
+def choices(*messages: Any, **more: Any) -> Scripted:
+    each = [{"index": n, "message": message, "finish_reason": "stop"} for n, message in enumerate(messages)]
+    return Scripted(json.dumps({"id": "c", "choices": each, **more}).encode())
+
+
+# what is read, the reply, attributes of the response, attributes of the message
+READ: list[tuple[str, Scripted, dict[str, Any], dict[str, Any]]] = [
+    ("nothing", completion({"content": "Hello"}), {}, {}),
+    (
+        "the fields of OpenAI",
+        completion({"content": "Hello", "annotations": []}, created=7, system_fingerprint="fp", service_tier="default"),
+        {"created": 7, "system_fingerprint": "fp", "service_tier": "default"},
+        {},
+    ),
+    (
+        "citations of Perplexity",
+        completion({"content": "Hello"}, citations=["https://a"]),
+        {"citations": ["https://a"]},
+        {},
+    ),
+    ("annotations", completion({"content": "Hello", "annotations": [CITED]}), {}, {"annotations": [CITED]}),
+    (
+        "annotations of a stream",
+        stream(chunk({"content": "Hello", "annotations": [CITED]}), chunk({"annotations": [CITED]}), chunk({}, "stop")),
+        {},
+        {"annotations": [CITED, CITED]},
+    ),
+    (
+        "citations that each chunk repeats",
+        stream(*(chunk({"content": each}, citations=["https://a"]) for each in ("Hel", "lo")), chunk({}, "stop")),
+        {"citations": ["https://a"]},
+        {},
+    ),
+    (
+        "logprobs",
+        Scripted(
+            json.dumps(
+                {"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop", "logprobs": PROBABLE}]}
+            ).encode()
+        ),
+        {"logprobs": PROBABLE},
+        {},
+    ),
+    (
+        "logprobs of a stream",
+        stream(
+            {"choices": [{"index": 0, "delta": {"content": "Hel"}, "logprobs": PROBABLE}]},
+            {"choices": [{"index": 0, "delta": {"content": "lo"}, "logprobs": PROBABLE_TOO}]},
+            {"choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]},
+        ),
+        {"logprobs": {"content": [*PROBABLE["content"], *PROBABLE_TOO["content"]]}},
+        {},
+    ),
+    (
+        "further choices",
+        choices({"content": "Hello"}, {"role": "assistant", "content": "Hi"}),
+        {"choices": [{"index": 1, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]},
+        {},
+    ),
+    (
+        "further choices of a stream",
+        stream(
+            {"choices": [{"index": 0, "delta": {"content": "Hel"}}, {"index": 1, "delta": {"content": "H"}}]},
+            {"choices": [{"index": 1, "delta": {"content": "i"}, "finish_reason": None}]},
+            {"choices": [{"index": 0, "delta": {"content": "lo"}, "finish_reason": "stop"}]},
+            {"choices": [{"index": 1, "delta": {}, "finish_reason": "stop"}]},
+        ),
+        {"choices": [{"index": 1, "message": {"content": "Hi"}, "finish_reason": "stop"}]},
+        {},
+    ),
+    (
+        "costs and details of the usage",
+        completion(
+            {"content": "Hello"},
+            usage={
+                "prompt_tokens": 1,
+                "completion_tokens": 2,
+                "total_tokens": 3,
+                "cost": 0.5,
+                "prompt_tokens_details": {"cached_tokens": 1, "audio_tokens": 0, "video_tokens": 4},
+            },
+        ),
+        {"usage": {"cost": 0.5, "prompt_tokens_details": {"video_tokens": 4}}},
+        {},
+    ),
+    (
+        "audio of a stream",
+        stream(
+            chunk({"content": "Hello", "audio": {"id": "a", "data": "UklG", "transcript": "Hel"}}),
+            chunk({"audio": {"data": "Rg==", "transcript": "lo"}}),
+            chunk({}, "stop"),
+        ),
+        {},
+        {"audio": {"id": "a", "data": "UklGRg==", "transcript": "Hello"}},
+    ),
+    (
+        "a part of the content that is no text",
+        completion({"content": [{"type": "text", "text": "Hello"}, {"type": "reference", "reference_ids": [1]}]}),
+        {},
+        {"content_parts": [{"type": "reference", "reference_ids": [1]}]},
+    ),
+    (
+        "a refusal beside a text",
+        completion({"content": "Hello", "refusal": "No."}),
+        {},
+        {"refusal": "No."},
+    ),
+    (
+        "an unknown end",
+        completion({"content": "Hello"}, "pause"),
+        {"finish_reason": "pause"},
+        {},
+    ),
+    (
+        "a number that JSON does not have",
+        Scripted(b'{"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}], "score": NaN}'),
+        {"score": None},
+        {},
+    ),
+    (
+        "fields that would be sent back",
+        completion({"content": "Hello", "prefix": True, "cache_control": MARK, "name": "x", "reasoning_field": "role"}),
+        {},
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("what", "reply", "of_response", "of_message"), READ, ids=[each[0] for each in READ])
+async def test_what_no_field_holds_is_kept(
+    serve: Serve, what: str, reply: Scripted, of_response: dict[str, Any], of_message: dict[str, Any]
+) -> None:
+    found = await asked(serve, reply, streamed=reply.chunks is not None)
+
+    assert found.ai_message.text == "Hello"
+    assert found.attributes == of_response
+    assert found.ai_message.attributes == of_message
+    assert messages_from_json(messages_to_json([found.ai_message])) == (found.ai_message,)
+
+
+SEARCH = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "x"}}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_responses_wire_keeps_server_side_tools_annotations_and_tiers(serve: Serve, streamed: bool) -> None:
+    part = {"type": "output_text", "text": "Hello", "annotations": [CITED], "logprobs": PROBABLE["content"]}
+    message = {**text("Hello"), "phase": "final_answer", "content": [part]}
+    more = {"service_tier": "flex", "tools": [{"type": "web_search"}], "temperature": 1.0, "created_at": 7}
+    done = {"type": "response.completed", "response": response(SEARCH, message, **more)}
+    reply = (
+        events(
+            {"type": "response.output_item.done", "output_index": 0, "item": SEARCH},
+            {"type": "response.output_text.delta", "output_index": 1, "content_index": 0, "delta": "Hello"},
+            {"type": "response.output_item.done", "output_index": 1, "item": message},
+            done,
+        )
+        if streamed
+        else whole(SEARCH, message, **more)
+    )
+
+    found = await asked(serve, reply, streamed, "responses")
+
+    assert found.ai_message.text == "Hello"
+    assert found.attributes == {
+        "service_tier": "flex",
+        "created_at": 7,
+        "logprobs": PROBABLE["content"],
+        "output_items": [SEARCH],
+    }
+    assert found.ai_message.attributes == {"annotations": [CITED], "phase": "final_answer"}
+
+
+async def test_large_attributes_are_not_kept_in_the_message_and_very_large_ones_nowhere(serve: Serve) -> None:
+    message = {"content": "Hello", "annotations": [CITED], "images": ["x" * 100_000]}
+
+    found = await asked(serve, completion(message, debug="y" * 5_000_000, service_tier="flex"))
+
+    assert found.ai_message.attributes == {"annotations": [CITED]}
+    assert found.attributes == {"images": ["x" * 100_000], "service_tier": "flex", "left_out": ["debug"]}
+
+
+async def test_attributes_count_for_equality() -> None:
+    assert SystemMessage("a") == SystemMessage("a", attributes={})
+    assert SystemMessage("a", "developer") != SystemMessage("a")
+    assert UserMessage("a", name="Ann") != UserMessage("a", name="Bob")
+    assert UserMessage("a", attributes={"cache_control": MARK}) != UserMessage("a")
+    assert ChatResponse(AiMessage("a"), attributes={"x": 1}) != ChatResponse(AiMessage("a"))
+    with pytest.raises(ValueError, match="unknown role 'user'"):
+        SystemMessage("a", "user")  # type: ignore[arg-type]  # on purpose
+
+
+# --- what is sent
+
+IMAGE = ImageContent("https://example.com/a.png", detail="low")
+# the message, its form on the chat wire, its items on the Responses wire
+SENT: list[tuple[Message, dict[str, Any], list[dict[str, Any]]]] = [
+    (
+        SystemMessage("Be brief.", role="developer"),
+        {"role": "developer", "content": "Be brief."},
+        [{"role": "developer", "content": "Be brief."}],
+    ),
+    (
+        SystemMessage("Be brief.", name="rules", attributes={"cache_control": MARK}),
+        {"role": "system", "content": [{"type": "text", "text": "Be brief.", "cache_control": MARK}], "name": "rules"},
+        [{"role": "system", "content": "Be brief."}],
+    ),
+    (
+        UserMessage("Hi", name="Ann"),
+        {"role": "user", "content": "Hi", "name": "Ann"},
+        [{"role": "user", "content": "Hi"}],
+    ),
+    (
+        UserMessage(["Hi", "there"], attributes={"cache_control": MARK}),
+        {"role": "user", "content": [{"type": "text", "text": "Hi\nthere", "cache_control": MARK}]},
+        [{"role": "user", "content": "Hi\nthere"}],
+    ),
+    (
+        UserMessage(["Hi", IMAGE], attributes={"cache_control": MARK}),
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Hi"},
+                {"type": "image_url", "image_url": {"url": IMAGE.url, "detail": "low"}, "cache_control": MARK},
+            ],
+        },
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "Hi"},
+                    {"type": "input_image", "image_url": IMAGE.url, "detail": "low"},
+                ],
+            }
+        ],
+    ),
+    (
+        AiMessage("Once", attributes={"prefix": True, "annotations": [1]}),
+        {"role": "assistant", "content": "Once", "prefix": True},
+        [{"role": "assistant", "content": "Once"}],
+    ),
+    (
+        AiMessage("Once", attributes={"partial": True}, name="poet"),
+        {"role": "assistant", "name": "poet", "content": "Once", "partial": True},
+        [{"role": "assistant", "content": "Once"}],
+    ),
+    (
+        AiMessage("Once", attributes={"cache_control": MARK}),
+        {"role": "assistant", "content": [{"type": "text", "text": "Once", "cache_control": MARK}]},
+        [{"role": "assistant", "content": "Once"}],
+    ),
+    (
+        AiMessage(None, [ToolExecutionRequest("c", "look", "{}")], attributes={"cache_control": MARK}),
+        {
+            "role": "assistant",
+            "cache_control": MARK,
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+        },
+        [{"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}],
+    ),
+    (
+        ToolExecutionResultMessage("c", "look", "x", attributes={"cache_control": MARK}),
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "x", "cache_control": MARK}]},
+        [{"type": "function_call_output", "call_id": "c", "output": "x"}],
+    ),
+]
+
+
+async def sent(serve: Serve, request: ChatRequest, wire: Literal["chat", "responses"], **more: Any) -> dict[str, Any]:
+    server = await serve([OK if wire == "chat" else whole(text("ok"))])
+    model = OpenAiChatModel("m", server.url, "test", wire=wire, **more)
+    await model.chat(request)
+    await model.aclose()
+    return server.requests[0]
+
+
+@pytest.mark.parametrize(("message", "chat", "items"), SENT, ids=[repr(each[0])[:60] for each in SENT])
+async def test_a_message_says_what_the_wire_can_say(
+    serve: Serve, message: Message, chat: dict[str, Any], items: list[dict[str, Any]]
+) -> None:
+    assert (await sent(serve, ChatRequest([message]), "chat"))["messages"] == [chat]
+    assert (await sent(serve, ChatRequest([message]), "responses"))["input"] == items
+    assert messages_from_json(messages_to_json([message])) == (message,)
+
+
+async def test_a_response_format_has_a_description(serve: Serve) -> None:
+    schema = {"type": "object", "properties": {}}
+    request = ChatRequest(HI.messages, response_format=ResponseFormat("answer", schema, "The answer."))
+
+    assert (await sent(serve, request, "chat"))["response_format"]["json_schema"]["description"] == "The answer."
+    assert (await sent(serve, request, "responses"))["text"]["format"]["description"] == "The answer."
+
+
+def names_of(tools: Sequence[dict[str, Any]]) -> list[str]:
+    return [each.get("name") or each.get("function", {}).get("name") or each["type"] for each in tools]
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+@pytest.mark.parametrize(
+    ("own", "of_model", "of_request", "expected"),
+    [
+        ([LOOK], None, [{"type": "web_search"}], ["look", "web_search"]),
+        ([LOOK], [{"type": "mcp"}], [{"type": "web_search"}], ["look", "mcp", "web_search"]),
+        ([LOOK], [{"type": "mcp"}], None, ["look"]),
+        ([LOOK], [{"type": "mcp"}], "absent", ["look", "mcp"]),
+        ([LOOK], None, [], ["look"]),
+        ([], None, [{"type": "web_search"}], ["web_search"]),
+    ],
+)
+async def test_a_servers_own_tools_are_added(
+    serve: Serve, wire: Literal["chat", "responses"], own: Any, of_model: Any, of_request: Any, expected: list[str]
+) -> None:
+    parameters = {} if of_request == "absent" else {"tools": of_request}
+    of_its_own = {} if of_model is None else {"parameters": {"tools": of_model}}
+    body = await sent(
+        serve, ChatRequest(HI.messages, own, parameters=parameters, tool_choice="required"), wire, **of_its_own
+    )
+
+    assert names_of(body["tools"]) == expected
+    assert body["tool_choice"] == "required"
+
+
+async def test_no_tools_at_all_means_no_tool_choice(serve: Serve) -> None:
+    body = await sent(serve, ChatRequest(HI.messages, tool_choice="required"), "chat")
+
+    assert body.keys() == {"model", "messages"}
+
+
+@pytest.mark.parametrize(
+    ("wire", "tools", "expected"),
+    [
+        ("chat", [LOOK], "any"),
+        ("chat", [LOOK, ToolSpecification("any")], {"type": "function", "function": {"name": "any"}}),
+        ("responses", [LOOK], "required"),
+        ("responses", [ToolSpecification("any")], {"type": "function", "name": "any"}),
+    ],
+)
+async def test_any_is_a_tool_choice(
+    serve: Serve, wire: Literal["chat", "responses"], tools: list[ToolSpecification], expected: object
+) -> None:
+    assert (await sent(serve, ChatRequest(HI.messages, tools, tool_choice="any"), wire))["tool_choice"] == expected
+
+
+async def test_a_service_offers_its_tools_beside_the_servers(serve: Serve) -> None:
+    def look() -> str:
+        return "x"
+
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    server = await serve([OK] * 2)
+    model = OpenAiChatModel("m", server.url, "test")
+    more = {"tools": [{"type": "web_search"}]}
+    await create_ai_service(Desk, chat_model=model, tools=[look], parameters=more, tool_choice="any").ask("Hi")
+    await create_ai_service(Desk, chat_model=model, parameters=more, tool_choice="required").ask("Hi")
+    await model.aclose()
+
+    assert [names_of(each["tools"]) for each in server.requests] == [["look", "web_search"], ["web_search"]]
+    assert [each["tool_choice"] for each in server.requests] == ["any", "required"]
+    with pytest.raises(IllegalConfigurationError, match="the method offers no tools"):
+        create_ai_service(Desk, chat_model=model, tool_choice="required")
