@@ -22,6 +22,7 @@ LAYERS: dict[str, int] = {
     "toolbox.type_keys": 0,
     "toolbox.fast_dataclass": 0,
     "toolbox.json_text": 0,
+    "toolbox.printable": 0,
     "toolbox.schemas": 0,
     "toolbox.signatures": 0,
     "toolbox.errors": 1,

@@ -91,6 +91,7 @@ from .events import (
     ToolStartedEvent,
 )
 from .execution import blocking, non_blocking, run_on, run_on_thread
+from .printable import protect_logs as _protect_logs
 from .tools.marks import ReturnBehavior, tool, toolbox
 
 if TYPE_CHECKING:
@@ -153,6 +154,9 @@ _LOADED_WHEN_ASKED_FOR = {
     "tool_specifications_from": "tools.standalone",
     "tools_from": "tools.standalone",
 }
+
+
+_protect_logs()
 
 
 def __getattr__(name: str) -> object:

@@ -26,6 +26,7 @@ from .events import (
     ToolFailedEvent,
     ToolStartedEvent,
 )
+from .printable import for_line
 
 Facts = Mapping[str, Any]
 
@@ -82,7 +83,9 @@ class LoggingListener(EventListener):
         told = " ".join(f"{key}={_short(value)}" for key, value in facts.items() if value is not None)
         what = f"{where['service']}.{where['method']}" + (f" {where['tool']}" if where["tool"] else "")
         extra = {"event": name, **where, **facts}
-        self._logger.log(level, "%s: %s [%s] %s", name, what, where["invocation_id"], told, extra=extra)
+        self._logger.log(
+            level, "%s: %s [%s] %s", name, for_line(what), where["invocation_id"], for_line(told), extra=extra
+        )
 
 
 def _is_made_up(event: InvocationEvent) -> bool:

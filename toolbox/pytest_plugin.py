@@ -1,5 +1,7 @@
 """The pytest plugin: a container started for a test, a scripted model, overrides, a request scope, recordings.
 
+No test asks a model server unless it says so (`allow_model_requests`).
+
 Loads nothing of the library before a test asks for a fixture. Not here: assertions (`testing`), how traffic is recorded
 (`recordings`).
 """
@@ -8,13 +10,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -22,6 +27,7 @@ import pytest
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
+    from .chat import ChatModel
     from .container import Container
     from .di.scopes import RequestScope
     from .recordings import Recording
@@ -45,13 +51,135 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Where there is pytest-asyncio, its tests get fixtures that it runs."""
+    """Keep tests from model servers; where there is pytest-asyncio, its tests get fixtures that it runs."""
+    config.addinivalue_line("markers", f"{ALLOW}: lets the test send requests to model servers")
+    config.stash[_RULES] = _Rules()
     plugin = config.pluginmanager.get_plugin("asyncio")
     if (make := getattr(plugin, "fixture", None)) is not None:
         fixtures: Any = ModuleType("toolbox-asyncio")
         fixtures.started = make(name=f"{_STARTED}_asyncio")(_started)
         fixtures.scope = make(name=f"{_SCOPE}_asyncio")(_scope)
         config.pluginmanager.register(fixtures, "toolbox-asyncio")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Let the process ask model servers again."""
+    if (rules := config.stash.get(_RULES, None)) is not None:
+        rules.close()
+
+
+# --- requests to model servers
+
+ALLOW = "allow_model_requests"
+
+NEVER_REAL = (".invalid", ".test", ".example", ".localhost")
+"""Names that no server on the internet can have (RFC 2606)."""
+
+REFUSED = (
+    "a test asked the model server {url}; "
+    "use the fixture scripted_model to script the replies, "
+    "or allow the request: mark the test @pytest.mark.allow_model_requests"
+)
+
+
+class ModelRequestRefusedError(AssertionError):
+    """A test asked a model server without permission. `url` is the server's address."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url
+
+    def __str__(self) -> str:
+        return REFUSED.format(url=self.url)
+
+
+class _Rules:
+    """Decides for the running test which model is asked, and whether a model server may be.
+
+    A server on this machine that the test itself has started is not a model: it is refused only where the environment
+    named it when the run began, or where the test scripts its model.
+    """
+
+    def __init__(self) -> None:
+        from .models.permission import model_requests
+
+        self._before = model_requests.check, model_requests.stand_in
+        self._named = {value.rstrip("/") for name, value in os.environ.items() if name.endswith("BASE_URL")}
+        self.begin()
+        model_requests.check = self.check
+
+    def close(self) -> None:
+        """Restore the rules of the run around this one."""
+        from .models.permission import model_requests
+
+        model_requests.check, model_requests.stand_in = self._before
+
+    def begin(self, item: pytest.Item | None = None) -> None:
+        """Apply the rules of `item`, or those between two tests."""
+        from .models.permission import model_requests
+
+        names = getattr(item, "fixturenames", ())
+        self.is_allowed = item is not None and (item.get_closest_marker(ALLOW) is not None or ALLOW in names)
+        self._is_scripted = "scripted_model" in names
+        self.scripted: ScriptedChatModel | None = None
+        model_requests.stand_in = self.stand_in if self._is_scripted else None
+
+    def check(self, url: str) -> None:
+        """Raise `ModelRequestRefusedError` unless the running test may ask this server."""
+        if not (self.is_allowed or (_is_local(url) and url.rstrip("/") not in self._named and not self._is_scripted)):
+            raise ModelRequestRefusedError(url)
+
+    def stand_in(self, given: ChatModel | None) -> ChatModel | None:
+        """Return the test's scripted model for every model but those that the test has scripted itself."""
+        from .testing import ScriptedChatModel
+
+        if isinstance(given, ScriptedChatModel):
+            return None
+        if self.scripted is None:
+            raise AssertionError("a model was asked before the fixture scripted_model was made; request it earlier")
+        return self.scripted
+
+
+_RULES = pytest.StashKey[_Rules]()
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    if host == "localhost" or host.endswith(NEVER_REAL):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Apply the rules of each test to all of it, the fixtures of its class, module and session included."""
+    rules = item.config.stash[_RULES]
+    rules.begin(item)
+    try:
+        return (yield)
+    finally:
+        rules.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
+    """Remember the scripted model of the test, also when a fixture of the user's makes it."""
+    made = yield
+    if fixturedef.argname == "scripted_model":
+        request.config.stash[_RULES].scripted = made
+    return made
+
+
+@pytest.fixture
+def allow_model_requests(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Lets the test send requests to model servers, as the marker of this name does."""
+    rules = pytestconfig.stash[_RULES]
+    before, rules.is_allowed = rules.is_allowed, True
+    yield
+    rules.is_allowed = before
 
 
 # --- the container
@@ -93,9 +221,11 @@ def toolbox_unstarted_container(
     """
     container = toolbox_container_source
     models = dict(container.models)
-    stays = {} if "scripted_model" in request.fixturenames else models
-    scripted: ScriptedChatModel = request.getfixturevalue("scripted_model")
-    container.models.update({**dict.fromkeys(_model_names(container), scripted), **stays})
+    is_scripted = "scripted_model" in request.fixturenames
+    if is_scripted or not request.config.stash[_RULES].is_allowed:
+        scripted: ScriptedChatModel = request.getfixturevalue("scripted_model")
+        stays = {} if is_scripted else models
+        container.models.update({**dict.fromkeys(_model_names(container), scripted), **stays})
     if "toolbox_record" in request.fixturenames:
         _record_of(container).events.clear()
     try:
@@ -144,7 +274,11 @@ def toolbox_override(toolbox_unstarted_container: Container) -> Iterator[Overrid
 
 @pytest.fixture
 def scripted_model() -> ScriptedChatModel:
-    """A model that follows a script, and is every model of the test's container: `scripted_model.will_reply("Hi")`."""
+    """A model that follows a script, and stands for every model of the test: `scripted_model.will_reply("Hi")`.
+
+    It is asked by every container of the test, whenever that was started and whatever its models are, except where the
+    program gave a `ScriptedChatModel` itself.
+    """
     from .testing import ScriptedChatModel
 
     return ScriptedChatModel()

@@ -1,5 +1,6 @@
 """`toolbox chat` and `toolbox new`, as processes a user starts."""
 
+import ast
 import json
 import os
 import re
@@ -244,3 +245,73 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "not empty" in done.stderr + done.stdout
     assert [each.name for each in (tmp_path / "shop").iterdir()] == ["mine.txt"]
+
+
+# --- text from outside
+
+HOSTILE = "a\x1b[2Jb\x1b]52;c;cm0gLXJm\x07c\x1b]8;;http://evil.example\x1b\\\\d\x9b31me\x85f\u202eg\u2066h\x7fi\x00j\rk\u2028l\U000e0041m"
+SPEAKING = """
+from typing import Protocol
+from toolbox import AiMessage, Container, register_ai_service, tool
+from toolbox.testing import ScriptedChatModel, tool_call
+
+HOSTILE = {hostile}
+
+@tool
+def look(at: str) -> str:
+    '''Looks at things.'''
+    return "tool " + HOSTILE
+
+@tool
+def told() -> str:
+    return ""
+
+@register_ai_service(tools=look)
+class Assistant(Protocol):
+    async def chat(self, question: str) -> str: ...
+
+replies = [AiMessage(None, [tool_call("look", {{"at": HOSTILE}})]), "text " + HOSTILE, ValueError("error " + HOSTILE)]
+container = Container(models={{"default": ScriptedChatModel(replies)}})
+container.register(Assistant)
+"""
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_what_a_model_says_cannot_control_the_terminal(options: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "speaking.py").write_text(SPEAKING.format(hostile=ascii(HOSTILE)), encoding="utf-8")
+
+    done = toolbox(
+        "chat", "speaking:Assistant", *options, folder=tmp_path, typed="look\nagain\n", PYTHONIOENCODING="utf-8"
+    )
+
+    assert UNSAFE.findall(done.stdout) == []
+    for said in ("text a", "tool a", "error a"):
+        assert said in done.stdout
+    if options:
+        said = "".join(str(each.get("text", "")) for each in map(json.loads, done.stdout.splitlines()))
+        assert HOSTILE in said  # a program still reads what the model said
+    else:
+        assert r"\x1b]52;c;cm0gLXJm\x07" in done.stdout
+
+
+def test_a_folder_s_name_is_quoted_in_the_program_it_is_written_into(tmp_path: Path) -> None:
+    name = 'my """ + print("owned") + """ sho\\p {x}'
+
+    done = toolbox("new", name, folder=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    [module] = (tmp_path / name).glob("*.py")
+    program = module.read_text(encoding="utf-8")
+    compile(program, str(module), "exec")
+    [title] = re.findall(r"^app = FastAPI\(title=(.*)\)$", program, re.MULTILINE)
+    assert ast.literal_eval(title) == name
+    assert program.count("owned") == 1
+
+
+def test_a_folder_s_name_with_control_characters_is_refused(tmp_path: Path) -> None:
+    done = toolbox("new", "shop\nimport os", folder=tmp_path)
+
+    assert done.returncode == 2
+    assert "control characters" in done.stderr
+    assert list(tmp_path.iterdir()) == []

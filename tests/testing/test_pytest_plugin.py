@@ -1,10 +1,13 @@
 """The plugin in programs of users: each test writes a project and runs pytest on it, in a process of its own."""
 
+import http.server
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -437,3 +440,205 @@ def test_the_fixtures_tell_what_they_are_for() -> None:
         "toolbox_override",
     ):
         assert name in done.stdout
+
+
+# --- model servers
+
+SERVED = """
+from typing import Protocol
+from fastapi import FastAPI
+from toolbox import Container, OpenAiChatModel, register_ai_service
+from toolbox_fastapi import Inject, install
+
+@register_ai_service
+class Desk(Protocol):
+    async def ask(self, question: str) -> str: ...
+
+@register_ai_service(model="by_hand")
+class Other(Protocol):
+    async def ask(self, question: str) -> str: ...
+
+app = FastAPI()
+container = Container(models={"by_hand": OpenAiChatModel("gpt", "https://models.example.com/v1", "key")})
+install(app, container.register(Desk, Other))
+
+@app.get("/ask")
+async def ask(desk: Inject[Desk]) -> str:
+    return await desk.ask("Hello")
+
+@app.get("/other")
+async def other(other: Inject[Other]) -> str:
+    return await other.ask("Hello")
+"""
+CLIENT = """
+import warnings
+import pytest
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from fastapi.testclient import TestClient
+from served import app
+
+@pytest.fixture
+def client():
+    with TestClient(app) as client:
+        yield client
+"""
+
+
+@pytest.fixture
+def served(project: pytest.Pytester) -> pytest.Pytester:
+    """A project whose application asks the model that the environment names, and one made by hand."""
+    project.makepyfile(served=SERVED, conftest=CLIENT)
+    return project
+
+
+class ModelServer:
+    """A real server of the chat-completions wire on this machine; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        counting = self
+        body = json.dumps({"choices": [{"message": {"role": "assistant", "content": "real"}, "finish_reason": "stop"}]})
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                counting.asked += 1
+                self.rfile.read(int(self.headers["content-length"]))
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *rest: object) -> None: ...
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+
+
+@pytest.fixture
+def model_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
+    """The server that the environment names when the run begins."""
+    made = ModelServer()
+    thread = threading.Thread(target=made.server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("OPENAI_MODEL", "gpt")
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    monkeypatch.setenv("OPENAI_BASE_URL", made.url)
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+def test_a_scripted_model_answers_whatever_the_order_of_the_fixtures(
+    served: pytest.Pytester, model_server: ModelServer
+) -> None:
+    served.makepyfile("""
+        def test_the_application_has_started_before(client, scripted_model):
+            scripted_model.will_reply("one", "two")
+            assert client.get("/ask").json() == "one"
+            assert client.get("/other").json() == "two"
+
+        def test_the_model_is_there_before(scripted_model, client):
+            scripted_model.will_reply("one")
+            assert client.get("/ask").json() == "one"
+    """)
+    run(served).assert_outcomes(passed=2)
+    assert model_server.asked == 0
+
+
+def test_an_application_without_a_model_in_the_environment_starts_with_a_scripted_one(served: pytest.Pytester) -> None:
+    served.makepyfile("""
+        def test_it_answers(client, scripted_model):
+            scripted_model.will_reply("one")
+            assert client.get("/ask").json() == "one"
+    """)
+    run(served).assert_outcomes(passed=1)
+
+
+def test_no_model_server_is_asked_unless_the_test_allows_it(served: pytest.Pytester, model_server: ModelServer) -> None:
+    served.makepyfile("""
+        import pytest
+        from toolbox import ChatRequest, OpenAiChatModel, UserMessage
+
+        @pytest.mark.parametrize("path", ["/ask", "/other"])
+        def test_forgotten(client, path):
+            with pytest.raises(AssertionError, match="scripted_model.*allow_model_requests"):
+                client.get(path)
+
+        def test_by_hand():
+            import asyncio
+            model = OpenAiChatModel("gpt")
+            request = ChatRequest([UserMessage("Hello")])
+            with pytest.raises(AssertionError, match="scripted_model.*allow_model_requests"):
+                asyncio.run(model.chat(request))
+
+            async def stream():
+                async for _ in model.stream(request): ...
+
+            with pytest.raises(AssertionError, match="scripted_model.*allow_model_requests"):
+                asyncio.run(stream())
+    """)
+    run(served).assert_outcomes(passed=3)
+    assert model_server.asked == 0
+
+
+def test_a_test_can_allow_requests_to_model_servers(served: pytest.Pytester, model_server: ModelServer) -> None:
+    served.makepyfile("""
+        import pytest
+
+        @pytest.mark.allow_model_requests
+        def test_by_marker(client):
+            assert client.get("/ask").json() == "real"
+
+        def test_by_fixture(client, allow_model_requests):
+            assert client.get("/ask").json() == "real"
+
+        def test_the_next_one_is_refused_again(client):
+            with pytest.raises(AssertionError, match="scripted_model"):
+                client.get("/ask")
+
+        @pytest.mark.allow_model_requests
+        def test_a_container_for_the_test_keeps_its_models(toolbox_container):
+            import asyncio
+            from served import Desk
+            assert asyncio.run(toolbox_container.get(Desk).ask("Hello")) == "real"
+    """)
+    run(served, "-o", "toolbox_container=served:container").assert_outcomes(passed=4)
+    assert model_server.asked == 3
+
+
+def test_a_server_that_the_test_starts_itself_is_not_a_model(
+    served: pytest.Pytester, model_server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    served.makepyfile(f"""
+        import asyncio
+        from toolbox import ChatRequest, OpenAiChatModel, UserMessage
+
+        def test_a_local_wire():
+            model = OpenAiChatModel("gpt", {model_server.url!r})
+            reply = asyncio.run(model.chat(ChatRequest([UserMessage("Hello")])))
+            assert reply.ai_message.text == "real"
+    """)
+    run(served).assert_outcomes(passed=1)
+    assert model_server.asked == 1
+
+
+def test_a_container_with_a_script_of_its_own_keeps_it(served: pytest.Pytester) -> None:
+    served.makepyfile("""
+        import asyncio
+        from served import Desk
+        from toolbox import Container
+        from toolbox.testing import ScriptedChatModel
+
+        def test_two_scripts(scripted_model):
+            async def ask():
+                models = {"default": ScriptedChatModel(["its own"])}
+                async with Container(models=models).register(Desk) as container:
+                    return await container.get(Desk).ask("Hello")
+
+            assert asyncio.run(ask()) == "its own"
+    """)
+    run(served).assert_outcomes(passed=1)

@@ -26,6 +26,7 @@ from rich.markup import escape
 
 from ..container import Container
 from ..errors import Problem, ToolboxError
+from ..printable import for_json, for_terminal
 from ..signatures import read_signature
 
 _telling_json: ContextVar[bool] = ContextVar("toolbox.cli.json", default=False)
@@ -132,8 +133,8 @@ def is_container_factory(found: object) -> bool:
 def fail(message: str) -> NoReturn:
     """Ends the program with status 2, as for every wrong use."""
     if _telling_json.get():
-        typer.echo(json.dumps({"error": message}, ensure_ascii=False))
-    Console(stderr=True).print(f"toolbox: {escape(message)}", soft_wrap=True, highlight=False)
+        typer.echo(for_json(json.dumps({"error": message}, ensure_ascii=False)))
+    show(f"toolbox: {escape(message)}", stderr=True)
     raise typer.Exit(2)
 
 
@@ -142,28 +143,32 @@ def fail_in_program(message: str, error: Exception) -> NoReturn:
     told = traceback.TracebackException.from_exception(error)
     frames = [each for each in told.stack if not each.filename.startswith(_NOT_THE_PROGRAM)]
     told.stack = traceback.StackSummary.from_list(frames)
-    Console(stderr=True).print(f"{escape(''.join(told.format()))}", soft_wrap=True, highlight=False, end="")
+    show(escape("".join(told.format())), stderr=True, end="")
     fail(f"{message}: {type(error).__name__}, see above")
 
 
 _NOT_THE_PROGRAM = ("<frozen importlib", str(Path(importlib.__file__).parent), str(Path(__file__).parent))
 
 
-def show(text: str) -> None:
-    """Prints a line with rich's markup; a pipe gets it without colours and unbroken."""
-    Console().print(text, soft_wrap=True, highlight=False)
+def show(text: str, *, stderr: bool = False, end: str = "\n") -> None:
+    """Print a line with rich's markup; a pipe gets it without colours and unbroken.
+
+    Control characters become visible: what is shown may come from documents, servers and models.
+    """
+    Console(stderr=stderr).print(for_terminal(text), soft_wrap=True, highlight=False, emoji=False, end=end)
 
 
 def print_json(value: object) -> None:
     """Prints JSON, as it is in a pipe."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    typer.echo(for_json(json.dumps(value, ensure_ascii=False, indent=2, default=str)))
 
 
 def refuse(problems: Iterable[Problem]) -> None:
     """Ends the program with status 1 when there are problems, which it prints."""
     if problems := list(problems):
         if _telling_json.get():
-            typer.echo(json.dumps({"problems": [asdict(each) for each in problems]}, ensure_ascii=False, default=str))
+            told = json.dumps({"problems": [asdict(each) for each in problems]}, ensure_ascii=False, default=str)
+            typer.echo(for_json(told))
         for problem in problems:
-            Console(stderr=True).print(escape(str(problem)), soft_wrap=True, highlight=False)
+            show(escape(str(problem)), stderr=True)
         raise typer.Exit(1)

@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from ..errors import IllegalConfigurationError
 from ..overview import nodes_of
+from ..printable import for_terminal
 from ..services.declaration import service_options_of
 from .addresses import (
     container_of,
@@ -91,7 +92,7 @@ def graph(
     if as_json:
         print_json({"beans": [asdict(node) for node in nodes]})
     elif mermaid:
-        typer.echo("\n".join(mermaid_lines(nodes)))
+        typer.echo(for_terminal("\n".join(mermaid_lines(nodes))))
     else:
         for line in text_lines(nodes):
             show(line)

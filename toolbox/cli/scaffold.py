@@ -5,13 +5,16 @@ Not here: the command itself (`cli`).
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from importlib.machinery import PathFinder
 from keyword import iskeyword
 from pathlib import Path
 
-APP = '''"""{title}: a FastAPI service whose model may call our tools."""
+from ..printable import for_line
+
+APP = '''"""A FastAPI service whose model may call our tools."""
 
 from typing import Protocol
 
@@ -38,7 +41,7 @@ class Assistant(Protocol):
 
 
 container = Container().register(Assistant)
-app = FastAPI(title="{title}")
+app = FastAPI(title={quoted_title})
 install(app, container)
 
 
@@ -102,11 +105,13 @@ FILES = {
 def new_project(folder: Path) -> list[Path]:
     """Writes a project into `folder`, which is made; the files, in order.
 
-    Raises `FileExistsError` when the folder is not empty, `ValueError` when its name makes no Python module, or
-    one that would hide another.
+    Raises `FileExistsError` when the folder is not empty, `ValueError` when its name makes no Python module, one that
+    would hide another, or holds control characters.
     """
     title = folder.resolve().name
     package = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
+    if for_line(title) != title:
+        raise ValueError(f"invalid folder name {title!r}: it has control characters; choose another name")
     if not package.isidentifier() or iskeyword(package):
         raise ValueError(f"{title!r} cannot be the name of a Python module; begin it with a letter, and use no keyword")
     if is_taken(package):
@@ -116,11 +121,12 @@ def new_project(folder: Path) -> list[Path]:
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; choose another folder")
     name = package.replace("_", "-")
+    quoted = json.dumps(title, ensure_ascii=False)  # a JSON string is a Python string, too
     written = []
     for path, text in FILES.items():
         file = folder / path.format(package=package)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text.format(name=name, package=package, title=title), encoding="utf-8")
+        file.write_text(text.format(name=name, package=package, title=title, quoted_title=quoted), encoding="utf-8")
         written.append(file)
     return written
 

@@ -30,6 +30,7 @@ from ..chat import (
 )
 from ..container import Container
 from ..errors import ToolboxError
+from ..printable import for_json, for_terminal
 from ..services.declaration import ServiceOptions, service_options_of
 from ..services.driver import Invocation
 from ..services.outputs import Kind
@@ -161,7 +162,8 @@ class ShowText:
         self._print(f"[dim]{turns} {'turn' if turns == 1 else 'turns'} in {seconds:.0f} s[/]")
 
     def _print(self, text: str, end: str = "\n") -> None:
-        self._console.print(text, end=end, highlight=False, soft_wrap=True)
+        # What a model or a tool says must not control the terminal. Our own colours are markup, not characters.
+        self._console.print(for_terminal(text), end=end, highlight=False, soft_wrap=True, emoji=False)
 
 
 class ShowJson:
@@ -187,7 +189,7 @@ class ShowJson:
         self._print("end", {"turns": turns, "seconds": round(seconds, 3)})
 
     def _print(self, event: str, facts: dict[str, Any]) -> None:
-        print(to_json({"event": event, **facts}, fallback=str).decode(), file=self._out, flush=True)
+        print(for_json(to_json({"event": event, **facts}, fallback=str).decode()), file=self._out, flush=True)
 
 
 async def converse(container: Container, conversation: Conversation, read: Callable[[], str]) -> int:

@@ -20,6 +20,7 @@ from ..errors import (
     Problem,
 )
 from .answers import answer_stream
+from .permission import model_requests
 
 if TYPE_CHECKING:
     from ..settings import ModelSettings, ToolboxSettings
@@ -39,6 +40,10 @@ class NamedModels:
     def find(self, name: str | None = None) -> ChatModel:
         """The model of this name, or the default one. Raises `IllegalConfigurationError` when there is none."""
         wanted = name or DEFAULT_NAME
+        if model_requests.stand_in is not None:
+            instead = model_requests.stand_in(self._given.get(wanted))
+            if instead is not None:
+                return instead
         model = self._found.get(wanted)
         if model is None:
             if (problem := self.problem(name, f"model {wanted!r}")) is not None:
@@ -49,6 +54,8 @@ class NamedModels:
     def problem(self, name: str | None, where: str) -> Problem | None:
         """What is wrong with asking for this model; None if it can be had."""
         wanted = name or DEFAULT_NAME
+        if model_requests.stand_in is not None and wanted not in self._given:
+            return None
         if (fault := self._fault(wanted, where)) is not None:
             return fault
         for each in self._fallbacks(wanted):

@@ -22,6 +22,7 @@ from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
 from ..execution import keep_inherited, renewed_after_fork
 from ..faults import hide_secrets
 from .log_filter import hide_queries
+from .permission import model_requests
 from .server_errors import http_error, redirect_error, request_id_in, shorten, transport_error
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Transport:
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Received:
         """The reply to a request. Raises `ModelError`."""
+        self._check_permission()
         connection = self._connection()
         try:
             async with asyncio.timeout(self.settings.timeout), connection.limit:
@@ -136,6 +138,7 @@ class Transport:
     @contextlib.asynccontextmanager
     async def open(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> AsyncIterator[Stream]:
         """The reply as a stream, closed at the end of the block. Raises `ModelError`."""
+        self._check_permission()
         connection = self._connection()
         timeout = self.settings.timeout
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
@@ -176,6 +179,12 @@ class Transport:
         words = [word for each in found if isinstance(each, str) for word in (each, *each.split())]
         hide_secrets(error, {each for each in words if len(each) >= SHORTEST_SECRET})
         shorten(error)
+
+    def _check_permission(self) -> None:
+        """Ask a test run whether the server may be asked; a transport of the program's own is not a server."""
+        transport = self.settings.transport
+        if model_requests.check is not None and (transport is None or isinstance(transport, str)):
+            model_requests.check(self.settings.base_url.partition("?")[0])
 
     def _connection(self) -> _Connection:
         loop = asyncio.get_running_loop()
