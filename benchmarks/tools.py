@@ -37,7 +37,7 @@ from toolbox import (
 )
 from toolbox.events import Listeners
 from toolbox.execution import LoopRunner, Workers
-from toolbox.tools.invocation import ToolSurroundings, execute_tool
+from toolbox.tools.pipeline import ToolEnvironment, execute_tool
 from toolbox.tools.sources import read_tools
 
 ARGUMENTS = '{"city":"Valence","days":3,"unit":"C"}'
@@ -85,7 +85,8 @@ def in_a_service(container: Container, function: Any, *listeners: EventListener)
     """A call as the tool loop makes it."""
     [tool], problems = read_tools((function,), "benchmark")
     assert not problems
-    surroundings = ToolSurroundings(
+    environment = ToolEnvironment(
+        {tool.name: tool},
         InvocationContext(Container, "chat"),
         container,
         LoopRunner(Workers()),
@@ -93,7 +94,7 @@ def in_a_service(container: Container, function: Any, *listeners: EventListener)
         listeners=Listeners(listeners) if listeners else None,
     )
     request = ToolExecutionRequest("call_1", tool.specification.name, ARGUMENTS)
-    return lambda: execute_tool(tool, request, surroundings)
+    return lambda: execute_tool(request, environment)
 
 
 def traced() -> EventListener:

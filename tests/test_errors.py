@@ -83,7 +83,7 @@ def test_every_error_has_a_text_that_shows_no_repr_of_its_arguments(kind: type[E
 def test_what_is_an_error_of_the_library() -> None:
     outside = {kind.__name__ for kind in all_errors() if not issubclass(kind, errors.ToolboxError)}
 
-    assert outside == {"ToolRetry", "ToolAbort"}
+    assert outside == {"ToolRetry", "ToolAbort", "EndsInvocation"}
 
 
 def test_what_the_framework_says_of_itself() -> None:

@@ -10,14 +10,14 @@ import asyncio
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from itertools import count
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast
 
 from typing_extensions import TypeForm
 
@@ -25,6 +25,41 @@ from .chat import ToolExecutionRequest, UserMessage
 from .errors import IllegalConfigurationError, Problem
 
 T = TypeVar("T")
+
+
+# --- a context of its own for a piece of a task
+
+NOT_BEGUN: Any = object()
+"""What an `InContext` step that has not been begun waits for."""
+
+
+class InContext(Awaitable[T]):
+    """Awaits `step`, a coroutine or what is awaited like one, with every piece of its code run in `context`.
+
+    The context variables that it sets stay in that context; the task is the one that awaits this. `asked` is what the
+    step waits for, when it has been begun already.
+    """
+
+    __slots__ = ("_asked", "_context", "_step")
+
+    def __init__(self, context: Context, step: Any, asked: Any = NOT_BEGUN) -> None:
+        self._context, self._step, self._asked = context, step, asked
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        run, step, asked = self._context.run, self._step, self._asked
+        answer: Any = None
+        error: BaseException | None = None
+        while True:
+            if asked is not NOT_BEGUN:
+                answer, error = None, None
+                try:
+                    answer = yield asked
+                except BaseException as thrown:  # GeneratorExit too: the code inside decides what to do
+                    error = thrown
+            try:
+                asked = run(step.send, answer) if error is None else run(step.throw, error)
+            except StopIteration as stop:
+                return cast("T", stop.value)
 
 
 # --- parameters that are filled by the library, hidden from the model

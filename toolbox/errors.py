@@ -34,6 +34,13 @@ class ToolboxError(Exception):
     """The base of every error of this library."""
 
 
+class EndsInvocation(Exception):  # noqa: N818 - it marks errors of several kinds
+    """Marks the errors that end an invocation, and those around it: no handler and no interceptor keeps them back.
+
+    What the framework raises about itself is one, `ToolAbort` another.
+    """
+
+
 class _Timeout(ToolboxError, TimeoutError):  # noqa: N818 - not public
     """A `TimeoutError` that keeps all its facts: an `OSError` would keep no more than two of them."""
 
@@ -48,7 +55,7 @@ class _Timeout(ToolboxError, TimeoutError):  # noqa: N818 - not public
 # --- what the framework says of itself
 
 
-class FrameworkError(ToolboxError):
+class FrameworkError(ToolboxError, EndsInvocation):
     """What the library says of itself: of its configuration and its use. Never handled, never sent to a model."""
 
 
@@ -181,7 +188,7 @@ class ToolRetry(Exception):  # noqa: N818 - the contract's word
         self.text = text
 
 
-class ToolAbort(Exception):  # noqa: N818 - the contract's word
+class ToolAbort(EndsInvocation):
     """Raised by a tool: ends the invocation, and those around it, and reaches the caller unchanged."""
 
 

@@ -1,7 +1,7 @@
 """What happened in an invocation, as data, and who is told of it: `EventListener`.
 
-Events are told as they happen, in the context in which it happens. Not here: who tells them (`tools.observation`,
-`services.observation`), the events of a stream (`chat`), listeners that log (`logs`) or trace (`otel`).
+Events are told as they happen, in the context in which it happens. Not here: who tells them (`tools.pipeline`,
+`services.layers`), the events of a stream (`chat`), listeners that log (`logs`) or trace (`otel`).
 """
 
 from __future__ import annotations

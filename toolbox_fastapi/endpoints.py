@@ -34,7 +34,7 @@ from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream
 from toolbox.signatures import EMPTY, Unresolved, metadata_of, resolve
 from toolbox.tools.marks import toolbox_of
-from toolbox.tools.prepared import Tool
+from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
 
 from .exchanges import EXCHANGE_KEY, Exchange

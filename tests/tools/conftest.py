@@ -1,16 +1,15 @@
-"""What the tests of a single tool call share: surroundings with the real runner and a scope that notes its end."""
+"""What the tests of a single tool call share: an environment with the real runner and a scope that notes its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from toolbox import InvocationContext, MissingBeanError, ToolErrors, ToolExecutionRequest
 from toolbox.execution import LoopRunner, Workers
-from toolbox.tools.invocation import ToolOutcome, ToolSurroundings, execute_tool
-from toolbox.tools.prepared import Tool
+from toolbox.tools.pipeline import Tool, ToolEnvironment, ToolOutcome, execute_tool
 from toolbox.tools.sources import read_tools
 
 
@@ -61,16 +60,16 @@ class Bench:
         self.context = InvocationContext(Bench, "ask", memory_id="m1")
         self.max_result_chars: int | None = None
 
-    def surroundings(self) -> ToolSurroundings:
-        return ToolSurroundings(
-            self.context, self.scope, LoopRunner(self.workers), self.failures, self.max_result_chars
+    def environment(self, tools: Mapping[str, Tool]) -> ToolEnvironment:
+        return ToolEnvironment(
+            tools, self.context, self.scope, LoopRunner(self.workers), self.failures, self.max_result_chars
         )
 
     async def run(self, source: Any, arguments: str = "{}") -> ToolOutcome:
         """The outcome of one call of the only tool of `source`."""
         tool = tool_in(source)
         request = ToolExecutionRequest("1", tool.specification.name, arguments)
-        return await execute_tool(tool, request, self.surroundings())
+        return await execute_tool(request, self.environment({tool.name: tool}))
 
 
 def tool_in(source: Any) -> Tool:

@@ -35,7 +35,7 @@ from toolbox import (
     run_on,
     tool,
 )
-from toolbox.tools.invocation import answer_unknown_tool, execute_tool
+from toolbox.tools.pipeline import execute_tool
 
 from .conftest import Bench, NotedScope, tool_in
 
@@ -580,11 +580,12 @@ async def test_an_executor_may_refuse_its_arguments(bench: Bench) -> None:
 
 async def test_an_unknown_tool_is_raised_or_told(bench: Bench) -> None:
     request = ToolExecutionRequest("1", "extract_town", "{}")
+    tools = {"a": tool_in(failing(ValueError())), "b": tool_in(failing(ValueError()))}
 
     with pytest.raises(Exception, match="no tool 'extract_town'; offered: a, b"):
-        await answer_unknown_tool(request, ("a", "b"), bench.surroundings())
+        await execute_tool(request, bench.environment(tools))
     bench.failures = ToolErrors(on_unknown_tool=return_to_model)
-    outcome = await answer_unknown_tool(request, ("a", "b"), bench.surroundings())
+    outcome = await execute_tool(request, bench.environment(tools))
 
     assert outcome.message.text == "There is no tool named 'extract_town'. The tools are: a, b."
     assert outcome.execution.is_error
@@ -609,9 +610,9 @@ async def test_many_calls_at_once_do_not_disturb_each_other(bench: Bench) -> Non
         return [n, current.request.arguments == context.request.arguments == f'{{"n":{n}}}']
 
     made = tool_in(echo)
-    surroundings = bench.surroundings()
+    environment = bench.environment({made.name: made})
     outcomes = await asyncio.gather(
-        *(execute_tool(made, ToolExecutionRequest(str(n), "echo", f'{{"n":{n}}}'), surroundings) for n in range(100))
+        *(execute_tool(ToolExecutionRequest(str(n), "echo", f'{{"n":{n}}}'), environment) for n in range(100))
     )
 
     assert [each.execution.result_object for each in outcomes] == [[n, True] for n in range(100)]

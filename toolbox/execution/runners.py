@@ -1,6 +1,6 @@
 """Runs the parts of one invocation where they belong: for an asynchronous method, and for a synchronous one.
 
-Not here: the places themselves (`threads`), what is run (`tools.invocation`), for whom (`services`).
+Not here: the places themselves (`threads`), what is run (`tools.pipeline`), for whom (`services`).
 """
 
 from __future__ import annotations

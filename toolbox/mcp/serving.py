@@ -23,7 +23,7 @@ from ..execution import non_blocking
 from ..json_text import compact_json
 from ..tools.failures import ToolErrors, hide_details, return_to_model
 from ..tools.members import Member, members_of, read_member
-from ..tools.prepared import Tool
+from ..tools.pipeline import Tool
 from ..tools.sources import bean_types, clashes, read_tools
 from .structured import StructuredOutput
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 from ..chat import ImageContent, TextContent, ToolExecutionResult
 from ..signatures import EMPTY, Unresolved
 from ..tools.codec import awaited
-from ..tools.prepared import Tool
+from ..tools.pipeline import Tool
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -15,7 +15,7 @@ from ..di.points import MISSING, point_of
 from ..errors import Problem
 from ..events import EventListener
 from ..tools.marks import toolbox_of
-from ..tools.prepared import InjectedParameter, Tool
+from ..tools.pipeline import InjectedParameter, Tool
 from ..tools.sources import bean_types, read_tools
 from ..type_keys import class_of
 from .declaration import service_options_of

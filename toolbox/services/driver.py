@@ -2,7 +2,7 @@
 
 One asynchronous generator does it for all kinds of method; who iterates it decides the rest (`implementation`: to the
 end; `streams`: step by step). Not here: what a caller gets of it (`outcomes`), what follows from what (`loop`), a
-single tool call (`tools.invocation`).
+single tool call (`tools.pipeline`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..context import (
 from ..errors import InvocationTimeoutError
 from ..execution import CallerRunner, LoopRunner
 from ..models.answers import answer_stream, no_response, response_of
-from ..tools.invocation import ToolSurroundings
+from ..tools.pipeline import ToolEnvironment
 from .host import ServiceHost
 from .loop import (
     CallModel,
@@ -166,7 +166,7 @@ class Invocation:
                     if observation is not None:
                         model = observation.of(model)
                     rules = self.plan.rules(toolset, mode)
-                    surroundings = self._surroundings()
+                    surroundings = self._surroundings(toolset)
                     self.state, effect = await self._begin(history, mode)
                     while isinstance(effect, (CallModel, RunTools)):
                         if isinstance(effect, CallModel) and not self.streaming:
@@ -255,8 +255,9 @@ class Invocation:
 
     # --- tools
 
-    def _surroundings(self) -> ToolSurroundings:
-        return ToolSurroundings(
+    def _surroundings(self, toolset: Toolset) -> ToolEnvironment:
+        return ToolEnvironment(
+            tools=toolset.by_name,
             context=self.context,
             scope=self.host.scope,
             runner=self.runner,
@@ -265,9 +266,9 @@ class Invocation:
             listeners=self.host.listeners,
         )
 
-    def _new_round(self, toolset: Toolset, surroundings: ToolSurroundings) -> Round:
+    def _new_round(self, toolset: Toolset, surroundings: ToolEnvironment) -> Round:
         together = bool(self.plan.options.concurrent_tools)
-        return Round(toolset, surroundings, together=together, at_once=self.host.max_concurrent_tools)
+        return Round(surroundings, together=together, at_once=self.host.max_concurrent_tools)
 
     # --- asking the model
 
@@ -280,7 +281,7 @@ class Invocation:
         model: ChatModel,
         toolset: Toolset,
         rules: Rules,
-        surroundings: ToolSurroundings,
+        surroundings: ToolEnvironment,
         request: ChatRequest,
     ) -> AsyncGenerator[ServiceEvent, None]:
         """Asks the model and follows its reply, which may start tools before it is complete."""
@@ -331,7 +332,7 @@ class Invocation:
     # --- running the tools
 
     async def _run(
-        self, toolset: Toolset, rules: Rules, surroundings: ToolSurroundings, effect: RunTools
+        self, toolset: Toolset, rules: Rules, surroundings: ToolEnvironment, effect: RunTools
     ) -> AsyncGenerator[ServiceEvent, None]:
         requests = effect.requests
         immediate = all(each.name in rules.immediate for each in requests)

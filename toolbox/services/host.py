@@ -15,7 +15,7 @@ from ..errors import Problem
 from ..events import Listeners
 from ..execution import Workers
 from ..tools.failures import ToolErrors
-from ..tools.prepared import Tool
+from ..tools.pipeline import Tool
 from .memory import ChatMemories
 from .running import Running
 

@@ -31,13 +31,7 @@ from ..execution import (
     unknown_executor,
 )
 from ..tools.failures import ToolErrors
-from ..tools.invocation import (
-    ToolOutcome,
-    ToolSurroundings,
-    answer_unknown_tool,
-    execute_tool,
-)
-from ..tools.prepared import Tool
+from ..tools.pipeline import Tool, ToolEnvironment, ToolOutcome, execute_tool
 from ..tools.sources import bean_types
 from .checks import injection_problems, store_problems, tool_bean_problems
 from .declaration import CallLimits, ServiceOptions, service_options_of
@@ -193,7 +187,8 @@ class ContainerHost:
         is set. Raises as `execute_tool` does.
         """
         outer = current_invocation.get()
-        surroundings = ToolSurroundings(
+        environment = ToolEnvironment(
+            tools=tools,
             context=InvocationContext(
                 caller,
                 request.name,
@@ -207,10 +202,7 @@ class ContainerHost:
             max_result_chars=self.limits.max_result_chars,
             listeners=self.listeners,
         )
-        tool = tools.get(request.name)
-        if tool is None:
-            return await answer_unknown_tool(request, tuple(tools), surroundings)
-        return await execute_tool(tool, request, surroundings)
+        return await execute_tool(request, environment)
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """One conversation of a service."""

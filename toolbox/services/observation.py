@@ -1,6 +1,6 @@
 """Tells listeners what an invocation and the model it asks do.
 
-Not here: tool calls (`toolbox.tools.observation`), what is told (`toolbox.events`).
+Not here: tool calls (`toolbox.tools.pipeline`), what is told (`toolbox.events`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ..chat import UserMessage
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem
 from ..execution import BLOCKING, COROUTINE, Runner, is_async
-from ..tools.prepared import Tool
+from ..tools.pipeline import Tool
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools
 from ..type_keys import type_name
 from .host import ServiceHost

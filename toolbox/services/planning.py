@@ -17,7 +17,7 @@ from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
-from ..tools.prepared import InjectedParameter, Tool
+from ..tools.pipeline import InjectedParameter, Tool
 from ..tools.sources import read_tools
 from ..type_keys import arguments_for, substitute, type_name
 from .declaration import (

@@ -17,7 +17,7 @@ from ..context import current_invocation
 from ..errors import IllegalConfigurationError, Problem
 from ..tools.failures import ToolErrors
 from ..tools.marks import ReturnBehavior
-from ..tools.prepared import InjectedParameter, Tool
+from ..tools.pipeline import InjectedParameter, Tool
 from ..tools.sources import clashes, read_tools
 from ..type_keys import type_name
 from .declaration import SERVICE_MARK, CallLimits, MessageFunction, ServiceOptions

@@ -1,6 +1,6 @@
 """The tool calls of one reply: one after another, or together, with what happens told as it happens.
 
-Not here: a single tool call (`tools.invocation`), what follows from the results (`loop`).
+Not here: a single tool call (`tools.pipeline`), what follows from the results (`loop`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from collections.abc import AsyncGenerator, Sequence
 
 from ..chat import BeforeToolExecution, ServiceEvent, ToolExecuted, ToolExecutionRequest
 from ..execution import CallerRunner
-from ..tools.invocation import ToolOutcome, ToolSurroundings, answer_unknown_tool, execute_tool
-from .plans import Toolset
+from ..tools.pipeline import ToolEnvironment, ToolOutcome, execute_tool
 
 
 class Round:
     """The tool calls of one reply: one after another, or together."""
 
-    def __init__(self, toolset: Toolset, surroundings: ToolSurroundings, *, together: bool, at_once: int) -> None:
-        self._toolset, self._surroundings = toolset, surroundings
+    def __init__(self, surroundings: ToolEnvironment, *, together: bool, at_once: int) -> None:
+        self._surroundings = surroundings
         self._together = together
         self._started: dict[int, asyncio.Task[ToolOutcome]] = {}
         self._events: asyncio.Queue[ServiceEvent | None] = asyncio.Queue()
@@ -104,10 +103,7 @@ class Round:
             return outcome
 
     async def _execute(self, request: ToolExecutionRequest) -> ToolOutcome:
-        tool = self._toolset.by_name.get(request.name)
-        if tool is None:
-            return await answer_unknown_tool(request, tuple(self._toolset.by_name), self._surroundings)
-        return await execute_tool(tool, request, self._surroundings)
+        return await execute_tool(request, self._surroundings)
 
 
 def _has_failed(task: asyncio.Task[ToolOutcome]) -> bool:

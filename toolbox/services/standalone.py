@@ -13,16 +13,15 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
 from time import monotonic
-from types import TracebackType
 from typing import Any, TypeVar
 
 from typing_extensions import TypeForm
 
 from ..chat import ChatModel
-from ..context import ActiveScope, CallScope
+from ..context import ActiveScope
 from ..di.beans import read_class
 from ..di.points import MISSING
-from ..errors import IllegalConfigurationError, MissingBeanError, Problem
+from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
 from ..execution import (
     ExecutionModel,
@@ -34,7 +33,8 @@ from ..execution import (
 )
 from ..models.selection import no_model
 from ..tools.failures import ToolErrors
-from ..tools.prepared import InjectedParameter, Tool
+from ..tools.pipeline import InjectedParameter, Tool
+from ..tools.standalone import NO_SCOPE
 from ..type_keys import type_name
 from .declaration import ServiceOptions, names_around, options_for
 from .implementation import implementation_of
@@ -47,40 +47,6 @@ from .running import Running
 T = TypeVar("T")
 
 logger = logging.getLogger("toolbox.services")
-
-
-class _Nothing:
-    """A call scope in which nothing is made."""
-
-    def __enter__(self) -> CallScope:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def close_here(self, error: BaseException | None) -> None: ...
-
-    async def aclose(self, error: BaseException | None) -> None: ...
-
-
-_NOTHING = _Nothing()
-
-
-class _NoBeans:
-    """The scope of a program without a container."""
-
-    def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        """See `ActiveScope`."""
-        raise MissingBeanError(f"{getattr(wanted, '__name__', wanted)} (this service was made without a container)")
-
-    async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        return self.get(wanted, name)
-
-    async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None: ...
-
-    def open_call_scope(self) -> CallScope:
-        return _NOTHING
 
 
 class _Process:
@@ -146,7 +112,7 @@ class _Host:
         self._memories = ChatMemories(InMemoryChatMemoryStore())
         self.workers = _process.workers
         self.running = Running()
-        self.scope: ActiveScope = _NoBeans()
+        self.scope: ActiveScope = NO_SCOPE
         self.failures = ToolErrors()
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:

@@ -7,12 +7,12 @@ Not here: what the steps do (`driver`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
-from contextvars import Context, copy_context
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
 from ..chat import ServiceEvent
-from ..context import WhileCallerWaits, current_invocation, given_up_with_outer
+from ..context import NOT_BEGUN, InContext, WhileCallerWaits, current_invocation, given_up_with_outer
 from ..execution import CallerRunner, on_event_loop, refuse_on_event_loop
 from .driver import Invocation
 from .memory import Caller, caller_here
@@ -20,37 +20,6 @@ from .outcomes import within
 from .outputs import TokenStream
 
 T = TypeVar("T")
-
-
-_NOT_BEGUN = object()
-
-
-class _InContext(Awaitable[T]):
-    """Awaits a step, an awaitable that is its own iterator, with every piece of its code run in `context`.
-
-    `asked` is what it waits for, when it has been begun already.
-    """
-
-    __slots__ = ("_asked", "_context", "_step")
-
-    def __init__(self, context: Context, step: Any, asked: Any = _NOT_BEGUN) -> None:
-        self._context, self._step, self._asked = context, step, asked
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        run, step, asked = self._context.run, self._step, self._asked
-        answer: Any = None
-        error: BaseException | None = None
-        while True:
-            if asked is not _NOT_BEGUN:
-                answer, error = None, None
-                try:
-                    answer = yield asked
-                except BaseException as thrown:  # GeneratorExit too: the code inside decides what to do
-                    error = thrown
-            try:
-                asked = run(step.send, answer) if error is None else run(step.throw, error)
-            except StopIteration as stop:
-                return cast("T", stop.value)
 
 
 class ServiceStream(AsyncIterator[T], Generic[T]):
@@ -112,7 +81,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             self._ended = invocation.host.running.open_stream(self)
         self._taken_by = task = asyncio.current_task(self._loop)
         step: Any = None
-        asked: Any = _NOT_BEGUN
+        asked: Any = NOT_BEGUN
         cancelling = 0
         try:
             if invocation.deadline is None:
@@ -126,7 +95,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             with WhileCallerWaits(), invocation.host.running.task(invocation.label):
                 async with within(invocation):
                     # Made no earlier: since 3.13 a step that a limit keeps from being taken is complained of.
-                    return await _InContext(self._context, step or self._steps.__anext__(), asked)
+                    return await InContext(self._context, step or self._steps.__anext__(), asked)
         except BaseException as error:
             await self._close()  # a limit may have passed between two steps
             # Someone else may have cancelled the task as well, and then it stays cancelled.
@@ -181,7 +150,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         self._closing = True
         self._has_no_reader()
         try:
-            await _InContext(self._context, self._steps.aclose())
+            await InContext(self._context, self._steps.aclose())
         finally:
             self._end()
 

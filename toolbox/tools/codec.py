@@ -1,7 +1,7 @@
 """Turns the JSON text of a call into a tool's arguments, and what a tool returns into text for the model.
 
 Everything is decided when a tool is described; a call costs one validation. Not here: the repairs of broken JSON
-(`toolbox.json_text`), the parameters that the model does not fill (`invocation`).
+(`toolbox.json_text`), the parameters that the model does not fill (`pipeline`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 from pydantic_core import to_json, to_jsonable_python
 
 from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResult, joined_text
-from ..errors import FrameworkError, ToolAbort, ToolArgumentsError, ToolResultError, ToolRetry
+from ..errors import EndsInvocation, ToolArgumentsError, ToolResultError, ToolRetry
 from ..execution import returns_awaitable
 from ..faults import COUNTED, faults_of
 from ..json_text import arguments_text, as_wanted, value_text
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
 # What user code may raise to be heard beyond the tool.
-_PASSED_ON = (FrameworkError, ToolAbort, ToolRetry)
+_PASSED_ON = (EndsInvocation, ToolRetry)
 
 SUCCESS = "Success"
 # What returns most often, and is nothing but its value.

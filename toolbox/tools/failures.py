@@ -1,6 +1,6 @@
 """What becomes of a tool call that went wrong: the handlers, ready ones among them, and their defaults.
 
-Not here: telling what went wrong, calling a handler where it belongs (`invocation`).
+Not here: telling what went wrong, calling a handler where it belongs (`pipeline`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds the tools of classes and functions, and makes each of them callable: everything decided that can be.
 
-Not here: what a tool is to a model (`specification`), calling one (`invocation`), lists of tools (`sources`).
+Not here: what a tool is to a model (`specification`), calling one (`pipeline`), lists of tools (`sources`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from ..errors import Problem
 from ..execution import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..signatures import EMPTY, Unresolved
 from ..type_keys import arguments_for
-from .calls import is_called_otherwise, member_of
 from .codec import ArgumentDecoder, ResultEncoder
 from .marks import ToolMark, tool_mark_of
 from .parameters import Role, Taken, ToolParameter, read_parameters
-from .prepared import InjectedParameter, Tool
+from .pipeline import InjectedParameter, Tool, has_own_tool_calls, member_of
 from .specification import describe_tool
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
@@ -113,7 +112,7 @@ def read_function(function: Any, problems: list[Problem]) -> Tool | None:
     execution = getattr(function, EXECUTION_MARK, None) or getattr(inner, EXECUTION_MARK, None)
     reading = _Reading(inner, where, mark, execution, getattr(inner, "__doc__", None), problems)
     taken = read_parameters(called, where, mark.local_names, problems, bound=False)
-    if instance is not None and is_called_otherwise(instance):
+    if instance is not None and has_own_tool_calls(instance):
         called = member_of(instance, own_name)
     return reading.tool(taken, called, None, "", instance)
 
@@ -145,7 +144,7 @@ class _Reading:
         if described is None or len(problems) > self._found_before:
             return None
         # A service runs as a tool without memory, and so needs no id.
-        without_memory = instance is not None and is_called_otherwise(instance)
+        without_memory = instance is not None and has_own_tool_calls(instance)
         parameters = taken.parameters
         return Tool(
             specification=described.specification,

@@ -1,6 +1,6 @@
 """Reads whatever may hold tools - class, object, function, mapping, ready tool - into one list of tools.
 
-Not here: the tools of one class (`members`), calling one (`invocation`), tools without a service (`standalone`).
+Not here: the tools of one class (`members`), calling one (`pipeline`), tools without a service (`standalone`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..signatures import takes
 from .codec import ResultEncoder
 from .marks import ReturnBehavior
 from .members import members_of, read_function, read_member
-from .prepared import Tool
+from .pipeline import Tool
 from .specification import limit_problems, name_problems
 
 

@@ -1,32 +1,60 @@
 """Tools without a service: their specifications, and executors that work by themselves.
 
-For programs that talk to a model by hand. Not here: a call inside a service (`invocation`).
+For programs that talk to a model by hand. Not here: how a call goes (`pipeline`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import nullcontext
-from typing import Any, overload
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from typing_extensions import TypeForm
 
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutor, ToolSpecification
-from ..context import InvocationContext
-from ..errors import (
-    FrameworkError,
-    IllegalConfigurationError,
-    Problem,
-    ScopeNotActiveError,
-    ToolAbort,
-    ToolArgumentsError,
-    ToolTimeoutError,
-)
-from .codec import printable
-from .failures import message_of
+from ..context import CallScope, Cancellation, InvocationContext
+from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError, ToolTimeoutError
+from ..execution import Execution, Finish
+from .codec import cut
+from .failures import DEFAULTS
 from .members import read_function
-from .prepared import Tool
+from .pipeline import NoService, Tool, ToolEnvironment, answer, error_result
 from .sources import is_function, read_tools
+
+T = TypeVar("T")
+
+
+class _EmptyScope:
+    """The scope of a program without a container, and the call scope below it: there are no beans."""
+
+    def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        """See `ActiveScope`."""
+        raise MissingBeanError(f"{getattr(wanted, '__name__', wanted)} (this service was made without a container)")
+
+    async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        return self.get(wanted, name)
+
+    async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None: ...
+
+    def open_call_scope(self) -> CallScope:
+        return self
+
+    def __enter__(self) -> CallScope:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def close_here(self, error: BaseException | None) -> None: ...
+
+    async def aclose(self, error: BaseException | None) -> None: ...
+
+
+NO_SCOPE = _EmptyScope()
 
 
 def tool_specifications_from(class_or_object: object) -> list[ToolSpecification]:
@@ -93,57 +121,102 @@ def _tool_of(function: Any) -> Tool:
 class StandaloneExecutor:
     """Runs one tool where it is called. Its time-out holds for asynchronous tools: a thread cannot be stopped."""
 
-    __slots__ = ("tool",)
+    __slots__ = ("_environment", "_own_context", "_running", "tool")
 
     def __init__(self, tool: Tool) -> None:
-        self.tool = tool
+        self.tool = self._running = tool
+        runner = _CallingRunner(tool)
+        if not tool.execution.is_coroutine and tool.timeout is not None:
+            self._running = replace(tool, timeout=None)  # what it returns may be awaitable: the runner limits that
+        self._environment = ToolEnvironment({tool.name: tool}, _NO_INVOCATION, NO_SCOPE, runner, DEFAULTS)
+        hidden = tool.memory_id_names or tool.context_names or tool.decode is None
+        self._own_context = bool(hidden) or tool.timeout is not None
 
     def __call__(self, request: ToolExecutionRequest, memory_id: Any = None) -> Any:
-        """The result; for an asynchronous tool an awaitable of it."""
-        try:
-            value = self._start(request, memory_id)
-            if inspect.isawaitable(value):
-                return self._awaited(value, request)
-            return self.tool.encode(value).as_result()
-        except Exception as error:
-            return _error_result(error, request)
-
-    def _start(self, request: ToolExecutionRequest, memory_id: Any) -> Any:
+        """Return the result; for an asynchronous tool, an awaitable of it."""
         tool = self.tool
-        assert tool.function is not None
-        if tool.decode is None:
-            return tool.function(request, memory_id)
         if tool.injected:
             wanted = ", ".join(each.name for each in tool.injected)
             raise ScopeNotActiveError(f"{tool.where} ({wanted})", "its beans are a container's, and this is none")
-        arguments = tool.decode(request)
-        arguments |= dict.fromkeys(tool.memory_id_names, memory_id)
-        if tool.context_names:
-            context = InvocationContext.current()
-            inside = context.in_tool(request) if context is not None else None
-            arguments |= dict.fromkeys(tool.context_names, inside)
-        positional = [arguments.pop(name, default) for name, default in tool.positional]
-        return tool.function(*positional, **arguments)
-
-    async def _awaited(self, value: Any, request: ToolExecutionRequest) -> ToolExecutionResult:
-        timeout = self.tool.timeout
+        steps = self._steps(request, memory_id)
+        if tool.execution.is_coroutine:
+            return steps
         try:
-            limit = asyncio.timeout(timeout) if timeout is not None else None
-            try:
-                async with limit or nullcontext():
-                    returned = await value
-            except TimeoutError:
-                if limit is None or timeout is None or not limit.expired():
-                    raise
-                raise ToolTimeoutError(self.tool.specification.name, timeout) from None
-            return self.tool.encode(returned).as_result()
+            steps.send(None)
+        except StopIteration as stop:
+            return stop.value
+        return _Rest(steps)
+
+    async def _steps(self, request: ToolExecutionRequest, memory_id: Any) -> ToolExecutionResult:
+        context = _context_for(request, memory_id) if self._own_context else _NO_INVOCATION
+        try:
+            encoded = await answer(self._running, request, context, self._environment)
         except Exception as error:
-            return _error_result(error, request)
+            encoded = await error_result(error, request, context.in_tool(request), self._environment)
+        limit = self.tool.max_result_chars
+        if limit is not None and len(encoded.text) > limit:
+            text, contents = cut(encoded.text, tuple(encoded.contents), limit)
+            return replace(encoded.as_result(), text=text, contents=contents)
+        return encoded.as_result()
 
 
-def _error_result(error: Exception, request: ToolExecutionRequest) -> ToolExecutionResult:
-    if isinstance(error, (FrameworkError, ToolAbort)):
-        raise error
-    if isinstance(error, ToolArgumentsError) and error.request is request:
-        raise error
-    return ToolExecutionResult(printable(message_of(error)), is_error=True)
+_NO_INVOCATION = InvocationContext(NoService, "")
+
+
+def _context_for(request: ToolExecutionRequest, memory_id: Any) -> InvocationContext:
+    """Return the context of a call that belongs to no service, or to the one whose code makes it."""
+    outer = InvocationContext.current()
+    if outer is None:
+        return InvocationContext(NoService, request.name, memory_id, request=request)
+    return replace(outer, memory_id=memory_id, request=request, cancellation=Cancellation())
+
+
+class _CallingRunner:
+    """Calls a `def` tool right here; of one that returns an awaitable, the caller gets an awaitable of the result."""
+
+    def __init__(self, tool: Tool) -> None:
+        self._tool = tool
+
+    async def run(
+        self,
+        execution: Execution,
+        call: Callable[[], Any],
+        label: str,
+        *,
+        finish: Finish | None = None,
+        shipped: Callable[[], Callable[[], Any]] | None = None,
+        has_timeout: bool = False,
+    ) -> Any:
+        """See `Runner.run`."""
+        value = call()
+        if not inspect.isawaitable(value):
+            return value
+        await _Pause()
+        timeout = self._tool.timeout
+        if timeout is None:
+            return await value
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                return await value
+        except TimeoutError:
+            if limit.expired():
+                raise ToolTimeoutError(self._tool.name, timeout) from None
+            raise
+
+
+class _Pause(Awaitable[None]):
+    """Tells `StandaloneExecutor` that from here on there is something to wait for."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield self
+
+
+class _Rest(Awaitable[ToolExecutionResult]):
+    """The rest of the steps of a call, which has something to wait for."""
+
+    def __init__(self, steps: Coroutine[Any, Any, ToolExecutionResult]) -> None:
+        self._steps = steps
+
+    def __await__(self) -> Generator[Any, Any, ToolExecutionResult]:
+        return (yield from self._steps.__await__())

@@ -22,7 +22,7 @@ from toolbox.context import WhileCallerWaits
 from toolbox.errors import FrameworkError, ToolAbort
 from toolbox.services.outputs import Result
 from toolbox.tools.failures import ToolErrors, return_to_model
-from toolbox.tools.prepared import Tool
+from toolbox.tools.pipeline import Tool
 
 from ..streaming import EVENTS, close_stream, steps_of
 from .entries import Entry, failure, plain

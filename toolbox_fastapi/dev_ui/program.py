@@ -18,7 +18,7 @@ from toolbox.services.hosting import ContainerHost
 from toolbox.services.memory import MessageWindow, TokenWindow, Window, estimate_tokens
 from toolbox.services.outputs import Output, Shape
 from toolbox.services.plans import MethodPlan, Provider
-from toolbox.tools.prepared import Tool
+from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
 from toolbox.type_keys import type_name
 

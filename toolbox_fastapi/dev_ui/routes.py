@@ -24,7 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from toolbox.container import Container
 from toolbox.settings import ToolboxSettings
 from toolbox.tools.marks import toolbox_of
-from toolbox.tools.prepared import Tool
+from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
 
 from ..guarding import guarded_route

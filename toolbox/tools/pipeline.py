@@ -1,0 +1,545 @@
+"""Defines a tool as a call offers it, and runs one call: decode, layers, run in a call scope, encode.
+
+There is one pipeline, for services, standalone executors, MCP and the dev UI. It decides what a model can read; nothing
+the framework raises about itself passes. Not here: finding tools (`sources`), what JSON means (`codec`), the handlers
+(`failures`), where code runs (`toolbox.execution`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from time import perf_counter
+from types import CoroutineType
+from typing import Any, TypeAlias
+
+from ..chat import (
+    Content,
+    ToolExecution,
+    ToolExecutionRequest,
+    ToolExecutionResult,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+)
+from ..context import ActiveScope, CallScope, Cancellation, InContext, InvocationContext, current_invocation
+from ..errors import (
+    EndsInvocation,
+    FrameworkError,
+    MissingBeanError,
+    ToolArgumentsError,
+    ToolRetry,
+    ToolTimeoutError,
+    UnknownToolError,
+)
+from ..events import Listeners, ToolExecutedEvent, ToolFailedEvent, ToolStartedEvent
+from ..execution import EXECUTION_MARK, Execution, Runner, execution_of
+from ..fast_dataclass import with_fast_init
+from ..signatures import EMPTY
+from .codec import Encoded, EncodedInFull, cut, printable
+from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
+from .marks import ReturnBehavior
+
+LARGE_RESULT = 100_000
+"""Characters of a result above which an unlimited one is logged: the model reads all of it."""
+
+
+# --- a tool, and the layers around its calls
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedParameter:
+    """A tool's parameter that is a bean: `wanted` is as annotated; `optional` ones keep their default without one."""
+
+    name: str
+    wanted: Any
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One tool as a call offers it; everything that can be decided before a call is decided here.
+
+    `bean` is looked up for each call in the scope that is active then, and asked for `member`; without a bean,
+    `function` is called as it is. `decode` is None for an executor made by hand, which gets the request itself.
+    `positional` has the names and defaults of the parameters that cannot be given by name. `returns` is the
+    resolved return annotation, `EMPTY` without one. `run` is `run_tool`, or the
+    layers around it (see `with_layers`).
+    """
+
+    specification: ToolSpecification
+    execution: Execution
+    where: str
+    function: Callable[..., Any] | None
+    encode: Callable[[Any], Encoded]
+    decode: Callable[[ToolExecutionRequest], dict[str, Any]] | None = None
+    return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
+    timeout: float | None = None
+    max_result_chars: int | None = None
+    bean: Any = None
+    member: str = ""
+    positional: tuple[tuple[str, Any], ...] = ()
+    memory_id_names: tuple[str, ...] = ()
+    context_names: tuple[str, ...] = ()
+    needs_memory_id: bool = False
+    injected: tuple[InjectedParameter, ...] = ()
+    returns: Any = EMPTY
+    run: ToolStep = field(default_factory=lambda: run_tool, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The name that the model uses."""
+        return self.specification.name
+
+    def with_layers(self, layers: Iterable[ToolLayer]) -> Tool:
+        """Return the tool with `layers` around its calls, the first one outermost."""
+        run: ToolStep = run_tool
+        for layer in reversed(tuple(layers)):
+            run = layer(run, self)
+        return self if run is run_tool else replace(self, run=run)
+
+
+class ToolCall:
+    """One call of a tool whose arguments are decoded and valid: what a layer sees, and may pass on changed.
+
+    `arguments` are those the model gave, by the names of the function's parameters, without the ones that keep the
+    function's default; None for an executor made by hand, which reads the request.
+    """
+
+    __slots__ = ("arguments", "context", "environment", "request", "tool")
+
+    def __init__(
+        self,
+        tool: Tool,
+        request: ToolExecutionRequest,
+        arguments: dict[str, Any] | None,
+        context: InvocationContext,
+        environment: ToolEnvironment,
+    ) -> None:
+        self.tool, self.request, self.arguments = tool, request, arguments
+        self.context, self.environment = context, environment
+
+    def with_arguments(self, arguments: dict[str, Any]) -> ToolCall:
+        """Return the same call with other arguments, which are not validated again."""
+        return ToolCall(self.tool, self.request, arguments, self.context, self.environment)
+
+
+ToolStep: TypeAlias = Callable[[ToolCall], Awaitable[Encoded]]
+"""Takes a decoded call and returns what the model reads. Raises what the tool raises."""
+
+ToolLayer: TypeAlias = Callable[[ToolStep, Tool], ToolStep]
+"""Puts something around the calls of one tool: takes the next step, returns its own. A layer that this tool does not
+need returns the step it was given, and costs nothing.
+
+A step may raise instead of going on, return an `Encoded` of its own, or go on several times: each time the tool runs in
+another call scope. Error handlers stand outside of all layers; an `EndsInvocation` passes them.
+"""
+
+
+class ToolSuspension(EndsInvocation):
+    """Suspends a tool call: raised by a layer or a tool whose result must come later, from outside.
+
+    `details` are JSON values; they are kept with the pending call.
+    """
+
+    def __init__(self, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(details)
+        self.details: Mapping[str, Any] = dict(details or {})
+
+    def __str__(self) -> str:
+        return "the result of a tool call must come from outside, and nothing here keeps the call until then"
+
+
+@dataclass(slots=True)
+class ToolEnvironment:
+    """What the tool calls of one invocation share: the tools by name, its context, scope, threads and handlers."""
+
+    tools: Mapping[str, Tool]
+    context: InvocationContext
+    scope: ActiveScope
+    runner: Runner
+    failures: ToolErrors
+    max_result_chars: int | None = None
+    listeners: Listeners | None = None
+
+
+@with_fast_init
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """The result of a tool call: `execution` for the program; `message`, with `contents`, for the model."""
+
+    execution: ToolExecution
+    contents: Sequence[Content] = ()
+
+    @property
+    def message(self) -> ToolExecutionResultMessage:
+        """The answer to the call, made when it is asked for."""
+        done = self.execution
+        request = done.request
+        return ToolExecutionResultMessage(
+            request.id, request.name, done.result, done.is_error, done.attributes, self.contents
+        )
+
+
+class NoService:
+    """Stands for the service in the context of a call that no service makes."""
+
+
+# --- one call
+
+
+async def execute_tool(request: ToolExecutionRequest, environment: ToolEnvironment) -> ToolOutcome:
+    """Run one call in a context of its own; what goes wrong in it is an outcome too.
+
+    Context variables that the tool sets never reach the caller. Raises `EndsInvocation` errors, cancellation, and what
+    a handler raises.
+    """
+    context, steps = copy_context(), _execute(request, environment)
+    try:
+        asked = context.run(steps.send, None)
+    except StopIteration as end:  # the usual way of a tool that does not wait
+        outcome: ToolOutcome = end.value
+        return outcome
+    return await InContext(context, steps, asked)
+
+
+async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) -> ToolOutcome:
+    started_at, clock = datetime.now(UTC), perf_counter()
+    tool, listeners, limit = environment.tools.get(request.name), environment.listeners, environment.max_result_chars
+    outer = environment.context
+    if tool is None or tool.timeout is None:
+        context = outer.in_tool(request)
+    else:
+        context = outer.in_tool(request, _CallCancellation(outer.cancellation))
+    current_invocation.set(context)
+    if listeners is not None:
+        listeners.tell(ToolStartedEvent(context, request, tool.specification if tool is not None else None))
+    raised: Exception | None = None
+    try:
+        try:
+            encoded = await answer(tool, request, context, environment)
+        except Exception as error:
+            encoded = await error_result(error, request, context, environment)
+            raised = error
+        if tool is not None and tool.max_result_chars is not None:
+            limit = tool.max_result_chars
+        text, contents = encoded.text, encoded.contents
+        if len(text) > (LARGE_RESULT if limit is None else limit):
+            text, contents = _too_long(request, encoded, limit)
+        outcome = ToolOutcome(
+            ToolExecution(
+                request,
+                text,
+                encoded.value,
+                encoded.is_error,
+                started_at,
+                perf_counter() - clock,
+                encoded.attributes or {},
+            ),
+            contents,
+        )
+        if listeners is not None:
+            listeners.tell(ToolExecutedEvent(context, outcome.execution, raised))
+        return outcome
+    except BaseException as error:
+        if listeners is not None:
+            listeners.tell(ToolFailedEvent(context, request, error, perf_counter() - clock))
+        raise
+    finally:
+        del raised  # its traceback refers to this frame
+
+
+def answer(
+    tool: Tool | None, request: ToolExecutionRequest, context: InvocationContext, environment: ToolEnvironment
+) -> Awaitable[Encoded]:
+    """Decode the request and take the tool's steps. Raises `UnknownToolError`, `ToolArgumentsError`, or as they do."""
+    if tool is None:
+        raise UnknownToolError(request, tuple(environment.tools))
+    arguments = None if tool.decode is None else tool.decode(request)
+    return tool.run(ToolCall(tool, request, arguments, context, environment))
+
+
+def _too_long(request: ToolExecutionRequest, encoded: Encoded, limit: int | None) -> tuple[str, Sequence[Content]]:
+    """Cut a result to the limit; without a limit, warn."""
+    if limit is not None:
+        return cut(encoded.text, tuple(encoded.contents), limit)
+    logger.warning(
+        "the result of tool %r has %d characters, and all of them go to the model; "
+        "let the tool return less, or cut it: @tool(max_result_chars=…), TOOLBOX_MAX_RESULT_CHARS",
+        request.name,
+        len(encoded.text),
+    )
+    return encoded.text, encoded.contents
+
+
+# --- what the model reads when a call went wrong
+
+
+async def error_result(
+    error: Exception, request: ToolExecutionRequest, context: InvocationContext, environment: ToolEnvironment
+) -> Encoded:
+    if isinstance(error, ToolRetry):
+        return EncodedInFull(printable(message_of(error)), is_error=True)
+    if isinstance(error, EndsInvocation):
+        raise error
+    if isinstance(error, ExceptionGroup) and error.subgroup(EndsInvocation) is not None:
+        raise error
+    handlers = environment.failures
+    handler: Handler | None
+    # An inner service's unknown tool or bad arguments are a failure of this tool like any other.
+    if isinstance(error, ToolArgumentsError) and error.request == request:
+        handler = handlers.on_tool_arguments_error or DEFAULTS.on_tool_arguments_error
+    elif isinstance(error, UnknownToolError) and error.request is request and request.name not in environment.tools:
+        handler = handlers.on_unknown_tool or DEFAULTS.on_unknown_tool
+    else:
+        handler = handlers.on_tool_execution_error or DEFAULTS.on_tool_execution_error
+    assert handler is not None
+    if handler in READY:
+        answered = handler(error, context)
+    else:
+        execution = execution_of(handler, getattr(handler, EXECUTION_MARK, None))
+        label = f"{request.name} (handler)"
+        answered = await environment.runner.run(execution, functools.partial(handler, error, context), label)
+    checked = check_answer(answered, handler)
+    if isinstance(checked, ToolExecutionResult):
+        return EncodedInFull.of(checked)
+    return EncodedInFull(printable(checked), is_error=True)
+
+
+# --- the innermost step: the tool in its call scope
+
+
+async def run_tool(call: ToolCall) -> Encoded:
+    """Run the tool in a call scope of its own, where it belongs and within its time, and encode what it returns."""
+    tool, environment = call.tool, call.environment
+    with environment.scope.open_call_scope() as opened:
+        run = _Run(call, opened)
+        if tool.bean is not None or tool.injected:
+            await run.prepare()
+        if not tool.execution.is_coroutine:
+            running = run.elsewhere(environment.runner)
+        elif tool.timeout is None:
+            return await run.on_loop()
+        else:
+            running = run.on_loop()
+        try:
+            return await (running if tool.timeout is None else run.within(tool.timeout, running))
+        except asyncio.CancelledError as error:
+            run.abandoned_by = error
+            raise
+
+
+class _Run:
+    """One run of a tool, on whatever thread: finds its bean, fills hidden parameters, encodes, closes its call scope.
+
+    `abandoned_by` is the error that ended the waiting for it, if something did.
+    """
+
+    __slots__ = ("_call", "_on_start", "_opened", "abandoned_by")
+
+    def __init__(self, call: ToolCall, opened: CallScope) -> None:
+        self._call, self._opened = call, opened
+        self.abandoned_by: BaseException | None = None
+        self._on_start: Callable[[], None] | None = None
+
+    async def prepare(self) -> None:
+        """Make, on the loop, what has to be awaited for the beans of this call."""
+        tool, scope = self._call.tool, self._call.environment.scope
+        try:
+            if tool.bean is not None:
+                await scope.prepare(tool.bean)
+            for each in tool.injected:
+                try:
+                    await scope.prepare(each.wanted)
+                except MissingBeanError:
+                    if not each.optional:
+                        raise
+        except BaseException as error:
+            await self.finish(error)
+            raise
+
+    async def within(self, timeout: float, running: Any) -> Any:
+        """Wait for the run, at most `timeout` seconds; raises `ToolTimeoutError` then."""
+        late = ToolTimeoutError(self._call.tool.name, timeout)
+        if self._call.tool.execution.is_coroutine:
+            limit = asyncio.timeout(timeout)
+        else:
+            limit = asyncio.timeout(None)
+            self._on_start = _start_of(limit, timeout)  # it may wait for a thread, which is not its own time
+        try:
+            async with limit:
+                try:
+                    return await running
+                except asyncio.CancelledError:
+                    if limit.expired():
+                        self.abandoned_by = late
+                    raise
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the tool's own
+            self._call.context.cancellation.cancel()
+            raise late from None
+
+    async def on_loop(self) -> Encoded:
+        """Run a coroutine function, which needs no other place than the loop and the task it is in."""
+        try:
+            function, args, kwargs = self.bound()
+            value = function(*args, **kwargs)
+            if type(value) is CoroutineType or inspect.isawaitable(value):
+                value = await value
+            encoded = self._call.tool.encode(value)
+        except BaseException as error:
+            await self.finish(error)
+            raise
+        try:
+            await self._opened.aclose(None)
+        except Exception as failure:
+            self._judge(failure, None)
+        return encoded
+
+    async def elsewhere(self, runner: Runner) -> Encoded:
+        """Run the tool wherever the runner finds a place for it."""
+        tool = self._call.tool
+        value = await runner.run(
+            tool.execution,
+            self,
+            tool.specification.name,
+            finish=self.finish,
+            shipped=self.shipped,
+            has_timeout=tool.timeout is not None,
+        )
+        # What another process returned has not been encoded there.
+        return value if isinstance(value, Encoded) else tool.encode(value)
+
+    def __call__(self) -> Any:
+        """Call the tool on this thread; an awaitable stands for a result that is not there yet."""
+        if self._on_start is not None:
+            self._on_start()
+        try:
+            function, args, kwargs = self.bound()
+            value = function(*args, **kwargs)
+            kind = type(value)
+            if kind is CoroutineType or (kind.__module__ != "builtins" and inspect.isawaitable(value)):
+                return self._awaited(value)
+            encoded = self._call.tool.encode(value)
+        except BaseException as error:
+            self._close_here(error)
+            if isinstance(error, StopIteration):  # no coroutine and no future can raise it
+                raise RuntimeError("the tool raised StopIteration") from error
+            raise
+        self._close_here(self.abandoned_by)
+        return encoded
+
+    async def _awaited(self, value: Any) -> Encoded:
+        return self._call.tool.encode(await value)
+
+    def bound(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """The function to call, its positional arguments, and its arguments by name."""
+        call = self._call
+        tool, kwargs, function = call.tool, call.arguments, call.tool.function
+        if function is None:
+            function = member_of(call.environment.scope.get(tool.bean), tool.member)
+        if kwargs is None:
+            return function, (call.request, call.context.memory_id), {}
+        if tool.memory_id_names or tool.context_names or tool.injected or tool.positional:
+            kwargs = {**kwargs}  # the call may be run again
+            for name in tool.memory_id_names:
+                kwargs[name] = call.context.memory_id
+            for name in tool.context_names:
+                kwargs[name] = call.context if call.context.service is not NoService else None
+            for each in tool.injected:
+                try:
+                    kwargs[each.name] = call.environment.scope.get(each.wanted)
+                except MissingBeanError:
+                    if not each.optional:
+                        raise
+            if tool.positional:
+                return function, tuple(kwargs.pop(name, default) for name, default in tool.positional), kwargs
+        return function, (), kwargs
+
+    def shipped(self) -> Callable[[], Any]:
+        """The call as it can be sent to another process, which has no beans and no scope."""
+        if self._on_start is not None:
+            self._on_start()
+        function, args, kwargs = self.bound()
+        return functools.partial(function, *args, **kwargs)
+
+    # --- the end of its scope
+
+    def _close_here(self, error: BaseException | None) -> None:
+        """Close, on this thread, what can be closed here."""
+        try:
+            self._opened.close_here(error)
+        except Exception as failure:
+            self._judge(failure, error)
+
+    async def finish(self, error: BaseException | None) -> None:
+        """Close the rest, on the loop; a failure to do so is the call's, unless it has failed by `error`."""
+        error = error or self.abandoned_by
+        try:
+            await self._opened.aclose(error)
+        except Exception as failure:
+            self._judge(failure, error)
+
+    def _judge(self, failure: Exception, error: BaseException | None) -> None:
+        """Raise the failure to close the call scope, unless the call has failed by `error` before: then log it."""
+        if isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
+            failure = failure.exceptions[0]
+        if error is None or isinstance(failure, FrameworkError):
+            raise failure
+        if failure is not error:
+            name = self._call.tool.name
+            logger.error("closing the call scope of tool %r failed: %s", name, failure, exc_info=failure)
+
+
+def _start_of(limit: asyncio.Timeout, timeout: float) -> Callable[[], None]:
+    """Return a function, for any thread, that lets `limit` end `timeout` seconds from when it is called."""
+    loop = asyncio.get_running_loop()
+
+    def begin(at: float) -> None:
+        with suppress(RuntimeError):  # the waiting has ended meanwhile
+            limit.reschedule(at)
+
+    def start() -> None:
+        at = loop.time() + timeout
+        if asyncio._get_running_loop() is loop:
+            begin(at)
+        else:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(begin, at)
+
+    return start
+
+
+def has_own_tool_calls(bean: Any) -> bool:
+    """Return True if the bean runs differently as a tool: a service does, without memory."""
+    return hasattr(type(bean), "__toolbox_tool_call__")
+
+
+def member_of(bean: Any, name: str) -> Callable[..., Any]:
+    """Return what to call of a bean, by the name of its member."""
+    function: Callable[..., Any] = bean.__toolbox_tool_call__(name) if has_own_tool_calls(bean) else getattr(bean, name)
+    return function
+
+
+class _CallCancellation(Cancellation):
+    """The cancellation of a tool with a time-out: cancelled when the tool is late, or with the invocation."""
+
+    __slots__ = ("_invocation",)
+
+    def __init__(self, invocation: Cancellation) -> None:
+        super().__init__()
+        self._invocation = invocation
+
+    @property
+    def cancelled(self) -> bool:
+        return self._given_up or self._invocation.cancelled
+
+    def followed_by(self, follow: Callable[[], object]) -> Callable[[], object]:
+        ends = super().followed_by(follow), self._invocation.followed_by(follow)
+        return lambda: [end() for end in ends]
