@@ -413,3 +413,21 @@ async def test_errors_show_no_header_even_if_the_server_repeats_it(caplog: pytes
 
     assert "invalid: ***" in str(model.requests[1].messages[-1].text)
     assert "4711" not in caplog.text
+
+
+async def test_the_log_shows_no_query_of_a_servers_address(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+
+    @app.post("/mcp")
+    async def mcp(request: Request) -> Response:
+        message = await request.json()
+        return (
+            answered(message, LISTED["tools/list"][0]) if message.get("method") == "tools/list" else handshake(message)
+        )
+
+    with caplog.at_level(logging.INFO):
+        async with serving(app) as base, connected(mcp_server("far", url=f"{base}/mcp?key=sk-live-4711")) as server:
+            assert await names_of(server) == ["good"]
+
+    assert "POST" in caplog.text
+    assert "4711" not in caplog.text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx2
 
+from ..models.log_filter import hide_queries
 from ..settings import McpSettings
 from .screening import too_large
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("toolbox.mcp")
 
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _WRITE_GRACE = 0.5
 """Seconds in which messages that were accepted may still reach the server."""
 _EXIT_GRACE = 2.0
@@ -37,7 +40,9 @@ async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_respon
     """Return the transport of a streamable HTTP server; its client lives as long as `stack`."""
     from mcp.client.streamable_http import streamable_http_client
 
-    limit = settings.max_reply_bytes
+    limit, url = settings.max_reply_bytes, settings.url or ""
+    if "?" in url:  # httpx2 logs the address of each request
+        hide_queries(url.partition("?")[0])
 
     async def bound(response: httpx2.Response) -> None:
         response.stream = _BoundedBody(response, limit)
@@ -47,7 +52,7 @@ async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_respon
     timeout = httpx2.Timeout(settings.connect_timeout, read=None)
     hooks = {"response": [on_response, bound]}
     client = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks))
-    return streamable_http_client(settings.url or "", http_client=client, max_sse_event_size=limit)
+    return streamable_http_client(url, http_client=client, max_sse_event_size=limit)
 
 
 class _BoundedBody(httpx2.AsyncByteStream):
@@ -139,27 +144,27 @@ async def _started(settings: McpSettings) -> Process:
 async def _read(process: Process, arrived: Any, limit: int, on_fault: Callable[[str], None]) -> None:
     """Pass on the messages of a server; what it writes after the connection has ended is discarded."""
     assert process.stdout is not None
+    deliver = _Deliver(arrived)
     pieces: list[bytes] = []
     size = 0
     is_open = True
-    deliver = _Deliver(arrived)
     with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError, ConnectionError):
         async for chunk in process.stdout:
             if not is_open:
                 continue
-            *ends, rest = chunk.split(b"\n")
-            for end in ends:
-                line = b"".join((*pieces, end))
-                pieces, size = [], 0
-                is_open = len(line) <= limit and await deliver(line)
+            for part in _LINE.findall(chunk):
+                pieces.append(part)
+                size += len(part)
+                if size > limit + 1:  # with its line break
+                    is_open = False
+                    on_fault(too_large("a message", limit))
+                elif part.endswith(b"\n"):
+                    is_open = await deliver(b"".join(pieces))
+                    pieces, size = [], 0
                 if not is_open:
+                    pieces = []
+                    arrived.close()
                     break
-            pieces.append(rest)
-            size += len(rest)
-            if size > limit or (ends and not is_open and len(line) > limit):
-                is_open, pieces = False, []
-                on_fault(too_large("a message", limit))
-                arrived.close()
     arrived.close()
 
 
