@@ -96,8 +96,8 @@ from .tools.marks import ReturnBehavior, tool, toolbox
 
 if TYPE_CHECKING:
     from .container import Container
+    from .demo import DemoChatModel
     from .logs import InvocationLogFilter, LoggingListener
-    from .models.demo import DemoChatModel
     from .models.openai import OpenAiChatModel
     from .rest import register_rest_client
     from .services.declaration import DEFAULT, register_ai_service, system_message, user_message
@@ -122,7 +122,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Container": "container",
     "InvocationLogFilter": "logs",
     "LoggingListener": "logs",
-    "DemoChatModel": "models.demo",
+    "DemoChatModel": "demo",
     "OpenAiChatModel": "models.openai",
     "register_rest_client": "rest",
     "DEFAULT": "services.declaration",

@@ -413,6 +413,6 @@ ERRORS = [
         "an event named error with a bad status",
         Scripted(b'event: error\ndata: {"message": "no deployment"}\n\n', status=503),
         error=ModelHttpError,
-        says="503: no deployment",
+        says="no deployment",
     ),
 ]

@@ -32,7 +32,7 @@ from toolbox import (
     UserMessage,
     create_ai_service,
 )
-from toolbox.models.streaming import stream_of
+from toolbox.chat_streams import stream_of
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from toolbox import (
     ToolExecutionRequest,
     UserMessage,
 )
-from toolbox.models.streaming import stream_of
+from toolbox.chat_streams import stream_of
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio

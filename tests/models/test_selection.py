@@ -21,8 +21,8 @@ from toolbox import (
     ToolSpecification,
     UserMessage,
 )
+from toolbox.chat_streams import stream_of
 from toolbox.models.selection import NamedModels
-from toolbox.models.streaming import stream_of
 from toolbox.settings import ModelSettings, ToolboxSettings
 from toolbox.testing import ScriptedChatModel
 

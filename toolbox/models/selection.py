@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, StreamEvent
+from ..chat_streams import answer_stream
 from ..errors import (
     IllegalConfigurationError,
     ModelError,
@@ -19,7 +20,6 @@ from ..errors import (
     ModelTruncatedError,
     Problem,
 )
-from .answers import answer_stream
 from .permission import model_requests
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class NamedModels:
     def _make(self, name: str) -> ChatModel:
         section = self._section(name)
         if section is None and not _openai_from_environment():
-            from .demo import DemoChatModel
+            from ..demo import DemoChatModel
 
             return DemoChatModel()
         from .openai import OpenAiChatModel

@@ -28,6 +28,7 @@ from ..chat import (
     ToolSpecification,
     UserMessage,
 )
+from ..chat_streams import answer_stream, no_response, response_of
 from ..context import (
     InvocationContext,
     current_attributes,
@@ -36,7 +37,6 @@ from ..context import (
 )
 from ..errors import InvocationTimeoutError
 from ..execution import CallerRunner, LoopRunner
-from ..models.answers import answer_stream, no_response, response_of
 from ..tools.pipeline import ToolEnvironment
 from .host import ServiceHost
 from .loop import (

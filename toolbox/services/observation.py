@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, Message, StreamEvent
+from ..chat_streams import answer_stream, no_response, response_of
 from ..context import InvocationContext
 from ..events import (
     InvocationEvent,
@@ -24,7 +25,6 @@ from ..events import (
     ServiceFailedEvent,
     ServiceStartedEvent,
 )
-from ..models.answers import answer_stream, no_response, response_of
 from .loop import State
 
 

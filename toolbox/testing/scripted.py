@@ -1,6 +1,6 @@
 """A model that follows a script, and the calls it asks for.
 
-Not here: a model that answers by itself without a network (`models.demo`), what was asked of it (`assertions`).
+Not here: a model that answers by itself without a network (`demo`), what was asked of it (`assertions`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from typing import Any, TypeAlias
 
 from ..chat import AiMessage, ChatRequest, ChatResponse, FinishReason, StreamEvent, ToolExecutionRequest
-from ..models.streaming import events_of, words
+from ..chat_streams import events_of, words
 
 Reply: TypeAlias = (
     str

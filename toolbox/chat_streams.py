@@ -1,14 +1,14 @@
-"""Streams of a reply: any model as a stream, and a whole reply as the events it would have streamed.
+"""Streams of any `ChatModel`: its reply as events, a whole reply as the events it would have streamed, and its checks.
 
-Not here: putting a streamed reply together (`accumulator`), reading a server's bytes (`sse`).
+Not here: a model server's bytes (`models`), a service's stream (`services`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ..chat import (
+from .chat import (
     ChatResponse,
     CompleteResponse,
     CompleteToolCall,
@@ -19,7 +19,7 @@ from ..chat import (
 )
 
 if TYPE_CHECKING:
-    from ..chat import ChatModel, ChatRequest
+    from .chat import ChatModel, ChatRequest
 
 
 def stream_of(model: ChatModel, request: ChatRequest) -> AsyncIterator[StreamEvent]:
@@ -54,3 +54,29 @@ def words(text: str) -> Iterator[str]:
         end = text.find(" ", start) + 1 or len(text)
         yield text[start:end]
         start = end
+
+
+# --- a program's own model
+
+
+def response_of(model: ChatModel, response: object) -> ChatResponse:
+    """Return what a model has answered, if it is a `ChatResponse`. Raises `TypeError`."""
+    if isinstance(response, ChatResponse):
+        return response
+    raise TypeError(f"{type(model).__name__} answered with a {type(response).__name__}; a model answers a ChatResponse")
+
+
+def no_response(model: ChatModel) -> RuntimeError:
+    """Return the error of a stream that ended without a response."""
+    return RuntimeError(f"the stream of {type(model).__name__} ended without a CompleteResponse")
+
+
+def answer_stream(model: ChatModel, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
+    """Return the answer of `model` as events, with an `aclose` even if its own iterator has none."""
+    stream = stream_of(model, request)
+    return stream if hasattr(stream, "aclose") else _closable(stream)  # type: ignore[return-value]  # aclose is enough
+
+
+async def _closable(stream: AsyncIterator[StreamEvent]) -> AsyncGenerator[StreamEvent, None]:
+    async for event in stream:
+        yield event

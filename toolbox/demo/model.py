@@ -1,6 +1,6 @@
-"""`DemoChatModel`: a model without a model, that plans tool calls by rules.
+"""`DemoChatModel`: plans tool calls by rules, without a language model.
 
-Not here: what it answers when it has no tools (`prompts`), a model that follows a script (`toolbox.testing`).
+Not here: its answers without tools (`prompts`), a model that follows a script (`toolbox.testing`).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, datetime
 from typing import Any
 
 from ..chat import (
@@ -23,21 +24,23 @@ from ..chat import (
     ToolSpecification,
     UserMessage,
 )
+from ..chat_streams import events_of, words
 from ..json_text import compact_json, parse_json, strict_arguments
 from .prompts import Prompt, answer, scalar_for
-from .schemas import Schema, branches, example, fits, resolved, schema_in, types_of, values_named
-from .streaming import events_of, words
+from .schema_values import Schema, branches, example, fits, resolved, schema_in, types_of, values_named
 
 
 class DemoChatModel:
-    """Stands in for a language model where there is none: deterministic, in process, without network.
+    """Stands in for a language model where there is none: deterministic, in process, without a network.
 
     It is a small forward-chaining planner that works for any tools. Per round it makes one call, of the first offered
     tool not yet called for this question whose required arguments it can fill. A parameter is filled from the newest
-    result that holds a property of its name, at any depth, and fits its type; a required `str` else from the newest
-    plain-string result not used yet, else from the user's text, which fills only one tool. When nothing more can be
-    filled it ends with a sentence made of the results. Without tools it answers from the prompt by simple rules: asked
-    to extract a city it looks for a name after a preposition.
+    result that holds a property of its name, at any depth, and fits its type. Else the user's text fills a required
+    one: a number with the next number of the text, each once; a date with the next ISO date; an enum with its first
+    value that the text contains as a word. A required `str` is the newest plain-string result not used yet, else the
+    user's text, which fills only one tool. When nothing more can be filled it ends with a sentence made of the results.
+    Without tools it answers from the prompt by simple rules for English: asked to extract a city it looks for a name
+    after a preposition.
 
     It is no language model: it understands nothing, weighs nothing, and says the same again when asked again. It is
     for demonstrations and for tests of a program's wiring, and is never chosen unless `TOOLBOX_DEMO=1` says so.
@@ -121,6 +124,17 @@ class Turn:
             elif not event.is_error and isinstance(event.value, str) and event.value and event.value not in given:
                 yield event.value
 
+    def unused_values(self) -> list[str]:
+        """Return the numbers and dates of the user's text that no call was given, in order."""
+        values = _values_in(self.question)
+        for event in self.events:
+            if isinstance(event, ToolExecutionRequest):
+                for given in _arguments(event).values():
+                    used = next((each for each in values if given in (_number_in(each), each, each[:10])), None)
+                    if used is not None and not isinstance(given, bool):
+                        values.remove(used)
+        return values
+
     def question_is_used(self) -> bool:
         """Whether a tool was given the user's text."""
         calls = (each for each in self.events if isinstance(each, ToolExecutionRequest))
@@ -170,9 +184,11 @@ def _filled(tool: ToolSpecification, turn: Turn) -> dict[str, Any] | None:
     """The arguments of a call of `tool`, or None when a required one cannot be filled."""
     schema = tool.parameters
     arguments: dict[str, Any] = {}
-    texts = turn.unused_texts()
+    texts, values = turn.unused_texts(), turn.unused_values()
     for name, each in schema.get("properties", {}).items():
         found = next(turn.named(name, each, schema), _MISSING)
+        if found is _MISSING and name in schema.get("required", ()):
+            found = _value_for(each, schema, turn.question, values)
         if found is _MISSING and name in schema.get("required", ()):
             found = _text_for(each, schema, turn, texts)
             if found is _MISSING:
@@ -180,6 +196,64 @@ def _filled(tool: ToolSpecification, turn: Turn) -> dict[str, Any] | None:
         if found is not _MISSING:
             arguments[name] = found
     return arguments
+
+
+def _value_for(schema: object, root: Schema, question: str, values: list[str]) -> object:
+    """Return an enum's value, a number or a date from the user's text, and remove it from `values`."""
+    schema = resolved(schema, root)
+    choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    if choices:
+        return next((each for each in choices if _contains_word(question, each)), _MISSING)
+    for branch in branches(schema):
+        if (found := _value_for(branch, root, question, values)) is not _MISSING:
+            return found
+    kinds, form = types_of(schema), schema.get("format")
+    for text in values:
+        value: object = _MISSING
+        if form in ("date", "date-time"):
+            value = _date_in(text, form)
+        elif "integer" in kinds or "number" in kinds:
+            value = _number_in(text)
+        if value is not _MISSING and fits(value, schema, root):
+            values.remove(text)
+            return int(value) if "integer" in kinds and isinstance(value, float) else value
+    return _MISSING
+
+
+def _contains_word(text: str, value: object) -> bool:
+    word = value if isinstance(value, str) else str(value) if type(value) in (int, float) else ""
+    return bool(word) and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
+
+
+# ISO dates are read before numbers; a `-` directly before a digit is its sign.
+_VALUE = re.compile(
+    r"(?<!\d)\d{4}-\d{2}-\d{2}(?:T\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?:Z|[+-]\d{2}:\d{2})?)?(?!\d)"
+    r"|-?(?<![\w.])(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?"
+)
+_LONGEST_NUMBER = 40
+
+
+def _values_in(text: str) -> list[str]:
+    """Return the dates and numbers of a text, in order."""
+    return [found.group() for found in _VALUE.finditer(text) if len(found.group()) <= _LONGEST_NUMBER]
+
+
+def _number_in(text: str) -> object:
+    digits = text.replace(",", "")
+    if _date_in(text, "date") is not _MISSING:
+        return _MISSING
+    return int(digits) if digits.lstrip("-").isdigit() else float(digits)
+
+
+def _date_in(text: str, form: str) -> object:
+    """Return an ISO date, or date and time, that exists in the calendar."""
+    day = text[:10]
+    try:
+        date.fromisoformat(day)
+        datetime.fromisoformat(text)
+    except ValueError:
+        return _MISSING
+    return day if form == "date" else text
 
 
 def _text_for(schema: object, root: Schema, turn: Turn, texts: Iterator[str]) -> object:

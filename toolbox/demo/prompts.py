@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .schemas import Schema, types_of
+from .schema_values import Schema, types_of
 
 
 def _set_of(words: str) -> frozenset[str]:
@@ -163,9 +163,10 @@ _CAPITALISED = r"([^\W\d_a-z][\w'’-]*(?:\s[^\W\d_a-z][\w'’-]*)*)"
 _INTRODUCED = re.compile(rf"(?:[Nn]ame(?:'s| is)|I am|I'm|called|Mr\.?|Mrs\.?|Ms\.?|Dr\.?|[Mm]eet)\s+{_CAPITALISED}")
 _AFTER_COMMA = re.compile(rf"(?<![\w'’-])[^\W\d_][\w'’-]*+,\s*{_CAPITALISED}")
 
-_PLACE = _set_of("in at near around inside outside within à a au en em bei im nel nella na no i om på w te")
-_ABOUT = _set_of("for to from of about pour für nach de per para por über von aus over visit visiting is")
-_ARTICLES = _set_of("the la le les los las el al der die das den o os as city town capital of")
+_PLACE = _set_of("in at near around inside outside within")
+_ABOUT = _set_of("for to from of about over visit visiting is")
+_ARTICLES = _set_of("the city town capital of")
+# Names of places keep the small words of their own language: Rio de Janeiro.
 _LINKS = _set_of(
     "de la le les lès du des da do dos das del della di van der den dem am an auf of the upon sur en e y el al by"
 )
@@ -179,7 +180,7 @@ _OPENERS = _set_of(
     "what what's whats how how's is are was were will would could can should shall do does did has have when "
     "where where's which who whose why tell give show please hi hello hey i i'm it if the a an and or but so "
     "then let let's find get need want compare forecast weather temperature question answer extract in at for "
-    "on my our your there wie ist wird kann quel quelle quels est que cuál como cómo qué com che qual"
+    "on my our your there"
 )
 _FILLERS = _set_of(
     "weather forecast temperature temperatures like going be rain raining snow sunny cold warm hot wind windy "
@@ -225,7 +226,7 @@ def _words(text: str) -> Iterator[_Word]:
     end = 0
     for found in _WORD.finditer(text):
         between = text[end : found.start()]
-        opens = end == 0 or any(mark in between for mark in '.?!:;¿¡\n"“')
+        opens = end == 0 or any(mark in between for mark in '.?!:;\n"“')
         yield _Word(found.group(), found.start(), found.end(), opens)
         end = found.end()
 
