@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias, get_args
 
@@ -22,8 +22,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from toolbox.chat import ServiceEvent
+from toolbox.chat import ServiceEvent, ToolExecuted, ToolExecution, ToolExecutionResult
 from toolbox.context import WhileCallerWaits
+from toolbox.services.outputs import Result
 
 from .exchanges import EXCHANGE_KEY, ApplicationStoppingError, ClientDisconnectedError, Exchange, current_exchange
 from .problems import log, problem_details
@@ -40,6 +41,35 @@ PING = b": ping\n"
 def as_json(value: object) -> str:
     """`value` as compact JSON; what JSON has no form for, as its text."""
     return to_json(value, fallback=_fallback, bytes_mode="base64", inf_nan_mode="null").decode()
+
+
+# What a tool returned is the program's own object: a model never saw it, and a browser must not by accident.
+_PRIVATE: dict[type[Any], Any] = {
+    ToolExecuted: {"execution": {"result_object"}},
+    ToolExecution: {"result_object"},
+    ToolExecutionResult: {"result_object"},
+    Result: {"tool_executions": {"__all__": {"result_object"}}},
+}
+
+
+def for_clients(item: object) -> str:
+    """Return `item` as JSON, a tool call without its `result_object`."""
+    private = _PRIVATE.get(type(item))
+    if private is None:
+        return as_json(item)
+    return to_json(item, exclude=private, fallback=_fallback, bytes_mode="base64", inf_nan_mode="null").decode()
+
+
+Filter: TypeAlias = Callable[[Any], Any]
+"""Returns what a client gets instead of an item of a stream; None for nothing."""
+
+
+def seen_by_client(item: object, chosen: Filter | None) -> str | None:
+    """Return the JSON that a client gets of `item`, or None when `chosen` leaves it out."""
+    if chosen is None:
+        return for_clients(item)
+    seen = chosen(item)
+    return None if seen is None else as_json(seen)
 
 
 def _fallback(value: object) -> object:
@@ -87,11 +117,15 @@ async def close_stream(stream: object) -> None:
 def sse(
     stream: Stream,
     *,
+    filter: Filter | None = None,  # noqa: A002 - the word that people look for
     ping: float = 15.0,
     headers: Mapping[str, str] | None = None,
     background: BackgroundTask | None = None,
 ) -> EventSourceResponse:
-    """Sends `stream` to the client as server-sent events, and closes it when the client leaves.
+    """Send `stream` to the client as server-sent events, and close it when the client leaves.
+
+    Tool calls are sent without their `result_object`. `filter` decides instead what a client may see: it gets each item
+    and returns what to send, or None to leave the item out; `filter=lambda item: item` sends everything.
 
     Every `data:` is JSON, a text being a JSON string; a service's events carry their type's name as `event:`; a stream
     that fails ends with `event: failure` and the problem details, any other with `event: done`. After `ping` seconds of
@@ -99,17 +133,22 @@ def sse(
     Raises `TypeError` for what is no stream.
     """
     refuse_other_than_streams(stream, "sse(…)")
-    return EventStreamResponse(stream, ping, headers, background)
+    return EventStreamResponse(stream, ping, headers, background, filter)
 
 
 class EventStreamResponse(EventSourceResponse):
     """The response that `sse` makes."""
 
     def __init__(
-        self, stream: Stream, ping: float, headers: Mapping[str, str] | None, background: BackgroundTask | None
+        self,
+        stream: Stream,
+        ping: float,
+        headers: Mapping[str, str] | None,
+        background: BackgroundTask | None,
+        chosen: Filter | None = None,
     ) -> None:
         own = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_encoded(stream), headers={**own, **(headers or {})}, background=background)
+        super().__init__(_encoded(stream, chosen), headers={**own, **(headers or {})}, background=background)
         self._stream, self._ping = stream, ping
         self._sent = time.monotonic()
         self._sending = asyncio.Lock()
@@ -179,13 +218,14 @@ async def _until_disconnected(receive: Receive) -> None:
         pass
 
 
-async def _encoded(stream: Stream) -> AsyncIterator[bytes]:
+async def _encoded(stream: Stream, chosen: Filter | None) -> AsyncIterator[bytes]:
     """The stream's events as they stand on the wire; the first has an id, so that a second connection can be told."""
     number: str | None = "0"
     try:
         async for item in steps_of(stream):
-            yield _encode(item, number)
-            number = None
+            if (event := _encode(item, number, chosen)) is not None:
+                yield event
+                number = None
     except ClientDisconnectedError as error:
         _note(error)
     except Exception as error:
@@ -198,13 +238,15 @@ async def _encoded(stream: Stream) -> AsyncIterator[bytes]:
         await close_stream(stream)
 
 
-def _encode(item: object, number: str | None) -> bytes:
+def _encode(item: object, number: str | None, chosen: Filter | None) -> bytes | None:
     if isinstance(item, ServerSentEvent):
         data = item.raw_data if item.raw_data is not None or item.data is None else as_json(item.data)
         return format_sse_event(
             data_str=data, event=item.event, id=item.id or number, retry=item.retry, comment=item.comment
         )
-    return format_sse_event(data_str=as_json(item), event=name_of(item), id=number)
+    if (data := seen_by_client(item, chosen)) is None:
+        return None
+    return format_sse_event(data_str=data, event=name_of(item), id=number)
 
 
 def _failure(error: Exception, number: str | None = None) -> bytes:
@@ -220,17 +262,24 @@ def _note(error: Exception) -> None:
 # --- WebSockets
 
 
-async def send_stream(websocket: WebSocket, stream: Stream) -> None:
-    """Sends `stream` over a WebSocket, which has been accepted and stays open; closes it when the client leaves.
+async def send_stream(
+    websocket: WebSocket,
+    stream: Stream,
+    *,
+    filter: Filter | None = None,  # noqa: A002 - the word that people look for
+) -> None:
+    """Send `stream` over a WebSocket, which has been accepted and stays open; close it when the client leaves.
 
     Each item is a text frame `{"event": …, "data": …}`: a service's events by their type's name, texts and items as
-    `message`; at the end `done`, or `failure` with the problem details. Raises `ClientDisconnectedError`.
+    `message`; at the end `done`, or `failure` with the problem details. `filter` is that of `sse`. Raises
+    `ClientDisconnectedError`.
     """
     refuse_other_than_streams(stream, "send_stream(…)")
     try:
         with WhileCallerWaits():
             async for item in steps_of(stream):
-                await _send_frame(websocket, name_of(item) or "message", as_json(item))
+                if (data := seen_by_client(item, filter)) is not None:
+                    await _send_frame(websocket, name_of(item) or "message", data)
     except (ClientDisconnectedError, WebSocketDisconnect) as error:
         raise ClientDisconnectedError from error
     except Exception as error:

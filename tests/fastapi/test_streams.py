@@ -4,20 +4,25 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from fastapi import BackgroundTasks, FastAPI, HTTPException, WebSocket
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.testclient import TestClient
 
 from toolbox import (
+    BeforeToolExecution,
     Container,
     ModelHttpError,
     PartialResponse,
+    Result,
     ToolboxError,
     ToolExecuted,
     ToolExecution,
     ToolExecutionRequest,
+    ToolExecutionResult,
 )
 from toolbox_fastapi import ClientDisconnectedError, install, send_stream, sse
 
@@ -92,8 +97,6 @@ async def test_events_are_named_after_their_types(running) -> None:
         def __str__(self) -> str:
             return "odd"
 
-    from datetime import UTC, datetime
-
     request = ToolExecutionRequest("1", "add", '{"a":1}', {"k": 1})
     execution = ToolExecution(request, "2", Odd(), False, datetime(2026, 1, 2, tzinfo=UTC), 0.5)
     items = [PartialResponse("Hi"), ToolExecuted(execution), City("Bonn"), {"a": float("nan")}, [1, 2]]
@@ -109,7 +112,6 @@ async def test_events_are_named_after_their_types(running) -> None:
                 "execution": {
                     "request": {"id": "1", "name": "add", "arguments": '{"a":1}', "attributes": {"k": 1}},
                     "result": "2",
-                    "result_object": "odd",
                     "is_error": False,
                     "started_at": "2026-01-02T00:00:00Z",
                     "duration": 0.5,
@@ -410,3 +412,74 @@ async def test_messages_that_come_while_a_stream_is_sent_are_kept_in_order(conne
         await task
 
     assert heard == [str(number) for number in range(40)]
+
+
+# --- what a client may see
+
+SECRET = {"password_hash": "secret"}
+
+
+def executed() -> ToolExecuted:
+    request = ToolExecutionRequest("1", "find", "{}")
+    return ToolExecuted(ToolExecution(request, "found", SECRET, False, datetime.now(UTC), 0.1))
+
+
+async def test_the_object_that_a_tool_returned_is_not_sent(running, connect) -> None:
+    result = Result("answer", (executed().execution,))
+    items = (executed(), executed().execution, ToolExecutionResult("found", SECRET), result)
+    async with running(streaming(lambda: of(*items))) as client:
+        text = (await client.get("/")).text
+
+    assert text.count('"found"') == 4
+    assert "secret" not in text
+    assert "result_object" not in text
+
+
+async def test_a_filter_decides_what_is_sent(running) -> None:
+    def shown(event: Any) -> Any:
+        match event:
+            case ToolExecuted(execution):
+                return {"tool": execution.request.name}
+            case PartialResponse():
+                return event
+        return None
+
+    request = ToolExecutionRequest("1", "find", "{}")
+    items = (BeforeToolExecution(request), executed(), PartialResponse("text"))
+    async with running(streaming(lambda: of(*items), filter=shown)) as client:
+        events = events_in((await client.get("/")).text)
+
+    assert events == [
+        {"event": "ToolExecuted", "id": "0", "data": '{"tool":"find"}'},
+        {"event": "PartialResponse", "data": '{"text":"text"}'},
+        {"event": "done", "data": "null"},
+    ]
+
+
+async def test_a_filter_may_send_everything(running) -> None:
+    async with running(streaming(lambda: of(executed()), filter=lambda event: event)) as client:
+        assert "secret" in (await client.get("/")).text
+
+
+async def test_a_failing_filter_ends_the_stream_as_a_failure(running) -> None:
+    async with running(streaming(lambda: of("text"), filter=lambda event: event.missing)) as client:
+        [event] = events_in((await client.get("/")).text)
+
+    assert event["event"] == "failure"
+
+
+def test_a_websocket_gets_no_more_than_server_sent_events(connect) -> None:
+    app = FastAPI()
+    install(app, Container())
+
+    @app.websocket("/")
+    async def talk(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await send_stream(websocket, of(executed(), "x"))
+        await send_stream(websocket, of(executed(), "x"), filter=lambda item: item if isinstance(item, str) else None)
+
+    with TestClient(app) as client, client.websocket_connect("/") as websocket:
+        frames = [websocket.receive_json() for _ in range(5)]
+
+    assert [frame["event"] for frame in frames] == ["ToolExecuted", "message", "done", "message", "done"]
+    assert "result_object" not in frames[0]["data"]["execution"]
