@@ -292,3 +292,35 @@ def test_every_file_opens_with_what_lives_there() -> None:
     ]
 
     assert silent == []
+
+
+# --- closed sets
+
+CONTENTS = {"TextContent", "ImageContent"}
+
+
+def _names_in(node: ast.AST | None) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} if node is not None else set()
+
+
+def _ends_with_assert_never(match: ast.Match) -> bool:
+    last = match.cases[-1]
+    is_wildcard = isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None and last.guard is None
+    return is_wildcard and "assert_never" in _names_in(last.body[-1])
+
+
+def test_every_place_that_handles_message_contents_matches_all_kinds() -> None:
+    """A kind that is added must fail type checking wherever contents are read, and never be taken for an image."""
+    places = 0
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{module}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                assert not CONTENTS & _names_in(node.args[1]), f"{where}: match the kinds of contents instead"
+            if isinstance(node, ast.Match):
+                patterns = [each for case in node.cases for each in ast.walk(case.pattern)]
+                classes = set().union(*(_names_in(each.cls) for each in patterns if isinstance(each, ast.MatchClass)))
+                if CONTENTS & classes:
+                    places += 1
+                    assert _ends_with_assert_never(node), f"{where}: end with `case _: assert_never(…)`"
+    assert places >= 10

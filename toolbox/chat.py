@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, assert_never, get_args
 
 from .fast_dataclass import with_fast_init
 
@@ -83,11 +83,33 @@ class ImageContent:
 
 
 Content: TypeAlias = TextContent | ImageContent
+"""A part of a message. Code that handles contents matches every kind and ends with `assert_never`, so that a type
+checker finds all of it when a kind is added."""
+
+CONTENT_TYPES: tuple[type[Any], ...] = get_args(Content)
 
 
 def joined_text(contents: Iterable[Content]) -> str:
-    """The texts of `contents`, a line each."""
-    return "\n".join(each.text for each in contents if isinstance(each, TextContent))
+    """Return the texts of `contents`, a line each."""
+    texts: list[str] = []
+    for each in contents:
+        match each:
+            case TextContent(text):
+                texts.append(text)
+            case ImageContent():
+                pass
+            case _:
+                assert_never(each)
+    return "\n".join(texts)
+
+
+def _checked(contents: Iterable[Any]) -> tuple[Content, ...]:
+    parts = tuple(contents)
+    for each in parts:
+        if not isinstance(each, CONTENT_TYPES):
+            expected = " or ".join(kind.__name__ for kind in CONTENT_TYPES)
+            raise TypeError(f"unknown message content {type(each).__name__}; expected {expected}")
+    return parts
 
 
 # --- tools
@@ -133,8 +155,8 @@ class ToolExecutionResult:
     contents: Sequence[Content] = ()
 
     def __post_init__(self) -> None:
-        if type(self.contents) is not tuple:
-            _to_tuple(self, "contents", self.contents)
+        if self.contents or type(self.contents) is not tuple:
+            object.__setattr__(self, "contents", _checked(self.contents))
 
 
 @with_fast_init
@@ -184,7 +206,8 @@ class SystemMessage(Encodable):
 class UserMessage(Encodable):
     """What the user says: text and images. A `str` is one `TextContent`, also inside a list.
 
-    `name` tells apart the people of one conversation. `attributes` may hold `cache_control`.
+    `name` tells apart the people of one conversation. `attributes` may hold `cache_control`. Raises `TypeError` for a
+    part that is not a `Content`; so do the results of tools.
     """
 
     contents: Sequence[Content]
@@ -197,9 +220,10 @@ class UserMessage(Encodable):
         name: str | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        parts = (contents,) if isinstance(contents, (str, TextContent, ImageContent)) else tuple(contents)
+        given: Any = contents
+        parts = (given,) if isinstance(given, (str, *CONTENT_TYPES)) else tuple(given)
         parts = tuple(TextContent(each) if isinstance(each, str) else each for each in parts)
-        object.__setattr__(self, "contents", parts)
+        object.__setattr__(self, "contents", _checked(parts))
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "attributes", attributes if attributes is not None else {})
 
@@ -246,8 +270,8 @@ class ToolExecutionResultMessage(Encodable):
     contents: Sequence[Content] = ()
 
     def __post_init__(self) -> None:
-        if type(self.contents) is not tuple:
-            _to_tuple(self, "contents", self.contents)
+        if self.contents or type(self.contents) is not tuple:
+            object.__setattr__(self, "contents", _checked(self.contents))
 
     @classmethod
     def of(cls, request: ToolExecutionRequest, text: str) -> ToolExecutionResultMessage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 
 from .chat import (
     AiMessage,
@@ -158,7 +158,8 @@ def _content_to_dict(content: Content) -> Json:
             # Bytes come back as bytes, and base64 text as text.
             held: Json = {"bytes": b64encode(data).decode()} if isinstance(data, bytes) else {"base64": data}
             return {"type": "image", **_without_empty({"url": url, **held, "mime_type": mime_type, "detail": detail})}
-    raise TranscriptError("", f"{type(content).__name__} is no content")
+        case _:
+            assert_never(content)
 
 
 def _contents(written: Json, path: str) -> list[Content]:

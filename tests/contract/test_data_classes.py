@@ -333,3 +333,31 @@ def test_the_decorator_wins_over_the_package_of_its_name() -> None:
 
     assert callable(toolbox)
     assert rest.get is not None
+
+
+class Sound:
+    """Not a content of ours, although it has an image's fields."""
+
+    url, data, mime_type = "https://example.com/a.wav", None, "audio/wav"
+
+
+@pytest.mark.parametrize("contents", [[Sound()], [TextContent("a"), Sound()], [None], [b"bytes"], [{"type": "text"}]])
+def test_a_content_of_an_unknown_class_is_refused_when_the_message_is_made(contents: Any) -> None:
+    text = f"unknown message content {type(contents[-1]).__name__}; expected TextContent or ImageContent"
+    with pytest.raises(TypeError, match=text):
+        UserMessage(contents)
+    with pytest.raises(TypeError, match=text):
+        ToolExecutionResult("text", contents=contents)
+    with pytest.raises(TypeError, match=text):
+        ToolExecutionResultMessage("1", "tool", "text", contents=contents)
+
+
+def test_contents_of_a_subclass_are_accepted() -> None:
+    class Caption(TextContent):
+        pass
+
+    caption = Caption("a")
+
+    assert UserMessage([caption]).contents == (caption,)
+    assert UserMessage(caption).text == "a"
+    assert ToolExecutionResult("a", contents=[caption]).contents == (caption,)

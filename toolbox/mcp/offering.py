@@ -9,9 +9,17 @@ import base64
 import logging
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
-from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResult, ToolSpecification
+from ..chat import (
+    Content,
+    ImageContent,
+    TextContent,
+    ToolExecutionRequest,
+    ToolExecutionResult,
+    ToolSpecification,
+    joined_text,
+)
 from ..di.graph import BeanGraph
 from ..di.marks import application_scoped
 from ..errors import Problem, ToolArgumentsError
@@ -126,14 +134,25 @@ def _result(server: McpConnection, result: Any) -> ToolExecutionResult:
     """
     contents = tuple(_content(each) for each in result.content)
     structured = result.structured_content
-    text = "\n".join(each.text for each in contents if isinstance(each, TextContent))
-    images = tuple(each for each in contents if isinstance(each, ImageContent))
+    text = joined_text(contents)
+    beside_text = tuple(each for each in contents if _is_beside_text(each))
     if not text and structured is not None:
         text = compact_json(_without_images(structured, {each.data for each in result.content if each.type == "image"}))
-        contents = (TextContent(text), *images)
+        contents = (TextContent(text), *beside_text)
     if result.is_error:
         raise McpError(server.name, server.shown(text) or "the tool failed and did not say why")
-    return ToolExecutionResult(text, text if structured is None else structured, contents=contents if images else ())
+    value = text if structured is None else structured
+    return ToolExecutionResult(text, value, contents=contents if beside_text else ())
+
+
+def _is_beside_text(content: Content) -> bool:
+    match content:
+        case TextContent():
+            return False
+        case ImageContent():
+            return True
+        case _:
+            assert_never(content)
 
 
 def _without_images(value: Any, images: set[str]) -> Any:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResultMessage
 from ..container import Container
@@ -232,9 +232,13 @@ def _block(content: Content) -> Any:
     from mcp_types import ResourceLink
     from mcp_types import TextContent as McpText
 
-    if not isinstance(content, ImageContent):
-        return McpText(type="text", text=content.text)
-    if content.data is None:
-        return ResourceLink(name="image", uri=content.url or "", mime_type=content.mime_type)
-    data = content.data if isinstance(content.data, str) else base64.b64encode(content.data).decode()
-    return McpImage(type="image", data=data, mime_type=content.mime_type or "image/png")
+    match content:
+        case TextContent(text):
+            return McpText(type="text", text=text)
+        case ImageContent(data=None):
+            return ResourceLink(name="image", uri=content.url or "", mime_type=content.mime_type)
+        case ImageContent():
+            data = base64.b64encode(content.data).decode() if isinstance(content.data, bytes) else content.data
+            return McpImage(type="image", data=data or "", mime_type=content.mime_type or "image/png")
+        case _:
+            assert_never(content)

@@ -6,11 +6,12 @@ Not here: how the pieces are put together (`accumulator`), sending and receiving
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from ..chat import (
     AiMessage,
     ChatRequest,
+    Content,
     Encodable,
     FinishReason,
     ImageContent,
@@ -138,14 +139,18 @@ def _image(image: ImageContent) -> dict[str, Any]:
 
 
 def _content(message: UserMessage) -> str | list[dict[str, Any]]:
-    if all(isinstance(part, TextContent) for part in message.contents):
-        return message.text
-    return [
-        {"type": "text", "text": part.text}
-        if isinstance(part, TextContent)
-        else {"type": "image_url", "image_url": _image(part)}
-        for part in message.contents
-    ]
+    parts = [_part(each) for each in message.contents]
+    return message.text if all(each["type"] == "text" for each in parts) else parts
+
+
+def _part(content: Content) -> dict[str, Any]:
+    match content:
+        case TextContent(text):
+            return {"type": "text", "text": text}
+        case ImageContent():
+            return {"type": "image_url", "image_url": _image(content)}
+        case _:
+            assert_never(content)
 
 
 def _with_images(messages: Sequence[Message]) -> Iterator[bytes]:

@@ -10,11 +10,11 @@ import binascii
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, assert_never
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from ..chat import ChatRequest, Content, ImageContent, ToolSpecification
+from ..chat import ChatRequest, Content, ImageContent, TextContent, ToolSpecification
 from ..json_text import compact_json
 from ..schemas import strict_output, strict_parameters
 
@@ -101,8 +101,17 @@ _SIGNATURES = (
 
 
 def images_of(contents: Iterable[Content]) -> list[ImageContent]:
-    """The images among `contents`."""
-    return [each for each in contents if isinstance(each, ImageContent)]
+    """Return the images among `contents`: what some wires cannot send in a tool's result."""
+    images: list[ImageContent] = []
+    for each in contents:
+        match each:
+            case ImageContent():
+                images.append(each)
+            case TextContent():
+                pass
+            case _:
+                assert_never(each)
+    return images
 
 
 def data_url(image: ImageContent) -> str:

@@ -6,7 +6,7 @@ Not here: how the pieces are put together (`accumulator`), sending and receiving
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from ..chat import (
     AiMessage,
@@ -14,6 +14,7 @@ from ..chat import (
     Content,
     Encodable,
     FinishReason,
+    ImageContent,
     Message,
     ResponseFormat,
     SystemMessage,
@@ -106,22 +107,26 @@ def encode_items(message: Message) -> bytes:
         case SystemMessage():
             return json_bytes({"role": message.role, "content": message.text})
         case UserMessage():
-            only_text = all(isinstance(each, TextContent) for each in message.contents)
-            return json_bytes({"role": "user", "content": message.text if only_text else _parts(message.contents)})
+            parts = [_part(each) for each in message.contents]
+            only_text = all(each["type"] == "input_text" for each in parts)
+            return json_bytes({"role": "user", "content": message.text if only_text else parts})
         case ToolExecutionResultMessage():
-            output = _parts(message.contents) if images_of(message.contents) else message.text
+            has_images = images_of(message.contents)
+            output = [_part(each) for each in message.contents] if has_images else message.text
             return json_bytes({"type": "function_call_output", "call_id": message.id, "output": output})
         case AiMessage():
             return b",".join(json_bytes(each) for each in _reply_items(message))
 
 
-def _parts(contents: Sequence[Content]) -> list[dict[str, Any]]:
-    return [
-        {"type": "input_text", "text": each.text}
-        if isinstance(each, TextContent)
-        else {"type": "input_image", "image_url": data_url(each), **({"detail": each.detail} if each.detail else {})}
-        for each in contents
-    ]
+def _part(content: Content) -> dict[str, Any]:
+    match content:
+        case TextContent(text):
+            return {"type": "input_text", "text": text}
+        case ImageContent():
+            detail = {"detail": content.detail} if content.detail else {}
+            return {"type": "input_image", "image_url": data_url(content), **detail}
+        case _:
+            assert_never(content)
 
 
 def _reply_items(message: AiMessage) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, assert_never
 
 from opentelemetry.util.types import AttributeValue
 
@@ -18,6 +18,7 @@ from ..chat import (
     ChatRequest,
     ChatResponse,
     Content,
+    ImageContent,
     Message,
     SystemMessage,
     TextContent,
@@ -73,8 +74,8 @@ def _message(message: Message) -> dict[str, Any]:
         parts += [_text(message.text)] if message.text else []
         return {"role": "assistant", "parts": parts + [_call(each) for each in message.tool_execution_requests]}
     answer = {"type": "tool_call_response", "id": message.id, "response": message.text}
-    others = [_part(each) for each in message.contents if not isinstance(each, TextContent)]
-    return {"role": "tool", "parts": [answer, *others]}
+    parts = [_part(each) for each in message.contents]
+    return {"role": "tool", "parts": [answer, *(each for each in parts if each["type"] != "text")]}
 
 
 def _text(text: str) -> dict[str, Any]:
@@ -89,9 +90,12 @@ def _call(request: ToolExecutionRequest) -> dict[str, Any]:
 
 
 def _part(content: Content) -> dict[str, Any]:
-    if isinstance(content, TextContent):
-        return _text(content.text)
-    if content.url is not None and not content.url.startswith("data:"):
-        return {"type": "uri", "modality": "image", "mime_type": content.mime_type, "uri": content.url}
-    # Its bytes are more than a span should carry.
-    return {"type": "image", "mime_type": content.mime_type}
+    match content:
+        case TextContent(text):
+            return _text(text)
+        case ImageContent(str() as url) if not url.startswith("data:"):
+            return {"type": "uri", "modality": "image", "mime_type": content.mime_type, "uri": url}
+        case ImageContent():  # its bytes are more than a span should carry
+            return {"type": "image", "mime_type": content.mime_type}
+        case _:
+            assert_never(content)

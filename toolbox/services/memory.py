@@ -14,10 +14,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import dropwhile
 from threading import Lock, current_thread
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, assert_never
 from weakref import ReferenceType, WeakValueDictionary, ref
 
-from ..chat import AiMessage, ImageContent, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
+from ..chat import (
+    AiMessage,
+    Content,
+    ImageContent,
+    Message,
+    SystemMessage,
+    TextContent,
+    ToolExecutionResultMessage,
+    UserMessage,
+)
 from ..errors import InvalidMemoryIdError, MemoryInUseError
 from ..execution import keep_inherited, on_event_loop, renewed_after_fork
 
@@ -123,13 +132,22 @@ def estimate_tokens(message: Message) -> int:
         case SystemMessage(text):
             texts = [text]
         case UserMessage(contents):
-            images = sum(isinstance(each, ImageContent) for each in contents)
-            return _estimated(message.text) + 85 * images + 4
+            return _estimated(message.text) + sum(map(_beside_text, contents)) + 4
         case AiMessage(text, requests):
             texts = [text or "", *(f"{each.name}{each.arguments}" for each in requests)]
         case ToolExecutionResultMessage():
             texts = [message.tool_name, message.text]
     return sum(map(_estimated, texts)) + 4
+
+
+def _beside_text(content: Content) -> int:
+    match content:
+        case TextContent():
+            return 0
+        case ImageContent():
+            return 85
+        case _:
+            assert_never(content)
 
 
 def _estimated(text: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..chat import Content, ImageContent, SystemMessage, TextContent, UserMessage
+from ..chat import CONTENT_TYPES, Content, SystemMessage, UserMessage
 from ..context import InvocationContext
 from ..errors import MissingBeanError
 from ..execution import BLOCKING, COROUTINE, Runner, is_async
@@ -43,7 +43,8 @@ def _said(plan: MethodPlan, value: object) -> Sequence[Content]:
             return ()
         case None:
             raise TypeError(f"{plan.where}(): {plan.user_parameter} is what the user says, and is None")
-        case str() | TextContent() | ImageContent() | list() | tuple() as said:
+        case other if isinstance(other, (str, list, tuple, *CONTENT_TYPES)):
+            said: Any = other
             return UserMessage(said).contents
         case other:
             return UserMessage(text_of(other)).contents

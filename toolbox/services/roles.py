@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args, get_origin
 
-from ..chat import Content, ImageContent, Message, TextContent, UserMessage
+from ..chat import Content, Message, UserMessage
 from ..context import MemoryId, MemoryIdMark
 from ..signatures import Parameter, Unresolved, metadata_of, without_none
 
@@ -49,7 +49,7 @@ def is_content(parameter: Parameter) -> bool:
     origin = get_origin(annotation)
     if isinstance(origin, type) and issubclass(origin, Sequence):
         annotation = get_args(annotation)[0]
-    return _members(annotation) <= {TextContent, ImageContent}
+    return _members(annotation) <= set(get_args(Content))
 
 
 def may_speak(parameter: Parameter) -> bool:

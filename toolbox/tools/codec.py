@@ -11,11 +11,19 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, assert_never, get_args, get_origin
 
 from pydantic_core import to_json, to_jsonable_python
 
-from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResult, joined_text
+from ..chat import (
+    CONTENT_TYPES,
+    Content,
+    ImageContent,
+    TextContent,
+    ToolExecutionRequest,
+    ToolExecutionResult,
+    joined_text,
+)
 from ..errors import EndsInvocation, ToolArgumentsError, ToolResultError, ToolRetry
 from ..execution import returns_awaitable
 from ..faults import COUNTED, faults_of
@@ -387,20 +395,24 @@ def cut(text: str, contents: tuple[Content, ...], limit: int) -> tuple[str, tupl
     kept: list[Content] = []
     left = limit
     for each in contents:
-        if not isinstance(each, TextContent):
-            kept.append(each)
-        elif left > 0:
-            kept.append(TextContent(each.text[:left]))
-            left -= len(each.text) + 1
+        match each:
+            case TextContent(part):
+                if left > 0:
+                    kept.append(TextContent(part[:left]))
+                    left -= len(part) + 1
+            case ImageContent():
+                kept.append(each)
+            case _:
+                assert_never(each)
     if kept:
         kept.append(TextContent(note.strip()))
     return text[:limit] + note, tuple(kept)
 
 
 def _contents_of(value: Any) -> tuple[Content, ...]:
-    if isinstance(value, (TextContent, ImageContent)):
+    if isinstance(value, CONTENT_TYPES):
         return (value,)
-    if isinstance(value, (list, tuple)) and all(isinstance(each, (TextContent, ImageContent)) for each in value):
+    if isinstance(value, (list, tuple)) and all(isinstance(each, CONTENT_TYPES) for each in value):
         return tuple(value)
     return ()
 

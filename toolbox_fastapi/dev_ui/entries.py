@@ -12,9 +12,11 @@ from pydantic_core import from_json
 
 from toolbox.chat import (
     AiMessage,
+    Content,
     ImageContent,
     Message,
     SystemMessage,
+    TextContent,
     TokenUsage,
     ToolExecutionResultMessage,
     UserMessage,
@@ -84,8 +86,18 @@ def _lines(messages: Iterable[Message]) -> Iterable[str]:
 
 def said_by(message: UserMessage) -> str:
     """What the user says."""
-    images = sum(isinstance(each, ImageContent) for each in message.contents)
-    return "\n".join([*([message.text] if message.text else []), *["(an image)"] * images])
+    others = [note for each in message.contents if (note := _beside_text(each))]
+    return "\n".join([*([message.text] if message.text else []), *others])
+
+
+def _beside_text(content: Content) -> str:
+    match content:
+        case TextContent():
+            return ""
+        case ImageContent():
+            return "(an image)"
+        case _:
+            assert_never(content)
 
 
 def text_of(message: AiMessage) -> str:

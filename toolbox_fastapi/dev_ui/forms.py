@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
-from toolbox.chat import ImageContent, TextContent, UserMessage
+from toolbox.chat import CONTENT_TYPES, ImageContent, TextContent, UserMessage
 from toolbox.json_text import parse_json
 from toolbox.services.declaration import local_names_of
 from toolbox.services.plans import MethodPlan
@@ -119,7 +119,7 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 def _is_message(annotation: Any) -> bool:
-    return bool(_kinds(annotation) & {UserMessage, TextContent, ImageContent})
+    return bool(_kinds(annotation) & {UserMessage, *CONTENT_TYPES})
 
 
 def _message_reader(annotation: Any) -> Callable[[Any], Any]:
