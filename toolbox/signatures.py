@@ -1,18 +1,22 @@
-"""Reads a function's signature with its annotations resolved, each one alone: a bad one does not hide the others.
+"""Reads functions: signatures with each annotation resolved alone, names of the functions around, empty bodies.
 
 What an annotation names inside of a function is known only there, and caught there (`local_names`).
-Not here: what a parameter means (`di.beans`, `tools.specification`, `services.planning`).
+Not here: taking annotations apart (`type_keys`), what a parameter means (`di.beans`, `tools.specification`,
+`services.planning`).
 """
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, SimpleNamespace
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args, get_origin
+
+from .type_keys import metadata_of
 
 EMPTY = inspect.Parameter.empty
 
@@ -100,6 +104,35 @@ def takes(function: object, count: int) -> bool:
     return True
 
 
+# --- bodies
+
+
+_EMPTY_BODY = frozenset(
+    {
+        "CALL_INTRINSIC_1",
+        "LOAD_CONST",
+        "NOP",
+        "POP_TOP",
+        "RERAISE",
+        "RESUME",
+        "RETURN_CONST",
+        "RETURN_GENERATOR",
+        "RETURN_VALUE",
+    }
+)
+_RAISING = frozenset({"CALL", "LOAD_GLOBAL", "PRECALL", "PUSH_NULL", "RAISE_VARARGS"})
+
+
+def has_body(function: Any) -> bool:
+    """Return False for a function that consists of `...`, `pass`, a docstring or `raise NotImplementedError`."""
+    code = function.__code__
+    done = {each.opname for each in dis.get_instructions(function)}
+    if "RAISE_VARARGS" in done and code.co_names == ("NotImplementedError",):
+        return not done <= _EMPTY_BODY | _RAISING
+    constants = set(map(repr, code.co_consts)) <= set(map(repr, (None, function.__doc__, ...)))
+    return not (constants and done <= _EMPTY_BODY)
+
+
 # --- names that only the function around knows
 
 
@@ -152,22 +185,3 @@ def _names_in(text: str) -> Iterator[str]:
     for constant in code.co_consts:  # a quoted name inside
         if isinstance(constant, str) and constant.isidentifier():
             yield constant
-
-
-def without_none(annotation: Any) -> Any:
-    """`T` of `T | None`; any other annotation as it is."""
-    arguments = get_args(annotation)
-    if type(None) in arguments and get_origin(annotation) is not Annotated:
-        rest = [each for each in arguments if each is not type(None)]
-        if len(rest) == 1:
-            return rest[0]
-    return annotation
-
-
-def metadata_of(annotation: Any) -> tuple[object, ...]:
-    """What stands beside the type in `Annotated`, also through `| None`."""
-    if get_origin(annotation) is Annotated:
-        outer = tuple(annotation.__metadata__)
-        return outer + metadata_of(annotation.__origin__)
-    inner = without_none(annotation)
-    return metadata_of(inner) if inner is not annotation else ()

@@ -1,6 +1,6 @@
-"""Types as keys of beans: their supertypes, how generic types match, their names for readers.
+"""Types and resolved annotations: taken apart, as keys of beans, their supertypes, their names for readers.
 
-Pure functions over types and annotations. Not here: reading annotations (`signatures`), beans (`beans`).
+Pure functions. Not here: resolving annotations that are text (`signatures`), beans (`di.beans`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from typing_extensions import TypeAliasType as BackportedAlias
@@ -17,23 +18,74 @@ _ALIASES: tuple[Any, ...] = tuple({BackportedAlias, getattr(typing, "TypeAliasTy
 _NOT_A_KEY = frozenset({object, typing.Generic, typing.Protocol})
 
 
-def plain(annotation: Any) -> Any:
-    """The type itself: without `Annotated`, with aliases followed, `typing.List[T]` as `list[T]`."""
+@dataclass(frozen=True, slots=True)
+class Unwrapped:
+    """An annotation taken apart.
+
+    `type` is the type itself; `metadata` is what `Annotated` adds to it, innermost first; `optional` is true if None
+    was in a union around it.
+    """
+
+    type: Any
+    metadata: tuple[object, ...]
+    optional: bool
+
+
+def unwrapped(annotation: Any) -> Unwrapped:
+    """Take an annotation apart: through `Annotated`, `| None` and aliases, in any order."""
+    metadata: tuple[object, ...] = ()
+    optional = False
     while True:
-        if isinstance(annotation, _ALIASES):
-            annotation = annotation.__value__
-        elif get_origin(annotation) is Annotated:
+        if get_origin(annotation) is Annotated:
+            metadata = (*annotation.__metadata__, *metadata)
             annotation = annotation.__origin__
-        elif isinstance(get_origin(annotation), _ALIASES):
-            alias = get_origin(annotation)
-            annotation = substitute(
-                alias.__value__, dict(zip(alias.__type_params__, get_args(annotation), strict=True))
-            )
+        elif (meant := _without_alias(annotation)) is not annotation:
+            annotation = meant
+        elif is_union(annotation) and type(None) in get_args(annotation):
+            optional = True
+            rest = tuple(each for each in get_args(annotation) if each is not type(None))
+            annotation = rest[0] if len(rest) == 1 else typing.Union[rest]  # noqa: UP007 - of a tuple made here
+        else:
+            return Unwrapped(plain(annotation), metadata, optional)
+
+
+def metadata_of(annotation: Any) -> tuple[object, ...]:
+    """Return what `Annotated` adds to the type, also inside `| None`."""
+    return unwrapped(annotation).metadata
+
+
+def admits_none(annotation: Any) -> bool:
+    """Return True if None is a value of the type: `T | None`, `Any`, `object`, None itself."""
+    inner = unwrapped(annotation)
+    if inner.optional or inner.type in (Any, object, None, types.NoneType):
+        return True
+    if isinstance(inner.type, typing.NewType):
+        return admits_none(inner.type.__supertype__)
+    return is_union(inner.type) and any(admits_none(each) for each in get_args(inner.type))
+
+
+def plain(annotation: Any) -> Any:
+    """Return the type itself: without `Annotated`, with aliases followed, `typing.List[T]` as `list[T]`."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = annotation.__origin__
+        elif (meant := _without_alias(annotation)) is not annotation:
+            annotation = meant
         else:
             break
     origin = get_origin(annotation)
     if isinstance(origin, type) and origin.__module__ == "builtins" and not isinstance(annotation, types.GenericAlias):
         return types.GenericAlias(origin, get_args(annotation))
+    return annotation
+
+
+def _without_alias(annotation: Any) -> Any:
+    """Return what an alias stands for, with its arguments filled in."""
+    if isinstance(annotation, _ALIASES):
+        return annotation.__value__
+    alias = get_origin(annotation)
+    if isinstance(alias, _ALIASES):
+        return substitute(alias.__value__, dict(zip(alias.__type_params__, get_args(annotation), strict=True)))
     return annotation
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import CoroutineType
@@ -32,10 +31,11 @@ from toolbox.rest.marks import client_mark_of
 from toolbox.services.declaration import left_without_parentheses, service_options_of
 from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream
-from toolbox.signatures import EMPTY, Unresolved, metadata_of, resolve
+from toolbox.signatures import EMPTY, Unresolved, names_around, resolve
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
+from toolbox.type_keys import metadata_of, unwrapped
 
 from .exchanges import EXCHANGE_KEY, Exchange
 
@@ -178,7 +178,7 @@ def _is_coroutine(endpoint: Callable[..., Any]) -> bool:
 def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...], inspect.Signature]:
     """The parameters we fill, and the signature without them."""
     signature = inspect.signature(endpoint)
-    names, around = getattr(inspect.unwrap(endpoint), "__globals__", {}), _names_around(endpoint)
+    names, around = getattr(inspect.unwrap(endpoint), "__globals__", {}), names_around(inspect.unwrap(endpoint))
     injected, others = [], []
     for parameter in signature.parameters.values():
         annotation = resolve(parameter.annotation, names, around)
@@ -200,18 +200,6 @@ def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...]
             known = around and not isinstance(annotation, Unresolved)
             others.append(parameter.replace(annotation=annotation) if known else parameter)
     return tuple(injected), signature.replace(parameters=others)
-
-
-def _names_around(endpoint: Callable[..., Any]) -> Mapping[str, Any]:
-    """The names known where an endpoint inside a function is being declared, for annotations that are text."""
-    plain = inspect.unwrap(endpoint)
-    around, _, _ = plain.__qualname__.rpartition(".<locals>.")
-    frame = sys._getframe(1) if around else None
-    while frame is not None:
-        if frame.f_code.co_qualname == around and frame.f_globals is plain.__globals__:
-            return frame.f_locals
-        frame = frame.f_back
-    return {}
 
 
 def unreadable_inject(where: str, parameter: str, annotation: object) -> Problem | None:
@@ -257,7 +245,7 @@ def _service_that_fastapi_would_make(
     default = parameter.default
     if isinstance(default, params.Depends):
         dependencies = [*dependencies, default.dependency]
-    plain = getattr(annotation, "__origin__", annotation) if metadata_of(annotation) else annotation
+    plain = unwrapped(annotation).type
     for each in dependencies:
         cls = plain if each is None else each
         if isinstance(cls, type) and (service_options_of(cls) or client_mark_of(cls)) is not None:

@@ -25,17 +25,17 @@ from functools import partial
 from typing import Any, TypeVar, get_args, get_origin
 
 from ..errors import Problem
-from ..signatures import EMPTY, Parameter, Unresolved, metadata_of, read_signature, resolve
-from ..type_keys import arguments_for, class_of, forms_of, plain, substitute, type_name
+from ..signatures import EMPTY, Parameter, Unresolved, read_signature, resolve
+from ..type_keys import arguments_for, class_of, forms_of, metadata_of, plain, substitute, type_name, unwrapped
 from .environment import build_settings, is_settings
-from .marks import Named, Scope, producer_mark_of, scope_mark_of
+from .marks import Scope, producer_mark_of, scope_mark_of
 from .points import MISSING as MISSING
 from .points import InjectionPoint as InjectionPoint
 from .points import Missing as Missing
 from .points import Names as Names
 from .points import Shape as Shape
+from .points import name_in, point_of_parameter, unresolved, with_type_checking_hint
 from .points import point_of as point_of
-from .points import point_of_parameter, unresolved, unwrapped, with_type_checking_hint
 from .points import points_of as points_of
 
 
@@ -225,7 +225,7 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
         problems = [Problem(where, what, "remove the decorator: @produces takes the generator itself")]
     elif mark.own_task and made is not Making.ASYNC_GENERATOR:
         problems.append(Problem(where, "own_task= is for asynchronous generators", "remove it"))
-    named = next((each.name for each in metadata_of(signature.returns) if isinstance(each, Named)), None)
+    named = name_in(metadata_of(signature.returns))
     module = getattr(function, "__module__", "")
     return BeanDefinition(
         provides=provides,
@@ -259,10 +259,10 @@ def _produced(returns: Any, made: Making, where: str) -> tuple[Any, Problem | No
     if returns is EMPTY or returns is None or returns is type(None):
         return Any, Problem(where, "the producer does not say what it makes", "annotate what it returns or yields")
     if made not in (Making.GENERATOR, Making.ASYNC_GENERATOR):
-        return unwrapped(returns)[2], None
+        return unwrapped(returns).type, None
     form = plain(returns)
     if yielded(form) is not form:
-        return unwrapped(yielded(form))[2], None
+        return unwrapped(yielded(form)).type, None
     kind = "Iterator" if made is Making.GENERATOR else "AsyncIterator"
     name = type_name(returns)
     return form, Problem(where, f"it yields, and says that it returns {name}", f"annotate it `-> {kind}[{name}]`")
@@ -284,7 +284,7 @@ def local_names(objects: Iterable[object]) -> dict[str, Any]:
 def seed_of(form: Any, find: Callable[[], Any] | None = None) -> BeanDefinition:
     """A bean of this type that a request scope is given when it is opened; else `find()` may know it, or `MISSING`."""
     annotation = form
-    name = next((each.name for each in metadata_of(annotation) if isinstance(each, Named)), None)
+    name = name_in(metadata_of(annotation))
     # Its provider gives way: nobody is kept from a bean called `Request` by what a web framework seeds.
     return BeanDefinition(
         provides=plain(form),

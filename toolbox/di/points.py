@@ -9,16 +9,15 @@ import ast
 import dataclasses
 import inspect
 import sys
-import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, Final, get_args, get_origin
 
 from ..errors import Problem
-from ..signatures import EMPTY, Parameter, Unresolved, metadata_of, read_signature
-from ..type_keys import is_union, plain, type_name
+from ..signatures import EMPTY, Parameter, Unresolved, read_signature
+from ..type_keys import plain, type_name, unwrapped
 from .marks import Instance, Named
 
 Names = Mapping[str, Any]
@@ -85,7 +84,8 @@ def point_of(
     else:
         problem = None
         annotation = Any if annotation is EMPTY else annotation
-    name, optional, inner = unwrapped(annotation)
+    taken = unwrapped(annotation)
+    inner = taken.type
     shape, wants, whole = Shape.ONE, inner, inner
     origin, arguments = get_origin(inner), get_args(inner)
     if origin is list and len(arguments) == 1:
@@ -104,9 +104,9 @@ def point_of(
         where=where,
         wants=wants,
         whole=whole,
-        name=name,
+        name=name_in(taken.metadata),
         shape=shape,
-        optional=optional,
+        optional=taken.optional,
         parameter=parameter,
         default=default,
         positional=positional,
@@ -115,21 +115,9 @@ def point_of(
     )
 
 
-def unwrapped(annotation: Any) -> tuple[str | None, bool, Any]:
-    """The name it asks for, whether it admits None, and the type itself."""
-    name, optional = None, False
-    for each in metadata_of(annotation):
-        if isinstance(each, Named):
-            name = each.name
-            break
-    while True:
-        annotation = plain(annotation)
-        arguments = get_args(annotation)
-        if not is_union(annotation) or type(None) not in arguments:
-            return name, optional, annotation
-        optional = True
-        rest = tuple(each for each in arguments if each is not type(None))
-        annotation = rest[0] if len(rest) == 1 else typing.Union[rest]  # noqa: UP007 - of a tuple made here
+def name_in(metadata: Iterable[object]) -> str | None:
+    """Return the name that `Named` gives in an annotation's metadata."""
+    return next((each.name for each in metadata if isinstance(each, Named)), None)
 
 
 def points_of(function: Callable[..., Any], where: str, names: Names | None = None) -> tuple[InjectionPoint, ...]:

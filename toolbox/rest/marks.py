@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
+from ..signatures import local_names
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -314,29 +316,9 @@ def register_rest_client(
             tuple(request_filters),
             tuple(response_filters),
             tuple(exception_mappers),
-            _local_names(cls, caller.f_locals if caller.f_locals is not caller.f_globals else {}),
+            local_names(filter(inspect.isfunction, vars(cls).values()), caller),
         )
         setattr(cls, CLIENT_MARK, mark)
         return cls
 
     return leave if target is None else leave(target)
-
-
-def _local_names(cls: type[object], found: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `found`, the names of the function the class is written in, its annotations are written with."""
-    texts = [
-        annotation
-        for member in vars(cls).values()
-        if inspect.isfunction(member)
-        for annotation in member.__annotations__.values()
-        if isinstance(annotation, str)
-    ]
-    names = {name for text in texts for name in _names_in(text)}
-    return {name: found[name] for name in names if name in found}
-
-
-def _names_in(annotation: str) -> tuple[str, ...]:
-    try:
-        return compile(annotation, "<annotation>", "eval").co_names
-    except SyntaxError:  # said by the check, when the annotation is read
-        return ()

@@ -16,8 +16,8 @@ from pydantic import PydanticUserError, TypeAdapter
 
 from ..context import INJECT, InvocationContext
 from ..errors import Problem
-from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature, without_none
-from ..type_keys import arguments_for, plain, substitute
+from ..signatures import EMPTY, Parameter, Signature, Unresolved, has_body, read_signature
+from ..type_keys import arguments_for, substitute, unwrapped
 from .annotations import has_fields, is_list, is_structured
 from .collaborators import CollaboratorPlan, collaborator_problems, read_collaborator
 from .encoding import (
@@ -69,7 +69,7 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
         place = f"{where}.{name}"
         request = request_mark_of(member) or request_mark_of(_function_of(member))
         if request is None:
-            problems.extend(_problems_without_verb(cls, place, member))
+            problems.extend(_problems_without_verb(owner, place, member))
         elif not isinstance(member, FunctionType):
             problems.append(Problem(place, "only a method of an instance can send a request", "make it a plain method"))
         else:
@@ -112,28 +112,13 @@ def _mappers(cls: type[object]) -> Iterator[tuple[int | None, Collaborator]]:
             yield mark.status, function
 
 
-def _empty() -> None: ...
-def _documented() -> None:
-    """Only this."""
-
-
-async def _empty_async() -> None: ...
-async def _documented_async() -> None:
-    """Only this."""
-
-
-_EMPTY = frozenset(each.__code__.co_code for each in (_empty, _documented, _empty_async, _documented_async))
-
-
-def _problems_without_verb(cls: type[object], where: str, member: object) -> Iterator[Problem]:
+def _problems_without_verb(owner: type[object], where: str, member: object) -> Iterator[Problem]:
     if not isinstance(member, FunctionType):
         return
     if getattr(member, "__isabstractmethod__", False) or (
-        getattr(cls, "_is_protocol", False) and member.__code__.co_code in _EMPTY
+        getattr(owner, "_is_protocol", False) and not has_body(member)
     ):
-        yield Problem(
-            where, "the method says not what it sends", "put @rest.get(…) or another verb on it, or give it a body"
-        )
+        yield Problem(where, "missing HTTP verb", "add @rest.get(…) or another verb, or give the method a body")
     elif fixed_values_of(member):
         yield Problem(where, "it has fixed values but no verb", "put @rest.get(…) or another verb on it")
 
@@ -350,7 +335,7 @@ def _is_ours(parameter: Parameter) -> bool:
     """Whether the library fills the parameter: it is for code around the client, and never sent."""
     if any(_place_marks(parameter)):
         return False
-    return INJECT in parameter.metadata or plain(without_none(parameter.annotation)) is InvocationContext
+    return INJECT in parameter.metadata or unwrapped(parameter.annotation).type is InvocationContext
 
 
 def _wire_name(name: str, place: Place, mark: PlaceMark | None) -> str:

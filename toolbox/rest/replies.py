@@ -16,8 +16,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import RestDecodeError
 from ..faults import brief, faults_of
-from ..signatures import without_none
-from ..type_keys import class_of, plain
+from ..type_keys import class_of, plain, unwrapped
 
 if TYPE_CHECKING:
     from httpx2 import Response as HttpResponse
@@ -139,7 +138,7 @@ def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
 
 
 def _body_plan(annotation: Any, verb: str) -> ReplyPlan:
-    inner = plain(without_none(plain(annotation)))
+    inner = unwrapped(annotation).type
     if inner in (str, bytes) and inner is not plain(annotation) and verb != "HEAD":
         return ReplyPlan(Shape.TEXT if inner is str else Shape.BYTES, type_name=str(annotation), optional=True)
     return ReplyPlan(*_shape_of(annotation, verb))

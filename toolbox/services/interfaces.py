@@ -5,13 +5,13 @@ Not here: what such a method means (`planning`), implementing it (`implementatio
 
 from __future__ import annotations
 
-import dis
 import inspect
 from abc import ABC
 from collections.abc import Iterator
 from typing import Any
 
 from ..errors import Problem
+from ..signatures import has_body
 from .declaration import SYSTEM_MARK, USER_MARK, left_without_parentheses
 
 
@@ -39,35 +39,7 @@ def _is_declared_only(owner: type[Any], function: Any) -> bool:
         return True
     if hasattr(function, USER_MARK) or hasattr(function, SYSTEM_MARK):
         return True
-    return bool(getattr(owner, "_is_protocol", False)) and _has_no_body(function)
-
-
-_EMPTY_BODY = frozenset(
-    {
-        "CALL_INTRINSIC_1",
-        "LOAD_CONST",
-        "NOP",
-        "POP_TOP",
-        "RERAISE",
-        "RESUME",
-        "RETURN_CONST",
-        "RETURN_GENERATOR",
-        "RETURN_VALUE",
-    }
-)
-
-
-_RAISING = frozenset({"CALL", "LOAD_GLOBAL", "PRECALL", "PUSH_NULL", "RAISE_VARARGS"})
-
-
-def _has_no_body(function: Any) -> bool:
-    """Whether a function consists of `...`, `pass`, a docstring or `raise NotImplementedError`."""
-    code = function.__code__
-    done = {each.opname for each in dis.get_instructions(function)}
-    if "RAISE_VARARGS" in done and code.co_names == ("NotImplementedError",):
-        return done <= _EMPTY_BODY | _RAISING
-    constants = set(map(repr, code.co_consts)) <= set(map(repr, (None, function.__doc__, ...)))
-    return constants and done <= _EMPTY_BODY
+    return bool(getattr(owner, "_is_protocol", False)) and not has_body(function)
 
 
 def bare_decorators(cls: type[Any]) -> Iterator[Problem]:

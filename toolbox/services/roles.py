@@ -10,7 +10,8 @@ from typing import Any, get_args, get_origin
 
 from ..chat import Content, Message, UserMessage
 from ..context import MemoryId, MemoryIdMark
-from ..signatures import Parameter, Unresolved, metadata_of, without_none
+from ..signatures import Parameter, Unresolved
+from ..type_keys import unwrapped
 
 
 def is_unreadable(parameter: Parameter) -> bool:
@@ -23,12 +24,6 @@ def is_memory_id(parameter: Parameter) -> bool:
     return parameter.annotation is MemoryId or any(isinstance(mark, MemoryIdMark) for mark in parameter.metadata)
 
 
-def _plain(annotation: Any) -> Any:
-    """The type inside `Annotated` and `| None`."""
-    annotation = without_none(annotation)
-    return without_none(annotation.__origin__) if metadata_of(annotation) else annotation
-
-
 def _members(annotation: Any) -> set[Any]:
     """The types of a union, or the one type."""
     return set(get_args(annotation)) if get_origin(annotation) is not None else {annotation}
@@ -36,7 +31,7 @@ def _members(annotation: Any) -> set[Any]:
 
 def is_history(parameter: Parameter) -> bool:
     """Whether it is messages, to be put before what the user says."""
-    annotation = _plain(parameter.annotation)
+    annotation = unwrapped(parameter.annotation).type
     origin = get_origin(annotation)
     if not (isinstance(origin, type) and issubclass(origin, Sequence)):
         return False
@@ -45,7 +40,7 @@ def is_history(parameter: Parameter) -> bool:
 
 def is_content(parameter: Parameter) -> bool:
     """Whether it is contents, to be put after what the user says."""
-    annotation = _plain(parameter.annotation)
+    annotation = unwrapped(parameter.annotation).type
     origin = get_origin(annotation)
     if isinstance(origin, type) and issubclass(origin, Sequence):
         annotation = get_args(annotation)[0]
@@ -54,7 +49,7 @@ def is_content(parameter: Parameter) -> bool:
 
 def may_speak(parameter: Parameter) -> bool:
     """Whether it may be what the user says."""
-    annotation = _plain(parameter.annotation)
+    annotation = unwrapped(parameter.annotation).type
     if isinstance(annotation, type) and issubclass(annotation, (str, UserMessage)):
         return True
     members = _members(annotation)

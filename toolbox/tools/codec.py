@@ -29,7 +29,8 @@ from ..execution import returns_awaitable
 from ..faults import COUNTED, faults_of
 from ..json_text import arguments_text, as_wanted, value_text
 from ..signatures import EMPTY, Unresolved
-from .parameters import ToolParameter, is_field, unwrapped
+from ..type_keys import unwrapped
+from .parameters import ToolParameter, is_field
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -324,7 +325,7 @@ class ResultEncoder:
     def __init__(self, tool: str, returns: Any = EMPTY) -> None:
         """`returns`: the resolved annotation, `EMPTY` or `Unresolved`; executors have none."""
         self._tool = tool
-        bare, _, _ = unwrapped(awaited(returns))
+        bare = unwrapped(awaited(returns)).type
         self._none = SUCCESS if bare in (None, type(None), EMPTY) else "null"
         self._serializer = _serializer_for(awaited(returns))
 

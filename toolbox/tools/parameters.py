@@ -6,19 +6,17 @@ Not here: resolving annotations (`toolbox.signatures`), the schema (`specificati
 from __future__ import annotations
 
 import inspect
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Union
 
-from typing_extensions import Doc, TypeAliasType, TypeIs
+from typing_extensions import Doc, TypeIs
 
 from ..context import InjectMark, InvocationContext, MemoryIdMark
 from ..errors import Problem
 from ..signatures import EMPTY, Unresolved, names_around, resolve
-from ..type_keys import substitute
+from ..type_keys import admits_none, substitute, unwrapped
 
 
 class Role(Enum):
@@ -138,7 +136,8 @@ def _read(declared: inspect.Parameter, annotation: Any, where: str, problems: li
 
 
 def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParameter:
-    bare, metadata, optional = unwrapped(annotation)
+    taken, optional = unwrapped(annotation), admits_none(annotation)
+    bare, metadata = taken.type, taken.metadata
     role, wanted = Role.MODEL, None
     if any(isinstance(each, MemoryIdMark) for each in metadata):
         role = Role.MEMORY_ID
@@ -165,30 +164,6 @@ def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParam
     for each in fields:  # Field(default=…), in the annotation or as the default
         default = each if default is EMPTY and not each.is_required() else default
     return ToolParameter(name, kind, annotation, default, role, optional, wanted, "\n".join(texts) or None, alias)
-
-
-def unwrapped(annotation: Any) -> tuple[Any, list[Any], bool]:
-    """The bare type, all that is annotated to it, and whether None is admitted; looks through `| None` and aliases."""
-    metadata: list[Any] = []
-    optional = False
-    while True:
-        origin = typing.get_origin(annotation)
-        if origin is Annotated:
-            metadata = [*annotation.__metadata__, *metadata]
-            annotation = annotation.__origin__
-        elif origin in (Union, types.UnionType):
-            arguments = typing.get_args(annotation)
-            others = [each for each in arguments if each is not types.NoneType]
-            optional = optional or len(others) < len(arguments) or any(unwrapped(each)[2] for each in others)
-            if len(others) != 1:
-                return annotation, metadata, optional
-            annotation = others[0]
-        elif isinstance(annotation, TypeAliasType):
-            annotation = annotation.__value__
-        elif isinstance(annotation, typing.NewType):
-            return annotation, metadata, optional or unwrapped(annotation.__supertype__)[2]
-        else:
-            return annotation, metadata, optional or annotation in (Any, object, None, types.NoneType)
 
 
 def is_field(metadata: object) -> TypeIs[Any]:

@@ -20,10 +20,10 @@ from ..chat import ToolSpecification, no_parameters
 from ..errors import FrameworkError, Problem
 from ..faults import brief
 from ..schemas import Schema, schema_of, without_null
-from ..type_keys import is_union, type_name
+from ..type_keys import admits_none, is_union, type_name, unwrapped
 from .docstrings import read_docstring
 from .marks import ToolMark
-from .parameters import Role, Taken, ToolParameter, is_field, unwrapped
+from .parameters import Role, Taken, ToolParameter, is_field
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -130,7 +130,7 @@ def _is_fitting(default: Any, annotation: Any) -> bool:
     """Return False if a default has a type that pydantic would refuse; limits such as `ge=1` are not checked."""
     from pydantic import TypeAdapter, ValidationError
 
-    bare, _, optional = unwrapped(annotation)
+    bare, optional = unwrapped(annotation).type, admits_none(annotation)
     if default is None or (isinstance(bare, type) and isinstance(default, bare)) or not isinstance(default, _DATA):
         return True
     or_none: Any = Optional[bare] if optional else bare  # noqa: UP045 - `bare` is a value

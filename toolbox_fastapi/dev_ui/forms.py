@@ -16,7 +16,8 @@ from toolbox.chat import CONTENT_TYPES, ImageContent, TextContent, UserMessage
 from toolbox.json_text import parse_json
 from toolbox.services.declaration import local_names_of
 from toolbox.services.plans import MethodPlan
-from toolbox.signatures import EMPTY, Unresolved, read_signature, without_none
+from toolbox.signatures import EMPTY, Unresolved, read_signature
+from toolbox.type_keys import unwrapped
 
 
 class BadInputError(Exception):
@@ -148,7 +149,7 @@ def _image_field(annotation: Any, required: bool) -> Field:
         return [image(each) for each in value]
 
     address = {"type": "string", "format": "uri", "description": "the address of an image"}
-    origin = get_origin(without_none(annotation))
+    origin = get_origin(unwrapped(annotation).type)
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return Field({"type": "array", "items": address}, images, required)
     return Field(address, image, required)

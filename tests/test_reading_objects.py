@@ -1,0 +1,138 @@
+"""Annotations, local names and empty bodies are read in the same way everywhere."""
+
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, NewType, Optional, Protocol
+
+import pytest
+from typing_extensions import TypeAliasType
+
+from toolbox import Container, DemoChatModel, register_ai_service, rest
+from toolbox.services.interfaces import method_names
+from toolbox.signatures import has_body
+from toolbox.type_keys import admits_none, unwrapped
+
+
+def dots(self: Any) -> str: ...
+def passes(self: Any) -> str:
+    pass  # type: ignore[empty-body]  # that is the point
+
+
+def documented(self: Any) -> str:  # type: ignore[empty-body]  # that is the point
+    """Say hello."""
+
+
+def raising(self: Any) -> str:
+    raise NotImplementedError
+
+
+def raising_with_text(self: Any) -> str:
+    """Say hello."""
+    raise NotImplementedError("implemented by the library")
+
+
+async def dots_async(self: Any) -> str: ...
+async def raising_async(self: Any) -> str:
+    raise NotImplementedError
+
+
+def answering(self: Any) -> str:
+    return "hello"
+
+
+def failing(self: Any) -> str:
+    raise LookupError("hello")
+
+
+def raising_later(self: Any) -> str:
+    print("hello")
+    raise NotImplementedError
+
+
+async def answering_async(self: Any) -> str:
+    return "hello"
+
+
+EMPTY_BODIES = [dots, passes, documented, raising, raising_with_text, dots_async, raising_async]
+BODIES = [answering, failing, raising_later, answering_async]
+
+
+def class_with(method: Callable[..., Any]) -> Any:
+    namespace = {"__module__": __name__, "method": method}
+    return type(Protocol)("Interface", (Protocol,), namespace)  # type: ignore[arg-type]  # a Protocol, made by hand
+
+
+@pytest.mark.parametrize("method", EMPTY_BODIES, ids=lambda each: each.__name__)
+def test_services_and_rest_clients_agree_which_methods_have_no_body(method: Callable[..., Any]) -> None:
+    client = rest.register_rest_client(base_url="http://127.0.0.1:1")(class_with(method))
+
+    assert not has_body(method)
+    assert method_names(class_with(method)) == ["method"]
+    [problem] = Container().register(client).check()
+    assert problem.what == "missing HTTP verb"
+
+
+@pytest.mark.parametrize("method", BODIES, ids=lambda each: each.__name__)
+def test_services_and_rest_clients_agree_which_methods_have_a_body(method: Callable[..., Any]) -> None:
+    client = rest.register_rest_client(base_url="http://127.0.0.1:1")(class_with(method))
+
+    assert has_body(method)
+    assert Container().register(client).check() == []
+    assert method_names(class_with(method)) == []
+
+
+Count = NewType("Count", int)
+Maybe = TypeAliasType("Maybe", Annotated[int | None, "alias"])
+
+
+@pytest.mark.parametrize(
+    ("annotation", "inner", "metadata", "optional"),
+    [
+        (int, int, (), False),
+        (int | None, int, (), True),
+        (Optional[int], int, (), True),  # noqa: UP045 - the old spelling is the point
+        (int | str | None, int | str, (), True),
+        (Annotated[int, "a"], int, ("a",), False),
+        (Annotated[int, "a"] | None, int, ("a",), True),
+        (Annotated[Annotated[int, "a"] | None, "b"], int, ("a", "b"), True),
+        (Annotated[Maybe, "b"], int, ("alias", "b"), True),
+        (typing.List[int] | None, list[int], (), True),  # noqa: UP006 - the old spelling is the point
+        (Any, Any, (), False),
+    ],
+    ids=repr,
+)
+def test_an_annotation_is_taken_apart(
+    annotation: Any, inner: Any, metadata: tuple[object, ...], optional: bool
+) -> None:
+    taken = unwrapped(annotation)
+
+    assert (taken.type, taken.metadata, taken.optional) == (inner, metadata, optional)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "admits"),
+    [(int, False), (Any, True), (object, True), (None, True), (int | None, True), (Count, False), (Maybe, True)],
+    ids=repr,
+)
+def test_which_types_admit_none(annotation: Any, admits: bool) -> None:
+    assert admits_none(annotation) is admits
+
+
+def test_a_rest_client_and_a_service_find_local_names_of_outer_functions() -> None:
+    class Answer:
+        pass
+
+    def make() -> tuple[Any, Any]:
+        class Client(Protocol):
+            @rest.get("/x")
+            def find(self) -> "Annotated[list[Answer], 'found']": ...
+
+        class Service(Protocol):
+            def ask(self, text: str) -> "str | Answer": ...
+
+        return rest.register_rest_client(base_url="http://127.0.0.1:1")(Client), register_ai_service(Service)
+
+    client, service = make()
+    problems = Container(models={"default": DemoChatModel()}).register(client, service).check()
+
+    assert [each for each in problems if "resolved" in each.what] == []
