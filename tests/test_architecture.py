@@ -18,7 +18,7 @@ OURS = ("toolbox", "toolbox_fastapi", "sample_app")
 # not named has the number of the package it lies in.
 LAYERS: dict[str, int] = {
     "toolbox.chat": 0,
-    "toolbox.faults": 0,
+    "toolbox.validation_text": 0,
     "toolbox.type_keys": 0,
     "toolbox.fast_dataclass": 0,
     "toolbox.json_text": 0,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .chat import Message, ToolExecutionRequest
-from .faults import brief
+from .validation_text import brief
 
 Path: TypeAlias = str
 """Where in a value something is wrong: `"city"`, `"stops.0.name"`, `""` for the whole."""

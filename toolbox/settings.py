@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from .faults import HIDDEN
+from .validation_text import HIDDEN
 
 
 def settings_key(name: str) -> str:

@@ -12,9 +12,9 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..faults import brief, hide_secrets, without_secrets
 from ..settings import McpSettings
 from ..tools.specification import name_problems
+from ..validation_text import brief, hide_secrets, without_secrets
 from .errors import McpConnectionError, McpError, McpTimeoutError
 from .events import McpEvent, McpProgress
 from .lives import Hearing, Life, secrets_of

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ..faults import brief, without_secrets
 from ..settings import McpSettings
+from ..validation_text import brief, without_secrets
 from .errors import McpConnectionError
 from .events import McpEvent, McpLog
 from .screening import screen_tools

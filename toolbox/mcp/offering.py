@@ -23,11 +23,11 @@ from ..chat import (
 from ..di.graph import BeanGraph
 from ..di.marks import application_scoped
 from ..errors import Problem, ToolArgumentsError
-from ..faults import brief
 from ..json_text import compact_json, read_arguments
 from ..services.declaration import provided_by
 from ..settings import ToolboxSettings, settings_key
 from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
+from ..validation_text import brief
 from .connection import INVALID_PARAMS, McpConnection
 from .errors import McpError
 from .servers import McpServer, McpServers, servers_named

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 
 from ..chat import ImageContent, ToolExecutionRequest, ToolExecutor, ToolSpecification
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError
-from ..faults import brief
 from ..json_text import compact_json, parse_json, read_arguments
 from ..rest import Body, KeySettings, Response, rest_settings
 from ..rest.encoding import PROTECTED_HEADERS, has_dot_segment, is_header_name, shown_url
@@ -27,6 +26,7 @@ from ..rest.plans import BODILESS, ParameterPlan, RequestPlan, path_parts
 from ..rest.replies import ReplyPlan, Shape
 from ..rest.standalone import send_request, standalone_exchange
 from ..schemas import readable, unknown_references
+from ..validation_text import brief
 from .document import DocumentBody, DocumentParameter, Operation, read_document
 from .shapes import declared_properties, request_schema
 from .validation import ArgumentsValidator

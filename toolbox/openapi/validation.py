@@ -15,7 +15,7 @@ from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_sc
 
 from ..chat import ToolSpecification
 from ..errors import IllegalConfigurationError, Problem
-from ..faults import SHOWN, brief
+from ..validation_text import SHOWN, brief
 
 
 class ArgumentsValidator:

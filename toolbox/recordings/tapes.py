@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
-from ..faults import without_secrets
+from ..validation_text import without_secrets
 
 Json: TypeAlias = Any
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import PydanticSerializationError
 
 from ..errors import RestClientError
-from ..faults import HIDDEN
+from ..validation_text import HIDDEN
 from .encoding import (
     PROTECTED_HEADERS,
     EncodingError,

@@ -21,7 +21,7 @@ import httpx2
 
 from ..errors import ContainerNotStartedError, RestClientError
 from ..execution import keep_inherited, renewed_after_fork
-from ..faults import brief
+from ..validation_text import brief
 from .building import Outgoing
 from .encoding import is_dot_segment, shown_url
 from .endpoint import Endpoint

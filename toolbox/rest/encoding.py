@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from ..faults import HIDDEN
+from ..validation_text import HIDDEN
 
 # What a path of our own may be written with; an argument is encoded without exception.
 _PATH_LITERALS = "/!$&'()*+,;=:@%-._~"

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from ..context import ActiveScope, InvocationContext
 from ..di.beans import InjectionPoint
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
-from ..faults import hide_secrets, without_secrets
+from ..validation_text import hide_secrets, without_secrets
 from .building import Outgoing, build
 from .collaborators import CollaboratorPlan, is_context
 from .connections import Connection, is_same_origin, redirected

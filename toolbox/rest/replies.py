@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import RestDecodeError
-from ..faults import brief, faults_of
 from ..type_keys import class_of, plain, unwrapped
+from ..validation_text import brief, faults_of
 
 if TYPE_CHECKING:
     from httpx2 import Response as HttpResponse

@@ -30,8 +30,8 @@ from ..chat import (
     ToolSpecification,
 )
 from ..errors import OutputParsingError, Path
-from ..faults import faults_of
 from ..schemas import schema_of
+from ..validation_text import faults_of
 
 T = TypeVar("T")
 

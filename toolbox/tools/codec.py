@@ -26,10 +26,10 @@ from ..chat import (
 )
 from ..errors import EndsInvocation, ToolArgumentsError, ToolResultError, ToolRetry
 from ..execution import returns_awaitable
-from ..faults import COUNTED, faults_of
 from ..json_text import arguments_text, as_wanted, value_text
 from ..signatures import EMPTY, Unresolved
 from ..type_keys import unwrapped
+from ..validation_text import COUNTED, faults_of
 from .parameters import ToolParameter, is_field
 
 if TYPE_CHECKING:

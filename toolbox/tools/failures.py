@@ -14,7 +14,7 @@ from ..chat import ToolExecutionResult
 from ..context import InvocationContext
 from ..errors import ToolArgumentsError, UnknownToolError
 from ..execution import non_blocking
-from ..faults import brief
+from ..validation_text import brief
 
 logger = logging.getLogger("toolbox.tools")
 
