@@ -27,6 +27,7 @@ from .di.registry import (
     Registered,
     Registry,
     bean_reader,
+    producer_problems,
     read_given,
     read_included,
     settings_in,
@@ -52,6 +53,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 logger = logging.getLogger("toolbox.container")
+
+APPLICATION_CONTAINER = "toolbox_container"
+"""The attribute of an application's `state` by which commands find the container that was installed in it."""
 
 
 class Container:
@@ -205,16 +209,20 @@ class Container:
         )
         return host, problems
 
-    def check(self) -> list[Problem]:
-        """What start would refuse, without starting."""
+    def check(self, *, models: bool = True) -> list[Problem]:
+        """Return what start would refuse, without starting.
+
+        `models=False` leaves out which models there are, for a machine that has none, such as one that builds.
+        """
         host, problems = self._new_host()
+        host.models.are_checked = models
         return self._checked(host, problems)[2]
 
     def _checked(self, host: ContainerHost, problems: list[Problem]) -> tuple[BeanGraph, dict[int, Any], list[Problem]]:
         """The graph, the settings beans, and everything that is wrong besides `problems`."""
         from .services.checks import listener_problems, tool_problems
 
-        registered = self._read(host)
+        registered, settings_are_read = self._read(host), not problems
         problems = [*problems, *registered.problems(), *tool_problems(registered.graph)]
         problems += listener_problems(registered.graph)
         for check in self._checks:
@@ -223,6 +231,8 @@ class Container:
             problems += override.problems(registered.graph)
         overridden = [key for each in self._overrides if (key := each.key_in(registered.graph)) is not None]
         settings, failed = settings_in(registered.graph, overridden)
+        if settings_are_read:
+            failed += producer_problems(registered.graph, host.settings, overridden)
         return registered.graph, settings, list(dict.fromkeys(problems + failed))
 
     def tool_beans(self) -> tuple[type[Any], ...]:

@@ -21,6 +21,7 @@ LOGGERS = tuple(
     for name in (
         "",
         ".cli",
+        ".container",
         ".events",
         ".execution",
         ".fastapi",

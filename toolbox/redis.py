@@ -6,7 +6,7 @@ The home of redis, which is imported absolutely: this module is `toolbox.redis`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -18,7 +18,7 @@ except ModuleNotFoundError as _error:
     ) from None
 
 from .chat import Message
-from .di.marks import application_scoped, produces
+from .di.marks import application_scoped, checks_settings, produces
 from .errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
 from .services.leases import LEASE, Leases
 from .services.memory import ChatMemoryKey, ChatMemoryStore
@@ -28,19 +28,32 @@ from .transcripts import messages_from_json, messages_to_json
 __all__ = ["MemoryLeaseLostError", "RedisChatMemoryStore", "RedisSettings", "client"]
 
 
+def _client_of(settings: ToolboxSettings) -> Redis:
+    """Return a client, which connects when it is first used. Raises `IllegalConfigurationError`."""
+    example = "redis://localhost:6379/0"
+    if settings.redis.url is None:
+        problem = Problem("toolbox.redis", "no server is named", f"set TOOLBOX_REDIS__URL, such as {example}")
+        raise IllegalConfigurationError([problem])
+    try:
+        return Redis.from_url(settings.redis.url.get_secret_value())
+    except ValueError:
+        problem = Problem("toolbox.redis", "invalid Redis URL", f"set TOOLBOX_REDIS__URL to a URL such as {example}")
+    # Outside of the handler, so that no password in the URL is shown.
+    raise IllegalConfigurationError([problem])
+
+
+def _client_problems(settings: ToolboxSettings) -> Iterator[Problem]:
+    try:
+        _client_of(settings)
+    except IllegalConfigurationError as error:
+        yield from error.problems
+
+
+@checks_settings(_client_problems)
 @produces(scope="application")
 async def client(settings: ToolboxSettings) -> AsyncIterator[Redis]:
     """The client of the settings' server (`TOOLBOX_REDIS__URL`), closed when the container stops."""
-    if settings.redis.url is None:
-        fix = "set TOOLBOX_REDIS__URL, such as redis://localhost:6379/0"
-        raise IllegalConfigurationError([Problem("toolbox.redis", "no server is named", fix)])
-    try:
-        made = Redis.from_url(settings.redis.url.get_secret_value())
-    except ValueError as error:
-        problem = Problem(
-            "toolbox.redis", f"its address is none of a Redis server ({error})", "mend TOOLBOX_REDIS__URL"
-        )
-        raise IllegalConfigurationError([problem]) from None
+    made = _client_of(settings)
     try:
         yield made
     finally:

@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from toolbox.container import APPLICATION_CONTAINER
 from toolbox.context import current_caller
 from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
 from toolbox.rest import propagate_headers
@@ -66,6 +67,7 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
         raise IllegalConfigurationError([Problem("install(app, container)", what, fix)])
     installation = Installation(app, container)
     installed.add(app)
+    setattr(app.state, APPLICATION_CONTAINER, container)
     for kind in (HTTPConnection, Request, WebSocket):
         container.declare_seed(kind, partial(current_connection, kind))
     container.add_implied(lambda: tools_of_endpoints(app.routes))

@@ -354,3 +354,142 @@ def test_a_shell_completes_commands(shell: str, variables: dict[str, str]) -> No
     assert "check" in result.stdout
     assert "chat" in result.stdout
     assert "graph" not in result.stdout
+
+
+WEB = """
+    from typing import Protocol
+    from fastapi import FastAPI
+    from toolbox import Container, ToolboxSettings, register_ai_service, tool
+    from toolbox_fastapi import Inject, install
+
+    class Missing: ...
+
+    @tool
+    def look() -> str:
+        return ""
+
+    @register_ai_service(tools=look)
+    class Desk(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    def made(*, broken: bool = False) -> FastAPI:
+        app = FastAPI()
+        install(app, Container(settings=ToolboxSettings(demo=True)).register(Desk))
+        if broken:
+            @app.get("/missing")
+            async def missing(missing: Inject[Missing]) -> None: ...
+        return app
+
+    def create_app() -> FastAPI:
+        return made()
+
+    app, broken, bare = made(), made(broken=True), FastAPI()
+"""
+
+
+@pytest.mark.parametrize("name", ["app", "create_app"])
+def test_an_application_stands_for_its_container(program: Program, name: str) -> None:
+    assert program(WEB, "check", f"program:{name}").exit_code == 0
+    assert "Desk" in program(WEB, "graph", f"program:{name}").output
+    assert "look" in program(WEB, "tools", f"program:{name}").output
+
+
+def test_the_endpoints_of_an_application_are_checked_too(program: Program) -> None:
+    done = program(WEB, "check", "program:broken")
+
+    assert done.exit_code == 1
+    assert "GET /missing" in done.output
+
+
+def test_an_application_without_a_container_is_refused_with_the_fix(program: Program) -> None:
+    done = program(WEB, "check", "program:bare")
+
+    assert done.exit_code == 2
+    assert "install(bare, container)" in done.output
+
+
+EXTRAS = """
+    from toolbox import Container, redis, sql
+
+    container = Container().register(sql.engine, sql.sync_engine, sql.session, redis.client)
+"""
+
+
+def test_what_an_extra_needs_from_the_environment_is_a_problem(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TOOLBOX_SQL__URL", "TOOLBOX_REDIS__URL"):
+        monkeypatch.delenv(name, raising=False)
+
+    done = program(EXTRAS, "check", "program:container")
+
+    assert done.exit_code == 1
+    assert "TOOLBOX_SQL__URL" in done.output
+    assert "TOOLBOX_REDIS__URL" in done.output
+    assert done.output.count("TOOLBOX_SQL__URL") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("sqlite:///nowhere/shop.db", "nowhere"),
+        ("oracle9://host/shop", "oracle9"),
+        ("shop.db", "it is no URL"),
+        ("mysql+aiomysql://user:pa55@host/shop", "pip install aiomysql"),
+    ],
+)
+def test_an_address_that_no_engine_can_use_is_a_problem_and_no_password_is_shown(
+    program: Program, monkeypatch: pytest.MonkeyPatch, url: str, told: str
+) -> None:
+    monkeypatch.setenv("TOOLBOX_SQL__URL", url)
+    monkeypatch.setenv("TOOLBOX_REDIS__URL", "http://me:pa55@host")
+
+    done = program(EXTRAS, "check", "program:container")
+
+    assert told in done.output
+    assert "invalid Redis URL" in done.output
+    assert "pa55" not in done.output
+
+
+def test_an_overridden_engine_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from toolbox import Container, sql
+
+    monkeypatch.delenv("TOOLBOX_SQL__URL", raising=False)
+    container = Container().register(sql.engine, sql.session)
+
+    with container.override(AsyncEngine, object()):  # type: ignore[type-var]  # only its place is taken
+        assert container.check() == []
+    assert [problem.where for problem in container.check()] == ["toolbox.sql"]
+
+
+MODELS = """
+    from typing import Protocol
+    from toolbox import Container, register_ai_service
+
+    class Needed: ...
+
+    @register_ai_service
+    class Desk(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    class Broken:
+        def __init__(self, needed: Needed) -> None: ...
+
+    container, broken = Container().register(Desk), Container().register(Desk, Broken)
+"""
+
+
+def test_a_program_is_checked_without_models(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_MODEL", "OPENAI_API_KEY", "OPENAI_BASE_URL", "TOOLBOX_DEMO"):
+        monkeypatch.delenv(name, raising=False)
+
+    with_models = program(MODELS, "check", "program:container")
+    assert with_models.exit_code == 1
+    assert "--no-models" in with_models.output
+    assert program(MODELS, "check", "program:container", "--no-models").exit_code == 0
+    broken = program(MODELS, "check", "program:broken", "--no-models", "--json")
+    assert broken.exit_code == 1
+    [problem] = json.loads(broken.stdout)["problems"]
+    assert "Needed" in problem["what"]

@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..container import Container
+from ..container import APPLICATION_CONTAINER, Container
 from ..errors import Problem, ToolboxError
 from ..printable import for_json, for_terminal
 from ..signatures import read_signature
@@ -86,10 +86,13 @@ def load_container(target: str) -> Container:
             fail(f"{target} failed: {error}")
         except Exception as error:
             fail_in_program(f"{target} failed", error)
+    found = installed_in(found)
     if not isinstance(found, Container):
         kind = "class" if isinstance(found, type) else type(found).__name__
         module = target.partition(":")[0]
         there = [name for name, each in containers_in(module)]
+        if is_application(found):
+            fail(f"{target} is an application without a container; call install({target.partition(':')[2]}, container)")
         hint = f"the Container, {module}:{there[0]}" if there else "a Container, or a function `-> Container`"
         fail(f"{target} is a {kind}; name {hint}")
     return found
@@ -123,11 +126,33 @@ def leave_interrupted() -> NoReturn:
     os._exit(130)
 
 
+def installed_in(found: Any) -> Any:
+    """Return the container that `install` joined to an application; anything else as it is."""
+    if not is_application(found):
+        return found
+    return getattr(found.state, APPLICATION_CONTAINER, found)
+
+
+def is_application(found: object) -> bool:
+    """Return True for a FastAPI or Starlette application; neither library is imported to find out."""
+    return any(is_application_class(each) for each in type(found).__mro__)
+
+
+def is_application_class(cls: type) -> bool:
+    return (cls.__module__, cls.__name__) == ("starlette.applications", "Starlette")
+
+
+def holds_container(found: object) -> bool:
+    """Return True for a container, an application that has one, and a function that is declared to return either."""
+    return isinstance(installed_in(found), Container) or is_container_factory(found)
+
+
 def is_container_factory(found: object) -> bool:
-    """Whether it is a function declared to return a container."""
+    """Return True for a function that is declared to return a container or an application."""
     if not inspect.isfunction(found) or inspect.iscoroutinefunction(found):
         return False
-    return read_signature(found).returns is Container
+    returns = read_signature(found).returns
+    return returns is Container or (isinstance(returns, type) and any(map(is_application_class, returns.__mro__)))
 
 
 def fail(message: str) -> NoReturn:

@@ -68,9 +68,19 @@ def toolbox(
 
 
 @app.command()
-def check(target: Target, as_json: AsJson = False) -> None:
-    """Prints everything that would keep the container from starting; the exit status is 1 when there is anything."""
-    problems = load_container(target).check()
+def check(
+    target: Target,
+    as_json: AsJson = False,
+    models: Annotated[
+        bool, typer.Option("--models/--no-models", help="Check that every model is there; needs the model's settings.")
+    ] = True,
+) -> None:
+    """Prints everything that would keep the program from starting; the exit status is 1 when there is anything.
+
+    The target is a container, or a FastAPI application that `install` joined to one.
+    """
+    container = load_container(target)
+    problems = container.check(models=models)
     if as_json:
         print_json({"problems": [asdict(problem) for problem in problems]})
     elif not problems:
@@ -78,6 +88,8 @@ def check(target: Target, as_json: AsJson = False) -> None:
     for problem in () if as_json else problems:
         show(f"[bold]{escape(problem.where)}[/bold]: {escape(problem.what)}\n  [dim]→[/dim] {escape(problem.fix)}")
     if problems:
+        if models and not as_json and len(container.check(models=False)) < len(problems):
+            show("[dim]To check without models, as where there is no key: --no-models[/dim]")
         raise typer.Exit(1)
 
 

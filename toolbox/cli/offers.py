@@ -13,13 +13,12 @@ from typing import Any
 from rich.markup import escape
 
 from ..chat import ToolSpecification, UserMessage
-from ..container import Container
 from ..errors import IllegalConfigurationError
 from ..services.declaration import service_options_of
 from ..services.memory import estimate_tokens
 from ..services.planning import plan_service
 from ..tools.standalone import tool_specification_from, tool_specifications_from
-from .addresses import fail, is_container_factory, load_container, refuse
+from .addresses import fail, holds_container, load_container, refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Offer:
 
 def offers_of(found: Any, target: str) -> Iterator[Offer]:
     """What is offered by a container's services, a service, a class, an object or a function."""
-    if isinstance(found, Container) or is_container_factory(found):
+    if holds_container(found):
         for bean in load_container(target).describe():
             if isinstance(bean.source, type) and service_options_of(bean.source) is not None:
                 yield from offers_of(bean.source, target)

@@ -5,7 +5,8 @@ A mark is one attribute on the object, which is returned as it was. Not here: wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 from typing_extensions import TypeForm
 
 from ..context import ActiveScope
+from ..errors import Problem
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -100,6 +102,27 @@ def produces(
         return function
 
     return apply
+
+
+SETTINGS_CHECK = "__toolbox_settings_check__"
+
+SettingsCheck = Callable[[Any], "Iterable[Problem]"]
+
+
+def checks_settings(check: SettingsCheck) -> Callable[[F], F]:
+    """Mark a producer: `check(settings)` yields what would keep it from making its bean, without making it."""
+
+    def apply(function: F) -> F:
+        setattr(function, SETTINGS_CHECK, check)
+        return function
+
+    return apply
+
+
+def settings_check_of(function: object) -> SettingsCheck | None:
+    """Return the check that `@checks_settings` left."""
+    check: SettingsCheck | None = getattr(function, SETTINGS_CHECK, None) if inspect.isfunction(function) else None
+    return check
 
 
 def scope_mark_of(cls: type[Any]) -> Scope | None:

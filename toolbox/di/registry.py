@@ -15,7 +15,7 @@ from .beans import BeanDefinition, InjectionPoint, Names, local_names, read_clas
 from .checks import problems_in
 from .environment import is_settings
 from .graph import BeanGraph, Binding, Reading
-from .marks import Scope, producer_mark_of
+from .marks import Scope, producer_mark_of, settings_check_of
 
 Reader: TypeAlias = Callable[[object], Reading | None]
 """What registering an object means; None when it is not of the reader's kind."""
@@ -198,6 +198,15 @@ def bean_reader(names: Names) -> Reader:
         return Reading((read_producer(entry, names),)) if callable(entry) and hasattr(entry, "__code__") else None
 
     return read
+
+
+def producer_problems(graph: BeanGraph, settings: Any, overridden: Iterable[int] = ()) -> Iterator[Problem]:
+    """Yield what would keep producers that check their settings from making their beans."""
+    left_out = set(overridden)
+    for bean in graph.beans:
+        check = settings_check_of(bean.definition.source)
+        if check is not None and bean.key not in left_out:
+            yield from check(settings)
 
 
 def settings_in(graph: BeanGraph, overridden: Iterable[int] = ()) -> tuple[dict[int, Any], list[Problem]]:

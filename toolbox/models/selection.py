@@ -34,6 +34,7 @@ class NamedModels:
     def __init__(self, given: Mapping[str, ChatModel] | None, settings: ToolboxSettings) -> None:
         self._given = dict(given or {})
         self._settings = settings
+        self.are_checked = True
         self._made: dict[str, ChatModel] = {}
         self._found: dict[str, ChatModel] = {}
 
@@ -54,7 +55,7 @@ class NamedModels:
     def problem(self, name: str | None, where: str) -> Problem | None:
         """What is wrong with asking for this model; None if it can be had."""
         wanted = name or DEFAULT_NAME
-        if model_requests.stand_in is not None and wanted not in self._given:
+        if not self.are_checked or (model_requests.stand_in is not None and wanted not in self._given):
             return None
         if (fault := self._fault(wanted, where)) is not None:
             return fault

@@ -65,6 +65,25 @@ def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
 # --- the address
 
 
+def address_problems(url: str, *, asynchronous: bool) -> Iterator[Problem]:
+    """Yield what would keep an engine from being opened, without opening one."""
+    drivers = (_ASYNC, _SYNC) if asynchronous else (_SYNC, _ASYNC)
+    try:
+        address = _with_driver(_read(url), *drivers)
+        if not _is_in_memory(address):
+            _check_place(address)
+        address.get_dialect().import_dbapi()
+    except IllegalConfigurationError as error:
+        yield from error.problems
+    except ModuleNotFoundError as error:
+        fix = f"install it: pip install {error.name}"
+        yield Problem(f"the database {address.drivername}", f"its driver {error.name} is not installed", fix)
+
+
+def _is_in_memory(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
 def _read(url: str | URL) -> URL:
     try:
         address = make_url(url)
@@ -80,7 +99,7 @@ def _read(url: str | URL) -> URL:
 @contextmanager
 def _database(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple[str, ...]]) -> Iterator[URL]:
     url = _with_driver(url, own, others)
-    if url.get_backend_name() != "sqlite" or url.database not in (None, "", ":memory:"):
+    if not _is_in_memory(url):
         _check_place(url)
         yield url
         return

@@ -12,12 +12,30 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from ..di.marks import produces
+from ..di.marks import checks_settings, produces
 from ..errors import IllegalConfigurationError, Problem
 from ..settings import SqlSettings, ToolboxSettings
-from .engines import open_engine, open_sync_engine
+from .engines import address_problems, open_engine, open_sync_engine
 
 
+def _engine_problems(settings: ToolboxSettings) -> Iterator[Problem]:
+    yield from _address_problems(settings.sql, asynchronous=True)
+
+
+def _sync_engine_problems(settings: ToolboxSettings) -> Iterator[Problem]:
+    yield from _address_problems(settings.sql, asynchronous=False)
+
+
+def _address_problems(settings: SqlSettings, *, asynchronous: bool) -> Iterator[Problem]:
+    try:
+        address = _url(settings)
+    except IllegalConfigurationError as error:
+        yield from error.problems
+    else:
+        yield from address_problems(address, asynchronous=asynchronous)
+
+
+@checks_settings(_engine_problems)
 @produces(scope="application")
 async def engine(settings: ToolboxSettings) -> AsyncIterator[AsyncEngine]:
     """The engine of the settings' database (`TOOLBOX_SQL__URL`), disposed when the container stops."""
@@ -35,6 +53,7 @@ async def session(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
         await made.close()
 
 
+@checks_settings(_sync_engine_problems)
 @produces(scope="application")
 def sync_engine(settings: ToolboxSettings) -> Iterator[Engine]:
     """The same engine for `def` tools, which run on threads."""
