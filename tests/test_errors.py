@@ -38,6 +38,7 @@ FACTS: dict[str, Any] = {
     "url": "http://127.0.0.1/v1",
     "wanted": "Payments",
     "what": "Container.get(Payments)",
+    "fix": "register it",
     "where": "Checkout, parameter 'payments'",
 }
 

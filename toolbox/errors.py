@@ -76,17 +76,18 @@ class IllegalConfigurationError(FrameworkError):
 class MissingBeanError(FrameworkError):
     """No bean provides what was asked for; `.near` names the beans that come close.
 
-    `.where` is the parameter that it was asked for, if it was for one.
+    `.where` is the parameter that it was asked for, if it was for one. `.fix` says what to do, if not to register one.
     """
 
-    def __init__(self, wanted: str, near: Sequence[str] = (), where: str = "") -> None:
-        super().__init__(wanted, tuple(near), where)
-        self.wanted, self.near, self.where = wanted, tuple(near), where
+    def __init__(self, wanted: str, near: Sequence[str] = (), where: str = "", fix: str = "") -> None:
+        super().__init__(wanted, tuple(near), where, fix)
+        self.wanted, self.near, self.where, self.fix = wanted, tuple(near), where, fix
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         near = f"; did you mean {' or '.join(self.near)}?" if self.near else ""
-        fix = "register one, or seed it into the request scope" + (", or give the value" if self.where else "")
+        fix = self.fix or "register one, or seed it into the request scope"
+        fix += ", or give the value" if self.where else ""
         return f"{place}no bean provides {self.wanted}{near}; {fix}"
 
 

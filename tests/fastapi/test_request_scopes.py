@@ -18,10 +18,11 @@ from fastapi import (
 )
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
-from toolbox import Container, ToolboxError, produces, request_scoped
+from toolbox import Container, MissingBeanError, ToolboxError, produces, request_scoped
 from toolbox_fastapi import ClientDisconnectedError, Inject, InjectRoute, install
 
 pytestmark = pytest.mark.anyio
@@ -396,3 +397,18 @@ async def test_a_bean_may_read_the_body_that_fastapi_has_read(running) -> None:
 
     async with running(app) as client:
         assert (await client.post("/", json={"a": 1})).json() == '{"a":1}'
+
+
+@pytest.mark.parametrize("kind", [Request, WebSocket])
+def test_a_request_that_is_missing_outside_of_fastapi_is_explained_with_the_right_fix(kind: type) -> None:
+    app, container = FastAPI(), Container()
+    install(app, container)
+
+    with Container() as plain, pytest.raises(MissingBeanError) as raised:
+        plain.get(kind)
+    assert "toolbox_fastapi.install" in str(raised.value)
+    assert "register one" not in str(raised.value)
+    with TestClient(app), container.request_scope(), pytest.raises(MissingBeanError) as raised:
+        container.get(kind)
+    assert f"`{kind.__name__} | None`" in str(raised.value)
+    assert "register one" not in str(raised.value)

@@ -37,7 +37,7 @@ from .beans import (
     read_class,
 )
 from .environment import is_settings
-from .hints import alike, wanted_text, way_out
+from .hints import alike, wanted_text, way_out, web_request_fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,9 @@ class BeanGraph:
             text = repr(point.wants) if isinstance(point.wants, str) else wanted_text(point)
             if value.candidates:
                 raise AmbiguousBeanError(text, tuple(self.definitions[key].label for key in value.candidates))
-            raise MissingBeanError(text, self.near_misses(point), point.where if point.parameter else "")
+            raise MissingBeanError(
+                text, self.near_misses(point), point.where if point.parameter else "", web_request_fix(point.wants)
+            )
         if problems:
             raise IllegalConfigurationError(problems)
         return value

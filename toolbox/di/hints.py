@@ -32,9 +32,8 @@ def way_out(point: InjectionPoint, near: Sequence[str], definitions: Sequence[Be
         return f"give it a default, or ask for a BaseSettings class with it, or for Annotated[{wanted}, Named(…)]"
     path = f"{module}.{getattr(cls, '__qualname__', '')}"
     optional = f"`{type_name(point.wants)} | None`"
-    if path in _OF_WEB_REQUESTS:
-        serve = "serve it with FastAPI: toolbox_fastapi.install(app, container) provides it inside of requests"
-        return f"{serve}; if this also runs outside of them, ask for {optional}"
+    if fix := web_request_fix(point.wants):
+        return fix
     one = _READY_MADE.get(path, "") or _to_register(cls)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
     return f"register {one}{hint}, name it in Container(seeds=…) if request scopes are given it, or ask for {optional}"
@@ -53,6 +52,15 @@ _OF_WEB_REQUESTS = frozenset(
     {"starlette.requests.HTTPConnection", "starlette.requests.Request", "starlette.websockets.WebSocket"}
 )
 """Types that only `toolbox_fastapi` provides."""
+
+
+def web_request_fix(wanted: Any) -> str:
+    """Return what to do about a missing `Request` or `WebSocket`, which nobody can register; "" for other types."""
+    cls = class_of(wanted)
+    if f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', '')}" not in _OF_WEB_REQUESTS:
+        return ""
+    serve = "serve it with FastAPI: toolbox_fastapi.install(app, container) provides it inside of requests"
+    return f"{serve}; if this also runs outside of them, ask for `{type_name(wanted)} | None`"
 
 
 def _to_register(cls: Any) -> str:

@@ -19,6 +19,7 @@ from .beans import MISSING, InjectionPoint, Making
 from .checks import problems_in
 from .foreign import holders_in, override_outside
 from .graph import DEFAULT, Bean, BeanGraph, ByName, Every, Fixed, Later, One, Value
+from .hints import web_request_fix
 from .layers import Layers
 from .marks import Instance, Scope
 from .plans import Plan, Planner
@@ -80,7 +81,8 @@ class Wiring(Home):
             return value
         if absent is not MISSING:
             return absent
-        raise MissingBeanError(f"{self.label(key)}, which this request scope was not given")
+        fix = web_request_fix(self.graph.definitions[key].provides)
+        raise MissingBeanError(f"{self.label(key)}, which this request scope was not given", fix=fix)
 
     def scope(self) -> OpenScope:
         """The active scope of this container; its application scope outside of others."""
