@@ -88,8 +88,12 @@ class _Section(BaseModel):
 
 
 class ModelSettings(_Section):
-    """One named model, `TOOLBOX_MODELS__<NAME>__<FIELD>`: what `OpenAiChatModel` takes; times in seconds."""
+    """One named model, `TOOLBOX_MODELS__<NAME>__<FIELD>`; times in seconds.
 
+    `provider` says which kind of server it is (`models.providers`); the other fields are what `OpenAiSettings` has.
+    """
+
+    provider: str = "openai"
     model: str | None = None
     base_url: str | None = None
     api_key: SecretStr | None = None

@@ -1,6 +1,7 @@
 """Which model a name means, what is wrong when it means none, and who closes it."""
 
 import inspect
+import json
 from typing import Any
 
 import pytest
@@ -200,7 +201,27 @@ def test_whatever_a_model_takes_is_a_setting() -> None:
     renamed = {"extra_headers": "headers", "extra_query": "query"}
     taken = {renamed.get(each, each) for each in inspect.signature(OpenAiChatModel).parameters}
 
-    assert set(ModelSettings.model_fields) == taken
+    assert set(ModelSettings.model_fields) == {*taken, "provider"}
+
+
+def test_an_unknown_provider_is_a_problem() -> None:
+    section = {"model": "m", "provider": "openia"}
+    problem = models(models={"big-one": section}).problem("big-one", "Assistant")
+
+    assert problem is not None
+    assert problem.what == "unknown provider 'openia' of model 'big-one'"
+    assert problem.fix == "set TOOLBOX_MODELS__BIG_ONE__PROVIDER to one of: openai, openai-responses"
+
+
+async def test_a_provider_chooses_the_wire(serve: Serve) -> None:
+    said = {"type": "message", "role": "assistant", "content": "ok"}
+    server = await serve([Scripted(json.dumps({"status": "completed", "output": [said]}).encode())])
+    section = {"model": "m", "provider": "openai-responses", "base_url": server.url}
+    found = NamedModels({}, ToolboxSettings.model_validate({"models": {"default": section}}))
+
+    assert (await found.find().chat(HI)).ai_message.text == "ok"
+    await found.aclose()
+    assert server.paths == ["/v1/responses"]
 
 
 class Closing(ScriptedChatModel):

@@ -196,6 +196,22 @@ async def test_a_compressed_reply_is_written_as_text_without_secrets(serve: Serv
     assert "5f1c9a77d0" not in file.read_text(encoding="utf-8")
 
 
+async def test_another_wire_can_be_recorded(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    server = await serve([Scripted(b'{"content": "Hello"}')])
+    body = {"model": "m", "max_tokens": 5, "thinking": {"type": "enabled"}}
+    for mode in ("record", "replay"):
+        recording = Recording(file, mode, paths=["/messages"], fields=["thinking"])  # type: ignore[arg-type]  # a mode
+        async with httpx2.AsyncClient(transport=recording) as client:
+            assert (await client.post(f"{server.url}/messages", json=body)).json() == {"content": "Hello"}
+
+    assert len(server.requests) == 1
+    assert json.loads(file.read_text(encoding="utf-8"))["exchanges"][0]["request"] == {
+        "path": "/messages",
+        "body": body,
+    }
+
+
 async def test_a_recording_does_not_follow_redirects(serve: Serve, tmp_path: Path) -> None:
     there = await serve([completion({"content": "Hello"})])
     here = await serve([Scripted(status=307, headers={"location": f"{there.url}/chat/completions"})])

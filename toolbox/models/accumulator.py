@@ -9,9 +9,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
-
-from pydantic_core import from_json, to_json
 
 from ..chat import (
     AiMessage,
@@ -27,8 +26,8 @@ from ..chat import (
     ToolExecutionRequest,
 )
 from ..errors import ModelProtocolError, ModelRefusedError, ModelTruncatedError
-from ..json_text import parse_json, strict_arguments
-from .fragments import argument_text, can_only_continue, settled, whole_characters
+from ..json_text import arguments_text, compact_json, parse_json, strict_arguments
+from .reply_details import bounded
 
 LONGEST_ID = 64
 LARGEST_MESSAGE_ATTRIBUTES = 2**16
@@ -407,65 +406,6 @@ def _text_of(value: object) -> str | None:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-# --- what no field holds
-
-
-def add_extras(extras: dict[str, Any], values: Mapping[str, Any], names: Collection[str]) -> None:
-    """Add these fields of a message or a choice, of which more may come: lists and texts of a stream come in pieces."""
-    for name in names:
-        if not _is_empty(value := values[name]):
-            extras[name] = _merged(extras.get(name), value, name)
-
-
-def replace_extras(extras: dict[str, Any], values: Mapping[str, Any], names: Collection[str]) -> None:
-    """Set these fields of a reply, which the chunks of a stream repeat."""
-    for name in names:
-        if not _is_empty(value := values[name]):
-            extras[name] = value
-
-
-def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, (str, list, dict)) and not value)
-
-
-_IN_PIECES = frozenset(
-    {"arguments", "content", "data", "input", "reasoning", "reasoning_content", "text", "transcript"}
-)
-
-
-def _merged(before: Any, more: Any, name: str) -> Any:
-    if isinstance(before, dict) and isinstance(more, dict):
-        return {**before, **{key: _merged(before.get(key), value, key) for key, value in more.items()}}
-    if isinstance(before, list) and isinstance(more, list):
-        before.extend(more)  # ours: made by the copy below
-        return before
-    if isinstance(before, str) and isinstance(more, str) and name in _IN_PIECES:
-        return before + more
-    if more is None:
-        return before
-    return list(more) if isinstance(more, list) else _merged({}, more, name) if isinstance(more, dict) else more
-
-
-def bounded(values: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values that fit into `largest` bytes of JSON together, as plain JSON values, and the others."""
-    kept: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, value in values.items():
-        try:
-            form = to_json({name: value}, inf_nan_mode="null")
-            plain = from_json(form)
-        except (ValueError, RecursionError):  # half a character, or nested without end
-            others[name] = None
-            continue
-        largest -= len(form)
-        if largest < 0:
-            others[name] = value
-            largest += len(form)
-        else:
-            kept |= plain
-    return kept, others
-
-
 def merged_details(details: list[dict[str, Any]], more: object) -> None:
     """Adds the pieces of a list that is streamed: those of one type and index go on in their texts."""
     for piece in more if isinstance(more, list) else ():
@@ -481,3 +421,43 @@ def merged_details(details: list[dict[str, Any]], more: object) -> None:
                 last[key] = before + value
             elif value is not None:
                 last[key] = value
+
+
+# --- the argument text of one call
+
+
+def argument_text(arguments: object) -> str:
+    """The text of a fragment; some servers send an object."""
+    if arguments is None:
+        return ""
+    return arguments if isinstance(arguments, str) else compact_json(arguments)
+
+
+def can_only_continue(arguments: object) -> bool:
+    """Whether this piece of arguments can only continue others."""
+    text = argument_text(arguments).lstrip()
+    return bool(text) and text[0] not in '{"n'
+
+
+def settled(fragments: list[str]) -> str:
+    """The argument text to be used: a JSON object where the fragments mean one, else as it came."""
+    text = whole_characters("".join(fragments))
+    try:
+        return arguments_text(text)
+    except ValueError:
+        pieces = [piece for piece in fragments if piece.strip()]
+        if len(pieces) < 2 or strict_arguments(pieces[-1]) is None:
+            return text
+        cumulative = all(later.startswith(piece) for piece, later in pairwise(pieces))
+        return pieces[-1] if cumulative or pieces[-1].startswith("".join(pieces[:-1])) else text
+
+
+def whole_characters(text: str) -> str:
+    """`text` with the two halves of a character joined, and lone halves replaced."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

@@ -26,7 +26,7 @@ from ..chat import (
 )
 from ..errors import ModelHttpError, ModelProtocolError
 from ..json_text import compact_json, object_text
-from .accumulator import Call, ReplyAccumulator, add_extras, merged_details, replace_extras
+from .accumulator import Call, ReplyAccumulator, merged_details
 from .encoding import (
     Fields,
     ToolBytes,
@@ -39,8 +39,8 @@ from .encoding import (
     strict_answer,
     strict_tool,
 )
+from .reply_details import add_extras, further_usage, replace_extras, usage_of
 from .server_errors import error_in
-from .usage import further_usage, usage_of
 
 REASONING_FIELD = "reasoning_field"
 REASONING_FIELDS = ("reasoning_content", "reasoning")

@@ -5,11 +5,11 @@ Joins the parts: a wire encodes and reads, a transport sends and receives. Not h
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from ..chat import ChatRequest, ChatResponse, StreamEvent
 from ..errors import (
@@ -18,28 +18,14 @@ from ..errors import (
     ModelError,
     ModelHttpError,
     ModelProtocolError,
-    Problem,
 )
 from .accumulator import ReplyAccumulator
 from .chat_wire import ChatWire
 from .encoding import Fields, joined, json_bytes
-from .options import problems_of
+from .openai_settings import OpenAiSettings, problems_of
 from .reading import Interpreter, ReplyReader
 from .server_errors import secrets_in
-from .transport import (
-    LARGEST_REPLY,
-    PUBLIC_URL,
-    ApiKey,
-    Stream,
-    Transport,
-    TransportChoice,
-    TransportSettings,
-    is_address,
-    is_from_environment,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .transport import Stream, Transport
 
 
 class Wire(Protocol):
@@ -53,88 +39,50 @@ class Wire(Protocol):
     def interpreter(self, reply: ReplyAccumulator) -> Interpreter: ...
 
 
+P = ParamSpec("P")
+S = TypeVar("S")
+M = TypeVar("M")
+
+
+def _taking(settings: Callable[P, S]) -> Callable[[Callable[[M, S], None]], Callable[Concatenate[M, P], None]]:
+    """Make a constructor take what the constructor of its settings takes, so that they are listed in one place."""
+
+    def decorate(init: Callable[[M, S], None]) -> Callable[Concatenate[M, P], None]:
+        def construct(self: M, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            init(self, settings(*args, **kwargs))
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        taken = inspect.signature(settings)
+        construct.__signature__ = taken.replace(  # type: ignore[attr-defined]  # read by inspect
+            parameters=[own, *taken.parameters.values()]
+        )
+        return construct
+
+    return decorate
+
+
 class OpenAiChatModel:
     """A model behind the OpenAI API: OpenAI's own, Azure's, or of any server that is called compatible.
 
-    `base_url` and `api_key` default to `OPENAI_BASE_URL` and `OPENAI_API_KEY`; a server of one's own may need no key. A
-    key may be a coroutine function that gives a fresh one. `wire` is `"chat"` (chat completions) or `"responses"`.
-
-    `timeout` is for a whole call, retries and streaming included, `read_timeout` for each wait for the server; seconds.
-    `max_retries` counts those after the first try: of connections that fail and of the statuses 408, 409, 429 and 5xx,
-    waiting as long as the server says. `max_concurrent_requests` is a limit per event loop; more calls wait.
-
-    `parameters` are sent with every request, by the wire's names (`top_p`, `stop`, `reasoning_effort` …); those of a
-    request win, and None removes one. The named ones here are short for the same. `extra_body`, `extra_headers`,
-    `extra_query` go with every request.
-
-    `fallback` names other models of the container, asked in order when this one does not answer.
-    `supports_response_format=False`: the server knows no JSON schema for replies; it is put into the prompt instead.
-    `send_tool_metadata`: the keys of a tool's metadata that are sent with it. `strict_tools`: asks for arguments that
-    follow the schema, of tools whose schema allows it. `max_reply_bytes` limits a reply, decoded; None: no limit.
-    `stream_usage=False`: never asks a stream for its token counts;
-    a server that refuses the question is not asked twice. `transport` is `"aiohttp"` (where it is installed),
-    `"httpx2"` or an object that sends: an httpx2 transport, a `toolbox.recordings.Recording`. Used on several event
-    loops, it has a client on each.
+    It takes the settings of `OpenAiSettings`, which describes each of them.
     """
 
-    def __init__(
-        self,
-        model: str,
-        base_url: str | None = None,
-        api_key: ApiKey | None = None,
-        *,
-        wire: Literal["chat", "responses"] = "chat",
-        timeout: float | None = 600.0,
-        read_timeout: float | None = None,
-        max_retries: int = 2,
-        max_concurrent_requests: int | None = None,
-        fallback: Sequence[str] = (),
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        max_completion_tokens: int | None = None,
-        seed: int | None = None,
-        parallel_tool_calls: bool | None = None,
-        parameters: Mapping[str, Any] | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        extra_headers: Mapping[str, str] | None = None,
-        extra_query: Mapping[str, object] | None = None,
-        supports_response_format: bool = True,
-        send_tool_metadata: Sequence[str] = (),
-        strict_tools: bool = False,
-        stream_usage: bool = True,
-        transport: TransportChoice = None,
-        max_reply_bytes: int | None = LARGEST_REPLY,
-    ) -> None:
-        self.model = model
-        self.fallback = (fallback,) if isinstance(fallback, str) else tuple(fallback)
-        self.supports_response_format = supports_response_format
-        named = {
-            "temperature": temperature,
-            "max_tokens": max_tokens,
-            "max_completion_tokens": max_completion_tokens,
-            "seed": seed,
-            "parallel_tool_calls": parallel_tool_calls,
-        }
-        given = {name: value for name, value in named.items() if value is not None}
-        self._parameters: dict[str, Any] = {**given, **(parameters or {}), **(extra_body or {})}
-        self._settings = _transport_settings(model, base_url, api_key, transport)(
-            timeout=timeout,
-            read_timeout=read_timeout,
-            max_retries=max_retries,
-            max_concurrent_requests=max_concurrent_requests,
-            max_reply_bytes=max_reply_bytes,
-            headers=dict(extra_headers or {}),
-            query=dict(extra_query or {}),
-        )
-        if problems := list(problems_of(model, self._settings)):
+    @_taking(OpenAiSettings)
+    def __init__(self, given: OpenAiSettings) -> None:
+        settings = given.with_environment()
+        if problems := list(problems_of(settings)):
             raise IllegalConfigurationError(problems)
-        keys = (send_tool_metadata,) if isinstance(send_tool_metadata, str) else tuple(send_tool_metadata)
-        self._wire: Wire = _wire(wire, keys, strict_tools)
-        self._stream_usage = stream_usage
-        self._transport = Transport(self._settings)
+        self.model = settings.model
+        self.fallback = _names(settings.fallback)
+        self.supports_response_format = settings.supports_response_format
+        self._parameters = settings.body_parameters()
+        self._settings = settings
+        self._wire: Wire = _wire(settings.wire, _names(settings.send_tool_metadata), settings.strict_tools)
+        self._stream_usage = settings.stream_usage
+        self._transport = Transport(settings)
 
     def __repr__(self) -> str:
-        address = self._settings.base_url.partition("?")[0]  # behind it may be a key
+        address = self._settings.address.partition("?")[0]  # behind it may be a key
         return f"OpenAiChatModel({self.model!r}, base_url={address!r})"
 
     def __reduce__(self) -> NoReturn:
@@ -143,7 +91,7 @@ class OpenAiChatModel:
     @property
     def base_url(self) -> str:
         """The address of the server's API."""
-        return self._settings.base_url
+        return self._settings.address
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -280,31 +228,5 @@ def _wire(name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool) ->
     raise ValueError(f"wire={name!r}; use 'chat' or 'responses'")
 
 
-def _transport_settings(
-    model: str, base_url: str | None, api_key: ApiKey | None, transport: TransportChoice
-) -> Callable[..., TransportSettings]:
-    """Settings with the address and key that are meant."""
-    url = base_url or os.environ.get("OPENAI_BASE_URL")
-    # The key of the environment belongs to the environment's server: another one must not see it.
-    key = api_key or (os.environ.get("OPENAI_API_KEY") if is_from_environment(url or PUBLIC_URL) else None)
-    if not key and not url and (transport is None or isinstance(transport, str)):
-        raise IllegalConfigurationError(
-            [
-                Problem(
-                    f"OpenAiChatModel({model!r})",
-                    "there is neither an API key nor an address",
-                    "give api_key= or base_url=, or set OPENAI_API_KEY or OPENAI_BASE_URL",
-                )
-            ]
-        )
-
-    if url and not is_address(url):
-        what = "its address does not begin with http:// or https://"
-        fix = "mend base_url= or OPENAI_BASE_URL: http://localhost:11434/v1, for example"
-        raise IllegalConfigurationError([Problem(f"OpenAiChatModel({model!r})", what, fix)])
-
-    def settings(**others: Any) -> TransportSettings:
-        # Servers of one's own want no key; the package wants one all the same.
-        return TransportSettings(base_url=url or PUBLIC_URL, api_key=key or "none", transport=transport, **others)
-
-    return settings
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)

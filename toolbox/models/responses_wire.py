@@ -25,7 +25,7 @@ from ..chat import (
 )
 from ..errors import ModelHttpError
 from ..json_text import compact_json, object_text
-from .accumulator import Call, ReplyAccumulator, add_extras, key_of, replace_extras
+from .accumulator import Call, ReplyAccumulator, key_of
 from .encoding import (
     Fields,
     ToolBytes,
@@ -38,9 +38,9 @@ from .encoding import (
     strict_answer,
     strict_tool,
 )
+from .reply_details import add_extras, further_usage, replace_extras, usage_of
 from .server_errors import error_in, message_of
 from .sse import excerpt
-from .usage import further_usage, usage_of
 
 LAYOUT = "responses_output"
 """The attribute of a reply that keeps the order of its items: thoughts whole, its text and its calls by name and id."""

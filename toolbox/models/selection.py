@@ -1,6 +1,6 @@
 """Which model a name means: those the program gave, then the settings', then the environment's, then the demo.
 
-Not here: how a model is talked to (`openai`), what the settings look like (`settings`).
+Not here: how settings become a model (`providers`), what the settings look like (`settings`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, StreamEvent
 from ..chat_streams import answer_stream
@@ -21,6 +21,7 @@ from ..errors import (
     Problem,
 )
 from .permission import model_requests
+from .providers import PROVIDERS, provider_of, variable_of
 
 if TYPE_CHECKING:
     from ..settings import ModelSettings, ToolboxSettings
@@ -86,11 +87,17 @@ class NamedModels:
     def _fault(self, name: str, where: str) -> Problem | None:
         if name in self._given:
             return no_model(self._given[name], where, f"Container(models={{{name!r}: …}})")
-        variable = f"TOOLBOX_MODELS__{_variable(name)}__MODEL"
+        variable = f"TOOLBOX_MODELS__{variable_of(name)}__MODEL"
         section = self._section(name)
+        provider = provider_of(section)
+        if section is not None and provider is None:
+            known = ", ".join(PROVIDERS)
+            fix = f"set TOOLBOX_MODELS__{variable_of(name)}__PROVIDER to one of: {known}"
+            return Problem(where, f"unknown provider {section.provider!r} of model {name!r}", fix)
+        assert provider is not None, "the default provider is known"
         if section is not None:
-            if section.model or (name == DEFAULT_NAME and os.environ.get("OPENAI_MODEL")):
-                return _reach_fault(name, section, where)
+            if section.model or (name == DEFAULT_NAME and provider.model_in_environment()):
+                return provider.problem(name, section, where)
             return Problem(where, f"the settings of model {name!r} do not say which model", f"set {variable}")
         if name != DEFAULT_NAME:
             near = get_close_matches(name, self._names(), n=1)
@@ -100,8 +107,8 @@ class NamedModels:
                 f"there is no model {name!r}{hint}",
                 f"give it as Container(models={{{name!r}: …}}) or set {variable}",
             )
-        if _openai_from_environment():
-            return _reach_fault(name, None, where)
+        if provider.is_in_environment():
+            return provider.problem(name, None, where)
         if self._settings.demo:
             return None
         return Problem(where, _no_default(), _WAYS)
@@ -133,38 +140,13 @@ class NamedModels:
 
     def _make(self, name: str) -> ChatModel:
         section = self._section(name)
-        if section is None and not _openai_from_environment():
+        provider = provider_of(section)
+        assert provider is not None, "checked by `problem`"
+        if section is None and not provider.is_in_environment():
             from ..demo import DemoChatModel
 
             return DemoChatModel()
-        from .openai import OpenAiChatModel
-
-        if section is None:
-            return OpenAiChatModel(os.environ["OPENAI_MODEL"])
-        return OpenAiChatModel(section.model or os.environ["OPENAI_MODEL"], **arguments_of(section))
-
-
-def _reach_fault(name: str, section: ModelSettings | None, where: str) -> Problem | None:
-    """What is wrong with the address, key or headers that the environment says."""
-    from .options import problems_of
-    from .transport import PUBLIC_URL, TransportSettings, is_address, is_from_environment
-
-    own = section.base_url if section is not None else None
-    address = own or os.environ.get("OPENAI_BASE_URL")
-    prefix = f"TOOLBOX_MODELS__{_variable(name)}__"
-    if address and not is_address(address):
-        variable = f"{prefix}BASE_URL" if own else "OPENAI_BASE_URL"
-        what = f"the address of model {name!r} does not begin with http:// or https://"
-        return Problem(where, what, f"mend {variable}")
-    given = arguments_of(section) if section is not None else {}
-    own_key = os.environ.get("OPENAI_API_KEY") if is_from_environment(address or PUBLIC_URL) else None
-    key = given.get("api_key") or own_key or "none"
-    settings = TransportSettings(address or "https://unset", key, headers=given.get("extra_headers", {}))
-    found = next(problems_of(name, settings), None)
-    if found is None:
-        return None
-    fix = f"{found.fix}; the variables are {prefix}BASE_URL, __API_KEY, __HEADERS, then OPENAI_BASE_URL, OPENAI_API_KEY"
-    return Problem(where, f"model {name!r} cannot be made: {found.what}", fix)
+        return provider.make(section)
 
 
 def no_model(given: object, where: str, place: str) -> Problem | None:
@@ -217,27 +199,10 @@ def is_worth_another_model(error: ModelError) -> bool:
     return not isinstance(error, (ModelRefusedError, ModelTruncatedError))
 
 
-def arguments_of(section: ModelSettings) -> dict[str, Any]:
-    """A section of the settings as `OpenAiChatModel`'s keyword arguments; what is not set is left out."""
-    given = {name: getattr(section, name) for name in type(section).model_fields if name not in _RENAMED}
-    given["api_key"] = section.api_key.get_secret_value() if section.api_key is not None else None
-    given["extra_headers"] = {name: value.get_secret_value() for name, value in section.headers.items()}
-    given["extra_query"] = {name: value.get_secret_value() for name, value in section.query.items()}
-    return {name: value for name, value in given.items() if value is not None and value != ()}
-
-
-_RENAMED = frozenset({"model", "api_key", "headers", "query", "fallback"})
-
 _WAYS = (
     'give one as Container(models={"default": OpenAiChatModel(…)}), or set TOOLBOX_MODELS__DEFAULT__MODEL (with '
     "__BASE_URL and __API_KEY), or OPENAI_MODEL with OPENAI_API_KEY or OPENAI_BASE_URL, or TOOLBOX_DEMO=1 for the demo"
 )
-
-
-def _openai_from_environment() -> bool:
-    return bool(
-        os.environ.get("OPENAI_MODEL") and (os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
-    )
 
 
 def _no_default() -> str:
@@ -247,9 +212,3 @@ def _no_default() -> str:
     if os.environ.get("OPENAI_MODEL"):
         return "there is no default model (OPENAI_MODEL is set, neither OPENAI_API_KEY nor OPENAI_BASE_URL is)"
     return "there is no default model"
-
-
-def _variable(name: str) -> str:
-    from ..settings import settings_key
-
-    return settings_key(name).upper()

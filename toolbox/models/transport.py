@@ -9,43 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import random
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias
-from urllib.parse import urlsplit
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
 from ..execution import keep_inherited, renewed_after_fork
 from ..validation_text import hide_secrets
 from .log_filter import hide_queries
+from .openai_settings import OpenAiSettings, environment_headers, is_from_environment
 from .permission import model_requests
 from .server_errors import http_error, redirect_error, request_id_in, shorten, transport_error
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
-
-PUBLIC_URL = "https://api.openai.com/v1"
-
-ApiKey: TypeAlias = "str | Callable[[], Awaitable[str]]"
-
-
-class HttpTransport(Protocol):
-    """What sends a client's requests: an httpx2 `AsyncBaseTransport`, or what has its methods, as a `Recording` has."""
-
-    async def handle_async_request(self, request: Any) -> Any:
-        """The reply to a request."""
-        ...
-
-    async def aclose(self) -> None:
-        """The client is closed."""
-        ...
-
-
-TransportChoice: TypeAlias = Literal["aiohttp", "httpx2"] | HttpTransport | None
 
 CONNECT_TIMEOUT = 10.0
 AFTER_END = 5.0
@@ -55,30 +35,10 @@ AFTER_DONE = 0.1
 
 SHORTEST_SECRET = 8
 """Characters of a header or a key from which on it is one: `none` and `true` may stand in any error."""
-LARGEST_REPLY = 64 * 2**20
-"""The default of `max_reply_bytes`."""
-
 _HARMLESS_HEADERS = frozenset(
     {"accept", "accept-encoding", "accept-language", "content-type", "http-referer", "openai-beta", "referer"}
     | {"user-agent", "x-title"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TransportSettings:
-    """How a server is reached; times in seconds. `timeout` is for a whole call with its retries, `read_timeout` for
-    each wait for the server's next bytes."""
-
-    base_url: str = field(repr=False)  # may hold a key, as the three below
-    api_key: ApiKey = field(repr=False)
-    timeout: float | None = 600.0
-    read_timeout: float | None = None
-    max_retries: int = 2
-    max_concurrent_requests: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    query: Mapping[str, object] = field(default_factory=dict, repr=False)
-    transport: TransportChoice = None
-    max_reply_bytes: int | None = LARGEST_REPLY
 
 
 @dataclass(slots=True)
@@ -107,7 +67,7 @@ class Received:
 class Transport:
     """The way to one server."""
 
-    def __init__(self, settings: TransportSettings) -> None:
+    def __init__(self, settings: OpenAiSettings) -> None:
         # The import takes half a second: better now, when the program is put together, than in its first call.
         import openai
 
@@ -171,8 +131,8 @@ class Transport:
         A server or a transport may repeat it. `sent` are the secrets of this request alone.
         """
         settings = self.settings
-        headers = {**_environment_headers(settings.base_url), **settings.headers}
-        found = [settings.api_key, *map(str, settings.query.values()), *sent]
+        headers = {**environment_headers(settings.address), **(settings.extra_headers or {})}
+        found = [settings.key, *map(str, (settings.extra_query or {}).values()), *sent]
         found += [value for name, value in headers.items() if name.lower() not in _HARMLESS_HEADERS]
         found += [each.client.api_key for each in self._connections.values()]  # a key that a function gave
         # The scheme of a credential, as in "Bearer …", is not always repeated with it.
@@ -184,7 +144,7 @@ class Transport:
         """Ask a test run whether the server may be asked; a transport of the program's own is not a server."""
         transport = self.settings.transport
         if model_requests.check is not None and (transport is None or isinstance(transport, str)):
-            model_requests.check(self.settings.base_url.partition("?")[0])
+            model_requests.check(self.settings.address.partition("?")[0])
 
     def _connection(self) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -206,11 +166,11 @@ class Transport:
 
         settings, openai = self.settings, self._openai
         read = settings.read_timeout or settings.timeout
-        if settings.query:
-            hide_queries(settings.base_url)
+        if settings.extra_query:
+            hide_queries(settings.address)
         client: AsyncOpenAI = openai.AsyncOpenAI(
-            api_key=settings.api_key,
-            base_url=settings.base_url,
+            api_key=settings.key,
+            base_url=settings.address,
             timeout=openai.Timeout(read, connect=min(CONNECT_TIMEOUT, read or CONNECT_TIMEOUT)),
             max_retries=settings.max_retries,
             default_headers={
@@ -218,18 +178,18 @@ class Transport:
                 "accept-encoding": "gzip, deflate",
                 **dict.fromkeys(_ABOUT_US, openai.Omit()),
                 **self._not_from_environment(),
-                **settings.headers,
+                **(settings.extra_headers or {}),
             },
-            default_query=dict(settings.query),
+            default_query=dict(settings.extra_query or {}),
             http_client=prepared(self._http_client(), settings.max_reply_bytes),
         )
         return client
 
     def _not_from_environment(self) -> dict[str, Any]:
         """Remove the headers that the package would add from the environment for a server that is not the one meant."""
-        if is_from_environment(self.settings.base_url):
+        if is_from_environment(self.settings.address):
             return {}
-        return dict.fromkeys(_environment_headers(None), self._openai.Omit())
+        return dict.fromkeys(environment_headers(None), self._openai.Omit())
 
     def _http_client(self) -> Any:
         # A redirect would take the conversation, and headers that hold keys, to another server.
@@ -270,7 +230,7 @@ class Transport:
         except self._openai.APIStatusError as error:
             response, status = error.response, error.status_code
             if 300 <= status < 400:
-                raise redirect_error(status, response.headers, self.settings.base_url) from error
+                raise redirect_error(status, response.headers, self.settings.address) from error
             raise http_error(status, response.content, request_id_in(response.headers)) from error
         except Exception as error:
             self.fail(error)
@@ -283,47 +243,7 @@ class Transport:
         if type(error) is TimeoutError:
             limit = self.settings.timeout or 0
             raise ModelTimeoutError(f"the model did not answer within {limit:g} s; raise timeout=") from error
-        raise transport_error(error, self.settings.base_url, begun) or error from error
-
-
-def is_address(url: str) -> bool:
-    """Return True for the address of a server: without http:// a host would be read as a scheme."""
-    return url.lower().startswith(("http://", "https://"))
-
-
-def is_from_environment(base_url: str) -> bool:
-    """Return True if `OPENAI_API_KEY` and its like may be sent there.
-
-    They belong to the address of `OPENAI_BASE_URL`, and to OpenAI's public ones.
-    """
-    own = os.environ.get("OPENAI_BASE_URL")
-    if own and _normalized(base_url) == _normalized(own):
-        return True
-    try:
-        parts = urlsplit(base_url)
-        host = parts.hostname or ""
-    except ValueError:
-        return False
-    return parts.scheme.lower() == "https" and (host == "api.openai.com" or host.endswith(".api.openai.com"))
-
-
-def _normalized(url: str) -> tuple[str, str | None, int | None, str]:
-    try:
-        parts = urlsplit(url.strip())
-        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:
-        return ("", None, None, url)
-    return parts.scheme, parts.hostname, port, parts.path.rstrip("/")
-
-
-def _environment_headers(base_url: str | None) -> dict[str, str]:
-    """Return the headers that the package reads from the environment, for this address (None: for any)."""
-    if base_url is not None and not is_from_environment(base_url):
-        return {}
-    lines = [line.partition(":") for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")]
-    headers = {name.strip(): value.strip() for name, colon, value in lines if colon}
-    named = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-    return headers | {name: value for name, variable in named.items() if (value := os.environ.get(variable))}
+        raise transport_error(error, self.settings.address, begun) or error from error
 
 
 async def _until_the_loop_ends(

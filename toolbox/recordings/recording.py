@@ -20,7 +20,7 @@ import httpx2
 
 from ..errors import FrameworkError
 from .differences import differences
-from .tapes import Asked, Exchange, Reply, Secrets, Tape, is_kept
+from .tapes import PATHS, Asked, Exchange, Reply, Secrets, Tape, is_kept
 
 Mode: TypeAlias = Literal["auto", "replay", "record"]
 
@@ -47,8 +47,9 @@ class Recording(httpx2.AsyncBaseTransport):
 
     A request is found by its path and body, each as often as it was recorded, in whatever order. `rewrite` is given a
     copy of each body before it is compared and written, and returns it without what changes from run to run. Headers,
-    address and query are never written; of a body's top level the wire's own fields, and those in `fields`. Kept are
-    replies after which a conversation goes on or ends: not those that are tried again, nor 401 and 403. In replay
+    address and query are never written; of a body's top level the wire's own fields, and those in `fields`. `paths` are
+    the ends of the paths that belong to the wire: for another one than OpenAI's, give its `paths` and `fields`. Kept
+    are replies after which a conversation goes on or ends: not those that are tried again, nor 401 and 403. In replay
     neither key nor address is needed.
     """
 
@@ -59,9 +60,11 @@ class Recording(httpx2.AsyncBaseTransport):
         *,
         rewrite: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         fields: Iterable[str] = (),
+        paths: Iterable[str] = PATHS,
     ) -> None:
         self.file = Path(file)
         self._rewrite, self._fields = rewrite, frozenset(fields)
+        self._paths = tuple(paths)
         self._secrets = Secrets()
         self._lock = threading.Lock()
         self.missed: list[RecordingError] = []
@@ -91,7 +94,7 @@ class Recording(httpx2.AsyncBaseTransport):
         """The reply, from the file or from the server. Raises `RecordingError`."""
         body = await request.aread()
         try:
-            asked = Asked.of(request.url.path, body, self._fields, self._rewrite)
+            asked = Asked.of(request.url.path, body, self._fields, self._rewrite, self._paths)
         except ValueError as error:
             raise RecordingError(str(self.file), str(error), "give other requests another transport") from error
         if self.is_recording:

@@ -20,7 +20,7 @@ Json: TypeAlias = Any
 
 VERSION = 1
 PATHS = ("/chat/completions", "/responses")
-"""The end of a path, all that is written of an address: a gateway's may hold a key."""
+"""The ends of paths that are recorded unless others are given; nothing else of an address is written."""
 _FIELD_NAMES = """
     frequency_penalty include input instructions logit_bias logprobs max_completion_tokens max_output_tokens
     max_tokens messages min_p modalities model n parallel_tool_calls prediction presence_penalty
@@ -61,11 +61,12 @@ class Asked:
         body: bytes,
         fields: frozenset[str] = frozenset(),
         rewrite: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        paths: Sequence[str] = PATHS,
     ) -> Asked:
         """Of a request's path and body. Raises `ValueError` for what is no request to a model."""
-        end = next((each for each in PATHS if path.endswith(each)), None)
+        end = next((each for each in paths if path.endswith(each)), None)
         if end is None:
-            raise ValueError(f"only requests to {' and '.join(PATHS)} are recorded")
+            raise ValueError(f"only requests to {' and '.join(paths)} are recorded")
         content = json.loads(body)
         if not isinstance(content, dict):
             raise ValueError("the request's body is no JSON object")

@@ -1,0 +1,114 @@
+"""What a reply says besides its text and calls: token counts, and the attributes for what no field holds.
+
+Not here: which fields of a wire those are (`chat_wire`, `responses_wire`), summing up counts (`chat.TokenUsage`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from ..chat import TokenUsage
+
+
+def usage_of(usage: Mapping[str, Any]) -> TokenUsage | None:
+    """Token counts under the names that servers give them; None when there are none."""
+    given = _count(usage, "prompt_tokens", "input_tokens")
+    made = _count(usage, "completion_tokens", "output_tokens")
+    if given is None and made is None:
+        return None
+    into = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    out_of = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+    cached = _count(into, "cached_tokens") if isinstance(into, dict) else None
+    if cached is None:
+        cached = _count(usage, "prompt_cache_hit_tokens", "cached_tokens")
+    thought = _count(out_of, "reasoning_tokens") if isinstance(out_of, dict) else None
+    return TokenUsage(given or 0, made or 0, cached or 0, thought or 0)
+
+
+_KNOWN = frozenset(
+    {"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "total_tokens", "cached_tokens"}
+    | {"prompt_cache_hit_tokens", "prompt_cache_miss_tokens"}
+)
+_DETAILS = frozenset({"cached_tokens", "reasoning_tokens"})
+
+
+def further_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `TokenUsage` does not hold: costs, times, tokens of audio; without zeros."""
+    found: dict[str, Any] = {}
+    for name in usage.keys() - _KNOWN if len(usage) > 3 else ():
+        value = usage[name]
+        if isinstance(value, dict):
+            value = {key: each for key, each in value.items() if key not in _DETAILS and each}
+        if value:
+            found[name] = value
+    return found
+
+
+def _count(counts: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        count = counts.get(name)
+        if isinstance(count, (int, float)) and not isinstance(count, bool) and 0 <= count < 1e15:
+            return int(count)
+    return None
+
+
+# --- what no field holds
+
+
+def add_extras(extras: dict[str, Any], values: Mapping[str, Any], names: Collection[str]) -> None:
+    """Add these fields of a message or a choice, of which more may come: lists and texts of a stream come in pieces."""
+    for name in names:
+        if not _is_empty(value := values[name]):
+            extras[name] = _merged(extras.get(name), value, name)
+
+
+def replace_extras(extras: dict[str, Any], values: Mapping[str, Any], names: Collection[str]) -> None:
+    """Set these fields of a reply, which the chunks of a stream repeat."""
+    for name in names:
+        if not _is_empty(value := values[name]):
+            extras[name] = value
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, (str, list, dict)) and not value)
+
+
+_IN_PIECES = frozenset(
+    {"arguments", "content", "data", "input", "reasoning", "reasoning_content", "text", "transcript"}
+)
+
+
+def _merged(before: Any, more: Any, name: str) -> Any:
+    if isinstance(before, dict) and isinstance(more, dict):
+        return {**before, **{key: _merged(before.get(key), value, key) for key, value in more.items()}}
+    if isinstance(before, list) and isinstance(more, list):
+        before.extend(more)  # ours: made by the copy below
+        return before
+    if isinstance(before, str) and isinstance(more, str) and name in _IN_PIECES:
+        return before + more
+    if more is None:
+        return before
+    return list(more) if isinstance(more, list) else _merged({}, more, name) if isinstance(more, dict) else more
+
+
+def bounded(values: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values that fit into `largest` bytes of JSON together, as plain JSON values, and the others."""
+    kept: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            form = to_json({name: value}, inf_nan_mode="null")
+            plain = from_json(form)
+        except (ValueError, RecursionError):  # half a character, or nested without end
+            others[name] = None
+            continue
+        largest -= len(form)
+        if largest < 0:
+            others[name] = value
+            largest += len(form)
+        else:
+            kept |= plain
+    return kept, others
