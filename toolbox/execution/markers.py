@@ -1,4 +1,4 @@
-"""The execution-model markers: how a tool says where it must be run.
+"""The execution-model markers: a tool says by them where it runs.
 
 Not here: the places (`threads`), which of them a call gets (`runners`).
 """
@@ -35,7 +35,7 @@ class Execution:
 
     model: ExecutionModel
     executor: Executor | str | None = None
-    is_coroutine: bool = False  # of a non-blocking one: it only makes a coroutine, which needs the loop
+    is_coroutine: bool = False  # of a non-blocking one: calling it makes a coroutine, which needs the loop
 
 
 BLOCKING = Execution(ExecutionModel.BLOCKING)
@@ -51,39 +51,39 @@ def _leave(execution: Execution, target: F) -> F:
 
 
 def blocking(target: F) -> F:
-    """The tool waits (files, sockets, locks): it is kept off the event loop. The default for `def`."""
+    """Mark a tool that waits (files, sockets, locks): it is kept off the event loop. The default for `def`."""
     return _leave(BLOCKING, target)
 
 
 def non_blocking(target: F) -> F:
-    """The tool never waits: it may run on the event loop. The default for `async def`."""
+    """Mark a tool that never waits: it may run on the event loop. The default for `async def`."""
     return _leave(NON_BLOCKING, target)
 
 
 def run_on_thread(target: F) -> F:
-    """The tool gets a fresh thread for each call."""
+    """Run each call of the tool on a fresh thread."""
     return _leave(THREAD, target)
 
 
 def run_on(executor: Executor | str) -> Callable[[F], F]:
-    """The tool runs on this `concurrent.futures.Executor`, or the one of this name in `Container(executors=…)`."""
+    """Run the tool on this `concurrent.futures.Executor`, or on the one of this name in `Container(executors=…)`."""
     execution = Execution(ExecutionModel.EXECUTOR, executor)
     return lambda target: _leave(execution, target)
 
 
 def is_async(function: object) -> bool:
-    """Whether calling `function` makes a coroutine; a `def` around an `async def` may as well wait for it."""
+    """Return True if calling `function` makes a coroutine; a `def` around an `async def` may itself wait for it."""
     return inspect.iscoroutinefunction(getattr(function, "__func__", function))
 
 
 def returns_awaitable(annotation: object) -> bool:
-    """Whether a resolved return annotation says that the value has to be awaited."""
+    """Return True if a resolved return annotation says that the value must be awaited."""
     origin = typing.get_origin(annotation) or annotation
     return isinstance(origin, type) and issubclass(origin, Awaitable)
 
 
 def execution_of(function: object, mark: Execution | None, returns: object = None) -> Execution:
-    """How `function` is run: as `mark` says, else by its kind and by its resolved return annotation."""
+    """Return how `function` runs: as `mark` says, else by its kind and by its resolved return annotation."""
     if is_async(function):
         return COROUTINE if mark is None or mark.model is ExecutionModel.NON_BLOCKING else mark
     if mark is not None:
@@ -92,7 +92,7 @@ def execution_of(function: object, mark: Execution | None, returns: object = Non
 
 
 def execution_problems(where: str, function: object, execution: Execution) -> Iterator[Problem]:
-    """What is wrong with running `function` so."""
+    """Yield a problem if `function` cannot be run as its marker says."""
     if is_async(function) and execution.model is not ExecutionModel.NON_BLOCKING:
         yield Problem(
             where,
@@ -102,9 +102,9 @@ def execution_problems(where: str, function: object, execution: Execution) -> It
 
 
 def unknown_executor(where: str, execution: Execution) -> Problem:
-    """What to say of an executor that the container does not have."""
+    """Return the problem of an executor that the container does not have."""
     return Problem(
         where,
-        f"there is no executor {execution.executor!r}",
-        f'give it: Container(executors={{"{execution.executor}": …}})',
+        f"unknown executor {execution.executor!r}",
+        f'add it: Container(executors={{"{execution.executor}": …}})',
     )

@@ -48,8 +48,8 @@ class Runner(Protocol):
 
 
 def _crosses_process(executor: Executor) -> bool:
-    """Whether what this executor runs has to be pickled."""
-    processes = sys.modules.get("concurrent.futures.process")  # not imported: then it is none of them
+    """Return True if the work of this executor must be pickled."""
+    processes = sys.modules.get("concurrent.futures.process")  # not imported: then this is not one
     if processes is not None and isinstance(executor, processes.ProcessPoolExecutor):
         return True
     return type(executor).__module__.partition(".")[0] in {"distributed", "loky", "mpi4py"}
@@ -100,7 +100,7 @@ class LoopRunner:
             return await _on_loop(timed, finish)
         try:
             future = self._submit(execution, call, label, shipped, has_timeout)
-        except BaseException as error:  # as of an executor that has been shut down: it never starts
+        except BaseException as error:  # for example an executor that has been shut down: the call never starts
             if finish is not None:
                 await finish(error)
             raise
