@@ -477,3 +477,29 @@ async def test_what_an_executor_does_not_take_is_finished_all_the_same(runner: t
         await runner(Workers()).run(Execution(ExecutionModel.EXECUTOR, executor), here, "here", finish=finish)
 
     assert [type(each) for each in finished] == [RuntimeError]
+
+
+def test_a_thread_of_a_users_executor_that_calls_a_synchronous_service_keeps_its_name() -> None:
+    def where() -> str:
+        return threading.current_thread().name
+
+    service = asking(where, AiMessage(None, [tool_call("where")]), "there")
+    with ThreadPoolExecutor(1, thread_name_prefix="mine") as mine:
+        result = mine.submit(service.ask, "q").result(30)
+
+    assert result.tool_executions[0].result == "mine_0"
+
+
+async def test_the_threads_of_an_executor_for_concurrent_tools_keep_their_names() -> None:
+    def where() -> str:
+        return threading.current_thread().name
+
+    class Awaited(Protocol):
+        async def ask(self, question: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([AiMessage(None, [tool_call("where"), tool_call("where")]), "there"])
+    with ThreadPoolExecutor(2, thread_name_prefix="mine") as mine:
+        service = create_ai_service(Awaited, chat_model=model, tools=[where], concurrent_tools=mine)
+        result = await service.ask("q")
+
+    assert all(each.result.startswith("mine_") for each in result.tool_executions)

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from ..context import InvocationContext, run_for
 from ..errors import IllegalConfigurationError
 from .markers import Execution, ExecutionModel, unknown_executor
-from .threads import Finish, Workers, run_labelled, settle
+from .threads import Finish, Workers, is_of_an_executor, run_labelled, settle
 
 T = TypeVar("T")
 
@@ -183,6 +183,8 @@ class CallerRunner(LoopRunner):
         super().__init__(workers, blocking_on)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._caller_works_for = _occupied.executors
+        # A thread of a user's executor keeps its name.
+        self._rename_caller = not self._caller_works_for and not is_of_an_executor(threading.current_thread())
         self.together = self.has_deadline = False
 
     async def run(
@@ -227,8 +229,7 @@ class CallerRunner(LoopRunner):
 
     def _submit_to_caller(self, call: Callable[[], Any], label: str) -> Future[Any]:
         future: Future[Any] = Future()
-        # A thread of a user's executor keeps its name.
-        work = _in_context(call, label, rename=not self._caller_works_for)
+        work = _in_context(call, label, rename=self._rename_caller)
         self._jobs.put(lambda: settle(future, work))
         return future
 

@@ -79,12 +79,12 @@ thread_watcher: ContextVar[Callable[[str, str], None] | None] = ContextVar("tool
 
 
 def run_labelled(call: Callable[[], T], label: str, *, rename: bool) -> T:
-    """Call `call()`; meanwhile the thread is called `label`, if `rename` is true and it is not an executor's."""
+    """Call `call()`; meanwhile the thread is called `label` if `rename` is true."""
     thread = threading.current_thread()
     name = thread.name
     if (watcher := thread_watcher.get()) is not None:
         watcher(label, name)
-    if not rename or _is_of_an_executor(thread):
+    if not rename:
         return call()
     thread.name = label
     try:
@@ -93,13 +93,15 @@ def run_labelled(call: Callable[[], T], label: str, *, rename: bool) -> T:
         thread.name = name
 
 
-def _is_of_an_executor(thread: threading.Thread) -> bool:
+def is_of_an_executor(thread: threading.Thread) -> bool:
     """Return True for a thread of a user's `ThreadPoolExecutor`: this library makes none.
 
     asyncio's default executor is nobody's own, and the names of its threads say nothing.
     """
-    executors = sys.modules.get("concurrent.futures.thread")
-    return thread in getattr(executors, "_threads_queues", ()) and not thread.name.startswith("asyncio_")
+    # Nothing public tells; the executor's own list of threads may not have its newest yet.
+    work = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
+    is_worker = work is not None and getattr(thread, "_target", None) is work
+    return is_worker and not thread.name.startswith("asyncio_")
 
 
 def on_event_loop() -> bool:
