@@ -551,3 +551,9 @@ async def test_a_system_message_stays_first_when_a_reply_goes_back() -> None:
     model = ScriptedChatModel(["no", "3"])
     await create_ai_service(Assistant, chat_model=model).chat("x")
     assert all(request.messages[0] == SystemMessage("Count.") for request in model.requests)
+
+
+async def test_the_answer_tools_arguments_are_repaired_as_those_of_any_tool() -> None:
+    call = ToolExecutionRequest("1", "final_answer", '{"name": "Be\nrn",}')
+
+    assert await answer(City, call, output_mode="tool") == City(name="Be\nrn")

@@ -870,6 +870,7 @@ def problems_of(service: Any, **options: Any) -> str:
     ("options", "text"),
     [
         ({"max_tool_rounds": -1}, "max_tool_rounds"),
+        ({"max_tool_rounds": True}, "max_tool_rounds"),
         ({"max_tool_calls_per_response": -1}, "max_tool_calls_per_response"),
         ({"timeout": 0}, "timeout"),
         ({"output_mode": "yaml"}, "output_mode"),

@@ -583,3 +583,39 @@ def test_a_class_without_tools_has_no_specifications() -> None:
     for source in (Empty, Empty()):
         with pytest.raises(IllegalConfigurationError, match="Empty has no tools"):
             tool_specifications_from(source)
+
+
+def test_what_cannot_hold_tools_is_named(problems_of: Problems) -> None:
+    found = problems_of(None, 5, "add")
+
+    assert found[0] == "here: None is among its tools; give a class, an object or a function"
+    assert found[1] == "here: 5 is among its tools; give a class, an object or a function"
+    assert "'add' is among its tools" in found[2]
+
+
+def test_a_type_that_is_left_out_is_asked_for(problems_of: Problems) -> None:
+    def conversation(session: MemoryId) -> str:
+        return ""
+
+    def bean(store: Inject) -> str:
+        return ""
+
+    assert problems_of(conversation, bean) == [
+        "conversation: parameter 'session' is a MemoryId without a type; write `session: MemoryId[str]`",
+        "bean: parameter 'store' is an Inject without a type; write `store: Inject[TheBean]`",
+    ]
+
+
+def test_advice_about_models_is_left_out(problems_of: Problems) -> None:
+    class Bean: ...
+
+    def bean(bean: Bean) -> None: ...
+
+    def limited(number: Annotated[int, Field(gt="a")]) -> None: ...  # type: ignore[arg-type]  # the mistake
+
+    first, second = problems_of(bean, limited)
+
+    assert "arbitrary_types_allowed" not in first
+    assert "or Inject[…] if it is a bean" in first
+    assert "'gt'" in second or "gt" in second
+    assert "validator:)" not in second

@@ -29,7 +29,7 @@ from ..errors import (
     ToolCallsLimitExceededError,
     ToolRoundsExceededError,
 )
-from .outputs import ANSWER_TOOL, Kind, OutputMode, Structure, correction
+from .outputs import ANSWER_TOOL, Kind, OutputMode, Structure, answer_text, correction
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State,
     if rules.mode == "tool" and rules.structure is not None:
         for request in reply.tool_execution_requests:
             if request.name == ANSWER_TOOL:
-                return _answered(rules, state, response, request.arguments)
+                return _answered(rules, state, response, answer_text(request.arguments))
     if not reply.tool_execution_requests:
         return _answered(rules, state, response, reply.text or "")
     calls = len(reply.tool_execution_requests)

@@ -25,7 +25,7 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             continue
         if value is None and name in ("max_tool_calls_per_response", "max_result_chars"):
             continue
-        if not isinstance(value, int) or value < least:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
             yield Problem(where, f"{name} is {value!r}", f"use {least} or more")
     timeout = options.timeout
     open_ended = timeout is None or isinstance(timeout, Default)

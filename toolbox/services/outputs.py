@@ -30,6 +30,7 @@ from ..chat import (
     ToolSpecification,
 )
 from ..errors import OutputParsingError, Path
+from ..json_text import arguments_text
 from ..schemas import schema_of
 from ..validation_text import faults_of
 
@@ -346,6 +347,14 @@ def _schema_name(type_: Any) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:64] or "answer"
 
 
+def answer_text(arguments: str) -> str:
+    """Return the reply that the answer tool's arguments are, repaired as those of any tool."""
+    try:
+        return arguments_text(arguments)
+    except ValueError:
+        return arguments
+
+
 def correction(error: OutputParsingError) -> str:
     """What a model is told whose reply did not validate."""
     faults = "\n".join(f"- {path}: {message}" if path else f"- {message}" for path, message in error.problems)
@@ -355,7 +364,7 @@ def correction(error: OutputParsingError) -> str:
 # --- a list, item by item
 
 _WRAPPER = re.compile(r'\{\s*"value"\s*:\Z')
-_KEY = re.compile(r'"\s*:\Z')
+_INSIDE = re.compile(r'(?:\[|"\s*:|[}\]]\s*,)\Z')
 _FENCE_BEGINS = re.compile(r"```(?:json)?\Z", re.IGNORECASE)
 _NEXT = re.compile(r"\s*+(\S?)")
 _LOOKED_BACK = 200
@@ -416,6 +425,8 @@ class ItemReader:
 
     def _before(self, text: str, bracket: int) -> tuple[bool, bool]:
         """Say whether this bracket is the first thing in the text or a block, and whether it is inside a value."""
+        if text.startswith("[", bracket - 1) and bracket:
+            return False, True
         start = max(0, bracket - _LOOKED_BACK)
         before = text[start:bracket].rstrip()
         wrapper = _WRAPPER.search(before)
@@ -423,9 +434,7 @@ class ItemReader:
             before = before[: wrapper.start()].rstrip()
         if _FENCE_BEGINS.search(before) or (not before and start == 0 and self._at_start):
             return True, False
-        if wrapper is not None:
-            return False, before.endswith(("[", ":", ","))
-        return False, before.endswith("[") or _KEY.search(before) is not None
+        return False, _INSIDE.search(before) is not None
 
     def _items(self, text: str) -> Iterator[Any]:
         start = position = 0

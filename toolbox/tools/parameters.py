@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union
 
 from typing_extensions import Doc, TypeIs
 
-from ..context import InjectMark, InvocationContext, MemoryIdMark
+from ..context import Inject, InjectMark, InvocationContext, MemoryId, MemoryIdMark
 from ..errors import Problem
 from ..signatures import EMPTY, Unresolved, names_around, resolve
 from ..type_keys import admits_none, substitute, unwrapped
@@ -130,6 +130,11 @@ def _read(declared: inspect.Parameter, annotation: Any, where: str, problems: li
                 "import or define its names at module level, not under TYPE_CHECKING",
             )
         )
+    elif annotation in (MemoryId, Inject):
+        fact, example = "a MemoryId", "MemoryId[str]"
+        if annotation is Inject:
+            fact, example = "an Inject", "Inject[TheBean]"
+        problems.append(Problem(where, f"parameter {name!r} is {fact} without a type", f"write `{name}: {example}`"))
     else:
         return _described(name, declared.kind, annotation, declared.default)
     return None

@@ -18,6 +18,7 @@ from ..context import InvocationContext
 from ..errors import Problem
 from ..execution import EXECUTION_MARK, execution_of, execution_problems
 from ..signatures import takes
+from ..validation_text import brief
 from .codec import ResultEncoder
 from .marks import ReturnBehavior
 from .members import members_of, read_function, read_member
@@ -143,7 +144,10 @@ def _read_members(source: Any, where: str, problems: list[Problem]) -> Iterator[
     cls = typing.get_origin(cls) or cls
     owner = cls if isinstance(cls, type) else type(cls)
     members = members_of(owner)
-    if not members:
+    if cls is None or (not isinstance(cls, type) and owner.__module__ == "builtins" and owner is not object):
+        fact = f"{brief(repr(source))} is among its tools"
+        problems.append(Problem(where, fact, "give a class, an object or a function"))
+    elif not members:
         fact = f"{owner.__name__} has no tools"
         problems.append(Problem(where, fact, "mark the methods a model may call with @tool"))
     for member in members:

@@ -218,7 +218,7 @@ def _adapter(
     except Exception as error:  # pydantic, and the types' own hooks, raise many kinds
         culprits = [each for each in visible if len(visible) > 1 and not _can_be_validated(each)]
         names = ", ".join(repr(each.name) for each in culprits or visible)
-        reason = str(error).split("\n", 1)[0].rstrip(".")
+        reason = _reason(error)
         problems.append(
             Problem(
                 where,
@@ -227,6 +227,12 @@ def _adapter(
             )
         )
         return None
+
+
+def _reason(error: Exception) -> str:
+    """Return what pydantic says in short, without its advice about models."""
+    first, *more = str(error).partition(". Set `")[0].strip().splitlines() or [type(error).__name__]
+    return f"{first} {more[-1].strip()}".rstrip(".") if first.endswith(":") and more else first.rstrip(".")
 
 
 def _can_be_validated(parameter: ToolParameter) -> bool:
@@ -252,7 +258,7 @@ def _parameters_schema(
     except Exception as error:  # as above
         culprits = [each for each in visible if not _can_be_validated(each)] or visible
         names = ", ".join(repr(each.name) for each in culprits)
-        reason = str(error).split("\n", 1)[0].rstrip(".")
+        reason = _reason(error)
         fix = "use a type that JSON can say, or Inject[…] if it is a bean"
         problems.append(Problem(where, f"no schema can be made of parameter {names} ({reason})", fix))
         return no_parameters()
