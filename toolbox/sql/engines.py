@@ -76,8 +76,8 @@ def address_problems(url: str, *, asynchronous: bool) -> Iterator[Problem]:
     except IllegalConfigurationError as error:
         yield from error.problems
     except ModuleNotFoundError as error:
-        fix = f"install it: pip install {error.name}"
-        yield Problem(f"the database {address.drivername}", f"its driver {error.name} is not installed", fix)
+        what = f"the driver {error.name} is not installed"
+        yield Problem("the database's address", what, f"install it: pip install {error.name}")
 
 
 def _is_in_memory(url: URL) -> bool:
