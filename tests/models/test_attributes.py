@@ -395,6 +395,26 @@ async def test_any_is_a_tool_choice(
     assert (await sent(serve, ChatRequest(HI.messages, tools, tool_choice="any"), wire))["tool_choice"] == expected
 
 
+async def test_a_service_keeps_the_name_and_the_attributes_of_a_user_message(serve: Serve) -> None:
+    class Desk(Protocol):
+        async def ask(self, message: UserMessage) -> str: ...
+
+        async def count(self, message: UserMessage) -> int: ...
+
+    server = await serve([OK, completion({"content": '{"value": 3}'})])
+    model = OpenAiChatModel("m", server.url, "test", supports_response_format=False)
+    desk = create_ai_service(Desk, chat_model=model)
+    message = UserMessage("Hi", name="Ann", attributes={"cache_control": MARK})
+    await desk.ask(message)
+    await desk.count(message)
+    await model.aclose()
+
+    for request in server.requests:
+        [sent_message] = request["messages"]
+        assert sent_message["name"] == "Ann"
+        assert sent_message["content"][-1]["cache_control"] == MARK
+
+
 async def test_a_service_offers_its_tools_beside_the_servers(serve: Serve) -> None:
     def look() -> str:
         return "x"

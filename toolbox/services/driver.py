@@ -243,7 +243,7 @@ class Invocation:
         structure = self.plan.output.structure
         prompted = None
         if structure is not None and mode == "prompt":
-            prompted = UserMessage([*user.contents, structure.instructions])
+            prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
         system = await system_message_of(self.plan, self.arguments, self.host, self.context, self.runner)
         return begin(system, (*history, *told), user, prompted)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ..chat import (
-    AiMessage,
     ChatResponse,
     FinishReason,
     Message,
@@ -212,7 +211,7 @@ def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> 
             return _with_reply(state, response, reply), Fail(error)
         return _correct(state, response, error)
     if reply.has_tool_execution_requests:  # the answer tool's call is the answer: nothing will answer it
-        reply = AiMessage(text, reasoning=reply.reasoning, attributes=reply.attributes)
+        reply = replace(reply, text=text, tool_execution_requests=())
     reason = FinishReason.STOP if response.finish_reason is FinishReason.TOOL_EXECUTION else response.finish_reason
     return _with_reply(state, response, reply), Finish(value, reason, response)
 

@@ -32,6 +32,9 @@ def user_message_of(plan: MethodPlan, arguments: Mapping[str, Any]) -> UserMessa
         value = arguments[name]
         if value is not None:
             contents += UserMessage(value).contents
+    said = arguments[plan.user_parameter] if plan.user is None and plan.user_parameter is not None else None
+    if isinstance(said, UserMessage):
+        return UserMessage(contents, said.name, said.attributes)
     return UserMessage(contents)
 
 
