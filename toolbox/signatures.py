@@ -82,10 +82,14 @@ def resolve(annotation: Any, names: Mapping[str, Any], known: Mapping[str, Any] 
     """The annotation as an object, whatever in it was written as text; `Unresolved` where a name is missing."""
     if annotation is EMPTY or isinstance(annotation, type):
         return annotation
+    if isinstance(annotation, str) and isinstance(named := names.get(annotation), type):
+        return named
     holder = SimpleNamespace(__annotations__={"it": annotation})
     local = {name: value for name, value in (known or {}).items() if name not in names}
+    # Evaluating adds `__builtins__` to the names; those of a module have it, and need no copy.
+    namespace = names if isinstance(names, dict) and "__builtins__" in names else dict(names)
     try:
-        return typing.get_type_hints(holder, dict(names), local, include_extras=True)["it"]
+        return typing.get_type_hints(holder, namespace, local, include_extras=True)["it"]
     except Exception as error:  # evaluating a user's text may raise anything
         text = annotation if isinstance(annotation, str) else repr(annotation)
         return Unresolved(text, str(error) or type(error).__name__)

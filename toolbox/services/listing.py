@@ -5,6 +5,7 @@ Not here: reading sources into tools (`tools.sources`), which of them a method o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Annotated, Any, get_origin
 
@@ -18,21 +19,22 @@ from .plans import Provider
 
 
 def service_cycles(cls: type[Any]) -> Iterator[Problem]:
-    """A problem for each circle of services that are tools of each other which begins, by name, with `cls`."""
+    """Yield a problem for each circle of services that are tools of each other in which `cls` is the first by name.
 
-    def follow(path: tuple[type[Any], ...]) -> Iterator[tuple[type[Any], ...]]:
-        for following in _services_offered_by(path[-1]):
+    For each service that lists `cls`, this is the shortest circle: there may be too many circles to go through.
+    """
+    paths: dict[type[Any], tuple[type[Any], ...]] = {cls: (cls,)}
+    queue = deque([cls])
+    while queue:
+        here = queue.popleft()
+        for following in _services_offered_by(here):
             if following is cls:
-                yield (*path, cls)
-            elif following not in path and _name_of(following) > _name_of(cls):
-                yield from follow((*path, following))
-
-    for circle in follow((cls,)):
-        yield Problem(
-            cls.__name__,
-            f"services are tools of each other: {' -> '.join(each.__name__ for each in circle)}",
-            "take one of them out of the other's tools=",
-        )
+                circle = " -> ".join(each.__name__ for each in (*paths[here], cls))
+                fix = "take one of them out of the other's tools="
+                yield Problem(cls.__name__, f"services are tools of each other: {circle}", fix)
+            elif following not in paths and _name_of(following) > _name_of(cls):
+                paths[following] = (*paths[here], following)
+                queue.append(following)
 
 
 def _name_of(cls: type[Any]) -> str:
@@ -40,11 +42,8 @@ def _name_of(cls: type[Any]) -> str:
 
 
 def _services_offered_by(cls: type[Any]) -> Iterator[type[Any]]:
-    seen: set[type[Any]] = set()
-    for each in bean_types(sources_of(cls)):
-        if each not in seen and service_options_of(each) is not None:
-            seen.add(each)
-            yield each
+    services = [each for each in sources_of(cls) if isinstance(each, type) and service_options_of(each) is not None]
+    yield from dict.fromkeys(bean_types(services))
 
 
 def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ class ReturnBehavior(StrEnum):
     IMMEDIATE = "immediate"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ToolMark:
     """What `@tool` was given.
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from ..errors import Problem
 from ..execution import EXECUTION_MARK, Execution, execution_of, execution_problems
@@ -22,6 +23,7 @@ from .pipeline import InjectedParameter, Tool, has_own_tool_calls, member_of
 from .specification import describe_tool
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
+_NO_MARK = ToolMark()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,12 @@ class Member:
         return arguments_for(self.owner, next(definers, self.owner))
 
 
-def members_of(cls: type) -> list[Member]:
+def members_of(cls: type) -> Iterator[Member]:
     """The tools of a class along its MRO, those of its bases first; an override replaces, and keeps the mark."""
     names: dict[str, None] = {}
     for base in reversed(cls.__mro__):
         names.update(dict.fromkeys(name for name, raw in vars(base).items() if tool_mark_of(raw) is not None))
-    return [member for name in names if (member := _member(cls, name)) is not None]
+    return (member for name in names if (member := _member(cls, name)) is not None)
 
 
 def _member(cls: type, name: str) -> Member | None:
@@ -84,25 +86,36 @@ def _execution_mark(found: Sequence[Any]) -> Execution | None:
     return None
 
 
+# Descriptions without an instance or bean, by class and by function: services that list the same tools share them.
+_of_classes: WeakKeyDictionary[type, dict[str, tuple[Any, Tool]]] = WeakKeyDictionary()
+_of_functions: WeakKeyDictionary[Any, dict[str, tuple[Any, Tool]]] = WeakKeyDictionary()
+
+
 def read_member(member: Member, bean: Any, instance: Any, problems: list[Problem]) -> Tool | None:
     """The tool that `member` is: of a bean, looked up for each call, or of an instance."""
-    local = {**{each.__name__: each for each in reversed(member.owner.__mro__)}, **member.mark.local_names}
-    function = None
-    if member.bound_to != "instance":
+    facts = (ref(member.function), member.bound_to, ref(member.mark), member.execution, member.documentation)
+    cache = _of_classes.setdefault(member.owner, {})
+    described = _described(cache, member.attribute, facts, lambda: _describe_member(member, problems))
+    if described is None or member.bound_to == "instance":
+        function = None if instance is None else member_of(instance, member.attribute)
+    else:
         function = getattr(member.owner, member.attribute)
-    elif instance is not None:
-        function = member_of(instance, member.attribute)
+    return _offered(described, function, bean if function is None else None, member.attribute, instance)
+
+
+def _describe_member(member: Member, problems: list[Problem]) -> tuple[Tool, bool] | None:
+    local = {**{each.__name__: each for each in reversed(member.owner.__mro__)}, **member.mark.local_names}
     reading = _Reading(member.function, member.where, member.mark, member.execution, member.documentation, problems)
     bound = member.bound_to != "nothing"
     taken = read_parameters(
         member.function, member.where, local, problems, bound=bound, variables=member.type_variables()
     )
-    return reading.tool(taken, function, bean if function is None else None, member.attribute, instance)
+    return reading.tool(taken)
 
 
 def read_function(function: Any, problems: list[Problem]) -> Tool | None:
     """The tool that a function is, marked or not; also a bound method."""
-    mark = tool_mark_of(function) or ToolMark()
+    mark = tool_mark_of(function) or _NO_MARK
     inner = getattr(function, "func", function)
     inner = getattr(inner, "__func__", inner)
     instance = function.__self__ if inspect.ismethod(function) else None
@@ -110,11 +123,52 @@ def read_function(function: Any, problems: list[Problem]) -> Tool | None:
     where = own_name if instance is None else f"{type(instance).__name__}.{own_name}"
     called = function if callable(function) else inner
     execution = getattr(function, EXECUTION_MARK, None) or getattr(inner, EXECUTION_MARK, None)
-    reading = _Reading(inner, where, mark, execution, getattr(inner, "__doc__", None), problems)
-    taken = read_parameters(called, where, mark.local_names, problems, bound=False)
+    documentation = getattr(inner, "__doc__", None)
+
+    def describe() -> tuple[Tool, bool] | None:
+        reading = _Reading(inner, where, mark, execution, documentation, problems)
+        return reading.tool(read_parameters(called, where, mark.local_names, problems, bound=False))
+
+    if inspect.isfunction(function):  # of a partial call, the parameters depend on what it was given
+        facts = (ref(mark), execution, documentation)
+        described = _described(_of_functions.setdefault(function, {}), "", facts, describe)
+    else:
+        made = describe()
+        described = None if made is None else made[0]
     if instance is not None and has_own_tool_calls(instance):
         called = member_of(instance, own_name)
-    return reading.tool(taken, called, None, "", instance)
+    return _offered(described, called, None, "", instance)
+
+
+def _described(
+    cache: dict[str, tuple[Any, Tool]], name: str, facts: Any, describe: Callable[[], tuple[Tool, bool] | None]
+) -> Tool | None:
+    """The description made before of the same `facts`, else a new one, kept if it would be the same at any time."""
+    known = cache.get(name)
+    if known is not None and known[0] == facts:
+        return known[1]
+    made = describe()
+    if made is None:
+        return None
+    described, is_lasting = made
+    if is_lasting:
+        cache[name] = facts, described
+    return described
+
+
+def _offered(described: Tool | None, function: Any, bean: Any, member: str, instance: Any) -> Tool | None:
+    """The described tool, called through `function`, or `member` of `bean`."""
+    if described is None:
+        return None
+    # A service runs as a tool without memory, and so needs no id.
+    without_memory = instance is not None and has_own_tool_calls(instance)
+    return replace(
+        described,
+        function=function,
+        bean=bean,
+        member=member,
+        needs_memory_id=described.needs_memory_id and not without_memory,
+    )
 
 
 class _Reading:
@@ -133,8 +187,8 @@ class _Reading:
         self.execution, self.documentation = execution, documentation
         self.problems, self._found_before = problems, len(problems)
 
-    def tool(self, taken: Taken, function: Any, bean: Any, member: str, instance: Any) -> Tool | None:
-        """The tool, called through `function`, or `member` of `bean`."""
+    def tool(self, taken: Taken) -> tuple[Tool, bool] | None:
+        """The tool, not yet said how it is called, and whether it would be the same whenever it is read."""
         where, mark, problems = self.where, self.mark, self.problems
         name = mark.name if mark.name is not None else self.function.__name__
         problems += _kind_problems(self.function, taken, where)
@@ -143,25 +197,21 @@ class _Reading:
         problems += execution_problems(where, self.function, execution)
         if described is None or len(problems) > self._found_before:
             return None
-        # A service runs as a tool without memory, and so needs no id.
-        without_memory = instance is not None and has_own_tool_calls(instance)
         parameters = taken.parameters
-        return Tool(
+        tool = Tool(
             specification=described.specification,
             execution=execution,
             where=where,
-            function=function,
+            function=None,
             encode=ResultEncoder(name, taken.returns).encode,
             decode=ArgumentDecoder(described.adapter, described.visible, described.specification.parameters).decode,
             return_behavior=mark.return_behavior,
             timeout=mark.timeout,
             max_result_chars=mark.max_result_chars,
-            bean=bean,
-            member=member,
             positional=tuple((each.name, each.default) for each in parameters if each.kind is _POSITIONAL_ONLY),
             memory_id_names=_names(parameters, Role.MEMORY_ID),
             context_names=_names(parameters, Role.CONTEXT),
-            needs_memory_id=not without_memory and any(map(_needs_memory_id, parameters)),
+            needs_memory_id=any(map(_needs_memory_id, parameters)),
             injected=tuple(
                 InjectedParameter(each.name, each.wanted, each.has_default)
                 for each in parameters
@@ -169,6 +219,8 @@ class _Reading:
             ),
             returns=taken.returns,
         )
+        # A name that is still missing may be found later.
+        return tool, not isinstance(taken.returns, Unresolved)
 
 
 def _needs_memory_id(parameter: ToolParameter) -> bool:

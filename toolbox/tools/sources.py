@@ -143,7 +143,7 @@ def _read_members(source: Any, where: str, problems: list[Problem]) -> Iterator[
     cls = typing.get_args(source)[0] if named else source
     cls = typing.get_origin(cls) or cls
     owner = cls if isinstance(cls, type) else type(cls)
-    members = members_of(owner)
+    members = list(members_of(owner))
     if cls is None or (not isinstance(cls, type) and owner.__module__ == "builtins" and owner is not object):
         fact = f"{brief(repr(source))} is among its tools"
         problems.append(Problem(where, fact, "give a class, an object or a function"))
@@ -169,7 +169,7 @@ def is_function(source: object) -> bool:
 def _is_collection(source: object) -> bool:
     if isinstance(source, type) or typing.get_origin(source) is not None:
         return False
-    return isinstance(source, Iterable) and not members_of(type(source))
+    return isinstance(source, Iterable) and not any(True for _ in members_of(type(source)))
 
 
 def holds_tool(executor: object) -> TypeGuard[HoldsTool]:

@@ -1,0 +1,46 @@
+"""Services that are tools of each other: circles are found, however many paths there are between the services."""
+
+from itertools import pairwise
+from typing import Any, Protocol
+
+from toolbox import Container, DemoChatModel, register_ai_service, tool
+from toolbox.services.declaration import SERVICE_MARK, ServiceOptions
+
+
+def service(name: str) -> type[Any]:
+    async def ask(self: Any, question: str) -> str: ...
+
+    ask.__name__ = f"ask_{name}"
+    ask.__qualname__ = f"{name}.{ask.__name__}"
+    cls = type(name, (Protocol,), {ask.__name__: tool(ask), "__module__": __name__})
+    return register_ai_service(cls)
+
+
+def lists(cls: type[Any], *tools: type[Any]) -> None:
+    setattr(cls, SERVICE_MARK, ServiceOptions(tools=tools))
+
+
+def circles(*services: type[Any]) -> list[str]:
+    problems = Container(models={"default": DemoChatModel()}).register(*services).check()
+    return [each.what for each in problems if "each other" in each.what]
+
+
+def test_each_service_that_closes_a_circle_is_named_with_the_shortest_one() -> None:
+    a, b, c = service("A"), service("B"), service("C")
+    lists(a, b, c)
+    lists(b, a)
+    lists(c, b, a)
+
+    assert circles(a, b, c) == [
+        "services are tools of each other: A -> B -> A",
+        "services are tools of each other: A -> C -> A",
+    ]
+
+
+def test_services_with_very_many_paths_between_them_are_checked_quickly() -> None:
+    layers = [[service(f"S{number:02}_{each}") for each in range(3)] for number in range(30)]
+    for above, below in pairwise(layers):
+        for cls in above:
+            lists(cls, *below)
+
+    assert circles(*(cls for layer in layers for cls in layer)) == []
