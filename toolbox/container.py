@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -33,7 +34,7 @@ from .di.registry import (
     settings_in,
 )
 from .di.scanning import marked_in
-from .di.scopes import CallScope, MustAwait, RequestScope, active
+from .di.scopes import CallScope, RequestScope
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution import FORKED, LoopThread, keep_inherited, renewed_after_fork
 from .type_keys import type_name
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
 
     from .di.overriding import Override
-    from .di.resolvers import Resolver
     from .di.wiring import Wiring
     from .services.hosting import ContainerHost
     from .services.memory import ChatMemory
@@ -61,9 +61,8 @@ APPLICATION_CONTAINER = "toolbox_container"
 class Container:
     """Beans, tools and services of one program.
 
-    Started by `async with` or `with`; then beans are looked up with `get` and `aget`. Itself a bean, and what the rest
-    of the library sees of it is an `ActiveScope`. `models` are those given, by name: a test may put others in their
-    place before the start.
+    Started by `async with` or `with`; then beans are looked up with `get` and `aget`. It is a bean itself. `models` are
+    those given, by name: a test may put others in their place before the start.
     """
 
     def __init__(
@@ -87,6 +86,8 @@ class Container:
         self._wiring: Wiring | None = None
         self._thread: LoopThread | None = None
         self._forked = ""  # why it is not started in this process, if it was when this process was forked
+        self._read_before: _ReadBefore | None = None
+        self._internals = ContainerInternals(self)
 
     # --- registering
 
@@ -121,30 +122,6 @@ class Container:
         self._registry.include(container)
         return self
 
-    def declare_seed(self, wanted: TypeForm[T], find: Callable[[], T | Missing] | None = None) -> Self:
-        """Tells the check of a further type that request scopes will be given.
-
-        In a scope that was not, `find()` is asked each time, and answers `MISSING` when it does not know either.
-        """
-        self._refuse_started("declare_seed")
-        self._registry.seeds[wanted] = find
-        return self
-
-    def add_check(self, check: Callable[[BeanGraph], Iterable[Problem]]) -> Self:
-        """Lets `check()` and start ask for further problems, of what uses the container from outside."""
-        self._checks.append(check)
-        return self
-
-    def add_implied(self, find: Callable[[], Iterable[object]]) -> Self:
-        """Lets `check()` and start ask what else counts as registered, unless something provides it already."""
-        self._refuse_started("add_implied")
-        self._registry.implied.append(find)
-        return self
-
-    def knows(self, registered: object) -> bool:
-        """Whether an object has been registered, or is an instance or binding of this type."""
-        return self._registry.knows(registered)
-
     def _refuse_started(self, what: str, fix: str = "register everything before it starts") -> None:
         if self._wiring is not None:
             problem = Problem(f"Container.{what}", "the container is started", fix)
@@ -171,14 +148,23 @@ class Container:
         from .rest.implementation import read_rest_client
 
         def read_client(registered: object) -> Reading | None:
-            return read_rest_client(registered, self, lambda: host.settings)
+            return read_rest_client(registered, self._internals, lambda: host.settings)
 
         def read_service(registered: object) -> Reading | None:
             return host.read(registered, names)
 
         return read_given, read_included, read_service, read_client, bean_reader(names)
 
-    def _read(self, host: ContainerHost) -> Registered:
+    def _read(self) -> tuple[ContainerHost, Registered, list[Problem]]:
+        """Read everything registered; also what is wrong with the library's own settings.
+
+        What was read before is used again if nothing has changed: `check()` and the start after it read once.
+        """
+        host, problems = self._new_host()
+        contents, before = self._registry.contents(), self._read_before
+        given = (contents, dict(self.models), host.settings)
+        if before is not None and contents is not None and before.given == given:
+            return before.host, before.registered, problems
         names = self._registry.names()
         own = [
             BeanDefinition(
@@ -190,7 +176,9 @@ class Container:
             )
             for value in (self, host.settings)
         ]
-        return self._registry.read(self._readers(names, host), names, own)
+        registered = self._registry.read(self._readers(names, host), names, own)
+        self._read_before = _ReadBefore(given, host, registered)
+        return host, registered, problems
 
     def _new_host(self) -> tuple[ContainerHost, list[Problem]]:
         """What services will find around their calls, and what is wrong with the library's own settings."""
@@ -205,7 +193,11 @@ class Container:
             # With the demo, so that what could not be read is not told once more, as a model that is missing.
             settings = ToolboxSettings.model_construct(demo=True)
         host = ContainerHost(
-            self, models=self.models, executors=self._executors, tool_errors=self._tool_errors, settings=settings
+            self._internals,
+            models=self.models,
+            executors=self._executors,
+            tool_errors=self._tool_errors,
+            settings=settings,
         )
         return host, problems
 
@@ -214,15 +206,17 @@ class Container:
 
         `models=False` leaves out which models there are, for a machine that has none, such as one that builds.
         """
-        host, problems = self._new_host()
-        host.models.are_checked = models
-        return self._checked(host, problems)[2]
+        _, _, _, problems = self._checked(models=models)
+        if problems:  # the program may correct what was read, and not only what is registered
+            self._read_before = None
+        return problems
 
-    def _checked(self, host: ContainerHost, problems: list[Problem]) -> tuple[BeanGraph, dict[int, Any], list[Problem]]:
-        """The graph, the settings beans, and everything that is wrong besides `problems`."""
+    def _checked(self, *, models: bool = True) -> tuple[ContainerHost, BeanGraph, dict[int, Any], list[Problem]]:
+        """Return what services run with, the graph, the settings beans, and everything that is wrong."""
         from .services.checks import listener_problems, tool_problems
 
-        registered, settings_are_read = self._read(host), not problems
+        host, registered, problems = self._read()
+        host.models.are_checked, settings_are_read = models, not problems
         problems = [*problems, *registered.problems(), *tool_problems(registered.graph)]
         problems += listener_problems(registered.graph)
         for check in self._checks:
@@ -233,18 +227,7 @@ class Container:
         settings, failed = settings_in(registered.graph, overridden)
         if settings_are_read:
             failed += producer_problems(registered.graph, host.settings, overridden)
-        return registered.graph, settings, list(dict.fromkeys(problems + failed))
-
-    def tool_beans(self) -> tuple[type[Any], ...]:
-        """The classes among the beans that have tools, in registration order."""
-        from .tools.sources import bean_types
-
-        graph = self._read(self._new_host()[0]).graph
-        return bean_types(dict.fromkeys(each.provides for each in graph.definitions))
-
-    def describe(self) -> tuple[BeanDescription, ...]:
-        """All beans, in registration order: for tools that show the graph."""
-        return describe(self._read(self._new_host()[0]).graph)
+        return host, registered.graph, settings, list(dict.fromkeys(problems + failed))
 
     # --- start and stop
 
@@ -316,14 +299,14 @@ class Container:
             thread.stop()
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        host, problems = self._new_host()
-        graph, settings, problems = self._checked(host, problems)
+        host, graph, settings, problems = self._checked()
+        self._read_before = None  # each start has a graph and a host for itself
         if problems:
             raise IllegalConfigurationError(problems)
         # Not before it is needed: dependency_injector takes long to load.
         from .di.wiring import Wiring
 
-        wiring = Wiring(graph, self, loop)
+        wiring = Wiring(graph, self._internals, loop)
         wiring.application.store.update(settings)
         self._wiring, self._forked = wiring, ""
         renewed_after_fork(self)
@@ -370,33 +353,11 @@ class Container:
         Raises `MissingBeanError`, `AmbiguousBeanError`, `AsyncBeanError` when a part of it has to be awaited, and
         `ScopeNotActiveError` outside its scope.
         """
-        wiring = self._wiring
-        if wiring is not None and name is None:
-            scope = active.get() or wiring.application
-            if scope.direct is wiring and (resolver := _known(wiring.unnamed, wanted)) is not None:
-                try:
-                    return resolver(scope)  # type: ignore[no-any-return]  # of the type that was asked for
-                except MustAwait as error:
-                    return wiring.instead(wiring.value_of(wanted, None), scope, error)  # type: ignore[no-any-return]
-        return self._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # likewise
+        return self._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # of the type that was asked for
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """The bean, awaiting what has to be. Raises as `get` does."""
-        wiring = self._wiring
-        if wiring is not None and name is None:
-            scope = active.get() or wiring.application
-            request = scope.request or scope
-            # What another thread is making is awaited, not waited for.
-            is_busy = scope.making or request.making or wiring.application.making
-            if scope.direct is wiring and not is_busy and (resolver := _known(wiring.plain, wanted)) is not None:
-                return resolver(scope)  # type: ignore[no-any-return]  # of the type that was asked for
         return await self._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
-
-    async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
-        """See `ActiveScope.prepare`."""
-        wiring = self._wiring
-        if wiring is None or name is not None or _known(wiring.plain, wanted) is None:
-            await self._started(wanted).prepare(wanted, name)
 
     def _started(self, what: Any) -> Wiring:
         if self._wiring is None:
@@ -446,22 +407,11 @@ class Container:
             raise TypeError(f"request_scope takes instances by type: request_scope({{{kind}: …}}), not a {kind}")
         return self._started("request_scope").open_request(seeds or {})
 
-    def open_call_scope(self) -> CallScope:
-        """See `ActiveScope.open_call_scope`."""
-        return self._started("open_call_scope").open_call()
-
     # --- services
-
-    @property
-    def host(self) -> ContainerHost:
-        """What runs the services of a started container: for what calls its tools from outside."""
-        if self._host is None:
-            raise ContainerNotStartedError("a call of a tool", self._forked)
-        return self._host
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """A conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`."""
-        return self.host.chat_memory(service, memory_id)
+        return self._internals.host.chat_memory(service, memory_id)
 
     # --- overriding
 
@@ -485,12 +435,87 @@ class Container:
                 override.take_back(self._wiring)
 
 
-def _known(resolvers: Mapping[Any, Resolver], wanted: Any) -> Resolver | None:
-    """The function that finds what was asked for before."""
-    try:
-        return resolvers.get(wanted)
-    except TypeError:  # the metadata of an Annotated cannot be hashed
-        return None
+@dataclass(frozen=True, slots=True)
+class _ReadBefore:
+    """What was read of `given`: all that is registered, the models and the settings."""
+
+    given: tuple[object, ...]
+    host: ContainerHost
+    registered: Registered
+
+
+def internals_of(container: Container) -> ContainerInternals:
+    """Return the members of a container that are for the framework itself: web, command line, MCP, tests."""
+    return container._internals
+
+
+class ContainerInternals:
+    """What the framework needs of a container beyond what its users do; programs have no need of it.
+
+    It is the `ActiveScope` in which tools and services find their beans.
+    """
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+
+    # --- before start
+
+    def declare_seed(self, wanted: TypeForm[T], find: Callable[[], T | Missing] | None = None) -> None:
+        """Tells the check of a further type that request scopes will be given.
+
+        In a scope that was not, `find()` is asked each time, and answers `MISSING` when it does not know either.
+        """
+        self._container._refuse_started("declare_seed")
+        self._container._registry.declare_seed(wanted, find)
+
+    def add_check(self, check: Callable[[BeanGraph], Iterable[Problem]]) -> None:
+        """Lets `check()` and start ask for further problems, of what uses the container from outside."""
+        self._container._checks.append(check)
+
+    def add_implied(self, find: Callable[[], Iterable[object]]) -> None:
+        """Lets `check()` and start ask what else counts as registered, unless something provides it already."""
+        self._container._refuse_started("add_implied")
+        self._container._registry.add_implied(find)
+
+    def knows(self, registered: object) -> bool:
+        """Whether an object has been registered, or is an instance or binding of this type."""
+        return self._container._registry.knows(registered)
+
+    def tool_beans(self) -> tuple[type[Any], ...]:
+        """The classes among the beans that have tools, in registration order."""
+        from .tools.sources import bean_types
+
+        graph = self._container._read()[1].graph
+        return bean_types(dict.fromkeys(each.provides for each in graph.definitions))
+
+    def describe(self) -> tuple[BeanDescription, ...]:
+        """All beans, in registration order: for tools that show the graph."""
+        return describe(self._container._read()[1].graph)
+
+    # --- while it is started
+
+    def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        """See `Container.get`."""
+        return self._container._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # as there
+
+    async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        """See `Container.aget`."""
+        return await self._container._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as there
+
+    async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
+        """See `ActiveScope.prepare`."""
+        await self._container._started(wanted).prepare(wanted, name)
+
+    def open_call_scope(self) -> CallScope:
+        """See `ActiveScope.open_call_scope`."""
+        return self._container._started("open_call_scope").open_call()
+
+    @property
+    def host(self) -> ContainerHost:
+        """What runs the services of a started container: for what calls its tools from outside."""
+        if self._container._host is None:
+            raise ContainerNotStartedError("a call of a tool", self._container._forked)
+        return self._container._host
 
 
 def _unfilled(

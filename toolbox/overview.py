@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .container import Container
+from .container import Container, internals_of
 from .di.description import BeanDescription
 from .errors import IllegalConfigurationError
 from .rest.marks import client_mark_of
@@ -44,7 +44,7 @@ SCOPES = ("application", "request", "call", "dependent")
 
 def nodes_of(container: Container) -> list[Node]:
     """The container's beans, the longest-lived first."""
-    beans = container.describe()
+    beans = internals_of(container).describe()
     names = {bean.source: bean.name for bean in beans if isinstance(bean.source, type)}
 
     def node(bean: BeanDescription) -> Node:

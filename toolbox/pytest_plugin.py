@@ -304,9 +304,10 @@ def _record_of(container: Container) -> EventRecord:
 
 
 def _model_names(container: Container) -> set[str]:
+    from .container import internals_of
     from .services.declaration import service_options_of
 
-    sources = [each.source for each in container.describe()]
+    sources = [each.source for each in internals_of(container).describe()]
     options = [service_options_of(each) for each in sources if isinstance(each, type)]
     asked_for = {each.model for each in options if each is not None and each.model is not None}
     return {"default", *container.models, *asked_for}

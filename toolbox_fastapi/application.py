@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from toolbox.container import APPLICATION_CONTAINER
+from toolbox.container import APPLICATION_CONTAINER, Container, internals_of
 from toolbox.context import current_caller
 from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
 from toolbox.rest import propagate_headers
@@ -43,9 +43,8 @@ from .problems import answer_with_problem, is_async_handler
 from .requirements import complete, endpoint_problems, installed, tools_of_endpoints
 from .stopping import Stopping
 
-if TYPE_CHECKING:
-    from toolbox.container import Container
 
+if TYPE_CHECKING:
     from .dev_ui.routes import DevUiApplication
 
 
@@ -66,12 +65,13 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
         what, fix = "the application has a container already", "install one, in which everything is registered"
         raise IllegalConfigurationError([Problem("install(app, container)", what, fix)])
     installation = Installation(app, container)
+    internals = internals_of(container)
     installed.add(app)
     setattr(app.state, APPLICATION_CONTAINER, container)
     for kind in (HTTPConnection, Request, WebSocket):
-        container.declare_seed(kind, partial(current_connection, kind))
-    container.add_implied(lambda: tools_of_endpoints(app.routes))
-    container.add_check(lambda graph: endpoint_problems(app.routes, graph))
+        internals.declare_seed(kind, partial(current_connection, kind))
+    internals.add_implied(lambda: tools_of_endpoints(app.routes))
+    internals.add_check(lambda graph: endpoint_problems(app.routes, graph))
     if app.router.route_class is APIRoute:
         app.router.route_class = InjectRoute
     app.router.lifespan_context = installation.around(app.router.lifespan_context)

@@ -22,6 +22,7 @@ from toolbox import (
     produces,
     request_scoped,
 )
+from toolbox.container import internals_of
 
 pytestmark = pytest.mark.anyio
 
@@ -337,7 +338,8 @@ def test_a_container_that_was_refused_can_be_repaired_and_started() -> None:
 
 
 async def test_a_check_of_the_program_s_own() -> None:
-    container = Container().add_check(lambda graph: [Problem("here", "it is wrong", "mend it")])
+    container = Container()
+    internals_of(container).add_check(lambda graph: [Problem("here", "it is wrong", "mend it")])
 
     assert container.check() == [Problem("here", "it is wrong", "mend it")]
 
@@ -431,7 +433,7 @@ def test_producers_of_one_type_are_told_apart_by_their_own_modules() -> None:
 
 
 def test_every_bean_has_a_name_of_its_own_in_the_description() -> None:
-    names = [each.name for each in Container().register(class_in("orders"), class_in("users")).describe()]
+    names = [each.name for each in internals_of(Container().register(class_in("orders"), class_in("users"))).describe()]
 
     assert len(set(names)) == len(names)
     assert {"orders_service", "users_service"} <= set(names)

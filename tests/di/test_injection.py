@@ -25,6 +25,7 @@ from toolbox import (
     produces,
     request_scoped,
 )
+from toolbox.container import internals_of
 
 pytestmark = pytest.mark.anyio
 
@@ -769,7 +770,7 @@ async def test_a_missing_bean_comes_with_near_misses() -> None:
 
 async def test_before_start_and_after_stop_there_are_no_beans() -> None:
     c = Container().register(Square)
-    for use in (c.get, c.open_call_scope, c.request_scope):
+    for use in (c.get, internals_of(c).open_call_scope, c.request_scope):
         with pytest.raises(ContainerNotStartedError):
             use(Square) if use == c.get else use()  # type: ignore[operator, call-arg]  # three signatures
     with pytest.raises(ContainerNotStartedError):
@@ -840,7 +841,7 @@ async def test_a_seed_is_a_fake_for_one_task(scope: Any) -> None:
                 await asyncio.sleep(0)
                 found = c.get(Holder).kinds
                 await asyncio.sleep(0)
-                with c.open_call_scope():
+                with internals_of(c).open_call_scope():
                     assert (await c.aget(Holder)).kinds == found
                 return found
 

@@ -17,6 +17,7 @@ from toolbox import (
     produces,
     request_scoped,
 )
+from toolbox.container import internals_of
 
 pytestmark = pytest.mark.anyio
 
@@ -213,7 +214,7 @@ def test_scan_registers_what_is_marked_in_a_package(tmp_path: Path, monkeypatch:
     container = Container().scan("scanned_app")
 
     assert container.check() == []
-    types = {bean.type for bean in container.describe()}
+    types = {bean.type for bean in internals_of(container).describe()}
     assert {"Shop", "Decimal", "Basket", "Calculator"} <= types
     assert types.isdisjoint({"Plain", "Tools"})
     module = sys.modules["scanned_app.beans"]

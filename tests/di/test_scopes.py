@@ -17,6 +17,7 @@ from toolbox import (
     produces,
     request_scoped,
 )
+from toolbox.container import internals_of
 
 pytestmark = pytest.mark.anyio
 
@@ -79,12 +80,12 @@ async def test_a_dependent_bean_is_made_for_each_who_asks() -> None:
 
 async def test_a_call_bean_is_made_once_per_tool_call() -> None:
     async with container() as c, c.request_scope():
-        call = c.open_call_scope()
+        call = internals_of(c).open_call_scope()
         with call:
             first = c.get(Transaction)
             assert c.get(Transaction) is first
         await call.aclose(None)
-        other = c.open_call_scope()
+        other = internals_of(c).open_call_scope()
         with other:
             assert c.get(Transaction) is not first
             assert c.get(Transaction).basket is first.basket
@@ -104,7 +105,7 @@ async def test_a_call_scope_works_without_a_request_scope() -> None:
     async with Container().register(Alone) as c:
         with pytest.raises(ScopeNotActiveError):
             c.get(Alone)
-        call = c.open_call_scope()
+        call = internals_of(c).open_call_scope()
         with call:
             assert c.get(Alone) is c.get(Alone)
         await call.aclose(None)
@@ -112,9 +113,9 @@ async def test_a_call_scope_works_without_a_request_scope() -> None:
 
 async def test_nested_call_scopes_are_independent() -> None:
     async with container() as c, c.request_scope():
-        with c.open_call_scope():
+        with internals_of(c).open_call_scope():
             outer = c.get(Transaction)
-            with c.open_call_scope():
+            with internals_of(c).open_call_scope():
                 assert c.get(Transaction) is not outer
                 assert c.get(Transaction).basket is outer.basket
             assert c.get(Transaction) is outer
@@ -292,7 +293,7 @@ async def test_a_dependent_bean_is_closed_with_what_holds_it() -> None:
             c.get(Long)
         assert log == []
         async with c.request_scope():
-            with c.open_call_scope() as call:
+            with internals_of(c).open_call_scope() as call:
                 c.get(Short)
             await call.aclose(None)
             assert log == []
@@ -914,9 +915,9 @@ async def test_a_call_scope_closes_on_its_thread_what_was_made_there() -> None:
             self.connection = connection
 
     async with Container().register(session, connection, Tool) as c, c.request_scope():
-        scope = c.open_call_scope()
+        scope = internals_of(c).open_call_scope()
         with scope:
-            await c.prepare(Tool)
+            await internals_of(c).prepare(Tool)
 
             def call() -> str:
                 try:
@@ -941,10 +942,10 @@ async def test_prepare_serves_a_dependent_bean_that_is_awaited() -> None:
             self.client = client
 
     async with Container().register(client, Tool) as c:
-        with c.open_call_scope():
-            await c.prepare(Tool)
+        with internals_of(c).open_call_scope():
+            await internals_of(c).prepare(Tool)
             assert (await asyncio.to_thread(c.get, Tool)).client == 7
-            await c.prepare(int)
+            await internals_of(c).prepare(int)
             assert c.get(int) == 7
 
 

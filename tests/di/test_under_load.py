@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from toolbox import Container, application_scoped, call_scoped, dependent, produces, request_scoped
+from toolbox.container import internals_of
 
 pytestmark = pytest.mark.anyio
 
@@ -101,7 +102,7 @@ async def test_sixty_four_threads_and_a_thousand_tasks() -> None:
                         group.create_task(one_call(orders[0].basket))
 
         async def one_call(basket: Basket) -> None:
-            scope = c.open_call_scope()
+            scope = internals_of(c).open_call_scope()
             with scope:
                 call = c.get(Call)
                 await asyncio.sleep(0)

@@ -49,6 +49,7 @@ from toolbox import (
     tool,
     user_message,
 )
+from toolbox.container import internals_of
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -583,7 +584,7 @@ async def test_tools_that_are_called_from_outside_are_told_too() -> None:
     tools, _ = read_tools((where,), "test")
     async with container:
         by_name = {each.specification.name: each for each in tools}
-        await container.host.execute(by_name, tool_call("where"), Assistant, ToolErrors())
+        await internals_of(container).host.execute(by_name, tool_call("where"), Assistant, ToolErrors())
 
     assert journal.names == ["ToolStarted", "ToolExecuted"]
 

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from ..container import internals_of
 from ..errors import IllegalConfigurationError
 from ..overview import nodes_of
 from ..printable import for_terminal
@@ -228,7 +229,7 @@ def serve_mcp(
 
     with redirect_stdout(sys.stderr):  # what modules print as they are loaded is nothing the client could read
         container = load_container(target)
-        sources = [_tool_source(each) for each in tools or ()] or list(container.tool_beans())
+        sources = [_tool_source(each) for each in tools or ()] or list(internals_of(container).tool_beans())
     if not sources:
         fail(f"{target} has no bean with tools; name some: --tools module:Class")
     try:

@@ -13,6 +13,7 @@ from typing import Any
 from rich.markup import escape
 
 from ..chat import ToolSpecification, UserMessage
+from ..container import internals_of
 from ..errors import IllegalConfigurationError
 from ..services.declaration import service_options_of
 from ..services.memory import estimate_tokens
@@ -51,7 +52,7 @@ class Offer:
 def offers_of(found: Any, target: str) -> Iterator[Offer]:
     """What is offered by a container's services, a service, a class, an object or a function."""
     if holds_container(found):
-        for bean in load_container(target).describe():
+        for bean in internals_of(load_container(target)).describe():
             if isinstance(bean.source, type) and service_options_of(bean.source) is not None:
                 yield from offers_of(bean.source, target)
         return

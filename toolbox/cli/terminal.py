@@ -28,15 +28,14 @@ from ..chat import (
     ServiceEvent,
     ToolExecuted,
 )
-from ..container import Container
+from ..container import Container, internals_of
 from ..errors import ToolboxError
 from ..printable import for_json, for_terminal
 from ..services.declaration import ServiceOptions, service_options_of
-from ..services.driver import Invocation
+from ..services.implementation import watched_call
 from ..services.outputs import Kind
 from ..services.planning import plan_service
 from ..services.plans import MethodPlan
-from ..services.streams import EventStream
 
 logger = logging.getLogger("toolbox.cli")
 
@@ -85,18 +84,12 @@ class Conversation:
 
     async def say(self, text: str) -> bool:
         """One turn, in a request scope of its own; what fails is shown, and False, and the conversation goes on."""
-        bound = self._plan.signature.bind(**self._given, **{self._parameter: text})
-        bound.apply_defaults()
-        made: list[Invocation] = []
-
-        def begin() -> Invocation:
-            made.append(Invocation(self._plan, self._container.host, bound.arguments, streaming=True))
-            return made[0]
-
+        host = internals_of(self._container).host
+        events, value_of_call = watched_call(self._plan, host, {**self._given, self._parameter: text})
         is_structured = self._plan.output.kind is Kind.STRUCTURED
         async with self._container.request_scope():
             try:
-                async for event in EventStream(begin, lambda invocation: invocation.events()):
+                async for event in events:
                     if not (is_structured and isinstance(event, PartialResponse)):
                         self.show.event(event)
             except Exception as error:  # the program's own too: the conversation goes on
@@ -105,7 +98,7 @@ class Conversation:
                 self.show.failure(error)
                 return False
         if is_structured and not self._plan.output.is_stream:
-            value = made[0].value()
+            value = value_of_call()
             self.show.value(getattr(value, "content", value))
         return True
 

@@ -43,12 +43,28 @@ class Registry:
     def __init__(self, seeds: Iterable[Any] = ()) -> None:
         self._entries: dict[object, object] = {}
         self._bindings: dict[Binding, None] = {}
-        self.seeds: dict[Any, Callable[[], Any] | None] = dict.fromkeys(seeds)
-        self.implied: list[Callable[[], Iterable[object]]] = []
+        self._seeds: dict[Any, Callable[[], Any] | None] = dict.fromkeys(seeds)
+        self._implied: list[Callable[[], Iterable[object]]] = []
 
     def add(self, entry: object) -> None:
         """Registers an object; the same one again changes nothing."""
         self._entries.setdefault(_identity(entry), entry)
+
+    def declare_seed(self, wanted: Any, find: Callable[[], Any] | None) -> None:
+        """Registers a type that request scopes will be given."""
+        self._seeds[wanted] = find
+
+    def add_implied(self, find: Callable[[], Iterable[object]]) -> None:
+        """Registers what `find()` returns whenever everything is read."""
+        self._implied.append(find)
+
+    def contents(self) -> tuple[object, ...] | None:
+        """Return everything that `read` reads, to compare with a later time; None if it may change from inside."""
+        entries = self._entries.values()
+        if any(isinstance(each, Included) for each in entries):
+            return None
+        implied = (each for find in self._implied for each in find())
+        return (*self._entries, *self._bindings, *self._seeds.items(), *implied)
 
     def knows(self, entry: object) -> bool:
         """Whether an object, or an instance of this type, is registered, or this type is bound to a bean."""
@@ -79,7 +95,7 @@ class Registry:
 
     def names(self) -> dict[str, Any]:
         """The registered classes that are local to functions, by name."""
-        types: list[Any] = list(self.seeds)
+        types: list[Any] = list(self._seeds)
         for each in self._entries.values():
             if isinstance(each, Given):
                 types.append(each.provides)
@@ -95,13 +111,13 @@ class Registry:
         """Reads everything with the first reader that knows it, and what that implies."""
         readings = list(self._readings(readers))
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
-        definitions += (seed_of(each, find) for each, find in self.seeds.items())
+        definitions += (seed_of(each, find) for each, find in self._seeds.items())
         definitions += own
         graph = BeanGraph(definitions, self._bindings, names)
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))
 
     def _readings(self, readers: Sequence[Reader]) -> Iterator[tuple[Reading, Problem | None]]:
-        seen = {*self._entries, *self.seeds}
+        seen = {*self._entries, *self._seeds}
         queue = list(self._entries.values())
         # What an interface is bound to need not be registered by itself.
         implied: list[object] = [
@@ -109,7 +125,7 @@ class Registry:
             for each in self._bindings
             if isinstance(each.implementation, type) or producer_mark_of(each.implementation)
         ]
-        implied += (each for find in self.implied for each in find())
+        implied += (each for find in self._implied for each in find())
         while queue or implied:
             if not queue:
                 new = {_identity(each): each for each in implied}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, NoReturn
@@ -33,6 +34,16 @@ _log = logging.getLogger("toolbox")
 
 active: ContextVar[OpenScope | None] = ContextVar("toolbox.scope", default=None)
 """The innermost scope that was entered in this context, of whichever container."""
+
+
+@contextmanager
+def outside_scopes() -> Iterator[None]:
+    """Let the code inside find only application beans: for what outlives the request that it is first needed in."""
+    token = active.set(None)
+    try:
+        yield
+    finally:
+        active.reset(token)
 
 
 class OpenScope(BeanMaking):

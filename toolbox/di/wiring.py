@@ -53,8 +53,8 @@ class Wiring(Home):
         self._layers = Layers(graph, self)
         self.providers = Providers(graph, self, self._instance)
         self._resolvers = Resolvers(graph, self, self._instance)
-        self.unnamed: dict[Any, Resolver] = {}
-        self.plain: dict[Any, Resolver] = {}
+        self._unnamed: dict[Any, Resolver] = {}
+        self._plain: dict[Any, Resolver] = {}
         self._builders = _Builders(self._build)
         self._growing = threading.Lock()
         self._found: dict[tuple[Any, str | None], Value] = {}
@@ -140,6 +140,12 @@ class Wiring(Home):
 
     def get(self, wanted: Any, name: str | None) -> Any:
         """The bean, made without awaiting."""
+        scope = active.get() or self.application
+        if name is None and scope.direct is self and (resolver := _known(self._unnamed, wanted)) is not None:
+            try:
+                return resolver(scope)
+            except MustAwait as error:
+                return self._prepared(self.value_of(wanted, None), scope, error)
         scope = self.scope()
         try:
             value = self.value_of(wanted, name)
@@ -150,27 +156,27 @@ class Wiring(Home):
         return self.get_value(value, scope)
 
     def _remember(self, wanted: Any, value: Value) -> None:
-        """From now on the container finds the function itself: in `plain` if it never has to await."""
+        """Lets `get` use the function at once from now on, and `aget` too if it never has to await."""
         resolver = self._resolver(value)
         if self._planner.plan(value).is_plain:
-            self.plain[wanted] = resolver
-        self.unnamed[wanted] = resolver
+            self._plain[wanted] = resolver
+        self._unnamed[wanted] = resolver
 
     def get_value(self, value: Value, scope: OpenScope) -> Any:
         """A value made without awaiting; what `prepare` made for it is taken first."""
         try:
             return self._now(value, scope)
         except MustAwait as error:
-            return self.instead(value, scope, error)
+            return self._prepared(value, scope, error)
 
-    def instead(self, value: Value, scope: OpenScope, error: MustAwait) -> Any:
+    def _prepared(self, value: Value, scope: OpenScope, error: MustAwait) -> Any:
         """What `prepare` made for a value that cannot be made without awaiting; raises when there is nothing."""
         prepared = scope.prepared.get(error.key) if scope.prepared is not None else None
         if prepared and value == One(error.key):
             return prepared.pop()
-        raise self.must_await(value, error) from None
+        raise self._must_await(value, error) from None
 
-    def must_await(self, value: Value, error: MustAwait) -> AsyncBeanError:
+    def _must_await(self, value: Value, error: MustAwait) -> AsyncBeanError:
         """The error of who asks without awaiting, with the way from what was asked for to what has to be awaited."""
         path = [self.label(key) for key in self._planner.path(value, error.key)]
         return AsyncBeanError(path[0], " -> ".join(path))
@@ -213,6 +219,13 @@ class Wiring(Home):
 
     async def aget(self, wanted: Any, name: str | None) -> Any:
         """The bean, awaiting what has to be."""
+        scope = active.get() or self.application
+        # What another thread is making is awaited, not waited for.
+        is_busy = scope.making or (scope.request or scope).making or self.application.making
+        if name is None and scope.direct is self and not is_busy:
+            resolver = _known(self._plain, wanted)
+            if resolver is not None:
+                return resolver(scope)
         scope = self.scope()
         recipe = self._recipes.get(wanted) if name is None and scope.direct is self and is_hashable(wanted) else None
         if recipe is not None and not (scope.request or scope).is_seeded:
@@ -253,6 +266,8 @@ class Wiring(Home):
 
     async def prepare(self, wanted: Any, name: str | None) -> None:
         """Makes what has to be awaited for a bean; `get` then makes the rest, on any thread."""
+        if name is None and _known(self._plain, wanted) is not None:
+            return
         scope = self.scope()
         try:
             value = self.value_of(wanted, name)
@@ -429,8 +444,16 @@ class Wiring(Home):
             self._layers.close(left)
 
     def _forget(self) -> None:
-        self.unnamed.clear()
-        self.plain.clear()
+        self._unnamed.clear()
+        self._plain.clear()
         self._recipes.clear()
         self._by_value.clear()
         self._find_awaited()
+
+
+def _known(resolvers: Mapping[Any, Resolver], wanted: Any) -> Resolver | None:
+    """Return the function that finds what was asked for before."""
+    try:
+        return resolvers.get(wanted)
+    except TypeError:  # the metadata of an Annotated cannot be hashed
+        return None

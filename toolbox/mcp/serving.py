@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, assert_never
 
 from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResultMessage
-from ..container import Container
+from ..container import Container, internals_of
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolAbort
 from ..execution import non_blocking
@@ -66,7 +66,7 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
     if problems:
         raise IllegalConfigurationError(problems)
     beans = bean_types([each.owner if isinstance(each, ToolMember) else each for each in sources])
-    container.register(*(each for each in dict.fromkeys(beans) if not container.knows(each)))
+    container.register(*(each for each in dict.fromkeys(beans) if not internals_of(container).knows(each)))
     handlers = _Handlers(container, read)
     return Server(name, on_list_tools=handlers.list_tools, on_call_tool=handlers.call_tool)
 
@@ -183,7 +183,7 @@ class _Handlers:
         from mcp import MCPError
 
         request = ToolExecutionRequest(str(context.request_id), params.name, compact_json(params.arguments or {}))
-        host = self._container.host
+        host = internals_of(self._container).host
         failures = ToolErrors(
             on_unknown_tool=return_to_model,
             on_tool_arguments_error=_argument_faults,

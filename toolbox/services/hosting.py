@@ -18,7 +18,7 @@ from ..di.beans import Stop, read_class
 from ..di.graph import BeanGraph, Reading
 from ..di.marks import Scope
 from ..di.points import Names, point_of
-from ..di.scopes import active
+from ..di.scopes import outside_scopes
 from ..errors import ContainerNotStartedError, MissingBeanError, Problem
 from ..events import EventListener, Listeners
 from ..execution import (
@@ -112,11 +112,8 @@ class ContainerHost:
     async def find_listeners(self) -> None:
         """From now on the beans that are `EventListener`s are told of what happens."""
         # They outlive requests, as the container does, which may be started inside another's request.
-        token = active.set(None)
-        try:
+        with outside_scopes():
             found = await self.scope.aget(list[EventListener])
-        finally:
-            active.reset(token)
         self.listeners = Listeners(found) if found else None
 
     async def stop(self) -> list[str]:
@@ -161,14 +158,12 @@ class ContainerHost:
     async def memories(self) -> ChatMemories:
         """See `ServiceHost.memories`: kept in the `ChatMemoryStore` bean, else in process."""
         if self._memories is None:
-            # Conversations outlive requests: the store is looked up as if outside of one.
-            token = active.set(None)
-            try:
-                store: ChatMemoryStore = await self.scope.aget(ChatMemoryStore)
-            except MissingBeanError:
-                store = InMemoryChatMemoryStore()
-            finally:
-                active.reset(token)
+            # Conversations outlive requests.
+            with outside_scopes():
+                try:
+                    store: ChatMemoryStore = await self.scope.aget(ChatMemoryStore)
+                except MissingBeanError:
+                    store = InMemoryChatMemoryStore()
             if self._memories is None:
                 self._memories = ChatMemories(store)
         return self._memories
@@ -271,6 +266,8 @@ class _Service:
     def __init__(self, cls: type[Any], options: ServiceOptions, host: ContainerHost) -> None:
         self._cls, self._options, self._host = cls, options, host
         self._plans: dict[str, MethodPlan] | None = None
+        self._problems: list[Problem] = []
+        self._planned_in: BeanGraph | None = None
 
     @property
     def plans(self) -> dict[str, MethodPlan]:
@@ -286,18 +283,22 @@ class _Service:
     def check(self, graph: BeanGraph) -> Iterator[Problem]:
         """What is wrong with it, among these beans."""
         self._host.checked(graph)
-        self._plans, problems = plan_service(self._cls, self._options, graph.names, limits=self._host.limits)
-        yield from problems
+        if self._planned_in is not graph:
+            planned = plan_service(self._cls, self._options, graph.names, limits=self._host.limits)
+            self._plans, self._problems = planned
+            self._planned_in = graph
+        plans = self.plans
+        yield from self._problems
         yield from service_cycles(self._cls)
         if (problem := self._host.models.problem(self._options.model, self._cls.__name__)) is not None:
             yield problem
         for provider in providers_of(self._cls, self._options):
             if provider.bean is not None:
                 yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))
-        if any(plan.memory_parameter and plan.window for plan in self._plans.values()):
+        if any(plan.memory_parameter and plan.window for plan in plans.values()):
             yield from store_problems(graph)
         seen: set[object] = set()
-        for plan in self._plans.values():
+        for plan in plans.values():
             if isinstance(plan.system, FunctionMessage):
                 yield from injection_problems(f"{plan.where}, system message", plan.system.injected, graph)
             for tool in plan.toolset.tools:

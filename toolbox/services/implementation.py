@@ -112,6 +112,24 @@ async def _while_caller_waits(invocation: Invocation) -> Any:
         return await run_to_end(invocation)
 
 
+def watched_call(
+    plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any]
+) -> tuple[EventStream, Callable[[], Any]]:
+    """Begin a call of a method, whatever it returns, as the stream of its events, for code that shows them.
+
+    The function gives the method's value when the stream has ended.
+    """
+    bound = plan.signature.bind(**arguments)
+    bound.apply_defaults()
+    begun: list[Invocation] = []
+
+    def begin() -> Invocation:
+        begun.append(Invocation(plan, host, bound.arguments, streaming=True))
+        return begun[0]
+
+    return EventStream(begin, lambda invocation: invocation.events()), lambda: begun[0].value()
+
+
 def _stream(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
     match plan.output.shape:
         case Shape.EVENT_STREAM:

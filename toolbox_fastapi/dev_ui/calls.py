@@ -17,7 +17,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from toolbox.chat import PartialReasoning, PartialResponse, ToolExecutionRequest
-from toolbox.container import Container
+from toolbox.container import Container, internals_of
 from toolbox.context import WhileCallerWaits
 from toolbox.errors import FrameworkError, ToolAbort
 from toolbox.services.outputs import Result
@@ -50,7 +50,7 @@ async def call_tool(container: Container, tool: Tool, arguments: str, memory_id:
     try:
         with WhileCallerWaits():
             async with container.request_scope():
-                outcome = await container.host.execute(
+                outcome = await internals_of(container).host.execute(
                     {request.name: tool}, request, DevUiPage, AS_A_MODEL_SEES, memory_id
                 )
     except (FrameworkError, ToolAbort) as error:  # what a model never reads, the developer does

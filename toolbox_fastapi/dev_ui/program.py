@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolbox.chat import UserMessage
-from toolbox.container import Container
+from toolbox.container import Container, internals_of
 from toolbox.execution import Execution
 from toolbox.overview import Node, nodes_of
 from toolbox.services.hosting import ContainerHost
@@ -48,7 +48,7 @@ class Program:
     """A started container, read once."""
 
     def __init__(self, container: Container, endpoint_tools: Iterable[tuple[str, Tool]] = ()) -> None:
-        self.host = container.host
+        self.host = internals_of(container).host
         self.nodes = [each for each in nodes_of(container) if each.type != DevUiListener.__name__]
         self.methods = {
             plan.where: Method(plan, form_of(plan)) for plans in self.host.plans.values() for plan in plans.values()
@@ -60,7 +60,7 @@ class Program:
                 self._list(tool).offered_by.append(where)
         for where, tool in endpoint_tools:
             self._list(tool).offered_by.append(where)
-        for tool in read_tools(container.tool_beans(), "the dev UI")[0]:
+        for tool in read_tools(internals_of(container).tool_beans(), "the dev UI")[0]:
             self._list(tool)
 
     def _list(self, tool: Tool) -> ListedTool:

@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from toolbox.container import Container
+from toolbox.container import Container, internals_of
 from toolbox.settings import ToolboxSettings
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.pipeline import Tool
@@ -222,7 +222,7 @@ class DevUiApplication:
     @property
     def program(self) -> Program:
         """The program as it was started."""
-        if self._program is None or self._program.host is not self._container.host:
+        if self._program is None or self._program.host is not internals_of(self._container).host:
             self._program = Program(self._container, self._endpoint_tools())
         return self._program
 
