@@ -43,7 +43,6 @@ from .problems import answer_with_problem, is_async_handler
 from .requirements import complete, endpoint_problems, installed, tools_of_endpoints
 from .stopping import Stopping
 
-
 if TYPE_CHECKING:
     from .dev_ui.routes import DevUiApplication
 

@@ -218,8 +218,8 @@ def test_scan_registers_what_is_marked_in_a_package(tmp_path: Path, monkeypatch:
     assert {"Shop", "Decimal", "Basket", "Calculator"} <= types
     assert types.isdisjoint({"Plain", "Tools"})
     module = sys.modules["scanned_app.beans"]
-    assert "Decimal" in {bean.type for bean in Container().scan(module).describe()}
-    assert "Basket" not in {bean.type for bean in Container().scan(module).describe()}
+    assert "Decimal" in {bean.type for bean in internals_of(Container().scan(module)).describe()}
+    assert "Basket" not in {bean.type for bean in internals_of(Container().scan(module)).describe()}
     for name in [name for name in sys.modules if name.startswith("scanned_app")]:
         del sys.modules[name]
 
@@ -247,7 +247,10 @@ def test_the_graph_as_data() -> None:
     async def connection(pool: Pool) -> AsyncIterator[float]:
         yield 1.0
 
-    beans = {bean.name: bean for bean in Container(seeds=(bytes,)).register(Pool, Basket, Line, connection).describe()}
+    beans = {
+        bean.name: bean
+        for bean in internals_of(Container(seeds=(bytes,)).register(Pool, Basket, Line, connection)).describe()
+    }
 
     assert beans["line"].dependencies == {"basket": ("basket",), "pools": ("pool",)}
     assert beans["basket"].lazy == {"later": ("pool",)}
@@ -262,7 +265,7 @@ def test_a_broken_graph_can_be_described_too() -> None:
     class Broken:
         def __init__(self, missing: bytes, two: Pool) -> None: ...
 
-    beans = {bean.name: bean for bean in Container().register(Broken, Pool).describe()}
+    beans = {bean.name: bean for bean in internals_of(Container().register(Broken, Pool)).describe()}
 
     assert beans["broken"].dependencies == {"two": ("pool",)}
 
@@ -279,5 +282,5 @@ def test_marks() -> None:
     class Heir(Pool):
         pass
 
-    [heir] = [bean for bean in Container().register(Heir).describe() if bean.type == "Heir"]
+    [heir] = [bean for bean in internals_of(Container().register(Heir)).describe() if bean.type == "Heir"]
     assert heir.scope == "dependent"

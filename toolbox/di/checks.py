@@ -13,6 +13,7 @@ from ..errors import Problem
 from ..type_keys import type_name
 from .beans import InjectionPoint, Making
 from .graph import Bean, BeanGraph, provider_names
+from .hints import chain_text
 from .marks import Scope
 
 Check = Callable[[BeanGraph], Iterator[Problem]]
@@ -82,7 +83,7 @@ def cycles(graph: BeanGraph) -> Iterator[Problem]:
 def _cycle_problem(graph: BeanGraph, cycle: list[int]) -> Problem:
     labels = [graph[key].definition.label for key in [*cycle, cycle[0]]]
     point = next(point for point, held in graph[cycle[0]].holds if held == cycle[1 % len(cycle)])
-    what = f"a cycle: {' -> '.join(labels)}, each needs the next to be made"
+    what = f"a cycle: {chain_text(labels)}, each needs the next to be made"
     return Problem(point.where, what, f"ask for Instance[{labels[1]}] here")
 
 
@@ -126,8 +127,9 @@ def _components(graph: BeanGraph) -> Iterator[list[int]]:
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[here])
                 if low[here] == index[here]:
-                    component = stack[stack.index(here) :]
-                    del stack[stack.index(here) :]
+                    component = [stack.pop()]
+                    while component[-1] != here:
+                        component.append(stack.pop())
                     on_stack.difference_update(component)
                     if len(component) > 1 or here in (held for _, held in graph[here].holds):
                         yield sorted(component)
@@ -159,7 +161,9 @@ def captive_scopes(graph: BeanGraph) -> Iterator[Problem]:
 
 def _captive_problem(graph: BeanGraph, bean: Bean, path: tuple[tuple[InjectionPoint, int], ...]) -> Problem:
     here, held = bean.definition, graph[path[-1][1]].definition
-    through = "".join(f", through {graph[key].definition.label}" for _, key in path[:-1])
+    between = [graph[key].definition.label for _, key in path[:-1]]
+    through = "".join(f", through {each}" for each in between[:10])
+    through += f" and {len(between) - 10} more" if len(between) > 10 else ""
     return Problem(
         path[0][0].where,
         f"{here.label} is {_living(here.scope)} and would hold {held.label}, which is {_living(held.scope)}{through}"

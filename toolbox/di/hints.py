@@ -21,6 +21,13 @@ def wanted_text(point: InjectionPoint) -> str:
     return f"{text} named {point.name!r}" if point.name is not None else text
 
 
+def chain_text(labels: Sequence[str]) -> str:
+    """Return a chain of beans as text, the middle of a long one left out."""
+    if len(labels) > 16:
+        labels = [*labels[:10], f"({len(labels) - 15} more)", *labels[-5:]]
+    return " -> ".join(labels)
+
+
 def way_out(point: InjectionPoint, near: Sequence[str], definitions: Sequence[BeanDefinition]) -> str:
     """What to do about a point for which there is no bean; `near` are those that come close."""
     wanted = wanted_text(point)

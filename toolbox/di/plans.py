@@ -6,7 +6,7 @@ Pure functions over the graph and over what is overridden in it. Not here: await
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .graph import BeanGraph, Value, beans_in
@@ -34,7 +34,7 @@ class Planner:
     """
 
     def __init__(self, graph: BeanGraph, overridden: frozenset[int]) -> None:
-        self._graph, self._overridden = graph, overridden
+        self._graph, self.overridden = graph, overridden
         self._plans: dict[Value, Plan] = {}
         self.awaited = self._find_awaited()
         self.stepwise = frozenset(
@@ -44,18 +44,18 @@ class Planner:
     def _find_awaited(self) -> frozenset[int]:
         """Those whose own factory is awaited, and those that hold a dependent bean which is awaited."""
         definitions = self._graph.definitions
-        found = {bean.key for bean in self._graph.beans if bean.definition.is_awaited} - self._overridden
-        while True:
-            more = {
-                bean.key
-                for bean in self._graph.beans
-                if bean.key not in found
-                and bean.key not in self._overridden
-                and any(key in found and not has_place(definitions[key]) for _, key in bean.holds)
-            }
-            if not more:
-                return frozenset(found)
+        holders: dict[int, list[int]] = {}
+        for bean in self._graph.beans:
+            for _, held in bean.holds:
+                if not has_place(definitions[held]):
+                    holders.setdefault(held, []).append(bean.key)
+        found = {bean.key for bean in self._graph.beans if bean.definition.is_awaited} - self.overridden
+        todo = list(found)
+        while todo:
+            more = {*holders.get(todo.pop(), ())} - found - self.overridden
             found |= more
+            todo += more
+        return frozenset(found)
 
     def is_made_for_one(self, key: int) -> bool:
         """Whether it is a dependent bean that is made by awaiting."""
@@ -79,18 +79,18 @@ class Planner:
     def _new_plan(self, value: Value, is_there: Callable[[int], bool]) -> Plan:
         order: dict[int, None] = {}
         seen: set[int] = set()
-
-        def visit(key: int) -> None:
-            if key in seen or key in self._overridden or is_there(key):
-                return
-            seen.add(key)
-            for _, held in self._graph[key].holds:
-                visit(held)
-            if has_place(self._graph.definitions[key]):
-                order[key] = None
-
-        for key in beans_in(value):
-            visit(key)
+        # Not by recursion: a chain of beans may be of any length.
+        path: list[tuple[int, Iterator[int]]] = [(-1, iter(beans_in(value)))]
+        while path:
+            here, held = path[-1]
+            key = next(held, None)
+            if key is None:
+                path.pop()
+                if here >= 0 and has_place(self._graph.definitions[here]):
+                    order[here] = None
+            elif key not in seen and key not in self.overridden and not is_there(key):
+                seen.add(key)
+                path.append((key, iter([each for _, each in self._graph[key].holds])))
         awaited = tuple(key for key in order if key in self.awaited)
         return Plan(
             awaited,
@@ -108,13 +108,37 @@ class Planner:
         return path
 
     def _shortest(self, value: Value, goal: int) -> list[int]:
-        queue = deque([key] for key in beans_in(value))
-        seen: set[int] = set()
-        while queue:
-            path = queue.popleft()
-            if path[-1] == goal:
-                return path
-            if path[-1] not in seen:
-                seen.add(path[-1])
-                queue.extend([*path, key] for _, key in self._graph[path[-1]].holds)
-        return [goal]
+        before: dict[int, int | None] = dict.fromkeys(beans_in(value))
+        queue = deque(before)
+        while queue and goal not in before:
+            here = queue.popleft()
+            for _, key in self._graph[here].holds:
+                if key not in before:
+                    before[key] = here
+                    queue.append(key)
+        path: list[int] = []
+        step: int | None = goal
+        while step is not None:
+            path.append(step)
+            step = before.get(step)
+        return path[::-1]
+
+
+DEPTH = 32
+"""How many beans deep a bean may be, counting those it needs, for its constructor calls to be nested."""
+
+
+def deep_beans(graph: BeanGraph) -> frozenset[int]:
+    """Return the beans at the end of a chain longer than `DEPTH`: they are made step by step, not by nested calls."""
+    depth: dict[int, int] = {}
+    path: list[tuple[int, Iterator[int]]] = [(-1, iter(range(len(graph.beans))))]
+    while path:
+        here, held = path[-1]
+        key = next(held, None)
+        if key is None:
+            path.pop()
+            if here >= 0:
+                depth[here] = 1 + max((depth[each] for _, each in graph[here].holds), default=0)
+        elif key not in depth:
+            path.append((key, iter([each for _, each in graph[key].holds])))
+    return frozenset(key for key, count in depth.items() if count > DEPTH)

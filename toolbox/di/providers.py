@@ -27,6 +27,15 @@ class Started(Protocol):
         """The beans that are made by awaiting."""
         ...
 
+    @property
+    def deep(self) -> frozenset[int]:
+        """The beans at the end of a long chain."""
+        ...
+
+    def make_deep(self, key: int, scope: OpenScope) -> Any:
+        """Make a bean at the end of a long chain for `scope`, without awaiting."""
+        ...
+
     def place_of(self, key: int, owner: OpenScope) -> OpenScope:
         """The scope that a bean needed inside `owner` lives in; raises `ScopeNotActiveError`."""
         ...
@@ -120,6 +129,8 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
 
     def make(self, scope: OpenScope, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """The bean made anew, without awaiting, kept by `scope`."""
+        if self._key in self.started.deep and not args and not kwargs:
+            return self.started.make_deep(self._key, scope)
         made = self.begin(scope, args, kwargs)
         definition = self.definition
         key = self._key if has_place(definition) else None

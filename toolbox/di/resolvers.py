@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from .beans import MISSING, Making, Stop
@@ -92,7 +93,9 @@ class Resolvers:
     def making(self, key: int) -> str:
         """A name for the function that makes a bean, which is written when it is first called."""
         name = f"make_{key}"
-        if name not in self._names:
+        if name not in self._names and key in self._home.deep:
+            self._names[name] = partial(self._home.make_deep, key)
+        elif name not in self._names:
 
             def first(scope: OpenScope) -> Any:
                 self._names[name] = made = self.builder(key)
@@ -166,7 +169,7 @@ class _Writing:
     def _dependent(self, bean: Bean) -> str:
         if bean.key in self._resolvers._home.awaited:
             return f"must_await({bean.key})"
-        if bean.key not in self._resolvers.too_long:
+        if bean.key not in self._resolvers.too_long and bean.key not in self._resolvers._home.deep:
             before = len(self.wants_request), len(self.wants_scope)
             inlined = self.call(bean, None)
             if len(inlined) <= INLINED:

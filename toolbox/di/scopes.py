@@ -237,15 +237,21 @@ class MustAwait(Exception):  # noqa: N818 - never leaves the container
 class Home:
     """What the scopes of one container have in common.
 
-    `application` is its application scope, `loop` its event loop, `awaited` the beans that are made by awaiting.
+    `application` is its application scope, `loop` its event loop, `awaited` the beans that are made by awaiting, `deep`
+    those at the end of a long chain.
     """
 
     application: ApplicationScope
     loop: asyncio.AbstractEventLoop | None = None
     awaited: frozenset[int] = frozenset()
+    deep: frozenset[int] = frozenset()
 
     def label(self, key: int) -> str:
         """The bean with this key, as a reader knows it."""
+        raise NotImplementedError
+
+    def make_deep(self, key: int, scope: OpenScope) -> Any:
+        """Make a bean at the end of a long chain for `scope`, without awaiting."""
         raise NotImplementedError
 
     def refuse(self, key: int, scope: OpenScope) -> NoReturn:

@@ -15,18 +15,19 @@ from typing import Any
 from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
 from ..type_keys import is_hashable
-from .beans import MISSING, InjectionPoint, Making
+from .beans import MISSING, InjectionPoint
 from .checks import problems_in
 from .foreign import holders_in, override_outside
-from .graph import DEFAULT, Bean, BeanGraph, ByName, Every, Fixed, Later, One, Value
-from .hints import web_request_fix
+from .graph import BeanGraph, Every, Fixed, Later, One, Value
+from .hints import chain_text, web_request_fix
 from .layers import Layers
 from .marks import Instance, Scope
-from .plans import Plan, Planner
-from .providers import Providers, has_place, kept, owned_by
+from .plans import Plan, Planner, deep_beans
+from .providers import Providers, has_place, owned_by
 from .resolvers import Resolver, Resolvers
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
 from .seeding import Seeding, given_besides
+from .stepwise import Stepwise, run_awaiting
 
 GENERATE = True
 """Whether beans are looked up by generated functions where nothing is overridden; False: by the providers alone."""
@@ -63,6 +64,8 @@ class Wiring(Home):
         self._filled: list[tuple[Any, Any]] = []
         self._outside: list[Callable[[], None]] = []
         self._recipes: dict[Any, tuple[Plan, Resolver]] = {}
+        self._stepwise = Stepwise(graph, self.providers, self._now, self.place_of)
+        self._find_deep()
         self._find_awaited()
 
     def _instance(self, later: Later) -> Instance[Any]:
@@ -136,6 +139,7 @@ class Wiring(Home):
             if problems := list(problems_in(self.graph)):
                 raise IllegalConfigurationError(problems)
             self.providers.grow()
+            self._find_deep()
             self._find_awaited()
 
     def get(self, wanted: Any, name: str | None) -> Any:
@@ -179,7 +183,7 @@ class Wiring(Home):
     def _must_await(self, value: Value, error: MustAwait) -> AsyncBeanError:
         """The error of who asks without awaiting, with the way from what was asked for to what has to be awaited."""
         path = [self.label(key) for key in self._planner.path(value, error.key)]
-        return AsyncBeanError(path[0], " -> ".join(path))
+        return AsyncBeanError(path[0], chain_text(path))
 
     def _now(self, value: Value, owner: OpenScope) -> Any:
         """A value for `owner`, without awaiting; raises `MustAwait`."""
@@ -256,7 +260,7 @@ class Wiring(Home):
         try:
             if plan.is_direct and not self._layers:
                 return self._now(value, scope)
-            return await self._awaiting(value, scope)
+            return await run_awaiting(self._stepwise.steps_to(value, scope))
         except MustAwait as error:
             raise self._gone(error) from None
 
@@ -308,55 +312,23 @@ class Wiring(Home):
                 for key in plan.others.intersection(place.making):
                     await place.settled(key)
 
-    async def _awaiting(self, value: Value, owner: OpenScope) -> Any:
-        """A value for `owner`, once the beans with a place are ready."""
-        seeds = (owner.request or owner).seeds or ()
-        match value:
-            case One(key) if self._planner.is_made_for_one(key) and key not in seeds:
-                return await self._build(key, owner)
-            case Every(keys):
-                return [await self._awaiting(One(key), owner) for key in keys]
-            case ByName(named):
-                return {name: await self._awaiting(One(key), owner) for name, key in named}
-            case One(key) if self.providers[key].last_overriding is not None:
-                with owned_by(owner):
-                    made = self.providers[key]()
-                return await made if inspect.isawaitable(made) else made
-            case _:
-                return self._now(value, owner)
-
     async def _build(self, key: int, owner: OpenScope) -> Any:
         """A bean made anew by awaiting, kept by `owner`."""
-        bean = self.graph[key]
-        definition = bean.definition
-        if self._layers or key in self._planner.stepwise:
-            made = await self._begin_stepwise(bean, owner)
-        elif GENERATE and owner.direct is self:
+        is_nested = not self._layers and key not in self._planner.stepwise and key not in self.deep
+        if is_nested and GENERATE and owner.direct is self:
             made = self._resolvers.beginner(key)(owner)
-        else:
-            made = self.providers[key].begin(owner)
-        place = key if has_place(definition) else None
-        if definition.made is Making.ASYNC_GENERATOR:
-            return await owner.enter_async(made, place, definition.own_task)
-        if definition.made is Making.GENERATOR:
-            return owner.enter(made, place)
-        return kept(await made if definition.made is Making.COROUTINE else made, definition, place, owner)
+            return await run_awaiting(self._stepwise.steps_to_enter(key, made, owner))
+        return await run_awaiting(self._stepwise.steps_to_make(key, owner))
 
-    async def _begin_stepwise(self, bean: Bean, owner: OpenScope) -> Any:
-        """Calls the factory of a bean that is given others which are made by awaiting for it alone."""
-        args, kwargs = [], {}
-        for point, value in bean.needs:
-            if value == DEFAULT:
-                if point.positional:
-                    args.append(point.default)
-            elif point.positional:
-                args.append(await self._awaiting(value, owner))
-            else:
-                kwargs[point.parameter] = await self._awaiting(value, owner)
-        return bean.definition.factory(*args, **kwargs)
+    def make_deep(self, key: int, scope: OpenScope) -> Any:
+        """Make a bean at the end of a long chain for `scope`, without awaiting."""
+        return self._stepwise.make(key, scope)
+
+    def _find_deep(self) -> None:
+        self.deep = self._stepwise.deep = deep_beans(self.graph)
 
     def _find_awaited(self) -> None:
-        self._planner = Planner(self.graph, self.providers.overridden)
+        self._planner = self._stepwise.planner = Planner(self.graph, self.providers.overridden)
         self.awaited = self._planner.awaited
 
     # --- from outside, through a provider
@@ -383,10 +355,10 @@ class Wiring(Home):
         `undefined` are providers of `dependency_injector` containers that wait for our beans.
         """
         self._filled = self.providers.fill(undefined)
-        for key in range(len(self.graph.beans)):
-            definition = self.graph.definitions[key]
-            if key in self.awaited and definition.scope is Scope.APPLICATION and has_place(definition):
-                await self._ready(One(key), self.application)
+        places = ((key, self.graph.definitions[key]) for key in sorted(self.awaited))
+        awaited = [key for key, each in places if each.scope is Scope.APPLICATION and has_place(each)]
+        # Together: the plans of many beans, each for itself, would hold the beans of a long chain many times.
+        await self._ready(Every(tuple(awaited)), self.application)
 
     async def stop(self, error: BaseException | None) -> None:
         """Closes the application beans."""

@@ -121,7 +121,9 @@ def _beans_with(function: Any, container: Container) -> Iterator[type]:
     """The bean class that has this method, if there is one only: it may have inherited it."""
     if container.is_started:
         return
-    found = [each for each in container.tool_beans() if getattr(each, function.__name__, None) is function]
+    found = [
+        each for each in internals_of(container).tool_beans() if getattr(each, function.__name__, None) is function
+    ]
     if len(found) == 1:
         yield found[0]
 
@@ -159,7 +161,7 @@ class _Handlers:
 
     def _output_of(self, name: str) -> StructuredOutput | None:
         """The structured form of a tool's results; None without one, and for results that may be cut."""
-        limit = self._tools[name].max_result_chars or self._container.host.limits.max_result_chars
+        limit = self._tools[name].max_result_chars or internals_of(self._container).host.limits.max_result_chars
         return self._outputs[name] if limit is None else None
 
     async def list_tools(self, context: Any, params: Any) -> Any:
