@@ -266,7 +266,7 @@ class Container:
             return  # the parent stops it
         if thread is None or wiring is None:
             raise ContainerNotStartedError("stop")
-        if not thread.answers(self.host.settings.stop_timeout):
+        if not thread.answers(self._internals.host.settings.stop_timeout):
             logger.error("a tool or a bean blocks the container's event loop; the container stops without it")
             self._leave_behind(wiring, error)
             return
