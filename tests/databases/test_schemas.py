@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from toolbox import ChatMemoryKey, IllegalConfigurationError, UserMessage, sql
-from toolbox.sql.schema import migrate
+from toolbox.sql.conversation_store import migrate
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from tests.rest.http_server import Answer
 from toolbox import rest
 from toolbox.errors import IllegalConfigurationError, RestClientError
 from toolbox.rest.plans import RequestPlan
-from toolbox.rest.replies import ReplyPlan, Shape
+from toolbox.rest.replies import ReplyPlan, ReplyShape
 from toolbox.rest.standalone import send_request, standalone_exchange
 
 pytestmark = pytest.mark.anyio
@@ -157,7 +157,7 @@ def test_a_dot_segment_in_the_path_of_a_client_is_a_problem_in_every_spelling(pa
 @pytest.mark.parametrize("path", ["@127.0.0.2/x", "/../admin", "/a/../../admin", "x", ":1/x", "/%2e%2e/admin"])
 async def test_a_request_that_does_not_go_below_the_base_url_is_not_sent(server, path) -> None:
     exchange = standalone_exchange("test", rest.rest_settings("test", url=f"{server.url}/base", bearer_token="t"))
-    plan = RequestPlan("test", "GET", (path,), (), ReplyPlan(Shape.TEXT))
+    plan = RequestPlan("test", "GET", (path,), (), ReplyPlan(ReplyShape.TEXT))
 
     with pytest.raises(RestClientError, match="is not below"):
         await send_request(exchange, plan, {})

@@ -18,7 +18,16 @@ from pydantic import ValidationError
 
 from ..errors import IllegalConfigurationError, Problem
 from ..rest import Query, create_rest_client, get
+from ..schemas import DEFINITION, Schema
 
+_COMPONENT = "#/components/schemas/"
+_BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
+_VERBATIM = frozenset({"enum", "const", "required", "type", "examples"})
+# Keywords of OpenAPI alone, and those that give parts of a schema further names, which a document may use to mislead.
+_LEFT_OUT = frozenset(
+    {"nullable", "xml", "externalDocs", "example", "discriminator", "deprecated", "patternProperties"}
+)
+_LEFT_OUT |= {"$id", "$schema", "$anchor", "$comment", "$vocabulary", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"}
 VERBS = ("get", "put", "post", "delete", "head", "patch")
 
 
@@ -242,3 +251,70 @@ class _Reader:
             seen.add(reference)
             part = components[name]
         return part
+
+
+# --- schemas
+
+
+def request_schema(schema: Mapping[str, Any]) -> Schema:
+    """Return the schema of something that is sent as a JSON schema; parts that only replies have are left out."""
+    converted: Schema = _converted(schema)
+    return converted
+
+
+def declared_properties(schema: object, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the names of the properties that a schema declares, also in what it refers to and in its alternatives."""
+    declared: set[str] = set()
+    seen: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, Mapping):
+            continue
+        properties = each.get("properties")
+        declared.update(properties if isinstance(properties, Mapping) else ())
+        for key in ("allOf", "anyOf", "oneOf"):
+            waiting += each[key] if isinstance(each.get(key), list) else ()
+        reference = each.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            waiting.append(definitions.get(reference.removeprefix(DEFINITION)))
+    return declared
+
+
+def _converted(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_converted(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    converted: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str):
+            converted[key] = value.replace(_COMPONENT, DEFINITION, 1)
+        elif key in _BY_NAME and isinstance(value, Mapping):
+            converted[key] = {name: _converted(each) for name, each in value.items() if not _is_read_only(each)}
+        elif key not in _LEFT_OUT:
+            converted[key] = value if key in _VERBATIM else _converted(value)
+    if "required" in converted and "properties" in converted:
+        converted["required"] = [name for name in converted["required"] if name in converted["properties"]]
+    _bounds(converted)
+    return _with_null(converted) if schema.get("nullable") is True else converted
+
+
+def _is_read_only(schema: object) -> bool:
+    return isinstance(schema, Mapping) and schema.get("readOnly") is True
+
+
+def _bounds(schema: dict[str, Any]) -> None:
+    """In OpenAPI 3.0 an exclusive bound is said by a flag beside the bound."""
+    for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(schema.get(flag), bool) and schema.pop(flag) and bound in schema:
+            schema[flag] = schema.pop(bound)
+
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(schema.get("type"), str) and "enum" not in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    description = {"description": schema["description"]} if "description" in schema else {}
+    rest = {key: value for key, value in schema.items() if key != "description"}
+    return {"anyOf": [rest, {"type": "null"}], **description}

@@ -20,15 +20,21 @@ from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError
 from ..json_text import compact_json, parse_json, read_arguments
 from ..rest import Body, KeySettings, Response, rest_settings
 from ..rest.encoding import PROTECTED_HEADERS, has_dot_segment, is_header_name, shown_url
-from ..rest.endpoint import Endpoint
-from ..rest.marks import Fixed, Place
+from ..rest.endpoint import RestEndpoint
+from ..rest.marks import FixedValue, Place
 from ..rest.plans import BODILESS, ParameterPlan, RequestPlan, path_parts
-from ..rest.replies import ReplyPlan, Shape
+from ..rest.replies import ReplyPlan, ReplyShape
 from ..rest.standalone import send_request, standalone_exchange
 from ..schemas import readable, unknown_references
 from ..validation_text import brief
-from .document import DocumentBody, DocumentParameter, Operation, read_document
-from .shapes import declared_properties, request_schema
+from .document import (
+    DocumentBody,
+    DocumentParameter,
+    Operation,
+    declared_properties,
+    read_document,
+    request_schema,
+)
 from .validation import ArgumentsValidator
 
 logger = logging.getLogger("toolbox.openapi")
@@ -44,7 +50,7 @@ _PLACES = {"path": Place.PATH, "query": Place.QUERY, "header": Place.HEADER, "co
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization", "accept-encoding", "cookie", "set-cookie"})
 _IGNORED_HEADERS |= {"proxy-authorization", *PROTECTED_HEADERS}
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
-_ACCEPT = Fixed(Place.HEADER, "Accept", "application/json, */*;q=0.8")
+_ACCEPT = FixedValue(Place.HEADER, "Accept", "application/json, */*;q=0.8")
 
 
 def tools_from_openapi(
@@ -116,7 +122,7 @@ class OwnNames:
     query: frozenset[str]
 
 
-def _own_names(endpoint: Endpoint) -> OwnNames:
+def _own_names(endpoint: RestEndpoint) -> OwnNames:
     headers = (name.lower() for name, _ in (*endpoint.headers, *endpoint.credentials))
     propagated = (name.lower() for name in endpoint.settings.propagate_headers)
     return OwnNames(frozenset({*headers, *propagated}), frozenset(name for name, _ in endpoint.query))
@@ -228,7 +234,7 @@ def _plan(operation: Operation, name: str, definitions: Mapping[str, Any], own: 
         verb=operation.verb,
         path=path_parts(operation.path),
         parameters=tuple(each.parameter for each in arguments.values()),
-        reply=ReplyPlan(Shape.BYTES, whole=True),
+        reply=ReplyPlan(ReplyShape.BYTES, whole=True),
         fixed=(_ACCEPT,),
         idempotent=operation.verb not in ("POST", "PATCH"),
     )

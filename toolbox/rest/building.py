@@ -29,10 +29,10 @@ from .encoding import (
     segment,
     text_of,
     texts_of,
+    variables_of,
 )
-from .endpoint import Endpoint
-from .environment import variables_of
-from .marks import Body, File, Fixed, Path, Place, Upload
+from .endpoint import RestEndpoint
+from .marks import Body, File, FixedValue, Path, Place, Upload
 from .plans import ParameterPlan, RequestPlan
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class Outgoing:
 def build(
     plan: RequestPlan,
     values: Mapping[str, Any],
-    fixed: list[tuple[Fixed, object]],
+    fixed: list[tuple[FixedValue, object]],
     headers: Mapping[str, object],
-    endpoint: Endpoint,
+    endpoint: RestEndpoint,
 ) -> Outgoing:
     """The request of a call. `fixed` has the fixed values as they are now, `headers` those that were computed for it.
 
@@ -84,7 +84,7 @@ def build(
 class _Building:
     """One request while it is being built."""
 
-    def __init__(self, plan: RequestPlan, endpoint: Endpoint) -> None:
+    def __init__(self, plan: RequestPlan, endpoint: RestEndpoint) -> None:
         self._plan, self._endpoint = plan, endpoint
         self._segments: dict[str, tuple[str, str]] = {}
         self._query: list[tuple[str, str]] = []
@@ -106,7 +106,7 @@ class _Building:
         for name, value in headers.items():
             self._putting(name, lambda name=name, value=value: self._put(Place.HEADER, name, value, True))
 
-    def fixed(self, fixed: Fixed, value: object) -> None:
+    def fixed(self, fixed: FixedValue, value: object) -> None:
         variables = [os.environ.get(name, default) or "" for name, default in variables_of(fixed.value)]
         self._secrets += variables
         hidden = is_secret(value) or bool(variables)

@@ -66,7 +66,7 @@ def is_context(point: InjectionPoint) -> bool:
 
 
 @contextmanager
-def absent(point: InjectionPoint) -> Iterator[None]:
+def missing_bean_allowed(point: InjectionPoint) -> Iterator[None]:
     """Goes on after the block when there is no bean for a point that can do without."""
     try:
         yield

@@ -24,7 +24,7 @@ from ..execution import keep_inherited, renewed_after_fork
 from ..validation_text import brief
 from .building import Outgoing
 from .encoding import is_dot_segment, shown_url
-from .endpoint import Endpoint
+from .endpoint import RestEndpoint
 from .replies import EXCERPT
 
 # What may go to another host with a redirect: nothing that says who asks.
@@ -146,10 +146,10 @@ class BoundedResponse(httpx2.Response):
             raise RefusedBody(reason, self.status_code, is_too_long=False)
 
 
-class Connection:
+class RestConnection:
     """The clients of one config key. Each is made when it is first needed, and ends with its loop at the latest."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: RestEndpoint) -> None:
         self.endpoint = endpoint
         self._base = httpx2.URL(endpoint.url)
         self._lock = threading.Lock()
@@ -184,7 +184,7 @@ class Connection:
                 for other in [other for other in self._async if other.is_closed()]:
                     del self._async[other]
                 self._async[loop] = client
-            keeper = _open[client] = _kept(client)
+            keeper = _open[client] = _keep_open(client)
             weakref.finalize(self, _close_soon, client, loop)
             # From its first step on the loop knows the generator, and ends it when the loop itself ends.
             await anext(keeper)
@@ -275,11 +275,11 @@ class Connection:
             request.headers["User-Agent"] = "toolbox-di"
         if "accept-encoding" not in request.headers:
             request.headers["Accept-Encoding"] = "identity"
-        _show(request, outgoing.shown_url)
+        _set_shown_url(request, outgoing.shown_url)
         return request
 
 
-async def _kept(client: httpx2.AsyncClient) -> AsyncGenerator[None]:
+async def _keep_open(client: httpx2.AsyncClient) -> AsyncGenerator[None]:
     """Holds a client open for as long as its loop runs: a loop that ends closes the generators it knows."""
     try:
         yield
@@ -324,7 +324,7 @@ def _grouped(fields: list[tuple[str, str]]) -> dict[str, list[str]]:
     return grouped
 
 
-def _show(request: httpx2.Request, shown: str) -> None:
+def _set_shown_url(request: httpx2.Request, shown: str) -> None:
     url = ShownUrl(request.url)
     url.shown = shown
     request.url = url
@@ -357,5 +357,5 @@ def redirected(request: httpx2.Request, response: httpx2.Response, hide: Callabl
             del following.headers[name]
     elif "cookie" in request.headers:
         following.headers["Cookie"] = request.headers["Cookie"]
-    _show(following, hide(shown))
+    _set_shown_url(following, hide(shown))
     return following

@@ -16,35 +16,45 @@ import httpx2
 
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
 from .building import Outgoing
-from .collaborators import absent, default_of
+from .collaborators import default_of, missing_bean_allowed
 from .connections import BoundedResponse, RefusedBody
-from .exchange import Attempts, Close, Effect, Exchange, Find, NextAttempt, Read, Send, Settle, Steps
-from .pieces import PieceDecoder
+from .exchange import (
+    AwaitValue,
+    CloseResponse,
+    Effect,
+    FindBean,
+    NextAttempt,
+    ReadBody,
+    RestExchange,
+    SendRequest,
+    StartRetries,
+    Steps,
+)
 from .plans import RequestPlan
-from .replies import decode
+from .replies import PieceDecoder, decode
 
 
-async def call_async(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
+async def call_async(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """The value of a call, awaited."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values))
-    with _without_secrets(exchange, outgoing):
+    with _hiding_secrets(exchange, outgoing):
         return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
-def call(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
+def call(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """The value of a call, on this thread."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values))
-    with _without_secrets(exchange, outgoing):
+    with _hiding_secrets(exchange, outgoing):
         return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
-async def stream_async(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> AsyncGenerator[Any]:
+async def stream_async(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> AsyncGenerator[Any]:
     """The pieces of a reply, on the loop; sent with the first step."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values, unread=True))
     decoder = _decoder(exchange, plan, response, outgoing.shown_url)
     try:
-        with _without_secrets(exchange, outgoing):
-            with translated(plan.where, outgoing.shown_url):
+        with _hiding_secrets(exchange, outgoing):
+            with translated_errors(plan.where, outgoing.shown_url):
                 async for chunk in response.aiter_bytes():
                     for piece in decoder.feed(chunk):
                         yield piece
@@ -54,13 +64,13 @@ async def stream_async(exchange: Exchange, plan: RequestPlan, values: Mapping[st
         await response.aclose()
 
 
-def stream(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Any]:
+def stream(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Any]:
     """The pieces of a reply, on this thread; sent with the first step."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values, unread=True))
     decoder = _decoder(exchange, plan, response, outgoing.shown_url)
     try:
-        with _without_secrets(exchange, outgoing):
-            with translated(plan.where, outgoing.shown_url):
+        with _hiding_secrets(exchange, outgoing):
+            with translated_errors(plan.where, outgoing.shown_url):
                 for chunk in response.iter_bytes():
                     yield from decoder.feed(chunk)
             yield from decoder.end()
@@ -68,10 +78,10 @@ def stream(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> 
         response.close()
 
 
-class _without_secrets:  # noqa: N801 - used as a function; a class costs a call next to nothing
+class _hiding_secrets:  # noqa: N801 - used as a function; a class costs a call next to nothing
     """Hides what was sent as a secret from an error about the reply's body, which may repeat it."""
 
-    def __init__(self, exchange: Exchange, outgoing: Outgoing) -> None:
+    def __init__(self, exchange: RestExchange, outgoing: Outgoing) -> None:
         self._exchange, self._outgoing = exchange, outgoing
 
     def __enter__(self) -> None:
@@ -82,7 +92,7 @@ class _without_secrets:  # noqa: N801 - used as a function; a class costs a call
             self._exchange.hide(error, self._outgoing)
 
 
-def _decoder(exchange: Exchange, plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:
+def _decoder(exchange: RestExchange, plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:
     limit = exchange.connection.endpoint.settings.max_reply_bytes
     if isinstance(response, BoundedResponse):
         response.max_bytes = None  # a stream may go on for ever: the limit is for what is held of it
@@ -90,7 +100,7 @@ def _decoder(exchange: Exchange, plan: RequestPlan, response: httpx2.Response, u
     return PieceDecoder(plan.reply, media_type, url, response.status_code, plan.where, limit)
 
 
-async def _drive_async(exchange: Exchange, steps: Steps) -> Any:
+async def _drive_async(exchange: RestExchange, steps: Steps) -> Any:
     answer: Any = None
     error: BaseException | None = None
     while True:
@@ -104,7 +114,7 @@ async def _drive_async(exchange: Exchange, steps: Steps) -> Any:
             error = raised
 
 
-def _drive(exchange: Exchange, steps: Steps) -> Any:
+def _drive(exchange: RestExchange, steps: Steps) -> Any:
     answer: Any = None
     error: BaseException | None = None
     while True:
@@ -118,51 +128,51 @@ def _drive(exchange: Exchange, steps: Steps) -> Any:
             error = raised
 
 
-async def _perform_async(exchange: Exchange, effect: Effect) -> Any:
+async def _perform_async(exchange: RestExchange, effect: Effect) -> Any:
     match effect:
-        case Find(point):
-            with absent(point):
+        case FindBean(point):
+            with missing_bean_allowed(point):
                 return await exchange.scope.aget(point.whole, point.name)
             return default_of(point)
-        case Settle(value):
+        case AwaitValue(value):
             return await value if inspect.isawaitable(value) else value
-        case Send(request, auth, limit, unread, where):
+        case SendRequest(request, auth, limit, unread, where):
             client = await exchange.connection.async_client()
-            with translated(where, str(request.url)):
+            with translated_errors(where, str(request.url)):
                 async with asyncio.timeout(limit):
                     response = await client.send(request, auth=auth, stream=True, follow_redirects=False)
                     return response if unread else await _aread(response)
-        case Read(response, where):
-            with translated(where, str(response.request.url)):
+        case ReadBody(response, where):
+            with translated_errors(where, str(response.request.url)):
                 async with asyncio.timeout(exchange.connection.endpoint.settings.timeout):
                     return await _aread(response)
-        case Close(response):
+        case CloseResponse(response):
             return await response.aclose()
-        case Attempts(attempts):
+        case StartRetries(attempts):
             return aiter(attempts)
         case NextAttempt(attempts):
             return await anext(attempts)
 
 
-def _perform(exchange: Exchange, effect: Effect) -> Any:
+def _perform(exchange: RestExchange, effect: Effect) -> Any:
     match effect:
-        case Find(point):
-            with absent(point):
+        case FindBean(point):
+            with missing_bean_allowed(point):
                 return exchange.scope.get(point.whole, point.name)
             return default_of(point)
-        case Settle(value):
+        case AwaitValue(value):
             return value
-        case Send(request, auth, limit, unread, where):
+        case SendRequest(request, auth, limit, unread, where):
             client = exchange.connection.sync_client()
-            with translated(where, str(request.url)):
+            with translated_errors(where, str(request.url)):
                 response = client.send(request, auth=auth, stream=True, follow_redirects=False)
                 return response if unread else _read_until(response, time.monotonic() + limit)
-        case Read(response, where):
-            with translated(where, str(response.request.url)):
+        case ReadBody(response, where):
+            with translated_errors(where, str(response.request.url)):
                 return _read_until(response, time.monotonic() + exchange.connection.endpoint.settings.timeout)
-        case Close(response):
+        case CloseResponse(response):
             return response.close()
-        case Attempts(attempts):
+        case StartRetries(attempts):
             return iter(attempts)
         case NextAttempt(attempts):
             return next(attempts)
@@ -203,7 +213,7 @@ def _read_until(response: httpx2.Response, deadline: float) -> httpx2.Response:
 
 
 @contextmanager
-def translated(where: str, url: str) -> Iterator[None]:
+def translated_errors(where: str, url: str) -> Iterator[None]:
     """Raise errors of ours in place of httpx2's."""
     try:
         yield

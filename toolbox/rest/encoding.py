@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ _PATH_LITERALS = "/!$&'()*+,;=:@%-._~"
 _SECRET_NAME = re.compile(
     r"api[-_.]?key|access[-_.]?key|token|secret|passw|pwd|credential|signature|session|^auth|^key$|^sig$", re.IGNORECASE
 )
+_VARIABLE = re.compile(r"\$\{([^{}:]+)(?::([^{}]*))?\}")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _COOKIE_VALUE = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*")
@@ -208,3 +210,31 @@ def shown_url(url: str) -> str:
     pairs = (pair.partition("=") for pair in parts.query.split("&")) if parts.query else ()
     query = "&".join(f"{name}={HIDDEN}" if is_secret_name(name) else f"{name}{eq}{value}" for name, eq, value in pairs)
     return urlunsplit((parts.scheme, host, parts.path, query, ""))
+
+
+# --- environment variables in fixed values
+
+
+def variables_of(value: object) -> Iterator[tuple[str, str | None]]:
+    """The `${NAME}`s of a fixed value, each with its `${NAME:default}`."""
+    for text in value if isinstance(value, tuple) else (value,):
+        if isinstance(text, str):
+            for match in _VARIABLE.finditer(text):
+                yield match[1], match[2]
+
+
+def expanded(value: object) -> object:
+    """A fixed value with its `${NAME}`s from the environment; None when one is missing there."""
+    if isinstance(value, tuple):
+        items = [expanded(each) for each in value]
+        return None if None in items else items
+    if not isinstance(value, str):
+        return value
+    if any(variables_missing(value)):
+        return None
+    return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[2]), value)
+
+
+def variables_missing(value: object) -> Iterator[str]:
+    """The variables a fixed value needs and the environment does not have."""
+    return (name for name, default in variables_of(value) if os.environ.get(name, default) is None)

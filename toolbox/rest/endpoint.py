@@ -51,7 +51,7 @@ def rest_settings(key: str, *, transport: Any = None, auth: Any = None, **settin
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class RestEndpoint:
     """Where the requests of one config key go. `url` has no user, no query and no slash at its end.
 
     `credentials` are headers that are sent to this very origin only, and only where a request does not set them itself;
@@ -130,7 +130,7 @@ def _certificate_problems(where: str, key: str, settings: RestSettings) -> Itera
         yield Problem(where, f"a certificate that the settings of {key!r} name cannot be read", fix)
 
 
-def _header_problems(where: str, endpoint: Endpoint) -> Iterator[Problem]:
+def _header_problems(where: str, endpoint: RestEndpoint) -> Iterator[Problem]:
     propagated = ((name, "") for name in endpoint.settings.propagate_headers)
     for name, value in (*endpoint.headers, *endpoint.credentials, *propagated):
         if not is_header_name(name) or name.lower() in PROTECTED_HEADERS:
@@ -141,7 +141,7 @@ def _header_problems(where: str, endpoint: Endpoint) -> Iterator[Problem]:
             yield Problem(where, f"the header {name} of {endpoint.key!r} cannot be sent: {error}", "mend its value")
 
 
-def read_endpoint(given: KeySettings, base_url: str | None) -> Endpoint:
+def read_endpoint(given: KeySettings, base_url: str | None) -> RestEndpoint:
     """The endpoint of settings that have no problems."""
     settings = given.settings
     parts = urlsplit(settings.url or base_url or "")
@@ -172,7 +172,7 @@ def read_endpoint(given: KeySettings, base_url: str | None) -> Endpoint:
             query = ((settings.api_key_query, key),)
         else:
             credentials.append((settings.api_key_header, key))
-    return Endpoint(
+    return RestEndpoint(
         given.key,
         f"{parts.scheme}://{host}{parts.path.rstrip('/')}",
         settings,

@@ -24,10 +24,9 @@ from ..errors import RestClientError, RestDecodeError, RestTimeoutError
 from ..validation_text import hide_secrets, without_secrets
 from .building import Outgoing, build
 from .collaborators import CollaboratorPlan, is_context
-from .connections import Connection, is_same_origin, redirected
-from .encoding import is_secret_name, secrets_in_header, shown_header
-from .environment import expanded
-from .marks import Fixed
+from .connections import RestConnection, is_same_origin, redirected
+from .encoding import expanded, is_secret_name, secrets_in_header, shown_header
+from .marks import FixedValue
 from .plans import ClientPlan, RequestPlan
 from .propagation import propagated_headers
 from .replies import Response, beginning, excerpt
@@ -41,21 +40,21 @@ _SEARCHED_BODY = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Find:
+class FindBean:
     """The bean that this injection point gets, in the current scope."""
 
     point: InjectionPoint
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class AwaitValue:
     """The value, awaited if it has to be."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRequest:
     """A request, to be answered in `limit` seconds; with `unread` the body is left for later."""
 
     request: httpx2.Request
@@ -66,7 +65,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadBody:
     """Read the body of a response that was left unread."""
 
     response: httpx2.Response
@@ -74,14 +73,14 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class CloseResponse:
     """The response is of no further use."""
 
     response: httpx2.Response
 
 
 @dataclass(frozen=True, slots=True)
-class Attempts:
+class StartRetries:
     """A run of attempts; comes back as an iterator."""
 
     attempts: Any
@@ -94,11 +93,11 @@ class NextAttempt:
     attempts: Any
 
 
-Effect: TypeAlias = Find | Settle | Send | Read | Close | Attempts | NextAttempt
+Effect: TypeAlias = FindBean | AwaitValue | SendRequest | ReadBody | CloseResponse | StartRetries | NextAttempt
 Steps: TypeAlias = Generator[Effect, Any, Any]
 
 
-class Refusal(Exception):  # noqa: N818 - never leaves an exchange
+class UnsuccessfulReply(Exception):  # noqa: N818 - never leaves an exchange
     """A reply that is no good one, on its way through the retries."""
 
     def __init__(self, response: httpx2.Response) -> None:
@@ -107,10 +106,10 @@ class Refusal(Exception):  # noqa: N818 - never leaves an exchange
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RestExchange:
     """The calls of one REST client: where they go, what its class says, where its collaborators are found."""
 
-    connection: Connection
+    connection: RestConnection
     client: ClientPlan
     scope: ActiveScope
     auth: Any = None
@@ -121,10 +120,10 @@ class Exchange:
         try:
             try:
                 response = yield from self._attempts(plan, outgoing, unread)
-            except Refusal as refusal:
+            except UnsuccessfulReply as refusal:
                 response = refusal.response
             if not response.is_success:
-                yield Read(response, plan.where)
+                yield ReadBody(response, plan.where)
                 yield from self._fail(plan, outgoing, response)
         except RestClientError as error:
             self.hide(error, outgoing)
@@ -133,33 +132,34 @@ class Exchange:
 
     def _prepare(self, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Effect, Any, Outgoing]:
         endpoint = self.connection.endpoint
-        fixed: list[tuple[Fixed, object]] = []
+        fixed: list[tuple[FixedValue, object]] = []
         for each in plan.fixed:
-            value = (
-                (yield from self._ask(each.value)) if isinstance(each.value, CollaboratorPlan) else expanded(each.value)
-            )
+            if isinstance(each.value, CollaboratorPlan):
+                value = yield from self._call_collaborator(each.value)
+            else:
+                value = expanded(each.value)
             if value is None and each.required:
                 where = f"{endpoint.url}{plan.template}"
                 raise RestClientError(f"{plan.where}: there is no value for {each.place} {each.name}", where)
             fixed.append((each, value))
         headers = propagated_headers(endpoint.settings.propagate_headers)
         if self.client.headers is not None:
-            headers |= yield from self._ask(self.client.headers)
+            headers |= yield from self._call_collaborator(self.client.headers)
         return build(plan, values, fixed, headers, endpoint)
 
-    def _ask(self, collaborator: CollaboratorPlan, *given: object) -> Steps:
+    def _call_collaborator(self, collaborator: CollaboratorPlan, *given: object) -> Steps:
         """What a collaborator says to `given`."""
-        target = collaborator.target if collaborator.point is None else (yield Find(collaborator.point))
+        target = collaborator.target if collaborator.point is None else (yield FindBean(collaborator.point))
         injected: dict[str, object] = {}
         for point in collaborator.points:
-            injected[point.parameter] = InvocationContext.current() if is_context(point) else (yield Find(point))
-        return (yield Settle(target(*given, **injected)))
+            injected[point.parameter] = InvocationContext.current() if is_context(point) else (yield FindBean(point))
+        return (yield AwaitValue(target(*given, **injected)))
 
     def _attempts(self, plan: RequestPlan, outgoing: Outgoing, unread: bool) -> Generator[Effect, Any, httpx2.Response]:
         settings = self.connection.endpoint.settings
         if not (settings.retries and plan.idempotent):
             return (yield from self._attempt(plan, outgoing, unread))
-        attempts = yield Attempts(
+        attempts = yield StartRetries(
             stamina.retry_context(
                 lambda error: _wait_before_retry(error, settings.retry_max_wait),
                 attempts=settings.retries + 1,
@@ -173,8 +173,8 @@ class Exchange:
             with attempt:
                 response = yield from self._attempt(plan, outgoing, unread)
                 if not response.is_success:
-                    yield Read(response, plan.where)
-                    raise Refusal(response)
+                    yield ReadBody(response, plan.where)
+                    raise UnsuccessfulReply(response)
                 return response
 
     def _attempt(self, plan: RequestPlan, outgoing: Outgoing, unread: bool) -> Generator[Effect, Any, httpx2.Response]:
@@ -186,11 +186,11 @@ class Exchange:
             # A filter may sign a request: it is not shown what goes to another origin.
             own = is_same_origin(first.url, request.url)
             for each in self.client.request_filters if own else ():
-                yield from self._ask(each, request)
-            response = yield from self._send(Send(request, auth if own else _NO_AUTH, limit, unread, plan.where))
+                yield from self._call_collaborator(each, request)
+            response = yield from self._send(SendRequest(request, auth if own else _NO_AUTH, limit, unread, plan.where))
             if not (response.has_redirect_location and settings.follow_redirects):
                 return response
-            yield Read(response, plan.where)
+            yield ReadBody(response, plan.where)
             following = redirected(
                 request, response, lambda text: without_secrets(text, list(self._secrets_of(outgoing)))
             )
@@ -205,20 +205,20 @@ class Exchange:
         if not isinstance(given, CollaboratorPlan):
             return given or _NO_AUTH
         if given.point is not None:
-            bean = yield Find(given.point)
-            return bean if isinstance(bean, httpx2.Auth) else (yield Settle(bean()))
-        answer: httpx2.Auth = yield from self._ask(given)
+            bean = yield FindBean(given.point)
+            return bean if isinstance(bean, httpx2.Auth) else (yield AwaitValue(bean()))
+        answer: httpx2.Auth = yield from self._call_collaborator(given)
         return answer
 
-    def _send(self, send: Send) -> Generator[Effect, Any, httpx2.Response]:
+    def _send(self, send: SendRequest) -> Generator[Effect, Any, httpx2.Response]:
         started = time.perf_counter()
         response: httpx2.Response = yield send
         self._log(send.request, response, time.perf_counter() - started)
         try:
             for each in self.client.response_filters:
-                yield from self._ask(each, response)
+                yield from self._call_collaborator(each, response)
         except Exception:
-            yield Close(response)
+            yield CloseResponse(response)
             raise
         return response
 
@@ -234,7 +234,7 @@ class Exchange:
         if status >= 400:
             whole = Response(status, response.headers, response.content, shown)
             for wanted, mapper in plan.mappers:
-                error = (yield from self._ask(mapper, whole)) if wanted in (None, status) else None
+                error = (yield from self._call_collaborator(mapper, whole)) if wanted in (None, status) else None
                 if error is not None:
                     raise error
         what = (
@@ -278,7 +278,7 @@ def _secrets_in_json(content: bytes | None) -> Iterator[str]:
 
 def _wait_before_retry(error: Exception, longest: float) -> bool | float:
     """Whether another attempt is worth it; a number: after so many seconds."""
-    if not isinstance(error, Refusal):
+    if not isinstance(error, UnsuccessfulReply):
         # Only what broke before there was a reply; a server that is slow would only be made slower.
         broken = (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout)
         return isinstance(error, RestClientError) and isinstance(error.__cause__, broken)

@@ -24,15 +24,15 @@ from ..type_keys import plain
 from .collaborators import is_context
 from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint
 from .marks import ClientMark, client_mark_of
-from .plans import ClientPlan, MethodPlan
+from .plans import ClientPlan, RestMethodPlan
 from .reading import read_auth, read_client
-from .replies import Stream
+from .replies import ReplyStream
 
 if TYPE_CHECKING:
     from ..settings import ToolboxSettings
-    from .connections import Connection
-    from .endpoint import Endpoint
-    from .exchange import Exchange
+    from .connections import RestConnection
+    from .endpoint import RestEndpoint
+    from .exchange import RestExchange
 
 T = TypeVar("T")
 
@@ -43,17 +43,17 @@ class RestConnections:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._connections: dict[Endpoint, Connection] = {}
+        self._connections: dict[RestEndpoint, RestConnection] = {}
 
-    def connection(self, settings: KeySettings, base_url: str | None) -> Connection:
+    def connection(self, settings: KeySettings, base_url: str | None) -> RestConnection:
         """The connection of these settings: one for all clients that have them in common."""
-        from .connections import Connection
+        from .connections import RestConnection
 
         endpoint = read_endpoint(settings, base_url)
         with self._lock:
             kept = self._connections.get(endpoint)
             if kept is None:
-                kept = self._connections[endpoint] = Connection(endpoint)
+                kept = self._connections[endpoint] = RestConnection(endpoint)
             return kept
 
     async def stop(self) -> None:
@@ -81,12 +81,12 @@ def read_rest_client(registered: object, scope: ActiveScope, settings: Callable[
     plan, problems = read_client(cls, mark)
 
     def make(connections: RestConnections, given: list[KeySettings]) -> Any:
-        from .exchange import Exchange
+        from .exchange import RestExchange
 
         found = settings_in_force(mark, settings(), given)
         raise_problems(endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url))
         connection = connections.connection(found, mark.base_url)
-        return implement(cls, plan, Exchange(connection, plan, scope, read_auth(found.auth, cls.__name__)))
+        return implement(cls, plan, RestExchange(connection, plan, scope, read_auth(found.auth, cls.__name__)))
 
     def check(graph: BeanGraph) -> Iterator[Problem]:
         yield from problems
@@ -155,7 +155,7 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 # --- the object
 
 
-def implement(cls: type[T], plan: ClientPlan, exchange: Exchange) -> T:
+def implement(cls: type[T], plan: ClientPlan, exchange: RestExchange) -> T:
     """An object of the class whose marked methods send requests; its other methods stay as they are."""
     from . import drivers
 
@@ -173,7 +173,7 @@ def implement(cls: type[T], plan: ClientPlan, exchange: Exchange) -> T:
     return made()
 
 
-def _method(method: MethodPlan, exchange: Exchange, drivers: Any) -> Callable[..., Any]:
+def _method(method: RestMethodPlan, exchange: RestExchange, drivers: Any) -> Callable[..., Any]:
     plan, signature = method.request, method.signature
 
     def values(self: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any]:
@@ -189,12 +189,12 @@ def _method(method: MethodPlan, exchange: Exchange, drivers: Any) -> Callable[..
 
         return send_async
 
-    perform = {Stream.NO: drivers.call, Stream.SYNC: drivers.stream, Stream.ASYNC: drivers.stream_async}
+    perform = {ReplyStream.NO: drivers.call, ReplyStream.SYNC: drivers.stream, ReplyStream.ASYNC: drivers.stream_async}
     chosen = perform[plan.reply.stream]
 
     @functools.wraps(method.function)
     def send(self: object, *arguments: Any, **named: Any) -> Any:
-        if plan.reply.stream is not Stream.ASYNC:
+        if plan.reply.stream is not ReplyStream.ASYNC:
             refuse_on_event_loop(plan.where)
         return chosen(exchange, plan, values(self, arguments, named))
 

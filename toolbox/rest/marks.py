@@ -121,7 +121,7 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedValue:
     """A value every request has: a constant, a list of them, text with `${NAME}`s, or a collaborator that computes it.
 
     When it is not `required`, it is left out if the environment has no `NAME`, or if what is computed is None.
@@ -135,7 +135,7 @@ class Fixed:
 
 def _fixed(place: Place, name: str, value: object, required: bool) -> Callable[[T], T]:
     given = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else value
-    new = Fixed(place, name, given, required)
+    new = FixedValue(place, name, given, required)
 
     def leave(target: T) -> T:
         # Decorators run from below: the newest goes first, so that the order is that of the source.
@@ -145,9 +145,9 @@ def _fixed(place: Place, name: str, value: object, required: bool) -> Callable[[
     return leave
 
 
-def fixed_values_of(target: object) -> tuple[Fixed, ...]:
+def fixed_values_of(target: object) -> tuple[FixedValue, ...]:
     """The fixed values declared on this very class or function."""
-    fixed: tuple[Fixed, ...] = getattr(target, "__dict__", {}).get(FIXED_MARK, ())
+    fixed: tuple[FixedValue, ...] = getattr(target, "__dict__", {}).get(FIXED_MARK, ())
     return fixed
 
 

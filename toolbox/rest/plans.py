@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from .collaborators import CollaboratorPlan
-from .marks import Fixed, Place, PlaceMark
+from .marks import FixedValue, Place, PlaceMark
 from .replies import ReplyPlan
 
 BODILESS = frozenset({"GET", "HEAD", "DELETE"})
@@ -49,7 +49,7 @@ class RequestPlan:
     path: tuple[str, ...]
     parameters: tuple[ParameterPlan, ...]
     reply: ReplyPlan
-    fixed: tuple[Fixed, ...] = ()
+    fixed: tuple[FixedValue, ...] = ()
     mappers: tuple[tuple[int | None, CollaboratorPlan], ...] = ()
     timeout: float | None = None
     idempotent: bool = False
@@ -61,7 +61,7 @@ class RequestPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodPlan:
+class RestMethodPlan:
     """One method: its function, how it is called, and the plan of its request."""
 
     name: str
@@ -75,7 +75,7 @@ class MethodPlan:
 class ClientPlan:
     """A whole class: its methods, and the collaborators of all of them. `auth` may also be an `httpx2.Auth`."""
 
-    methods: tuple[MethodPlan, ...]
+    methods: tuple[RestMethodPlan, ...]
     headers: CollaboratorPlan | None = None
     auth: Any = None
     request_filters: tuple[CollaboratorPlan, ...] = ()

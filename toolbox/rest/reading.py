@@ -7,18 +7,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
 from types import FunctionType
 from typing import Any, get_args
 
-from pydantic import PydanticUserError, TypeAdapter
+from pydantic import BaseModel, PydanticUserError, TypeAdapter
 
 from ..context import INJECT, InvocationContext
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, has_body, read_signature
-from ..type_keys import arguments_for, substitute, unwrapped
-from .annotations import has_fields, is_list, is_structured
+from ..type_keys import arguments_for, class_of, is_union, plain, substitute, unwrapped
 from .collaborators import CollaboratorPlan, collaborator_problems, read_collaborator
 from .encoding import (
     PROTECTED_HEADERS,
@@ -30,13 +29,14 @@ from .encoding import (
     percent,
     text_of,
     texts_of,
+    variables_missing,
+    variables_of,
 )
-from .environment import variables_missing, variables_of
 from .marks import (
     MAPPER_MARK,
     ClientMark,
     Collaborator,
-    Fixed,
+    FixedValue,
     MapperMark,
     Place,
     PlaceMark,
@@ -44,8 +44,8 @@ from .marks import (
     fixed_values_of,
     request_mark_of,
 )
-from .plans import BODILESS, ClientPlan, MethodPlan, ParameterPlan, RequestPlan, join_paths, path_parts
-from .replies import ReplyPlan, Stream, UnreadableReplyError, read_reply
+from .plans import BODILESS, ClientPlan, ParameterPlan, RequestPlan, RestMethodPlan, join_paths, path_parts
+from .replies import ReplyPlan, ReplyStream, UnreadableReplyError, read_reply
 
 _PLACE_MARKS: tuple[type[PlaceMark], ...] = get_args(PlaceMark)
 _OF_THE_BODY = frozenset({Place.BODY, Place.FORM, Place.FILE})
@@ -63,7 +63,7 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
     )
     mappers = (*_mappers(cls), *((None, mapper) for mapper in mark.exception_mappers))
     mapping = tuple((status, read_collaborator(each, where, 1, names)) for status, each in mappers)
-    plans: list[MethodPlan] = []
+    plans: list[RestMethodPlan] = []
     problems: list[Problem] = []
     for owner, name, member in _members(cls):
         place = f"{where}.{name}"
@@ -73,7 +73,7 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
         elif not isinstance(member, FunctionType):
             problems.append(Problem(place, "only a method of an instance can send a request", "make it a plain method"))
         else:
-            reading = _MethodReading(cls, owner, name, place, member, request, mark, mapping, shared)
+            reading = _MethodReader(cls, owner, name, place, member, request, mark, mapping, shared)
             plan = reading.read()
             problems.extend(reading.problems)
             plans.extend([plan] if plan is not None else [])
@@ -124,7 +124,7 @@ def _problems_without_verb(owner: type[object], where: str, member: object) -> I
 
 
 @dataclass
-class _MethodReading:
+class _MethodReader:
     """Reads one method; what it finds wrong goes into `problems`."""
 
     cls: type[object]
@@ -138,7 +138,7 @@ class _MethodReading:
     shared: ClientPlan
     problems: list[Problem] = field(default_factory=list)
 
-    def read(self) -> MethodPlan | None:
+    def read(self) -> RestMethodPlan | None:
         if self.mark.again:
             self._problem("it has more than one verb", "keep one")
         if self.mark.timeout is not None and self.mark.timeout <= 0:
@@ -152,7 +152,7 @@ class _MethodReading:
         self._check_headers(parameters, fixed)
         is_async = inspect.iscoroutinefunction(self.function)
         reply = self._reply(signature.returns, is_async)
-        self._check_collaborators(fixed, is_async or (reply is not None and reply.stream is Stream.ASYNC))
+        self._check_collaborators(fixed, is_async or (reply is not None and reply.stream is ReplyStream.ASYNC))
         if self.problems or reply is None:
             return None
         request = RequestPlan(
@@ -166,7 +166,7 @@ class _MethodReading:
             self.mark.timeout,
             self.mark.idempotent,
         )
-        return MethodPlan(self.name, self.function, inspect.signature(self.function), is_async, request)
+        return RestMethodPlan(self.name, self.function, inspect.signature(self.function), is_async, request)
 
     def _signature(self) -> Signature:
         """The method's signature, with type variables of generic interfaces replaced."""
@@ -180,12 +180,12 @@ class _MethodReading:
     def _problem(self, what: str, fix: str) -> None:
         self.problems.append(Problem(self.where, what, fix))
 
-    def _fixed(self) -> Iterator[Fixed]:
+    def _fixed(self) -> Iterator[FixedValue]:
         of_classes = (fixed for owner in reversed(self.cls.__mro__) for fixed in fixed_values_of(owner))
         for fixed in (*of_classes, *fixed_values_of(self.function)):
             value = fixed.value
             yield replace(fixed, value=self._collaborator(value)) if callable(value) else fixed
-            if not callable(value) and not any(variables_of(value)) and (reason := _refusal(fixed)):
+            if not callable(value) and not any(variables_of(value)) and (reason := _encoding_problem(fixed)):
                 self._problem(f"{fixed.place} {fixed.name} cannot be sent: {reason}", "mend its value")
             for name in variables_missing(value) if fixed.required else ():
                 self._problem(
@@ -219,7 +219,7 @@ class _MethodReading:
                 self._problem(f"the parameter {parameter.name} has no annotation", "annotate it")
             elif isinstance(parameter.annotation, Unresolved):
                 self._unresolved(f"the annotation of {parameter.name}", parameter.annotation)
-            elif not _is_ours(parameter):
+            elif not _is_filled_by_library(parameter):
                 yield self._parameter(parameter, in_path)
 
     def _unresolved(self, what: str, annotation: Unresolved) -> None:
@@ -233,7 +233,7 @@ class _MethodReading:
         marks = tuple(_place_marks(parameter))
         if len(marks) > 1:
             self._problem(f"the parameter {name} says in several ways where it goes", "keep one")
-        structured = is_structured(annotation)
+        structured = _is_structured(annotation)
         if marks:
             mark: PlaceMark | None = marks[0]
             place = marks[0].place
@@ -241,10 +241,10 @@ class _MethodReading:
             mark = None
             place = Place.PATH if name in in_path else Place.BODY if structured else Place.QUERY
         spread = structured and place in (Place.QUERY, Place.FORM)
-        if spread and not has_fields(annotation):
+        if spread and not _has_fields(annotation):
             self._problem(f"{name} is neither text nor has fields, which a {place} parameter needs", "use a model")
         one_value = place in (Place.PATH, Place.COOKIE)
-        if (structured and (one_value or place is Place.HEADER)) or (one_value and is_list(annotation)):
+        if (structured and (one_value or place is Place.HEADER)) or (one_value and _is_list(annotation)):
             self._problem(f"the parameter {name} is more than one value, which a {place} cannot hold", "use a scalar")
         adapter = self._adapter(name, annotation) if place is Place.BODY else None
         return ParameterPlan(name, place, _wire_name(name, place, mark), spread, mark, adapter)
@@ -268,7 +268,7 @@ class _MethodReading:
             if names.count(name) > 1:
                 self._problem(f"several parameters stand for {{{name}}}", "keep one")
 
-    def _check_bodies(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[Fixed, ...]) -> None:
+    def _check_bodies(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[FixedValue, ...]) -> None:
         places = [each.place for each in parameters] + [each.place for each in fixed]
         of_the_body = [place for place in places if place in _OF_THE_BODY]
         bodies = [parameter.name for parameter in parameters if parameter.place is Place.BODY]
@@ -283,7 +283,7 @@ class _MethodReading:
         elif bodies and len(of_the_body) > 1:
             self._problem(f"{bodies[0]} is the body, and there are form fields too", "keep one of both")
 
-    def _check_headers(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[Fixed, ...]) -> None:
+    def _check_headers(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[FixedValue, ...]) -> None:
         named = [(each.place, each.wire_name) for each in parameters] + [(each.place, each.name) for each in fixed]
         for place, name in named:
             if place not in (Place.HEADER, Place.COOKIE):
@@ -293,7 +293,7 @@ class _MethodReading:
             elif place is Place.HEADER and name.lower() in PROTECTED_HEADERS:
                 self._problem(f"the header {name} is set by the HTTP library alone", "remove it")
 
-    def _check_collaborators(self, fixed: tuple[Fixed, ...], may_await: bool) -> None:
+    def _check_collaborators(self, fixed: tuple[FixedValue, ...], may_await: bool) -> None:
         computing = [each.value for each in fixed if isinstance(each.value, CollaboratorPlan)]
         for each in (*self.shared.collaborators(), *computing, *(mapper for _, mapper in self.mappers)):
             self.problems.extend(collaborator_problems(each, self.where, may_await))
@@ -311,7 +311,7 @@ class _MethodReading:
         return None
 
 
-def _refusal(fixed: Fixed) -> str | None:
+def _encoding_problem(fixed: FixedValue) -> str | None:
     """Why a constant cannot be sent where it belongs; None when it can."""
     try:
         if fixed.place is Place.COOKIE:
@@ -331,7 +331,7 @@ def _place_marks(parameter: Parameter) -> Iterator[PlaceMark]:
             yield mark()
 
 
-def _is_ours(parameter: Parameter) -> bool:
+def _is_filled_by_library(parameter: Parameter) -> bool:
     """Whether the library fills the parameter: it is for code around the client, and never sent."""
     if any(_place_marks(parameter)):
         return False
@@ -342,3 +342,34 @@ def _wire_name(name: str, place: Place, mark: PlaceMark | None) -> str:
     if mark is not None and mark.name is not None:
         return mark.name
     return name.replace("_", "-") if place is Place.HEADER else name
+
+
+def _is_structured(annotation: Any) -> bool:
+    """Whether values of the type have fields, or are bytes, or hold such values: what a URL cannot say in one word."""
+    annotation = plain(annotation)
+    if is_union(annotation):
+        return any(_is_structured(each) for each in get_args(annotation))
+    kind = class_of(annotation)
+    if not isinstance(kind, type):
+        return False
+    if issubclass(kind, (BaseModel, Mapping, bytes, bytearray)) or is_dataclass(kind):
+        return True
+    return issubclass(kind, Collection) and any(_is_structured(each) for each in get_args(annotation))
+
+
+def _is_list(annotation: Any) -> bool:
+    """Whether values of the type are collections of one value after another, also `| None`."""
+    annotation = plain(annotation)
+    if is_union(annotation):
+        return any(_is_list(each) for each in get_args(annotation))
+    kind = class_of(annotation)
+    return isinstance(kind, type) and issubclass(kind, Collection) and not issubclass(kind, (str, bytes, Mapping))
+
+
+def _has_fields(annotation: Any) -> bool:
+    """Whether values of the type are models, dataclasses or mappings, also `| None`."""
+    annotation = plain(annotation)
+    if is_union(annotation):
+        return all(each is type(None) or _has_fields(each) for each in get_args(annotation))
+    kind = class_of(annotation)
+    return isinstance(kind, type) and (issubclass(kind, (BaseModel, Mapping)) or is_dataclass(kind))

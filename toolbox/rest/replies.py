@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import codecs
 import collections.abc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
 
-from ..errors import RestDecodeError
+from ..errors import RestClientError, RestDecodeError
 from ..type_keys import class_of, plain, unwrapped
 from ..validation_text import brief, faults_of
 
@@ -43,7 +44,7 @@ class Response(Generic[T]):
         return self.body
 
 
-class Shape(Enum):
+class ReplyShape(Enum):
     """What a body is read as."""
 
     NOTHING = auto()
@@ -55,7 +56,7 @@ class Shape(Enum):
     HEADERS = auto()
 
 
-class Stream(Enum):
+class ReplyStream(Enum):
     """Whether the reply comes in pieces, and how they are asked for."""
 
     NO = auto()
@@ -63,20 +64,20 @@ class Stream(Enum):
     ASYNC = auto()
 
 
-_ACCEPT = {Shape.TEXT: "text/plain, */*;q=0.8", Shape.JSON: "application/json", Shape.BYTES: "*/*"}
+_ACCEPT = {ReplyShape.TEXT: "text/plain, */*;q=0.8", ReplyShape.JSON: "application/json", ReplyShape.BYTES: "*/*"}
 _ACCEPT_STREAM = {
-    Shape.TEXT: "text/event-stream, text/plain, */*;q=0.8",
-    Shape.JSON: "text/event-stream, application/x-ndjson, application/json;q=0.9",
-    Shape.EVENT: "text/event-stream",
-    Shape.BYTES: "*/*",
+    ReplyShape.TEXT: "text/event-stream, text/plain, */*;q=0.8",
+    ReplyShape.JSON: "text/event-stream, application/x-ndjson, application/json;q=0.9",
+    ReplyShape.EVENT: "text/event-stream",
+    ReplyShape.BYTES: "*/*",
 }
-_STREAMS: dict[Any, Stream] = {
-    collections.abc.AsyncIterator: Stream.ASYNC,
-    collections.abc.AsyncIterable: Stream.ASYNC,
-    collections.abc.AsyncGenerator: Stream.ASYNC,
-    collections.abc.Iterator: Stream.SYNC,
-    collections.abc.Iterable: Stream.SYNC,
-    collections.abc.Generator: Stream.SYNC,
+_STREAMS: dict[Any, ReplyStream] = {
+    collections.abc.AsyncIterator: ReplyStream.ASYNC,
+    collections.abc.AsyncIterable: ReplyStream.ASYNC,
+    collections.abc.AsyncGenerator: ReplyStream.ASYNC,
+    collections.abc.Iterator: ReplyStream.SYNC,
+    collections.abc.Iterable: ReplyStream.SYNC,
+    collections.abc.Generator: ReplyStream.SYNC,
 }
 
 
@@ -96,17 +97,17 @@ class ReplyPlan:
     `whole`: a `Response` is around it. `optional`: an empty text is None.
     """
 
-    shape: Shape
+    shape: ReplyShape
     adapter: TypeAdapter[Any] | None = None
     type_name: str = "None"
     whole: bool = False
-    stream: Stream = Stream.NO
+    stream: ReplyStream = ReplyStream.NO
     optional: bool = False
 
     @property
     def accept(self) -> str:
         """The `Accept` header that asks for it."""
-        return (_ACCEPT if self.stream is Stream.NO else _ACCEPT_STREAM).get(self.shape, "*/*")
+        return (_ACCEPT if self.stream is ReplyStream.NO else _ACCEPT_STREAM).get(self.shape, "*/*")
 
 
 class UnreadableReplyError(Exception):
@@ -124,8 +125,8 @@ def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
     if origin is Response:
         body = get_args(inner)[0] if get_args(inner) else bytes
         return replace(_body_plan(body, "GET" if body is not type(None) else verb), whole=True)
-    stream = _STREAMS.get(origin, Stream.NO)
-    if stream is Stream.NO:
+    stream = _STREAMS.get(origin, ReplyStream.NO)
+    if stream is ReplyStream.NO:
         return _body_plan(annotation, verb)
     if is_async:
         raise UnreadableReplyError(
@@ -133,39 +134,41 @@ def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
         )
     pieces = get_args(inner)[0] if get_args(inner) else str
     if pieces is ServerSentEvent:
-        return ReplyPlan(Shape.EVENT, type_name="ServerSentEvent", stream=stream)
+        return ReplyPlan(ReplyShape.EVENT, type_name="ServerSentEvent", stream=stream)
     return replace(_body_plan(pieces, "GET"), stream=stream)
 
 
 def _body_plan(annotation: Any, verb: str) -> ReplyPlan:
     inner = unwrapped(annotation).type
     if inner in (str, bytes) and inner is not plain(annotation) and verb != "HEAD":
-        return ReplyPlan(Shape.TEXT if inner is str else Shape.BYTES, type_name=str(annotation), optional=True)
+        return ReplyPlan(
+            ReplyShape.TEXT if inner is str else ReplyShape.BYTES, type_name=str(annotation), optional=True
+        )
     return ReplyPlan(*_shape_of(annotation, verb))
 
 
-def _shape_of(annotation: Any, verb: str) -> tuple[Shape, TypeAdapter[Any] | None, str]:
+def _shape_of(annotation: Any, verb: str) -> tuple[ReplyShape, TypeAdapter[Any] | None, str]:
     inner = plain(annotation)
     kind = class_of(inner)
     name = getattr(annotation, "__name__", None) if isinstance(annotation, type) else str(annotation)
     name = name or str(annotation)
     if inner is None or inner is type(None):
-        return Shape.NOTHING, None, name
+        return ReplyShape.NOTHING, None, name
     if verb == "HEAD":
         if inner is int:
-            return Shape.STATUS, None, name
+            return ReplyShape.STATUS, None, name
         if isinstance(kind, type) and issubclass(kind, Mapping):
-            return Shape.HEADERS, None, name
+            return ReplyShape.HEADERS, None, name
         raise UnreadableReplyError(
             "a reply to HEAD has no body",
             "return None, int (the status), dict[str, str] (headers) or rest.Response[None]",
         )
     if inner is str:
-        return Shape.TEXT, None, name
+        return ReplyShape.TEXT, None, name
     if inner is bytes:
-        return Shape.BYTES, None, name
+        return ReplyShape.BYTES, None, name
     try:
-        return Shape.JSON, TypeAdapter(annotation), name
+        return ReplyShape.JSON, TypeAdapter(annotation), name
     except PydanticUserError as error:
         reason = str(error).partition("\n")[0]
         raise UnreadableReplyError(
@@ -184,17 +187,17 @@ def _decode_body(plan: ReplyPlan, response: HttpResponse, url: str, where: str) 
     if plan.optional and not response.content:
         return None
     match plan.shape:
-        case Shape.NOTHING:
+        case ReplyShape.NOTHING:
             return None
-        case Shape.STATUS:
+        case ReplyShape.STATUS:
             return response.status_code
-        case Shape.HEADERS:
+        case ReplyShape.HEADERS:
             return dict(response.headers)
-        case Shape.TEXT:
+        case ReplyShape.TEXT:
             return response.content.decode(charset(response.headers.get("content-type", "")), "replace")
-        case Shape.BYTES:
+        case ReplyShape.BYTES:
             return response.content
-        case Shape.JSON | Shape.EVENT:  # a single event is none: events come in streams
+        case ReplyShape.JSON | ReplyShape.EVENT:  # a single event is none: events come in streams
             return decode_json(plan, response.content, url, response.status_code, where)
 
 
@@ -240,3 +243,101 @@ def charset(content_type: str) -> str:
             except (LookupError, UnicodeError, ValueError):
                 break
     return "utf-8"
+
+
+# --- streams
+
+
+class PieceDecoder:
+    """Takes the bytes of a body as they come and gives the pieces that are complete."""
+
+    def __init__(
+        self, plan: ReplyPlan, content_type: str, url: str, status: int, where: str, max_piece: int = 64 * 2**20
+    ) -> None:
+        self._plan, self._url, self._status, self._where = plan, url, status, where
+        self._media_type = content_type.lower().partition(";")[0].strip()
+        self._text = codecs.getincrementaldecoder(charset(content_type))("replace")
+        self._max_piece = max_piece
+        self._held = 0  # characters in what follows
+        self._pending: list[str] = []  # of a line that has not ended, or of the document
+        self._event: dict[str, str] = {}
+        self._data: list[str] = []
+
+    def feed(self, chunk: bytes) -> Iterator[Any]:
+        """The pieces that `chunk` completes."""
+        if self._plan.shape is ReplyShape.BYTES:
+            yield chunk
+            return
+        text = self._text.decode(chunk)
+        if not self._is_one_document and "\n" in text:
+            *lines, text = "".join((*self._pending, text)).split("\n")
+            self._pending.clear()
+            self._held = sum(map(len, self._data))
+            for line in lines:
+                yield from self._line(line.removesuffix("\r"))
+        self._pending.append(text)
+        self._hold(len(text))
+
+    def end(self) -> Iterator[Any]:
+        """What is left when the body has ended."""
+        rest = "".join((*self._pending, self._text.decode(b"", True)))
+        if self._is_one_document:
+            yield from self._document(rest)
+        elif rest:
+            yield from self._line(rest.removesuffix("\r"))
+        if self._event or self._data:
+            yield from self._line("")
+
+    def _hold(self, characters: int) -> None:
+        """Count what is kept until a piece is complete. Raises `RestClientError` when it becomes too much."""
+        self._held += characters
+        if self._held > self._max_piece:
+            message = f"{self._where}: a piece of the reply is longer than max_reply_bytes ({self._max_piece} bytes)"
+            raise RestClientError(message, self._url, self._status)
+
+    @property
+    def _is_one_document(self) -> bool:
+        return self._plan.shape is ReplyShape.JSON and self._media_type == "application/json"
+
+    def _document(self, text: str) -> Iterator[Any]:
+        if not text.strip():
+            return
+        try:
+            document = from_json(text)
+        except ValueError as error:
+            message = f"{self._where}: the reply is no JSON ({error})"
+            raise RestDecodeError(message, self._url, self._status, beginning(text)) from error
+        for item in document if isinstance(document, list) else (document,):
+            yield self._value(to_json(item))
+
+    def _line(self, line: str) -> Iterator[Any]:
+        if self._media_type == "text/event-stream":
+            yield from self._event_line(line)
+        elif self._plan.shape is ReplyShape.TEXT:
+            yield line
+        elif line.strip("\x1e \t"):
+            yield self._value(line.strip("\x1e \t"))
+
+    def _event_line(self, line: str) -> Iterator[Any]:
+        if not line:
+            event, self._event = self._event, {}
+            data, self._data = self._data, []
+            self._held -= sum(map(len, data))
+            if data:
+                yield self._of_event(ServerSentEvent("\n".join(data), event.get("event", "message"), event.get("id")))
+            return
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+            self._hold(len(value))
+        elif name in ("event", "id"):
+            self._event[name] = value
+
+    def _of_event(self, event: ServerSentEvent) -> Any:
+        if self._plan.shape is ReplyShape.EVENT:
+            return event
+        return event.data if self._plan.shape is ReplyShape.TEXT else self._value(event.data)
+
+    def _value(self, text: bytes | str) -> Any:
+        return decode_json(self._plan, text, self._url, self._status, self._where)

@@ -23,12 +23,12 @@ from .plans import ClientPlan, RequestPlan
 from .reading import read_auth, read_client
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from .exchange import RestExchange
 
 T = TypeVar("T")
 
 
-class _Made:
+class _StandaloneScope:
     """Stands in for a container: a collaborator's class is called once, and its object kept."""
 
     def __init__(self) -> None:
@@ -72,21 +72,21 @@ def _problems_of_collaborators(plan: ClientPlan) -> Iterator[Problem]:
             yield Problem(point.where, what, "register the client in a container, which makes its collaborators")
 
 
-def standalone_exchange(where: str, settings: KeySettings) -> Exchange:
+def standalone_exchange(where: str, settings: KeySettings) -> RestExchange:
     """An exchange for plans that come from no class. Raises `IllegalConfigurationError`."""
     raise_problems(endpoint_problems(where, settings.key, settings.settings, None))
     return _exchange(settings, None, ClientPlan(()), where)
 
 
-def _exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, where: str) -> Exchange:
-    from .connections import Connection
-    from .exchange import Exchange
+def _exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, where: str) -> RestExchange:
+    from .connections import RestConnection
+    from .exchange import RestExchange
 
-    connection = Connection(read_endpoint(settings, base_url))
-    return Exchange(connection, plan, cast("ActiveScope", _Made()), read_auth(settings.auth, where))
+    connection = RestConnection(read_endpoint(settings, base_url))
+    return RestExchange(connection, plan, cast("ActiveScope", _StandaloneScope()), read_auth(settings.auth, where))
 
 
-async def send_request(exchange: Exchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
+async def send_request(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """The value of one request."""
     from .drivers import call_async
 

@@ -11,9 +11,8 @@ except ModuleNotFoundError as _error:
 
 from ..errors import MemoryLeaseLostError, TransactionRolledBackError
 from ..settings import SqlSettings
-from .engines import open_engine, open_sync_engine
-from .memory import SqlChatMemoryStore
-from .producers import engine, session, sync_engine, sync_session
+from .conversation_store import SqlChatMemoryStore
+from .engines import engine, open_engine, open_sync_engine, session, sync_engine, sync_session
 from .transactions import transactional
 
 __all__ = [

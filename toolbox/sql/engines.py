@@ -15,9 +15,12 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
+from ..di.marks import checks_settings, produces
 from ..errors import IllegalConfigurationError, Problem
+from ..settings import SqlSettings, ToolboxSettings
 
 FOR_WRITING = {"toolbox_for_writing": True}
 """Execution options of a connection whose next transaction is going to write.
@@ -175,3 +178,68 @@ def _prepare(engine: Engine) -> None:
     def begun(connection: Connection) -> None:
         writing = connection.get_execution_options().get("toolbox_for_writing", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+# --- producers
+
+
+def _engine_problems(settings: ToolboxSettings) -> Iterator[Problem]:
+    yield from _url_problems(settings.sql, asynchronous=True)
+
+
+def _sync_engine_problems(settings: ToolboxSettings) -> Iterator[Problem]:
+    yield from _url_problems(settings.sql, asynchronous=False)
+
+
+def _url_problems(settings: SqlSettings, *, asynchronous: bool) -> Iterator[Problem]:
+    try:
+        address = _url(settings)
+    except IllegalConfigurationError as error:
+        yield from error.problems
+    else:
+        yield from address_problems(address, asynchronous=asynchronous)
+
+
+@checks_settings(_engine_problems)
+@produces(scope="application")
+async def engine(settings: ToolboxSettings) -> AsyncIterator[AsyncEngine]:
+    """The engine of the settings' database (`TOOLBOX_SQL__URL`), disposed when the container stops."""
+    async with open_engine(_url(settings.sql), **_settings_options(settings.sql)) as made:
+        yield made
+
+
+@produces(scope="call")
+async def session(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
+    """A session for each tool call, or for the request outside of one; what was not committed is rolled back."""
+    made = AsyncSession(engine, expire_on_commit=False)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@checks_settings(_sync_engine_problems)
+@produces(scope="application")
+def sync_engine(settings: ToolboxSettings) -> Iterator[Engine]:
+    """The same engine for `def` tools, which run on threads."""
+    with open_sync_engine(_url(settings.sql), **_settings_options(settings.sql)) as made:
+        yield made
+
+
+@produces(scope="call")
+def sync_session(engine: Engine) -> Iterator[Session]:
+    """The same session for `def` tools; made, used and closed on the tool's thread."""
+    with Session(engine, expire_on_commit=False) as made:
+        yield made
+
+
+def _url(settings: SqlSettings) -> str:
+    if settings.url is None:
+        fix = "set TOOLBOX_SQL__URL, such as sqlite:///shop.db or postgresql://user:password@host/shop"
+        raise IllegalConfigurationError([Problem("toolbox.sql", "no database is named", fix)])
+    return settings.url.get_secret_value()
+
+
+def _settings_options(settings: SqlSettings) -> dict[str, Any]:
+    recycle = -1 if settings.pool_recycle is None else settings.pool_recycle
+    return {**settings.model_dump(exclude={"url", "pool_recycle"}), "pool_recycle": recycle}

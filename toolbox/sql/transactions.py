@@ -1,6 +1,6 @@
 """`@transactional`: a method's database work is committed before it returns, or none of it is kept.
 
-Not here: which sessions there are (`producers`).
+Not here: which sessions there are (`engines`).
 """
 
 from __future__ import annotations

@@ -7,12 +7,28 @@ held (`toolbox.services.leases`), the messages' JSON (`toolbox.transcripts`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, TypeAlias
 
-from sqlalchemy import BigInteger, Column, Connection, Index, MetaData, Table, Text, and_, delete, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    and_,
+    delete,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -27,10 +43,17 @@ from ..services.leases import LEASE, Leases
 from ..services.memory import ChatMemoryKey, ChatMemoryStore
 from ..transcripts import messages_from_json, messages_to_json
 from .engines import FOR_WRITING
-from .schema import Step, migrate
 
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _BETWEEN_PURGES = 60.0  # seconds
+Step: TypeAlias = Callable[[Connection], None]
+"""Brings a schema from one version to the next, in the transaction of the connection."""
+
+VERSIONS = Table(
+    "toolbox_schemas", MetaData(), Column("name", Text, primary_key=True), Column("version", Integer, nullable=False)
+)
+
+_LOCK = 0x746F6F6C626F78  # of PostgreSQL's advisory locks, "toolbox"
 
 
 class _Now(FunctionElement[int]):
@@ -72,6 +95,39 @@ def steps_of(table: Table) -> tuple[Step, ...]:
         table.create(connection, checkfirst=False)
 
     return (create,)
+
+
+# --- tables
+
+
+async def migrate(engine: AsyncEngine, name: str, steps: Sequence[Step]) -> None:
+    """Takes those of `steps` that the database has not taken yet; processes that come at once wait for each other.
+
+    Raises `IllegalConfigurationError` when the database has taken more steps than there are.
+    """
+    async with engine.connect() as connection:
+        await connection.execution_options(**FOR_WRITING)
+        async with connection.begin():
+            await connection.run_sync(_migrate, name, steps)
+
+
+def _migrate(connection: Connection, name: str, steps: Sequence[Step]) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+    VERSIONS.create(connection, checkfirst=True)
+    version = connection.scalar(select(VERSIONS.c.version).where(VERSIONS.c.name == name))
+    if version is None:
+        connection.execute(insert(VERSIONS).values(name=name, version=0))
+        version = 0
+    if version > len(steps):
+        what = f"the database has version {version} of it, this release knows {len(steps)}"
+        raise IllegalConfigurationError([Problem(f"the tables of {name}", what, "use the newer release of toolbox-di")])
+    for step in steps[version:]:
+        step(connection)
+    connection.execute(update(VERSIONS).where(VERSIONS.c.name == name).values(version=len(steps)))
+
+
+# --- the store
 
 
 @application_scoped
