@@ -1,94 +1,99 @@
 """toolbox: dependency injection for AI services.
 
-The public names, by hand. Those that bring a library with them are loaded when they are first asked for.
+Everything public can be imported from here. `__all__` lists the names that programs use every day; the others are
+errors, events, messages and parts for framework authors. Names in the `TYPE_CHECKING` block are loaded on first use, so
+that `import toolbox` stays fast.
 """
 
 from __future__ import annotations
 
+import pkgutil
+import re
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .chat import (
-    AiMessage,
-    BeforeToolExecution,
-    ChatModel,
-    ChatRequest,
-    ChatResponse,
-    CompleteResponse,
-    CompleteToolCall,
-    Content,
-    FinishReason,
+    AiMessage as AiMessage,
+    BeforeToolExecution as BeforeToolExecution,
+    ChatModel as ChatModel,
+    ChatRequest as ChatRequest,
+    ChatResponse as ChatResponse,
+    CompleteResponse as CompleteResponse,
+    CompleteToolCall as CompleteToolCall,
+    Content as Content,
+    FinishReason as FinishReason,
     ImageContent,
-    IntermediateResponse,
-    Message,
-    PartialReasoning,
-    PartialResponse,
-    PartialToolCall,
-    ResponseFormat,
-    ServiceEvent,
-    StreamEvent,
-    StreamingChatModel,
-    SystemMessage,
-    TextContent,
-    TokenUsage,
-    ToolExecuted,
-    ToolExecution,
-    ToolExecutionRequest,
-    ToolExecutionResult,
-    ToolExecutionResultMessage,
-    ToolExecutor,
-    ToolSpecification,
+    IntermediateResponse as IntermediateResponse,
+    Message as Message,
+    PartialReasoning as PartialReasoning,
+    PartialResponse as PartialResponse,
+    PartialToolCall as PartialToolCall,
+    ResponseFormat as ResponseFormat,
+    ServiceEvent as ServiceEvent,
+    StreamEvent as StreamEvent,
+    StreamingChatModel as StreamingChatModel,
+    SystemMessage as SystemMessage,
+    TextContent as TextContent,
+    TokenUsage as TokenUsage,
+    ToolExecuted as ToolExecuted,
+    ToolExecution as ToolExecution,
+    ToolExecutionRequest as ToolExecutionRequest,
+    ToolExecutionResult as ToolExecutionResult,
+    ToolExecutionResultMessage as ToolExecutionResultMessage,
+    ToolExecutor as ToolExecutor,
+    ToolSpecification as ToolSpecification,
     UserMessage,
 )
 from .context import Inject, InvocationContext, MemoryId, invocation_attributes, time_limit
 from .di.marks import Instance, Named, application_scoped, call_scoped, dependent, produces, request_scoped
 from .errors import (
-    AmbiguousBeanError,
-    AsyncBeanError,
-    BlockingCallNotAllowedError,
-    ContainerNotStartedError,
-    FrameworkError,
+    AmbiguousBeanError as AmbiguousBeanError,
+    AsyncBeanError as AsyncBeanError,
+    BlockingCallNotAllowedError as BlockingCallNotAllowedError,
+    ContainerNotStartedError as ContainerNotStartedError,
+    FrameworkError as FrameworkError,
     IllegalConfigurationError,
-    InvalidMemoryIdError,
-    InvocationTimeoutError,
-    MemoryInUseError,
-    MissingBeanError,
-    ModelConnectionError,
-    ModelError,
-    ModelHttpError,
-    ModelProtocolError,
-    ModelRefusedError,
-    ModelTimeoutError,
-    ModelTruncatedError,
-    OutputParsingError,
-    Problem,
-    RestClientError,
-    RestDecodeError,
-    RestTimeoutError,
-    ScopeNotActiveError,
+    InvalidMemoryIdError as InvalidMemoryIdError,
+    InvocationTimeoutError as InvocationTimeoutError,
+    MemoryInUseError as MemoryInUseError,
+    MissingBeanError as MissingBeanError,
+    ModelConnectionError as ModelConnectionError,
+    ModelError as ModelError,
+    ModelHttpError as ModelHttpError,
+    ModelProtocolError as ModelProtocolError,
+    ModelRefusedError as ModelRefusedError,
+    ModelTimeoutError as ModelTimeoutError,
+    ModelTruncatedError as ModelTruncatedError,
+    OutputParsingError as OutputParsingError,
+    Problem as Problem,
+    RestClientError as RestClientError,
+    RestDecodeError as RestDecodeError,
+    RestTimeoutError as RestTimeoutError,
+    ScopeNotActiveError as ScopeNotActiveError,
     ToolAbort,
-    ToolArgumentsError,
+    ToolArgumentsError as ToolArgumentsError,
     ToolboxError,
-    ToolCallsLimitExceededError,
-    ToolResultError,
+    ToolCallsLimitExceededError as ToolCallsLimitExceededError,
+    ToolResultError as ToolResultError,
     ToolRetry,
-    ToolRoundsExceededError,
-    ToolTimeoutError,
-    UnknownToolError,
+    ToolRoundsExceededError as ToolRoundsExceededError,
+    ToolTimeoutError as ToolTimeoutError,
+    UnknownToolError as UnknownToolError,
 )
 from .events import (
     EventListener,
-    InvocationEvent,
-    MemoryWrittenEvent,
-    ModelFailedEvent,
-    ModelRequestEvent,
-    ModelResponseEvent,
-    ServiceCompletedEvent,
-    ServiceFailedEvent,
-    ServiceStartedEvent,
-    ToolExecutedEvent,
-    ToolFailedEvent,
-    ToolStartedEvent,
+    InvocationEvent as InvocationEvent,
+    MemoryWrittenEvent as MemoryWrittenEvent,
+    ModelFailedEvent as ModelFailedEvent,
+    ModelRequestEvent as ModelRequestEvent,
+    ModelResponseEvent as ModelResponseEvent,
+    ServiceCompletedEvent as ServiceCompletedEvent,
+    ServiceFailedEvent as ServiceFailedEvent,
+    ServiceStartedEvent as ServiceStartedEvent,
+    ToolExecutedEvent as ToolExecutedEvent,
+    ToolFailedEvent as ToolFailedEvent,
+    ToolStartedEvent as ToolStartedEvent,
 )
 from .execution import blocking, non_blocking, run_on, run_on_thread
 from .printable import protect_logs as _protect_logs
@@ -97,188 +102,96 @@ from .tools.marks import ReturnBehavior, tool, toolbox
 if TYPE_CHECKING:
     from .container import Container
     from .demo import DemoChatModel
-    from .logs import InvocationLogFilter, LoggingListener
+    from .logs import InvocationLogFilter as InvocationLogFilter, LoggingListener as LoggingListener
     from .models.openai import OpenAiChatModel
     from .rest import register_rest_client
-    from .services.declaration import DEFAULT, register_ai_service, system_message, user_message
+    from .services.declaration import DEFAULT as DEFAULT, register_ai_service, system_message, user_message
     from .services.memory import (
-        ChatMemory,
-        ChatMemoryKey,
+        ChatMemory as ChatMemory,
+        ChatMemoryKey as ChatMemoryKey,
         ChatMemoryStore,
-        InMemoryChatMemoryStore,
+        InMemoryChatMemoryStore as InMemoryChatMemoryStore,
         MessageWindow,
         TokenWindow,
-        estimate_tokens,
+        estimate_tokens as estimate_tokens,
     )
     from .services.outputs import Result, TokenStream
-    from .services.records import InvocationRecord, invocation_record
+    from .services.records import InvocationRecord as InvocationRecord, invocation_record
     from .services.standalone import create_ai_service
     from .settings import ToolboxSettings
     from .tools.failures import ToolErrors, hide_details, return_to_model
-    from .tools.sources import AiServiceTool, ToolProvider, ToolProviderRequest, ToolProviderResult
-    from .tools.standalone import tool_executor_from, tool_specification_from, tool_specifications_from, tools_from
-
-_LOADED_WHEN_ASKED_FOR = {
-    "Container": "container",
-    "InvocationLogFilter": "logs",
-    "LoggingListener": "logs",
-    "DemoChatModel": "demo",
-    "OpenAiChatModel": "models.openai",
-    "register_rest_client": "rest",
-    "DEFAULT": "services.declaration",
-    "register_ai_service": "services.declaration",
-    "system_message": "services.declaration",
-    "user_message": "services.declaration",
-    "ChatMemory": "services.memory",
-    "ChatMemoryKey": "services.memory",
-    "ChatMemoryStore": "services.memory",
-    "InMemoryChatMemoryStore": "services.memory",
-    "MessageWindow": "services.memory",
-    "TokenWindow": "services.memory",
-    "estimate_tokens": "services.memory",
-    "Result": "services.outputs",
-    "TokenStream": "services.outputs",
-    "InvocationRecord": "services.records",
-    "invocation_record": "services.records",
-    "create_ai_service": "services.standalone",
-    "ToolboxSettings": "settings",
-    "ToolErrors": "tools.failures",
-    "hide_details": "tools.failures",
-    "return_to_model": "tools.failures",
-    "AiServiceTool": "tools.sources",
-    "ToolProvider": "tools.sources",
-    "ToolProviderRequest": "tools.sources",
-    "ToolProviderResult": "tools.sources",
-    "tool_executor_from": "tools.standalone",
-    "tool_specification_from": "tools.standalone",
-    "tool_specifications_from": "tools.standalone",
-    "tools_from": "tools.standalone",
-}
+    from .tools.sources import AiServiceTool as AiServiceTool, ToolProvider, ToolProviderRequest, ToolProviderResult
+    from .tools.standalone import (
+        tool_executor_from as tool_executor_from,
+        tool_specification_from as tool_specification_from,
+        tool_specifications_from as tool_specifications_from,
+        tools_from as tools_from,
+    )
 
 
 _protect_logs()
 
 
+@cache
+def _lazy_names() -> dict[str, str]:
+    """Return the module of each name in the `TYPE_CHECKING` block above, which is the only list of them."""
+    try:
+        source = pkgutil.get_data(__name__, "__init__.py") or b""
+    except OSError as error:
+        fix = "toolbox needs its source files, which this bundle left out; with PyInstaller use --collect-all toolbox"
+        raise ImportError(fix) from error
+    block = source.decode().partition("\nif TYPE_CHECKING:\n")[2].partition("\n\n\n")[0]
+    return {
+        name: module
+        for module, names in re.findall(r"from (\.[\w.]+) import (\([^)]*\)|.*)", block)
+        for name in re.findall(r"\b(\w+)(?=,|\)|\s*$)", names)
+    }
+
+
 def __getattr__(name: str) -> object:
-    if (module := _LOADED_WHEN_ASKED_FOR.get(name)) is None:
+    if (module := _lazy_names().get(name)) is None:
         raise AttributeError(f"module 'toolbox' has no attribute {name!r}")
-    value: object = getattr(import_module(f"toolbox.{module}"), name)
+    value: object = getattr(import_module(module, __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*__all__, *globals(), *_lazy_names()})
 
 
 __all__ = [
-    "AiMessage",
-    "AiServiceTool",
-    "AmbiguousBeanError",
-    "AsyncBeanError",
-    "BeforeToolExecution",
-    "BlockingCallNotAllowedError",
-    "ChatMemory",
-    "ChatMemoryKey",
     "ChatMemoryStore",
-    "ChatModel",
-    "ChatRequest",
-    "ChatResponse",
-    "CompleteResponse",
-    "CompleteToolCall",
     "Container",
-    "ContainerNotStartedError",
-    "Content",
-    "DEFAULT",
     "DemoChatModel",
     "EventListener",
-    "FinishReason",
-    "FrameworkError",
     "IllegalConfigurationError",
     "ImageContent",
-    "InMemoryChatMemoryStore",
     "Inject",
     "Instance",
-    "IntermediateResponse",
-    "InvalidMemoryIdError",
     "InvocationContext",
-    "InvocationEvent",
-    "InvocationLogFilter",
-    "InvocationRecord",
-    "InvocationTimeoutError",
-    "LoggingListener",
     "MemoryId",
-    "MemoryInUseError",
-    "MemoryWrittenEvent",
-    "Message",
     "MessageWindow",
-    "MissingBeanError",
-    "ModelConnectionError",
-    "ModelError",
-    "ModelFailedEvent",
-    "ModelHttpError",
-    "ModelProtocolError",
-    "ModelRefusedError",
-    "ModelRequestEvent",
-    "ModelResponseEvent",
-    "ModelTimeoutError",
-    "ModelTruncatedError",
     "Named",
     "OpenAiChatModel",
-    "OutputParsingError",
-    "PartialReasoning",
-    "PartialResponse",
-    "PartialToolCall",
-    "Problem",
-    "ResponseFormat",
-    "RestClientError",
-    "RestDecodeError",
-    "RestTimeoutError",
     "Result",
     "ReturnBehavior",
-    "ScopeNotActiveError",
-    "ServiceCompletedEvent",
-    "ServiceEvent",
-    "ServiceFailedEvent",
-    "ServiceStartedEvent",
-    "StreamEvent",
-    "StreamingChatModel",
-    "SystemMessage",
-    "TextContent",
     "TokenStream",
-    "TokenUsage",
     "TokenWindow",
     "ToolAbort",
-    "ToolArgumentsError",
-    "ToolCallsLimitExceededError",
     "ToolErrors",
-    "ToolExecuted",
-    "ToolExecutedEvent",
-    "ToolExecution",
-    "ToolExecutionRequest",
-    "ToolExecutionResult",
-    "ToolExecutionResultMessage",
-    "ToolExecutor",
-    "ToolFailedEvent",
     "ToolProvider",
     "ToolProviderRequest",
     "ToolProviderResult",
-    "ToolResultError",
     "ToolRetry",
-    "ToolRoundsExceededError",
-    "ToolSpecification",
-    "ToolStartedEvent",
-    "ToolTimeoutError",
     "ToolboxError",
     "ToolboxSettings",
-    "UnknownToolError",
     "UserMessage",
     "application_scoped",
     "blocking",
     "call_scoped",
     "create_ai_service",
     "dependent",
-    "estimate_tokens",
     "hide_details",
     "invocation_attributes",
     "invocation_record",
@@ -293,10 +206,6 @@ __all__ = [
     "system_message",
     "time_limit",
     "tool",
-    "tool_executor_from",
-    "tool_specification_from",
-    "tool_specifications_from",
     "toolbox",
-    "tools_from",
     "user_message",
 ]

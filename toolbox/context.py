@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import count
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast
@@ -72,19 +74,28 @@ class MemoryIdMark:
 
 @dataclass(frozen=True, slots=True)
 class InjectMark:
-    """Marks a parameter that is a bean of the current scope."""
+    """Marks a parameter that receives a bean of the current scope."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> object:
-        # Nothing validates an injected parameter; only a web framework that does not know this mark would try to.
+        # Only FastAPI asks for this, on a route whose annotations were evaluated before FastAPI was imported.
         raise IllegalConfigurationError(
             [
                 Problem(
                     where=f"a parameter Inject[{getattr(source, '__name__', source)}]",
-                    what="toolbox.Inject is for tools and injected functions, not for endpoints",
-                    fix="write `from toolbox_fastapi import Inject` in the module of the endpoint",
+                    what="FastAPI was imported after this annotation was evaluated, so it does not know Inject",
+                    fix="import fastapi or toolbox_fastapi above it, or write `from toolbox_fastapi import Inject`",
                 )
             ]
         )
+
+
+_endpoint_metadata: Callable[[object], tuple[object, ...]] | None = None
+
+
+def support_endpoints(metadata: Callable[[object], tuple[object, ...]]) -> None:
+    """Set the function that returns what a web framework needs in the metadata of `Inject[T]`, given T."""
+    global _endpoint_metadata
+    _endpoint_metadata = metadata
 
 
 MEMORY_ID = MemoryIdMark()
@@ -102,10 +113,19 @@ else:
             return Annotated[item, MEMORY_ID]
 
     class Inject:
-        """`Inject[T]`: a parameter of a tool or an injected function that is a bean of the current scope."""
+        """A parameter that the container fills: `Inject[T]` receives a bean of type T from the current scope.
+
+        Works in tools, in functions that the container calls, and in FastAPI endpoints and dependencies. A model and an
+        HTTP client never see the parameter.
+
+            @tool
+            def my_orders(self, user: Inject[User]) -> list[Order]: ...
+        """
 
         def __class_getitem__(cls, item: object) -> object:
-            return Annotated[item, INJECT]
+            if _endpoint_metadata is None and "fastapi" in sys.modules:
+                import_module("toolbox_fastapi")  # calls support_endpoints; by name, because it lies above this package
+            return Annotated[item, INJECT, *(_endpoint_metadata(item) if _endpoint_metadata is not None else ())]
 
 
 # --- the active scope

@@ -9,9 +9,11 @@ except ModuleNotFoundError as _error:
         "toolbox_fastapi needs FastAPI; install it with: pip install 'toolbox-di[fastapi]'", name=_error.name
     ) from None
 
+from toolbox.context import Inject
+
 from .application import install
 from .dev_ui.access import DevUi
-from .endpoints import Inject, InjectRoute
+from .endpoints import InjectRoute
 from .exchanges import ClientDisconnectedError
 from .mcp_endpoint import mount_mcp
 from .streaming import send_stream, sse

@@ -13,8 +13,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import takewhile
 from types import CoroutineType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, cast
 from weakref import WeakKeyDictionary
 
 from fastapi import Depends, params
@@ -24,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from toolbox.context import INJECT, InjectMark
+from toolbox.context import Inject, InjectMark, support_endpoints
 from toolbox.di.marks import scope_mark_of
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
 from toolbox.rest.marks import client_mark_of
@@ -38,8 +39,6 @@ from toolbox.tools.sources import read_tools
 from toolbox.type_keys import metadata_of, unwrapped
 
 from .exchanges import EXCHANGE_KEY, Exchange
-
-T = TypeVar("T")
 
 ENDPOINT_MARK = "__toolbox_endpoint__"
 
@@ -101,15 +100,7 @@ class BeanOf:
             return self.default
 
 
-if TYPE_CHECKING:
-    Inject = Annotated[T, INJECT]
-else:
-
-    class Inject:
-        """`Inject[T]`: a parameter of an endpoint, a dependency or a tool that is a bean of the current scope."""
-
-        def __class_getitem__(cls, item: object) -> object:
-            return Annotated[item, INJECT, Depends(BeanOf(item), use_cache=False)]
+support_endpoints(lambda wanted: (Depends(BeanOf(wanted), use_cache=False),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +177,8 @@ def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...]
         dependencies = [each.dependency for each in metadata if isinstance(each, params.Depends)]
         if bean := next((each for each in dependencies if isinstance(each, BeanOf)), None):
             injected.append(Injected(parameter.name, bean.wanted, parameter.default))
-        elif any(isinstance(each, InjectMark) for each in metadata):
-            raise IllegalConfigurationError([_wrong_inject(endpoint, parameter.name)])
+        elif any(isinstance(each, InjectMark) for each in metadata):  # evaluated before FastAPI was imported
+            injected.append(Injected(parameter.name, _wanted_by(annotation), parameter.default))
         elif parameter.default is EMPTY and _is_bean(annotation):
             raise IllegalConfigurationError([_no_inject(endpoint, parameter.name, annotation)])
         elif service := _service_that_fastapi_would_make(parameter, annotation, dependencies):
@@ -222,12 +213,10 @@ def _with_connection(signature: inspect.Signature, endpoint: Callable[..., Any])
     return signature.replace(parameters=parameters), CONNECTION
 
 
-def _wrong_inject(endpoint: Callable[..., Any], parameter: str) -> Problem:
-    return Problem(
-        f"endpoint {endpoint.__name__}, parameter {parameter!r}",
-        "toolbox.Inject is for tools and injected functions, not for endpoints",
-        "write `from toolbox_fastapi import Inject` in the module of the endpoint",
-    )
+def _wanted_by(annotation: Any) -> Any:
+    """Return T of `Inject[T]`, with the metadata that T has itself."""
+    own = tuple(takewhile(lambda each: not isinstance(each, InjectMark), metadata_of(annotation)))
+    return Annotated[(annotation.__origin__, *own)] if own else annotation.__origin__
 
 
 def _is_bean(annotation: object) -> bool:
@@ -265,7 +254,7 @@ def _no_inject(endpoint: Callable[..., Any], parameter: str, bean: type[Any]) ->
     return Problem(
         f"endpoint {endpoint.__name__}, parameter {parameter!r}",
         f"{bean.__name__} is a bean, and FastAPI would look for it in the request",
-        f"write `{parameter}: Inject[{bean.__name__}]`, with `from toolbox_fastapi import Inject`",
+        f"write `{parameter}: Inject[{bean.__name__}]`, with `from toolbox import Inject`",
     )
 
 

@@ -1,5 +1,8 @@
 """`Inject[T]` wherever FastAPI calls something, without a trace in OpenAPI; missing beans are seen at start."""
 
+import importlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Protocol
 
@@ -7,7 +10,6 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from pydantic import BaseModel
 
-import toolbox
 from toolbox import (
     Container,
     IllegalConfigurationError,
@@ -357,17 +359,60 @@ async def test_so_it_does_on_a_websocket(connect) -> None:
         assert (await connection.sent("websocket.send"))["text"] == "none"
 
 
-@pytest.mark.parametrize("ours", [True, False], ids=["the application", "a plain router"])
-@pytest.mark.parametrize("wanted", [Counter, Greeter, Greeter | None, list[Greeter]], ids=str)
-def test_the_other_inject_is_refused_at_the_decorator(ours: bool, wanted: Any) -> None:
-    routes: Any = application() if ours else APIRouter()
+@pytest.mark.parametrize("name", ["toolbox", "toolbox_fastapi"])
+@pytest.mark.parametrize("plain", [False, True], ids=["a route of the application", "a plain router"])
+async def test_inject_of_either_package_works_in_endpoints(name: str, plain: bool, running) -> None:
+    inject = importlib.import_module(name).Inject
+    app = application()
+    routes: Any = APIRouter() if plain else app
 
-    async def chat(assistant: Any) -> None: ...
+    def double(counter: Any) -> int:
+        return counter.next() * 2
 
-    chat.__annotations__["assistant"] = toolbox.Inject[wanted]
+    async def endpoint(counter: Any, missing: Any, doubled: Any) -> list[Any]:
+        return [type(counter).__name__, missing, doubled]
 
-    with pytest.raises(IllegalConfigurationError, match="from toolbox_fastapi import Inject"):
-        routes.get("/")(chat)
+    double.__annotations__["counter"] = inject[Counter]
+    endpoint.__annotations__ |= {
+        "counter": inject[Counter],
+        "missing": inject[Missing | None],
+        "doubled": Annotated[int, Depends(double)],
+    }
+    routes.get("/either")(endpoint)
+    if plain:
+        app.include_router(routes)
+
+    async with running(app) as client:
+        assert (await client.get("/either")).json() == ["Counter", None, 2]
+    assert "parameters" not in app.openapi()["paths"]["/either"]["get"]
+
+
+def test_inject_works_when_fastapi_is_imported_after_the_annotation_was_evaluated() -> None:
+    program = """
+import sys
+from toolbox import Container, Inject, Named
+from typing import Annotated
+
+class Greeter:
+    word = "hello"
+
+async def greet(greeter: Inject[Greeter], other: Inject[Annotated[Greeter, Named("other")]]) -> str:
+    return greeter.word + other.word
+
+assert "fastapi" not in sys.modules
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from toolbox_fastapi import install
+
+other = Greeter()
+other.word = " again"
+app = FastAPI()
+install(app, Container().register(Greeter).register_instance(other, name="other"))
+app.get("/")(greet)
+with TestClient(app) as client:
+    assert client.get("/").json() == "hello again", client.get("/").text
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def text(annotation: str) -> Any:

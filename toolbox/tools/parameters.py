@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 from typing import Annotated, Any, Union
 
 from typing_extensions import Doc, TypeIs
@@ -150,7 +151,7 @@ def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParam
         role = Role.CONTEXT
     elif any(isinstance(each, InjectMark) for each in metadata):
         role = Role.INJECTED
-        others = tuple(each for each in metadata if not isinstance(each, InjectMark))
+        others = tuple(takewhile(lambda each: not isinstance(each, InjectMark), metadata))
         wanted = Annotated[(bare, *others)] if others else bare
         wanted = Union[wanted, None] if optional else wanted  # noqa: UP007 - `wanted` is a value
     fields = [each for each in (*metadata, default) if is_field(each)]
