@@ -64,7 +64,7 @@ async def test_all_who_wait_for_a_server_that_dies_are_told_and_share_the_next()
         server = made.get(McpServers).server("mortal")
 
         async def wait_then_ask() -> int:
-            with pytest.raises(McpConnectionError, match="before it could run wait"):
+            with pytest.raises(McpConnectionError, match="could not run wait: the connection broke"):
                 await server.call("wait", {})
             return await pid_of(server)
 
@@ -171,7 +171,7 @@ async def test_a_server_over_http_may_come_late_go_and_come_back(node_servers: P
             assert "hällo" in await echo()
         async with everything(node_servers, port):  # another process, which knows nothing of the session
             assert "hällo" in await echo()
-        with pytest.raises(McpConnectionError, match="before it could run echo"):
+        with pytest.raises(McpConnectionError, match="could not run echo: the connection broke"):
             await echo()
         async with everything(node_servers, port) as process:
             long = asyncio.create_task(server.call("trigger-long-running-operation", {"duration": 1, "steps": 60}))

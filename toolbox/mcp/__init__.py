@@ -1,12 +1,11 @@
-"""MCP servers as tools of services, and a container's tools as an MCP server (extra `mcp`)."""
+"""Model Context Protocol: tools of MCP servers in services, and a container's tools as an MCP server (extra `mcp`)."""
 
 from __future__ import annotations
 
 from .errors import McpConnectionError, McpError, McpTimeoutError
-from .events import McpEvent, McpListener, McpLog, McpProgress
-from .offering import mcp_toolbox, mcp_tools
-from .servers import McpServer, McpServers, mcp_server
+from .servers import McpServer, McpServers, mcp_server, mcp_toolbox, mcp_tools
 from .serving import mcp_server_of, serve_stdio
+from .session import McpEvent, McpListener, McpLog, McpProgress
 
 __all__ = [
     "McpConnectionError",

@@ -1,6 +1,6 @@
-"""The connection to one MCP server: opened when first used, and anew when the server has died.
+"""The connection to one MCP server: sends requests, opens a session for the first one and a new one after a failure.
 
-Not here: one life of it (`lives`), which servers there are (`servers`), what their tools become (`offering`).
+Not here: one session (`session`), the servers of a container and their tools in services (`servers`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from ..settings import McpSettings
 from ..tools.specification import name_problems
 from ..validation_text import brief, hide_secrets, without_secrets
 from .errors import McpConnectionError, McpError, McpTimeoutError
-from .events import McpEvent, McpProgress
-from .lives import Hearing, Life, secrets_of
-from .screening import MAX_TOOLS, LeftOut, too_large, visible
+from .screening import MAX_TOOLS, SkippedTools, too_large, visible
+from .session import McpEvent, McpProgress, McpSession, SessionCallbacks, secrets_of
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -37,73 +36,74 @@ logger = logging.getLogger("toolbox.mcp")
 P = TypeVar("P", bound="PaginatedResult")
 T = TypeVar("T")
 
-_NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_INVALID_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 INVALID_PARAMS = -32602
-"""JSON-RPC: the arguments of a call are wrong."""
+"""JSON-RPC: the arguments of a call are invalid."""
 
 MAX_PAGES = 100
-"""Pages of a list that are read."""
+"""Pages that are read of one list."""
 MAX_ITEMS = 10_000
-"""Tools, resources or prompts from which on no further page is read."""
-LONGEST_MESSAGE = 4000
-"""Characters of a server's error message that are kept."""
+"""Number of tools, resources or prompts after which no further page is read."""
+MAX_MESSAGE_CHARS = 4000
+"""Characters that are kept of a server's error message."""
 
-# What the client says when there will be no answer; servers use the same numbers for errors of their own.
-_LATE = -32001
-_CLOSED = -32000
-_OF_THE_WAY = ((_CLOSED, ""), (-32603, "server returned an error response"))  # closed; an HTTP status, nothing more
+# Codes of the SDK's client for missing answers; servers use the same numbers for their own errors.
+_REQUEST_TIMEOUT = -32001
+_CONNECTION_CLOSED = -32000
+# Transport errors: the connection closed, or an HTTP error status without a JSON-RPC error.
+_TRANSPORT_ERRORS = ((_CONNECTION_CLOSED, ""), (-32603, "server returned an error response"))
 
 
-class _ForgottenError(Exception):
-    """The server does not know this client any more, and so has done nothing."""
+class _SessionLostError(Exception):
+    """The server does not know the session, so it has not run the request."""
 
 
 class McpConnection:
-    """One server. Its methods may be called from any task of the loop it was first used on."""
+    """The connection to one server. Any task of the event loop that used it first may call its methods."""
 
-    def __init__(self, name: str, settings: McpSettings, tell: Callable[[McpEvent], None] | None = None) -> None:
-        self.name, self.settings, self._teller = name, settings, tell
-        self._life: Life | None = None
+    def __init__(self, name: str, settings: McpSettings, on_event: Callable[[McpEvent], None] | None = None) -> None:
+        self.name, self.settings, self._on_event = name, settings, on_event
+        self._session: McpSession | None = None
         self._tools: tuple[Tool, ...] | None = None
-        self._tools_asked = 0
+        self._tools_version = 0
         self._closed = False
 
-    # --- what a server offers
+    # --- requests
 
     async def tools(self) -> tuple[Tool, ...]:
-        """Its tools, as far as they are offered; asked for once, and again when it says that they changed.
+        """Return the usable tools of the server. The list is cached until the server reports a change.
 
-        A tool that cannot be used is left out and logged: with a name that no model takes, or one that another tool
-        has, with a broken or too large schema, or one that only runs as a task.
+        Tools that cannot be used are skipped and logged: an invalid or duplicate name, an invalid or too large schema,
+        or a tool that only runs as a task. Raises `McpError`.
         """
-        self._living()  # the tools of a server that has gone are not those of the next
+        self._current_session()  # a new session discards the tools of the previous one
         if self._tools is not None:
             return self._tools
-        asked = self._tools_asked
-        offered = self._usable(await self._ask("list its tools", self._all_tools))
-        if asked == self._tools_asked:  # else they have changed meanwhile
+        version = self._tools_version
+        offered = self._usable(await self._request("list its tools", self._all_tools))
+        if version == self._tools_version:  # they did not change in the meantime
             self._tools = offered
         return offered
 
     def _usable(self, found: list[Tool]) -> tuple[Tool, ...]:
-        """The tools that may be offered, a name once."""
-        left_out = LeftOut(self.name)
+        """Return the tools to offer; each name occurs once."""
+        skipped = SkippedTools(self.name)
         tools: dict[str, Tool] = {}
         for each in found:
             if not self._is_offered(each.name):
                 continue
             name = self.offered_name(each.name)
             if name_problems(name, ""):
-                left_out.add(each.name, "a model cannot call it by this name; use names= or prefix=")
+                skipped.add(each.name, "models do not accept this name; rename it with names= or prefix=")
             elif name in tools:
-                left_out.add(each.name, f"another tool is called {name!r}; use names= to rename one")
+                skipped.add(each.name, f"another tool has the name {name!r}; rename one with names=")
             elif len(tools) == MAX_TOOLS:
-                left_out.add(each.name, f"more than {MAX_TOOLS}")
+                skipped.add(each.name, f"more than {MAX_TOOLS}")
             else:
                 tools[name] = each
-        left_out.log()
-        schemas = self._life.output_schemas if self._life is not None else {}
+        skipped.log()
+        schemas = self._session.output_schemas if self._session is not None else {}
         return tuple(
             each.model_copy(update={"output_schema": schemas[each.name]}) if each.name in schemas else each
             for each in tools.values()
@@ -111,7 +111,7 @@ class McpConnection:
 
     def _tools_changed(self) -> None:
         self._tools = None
-        self._tools_asked += 1
+        self._tools_version += 1
 
     def _is_offered(self, name: str) -> bool:
         include, exclude = self.settings.include, self.settings.exclude
@@ -119,33 +119,35 @@ class McpConnection:
         return wanted and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
 
     def offered_name(self, name: str) -> str:
-        """What a tool is called here; MCP allows characters, such as dots, that models' names cannot have."""
-        given = self.settings.names.get(name)
-        return _NO_NAME.sub("_", f"{self.settings.prefix}{name}")[:64] if given is None else given
+        """Return the name that models see; MCP allows characters such as dots, which models do not accept."""
+        new_name = self.settings.names.get(name)
+        return _INVALID_IN_NAMES.sub("_", f"{self.settings.prefix}{name}")[:64] if new_name is None else new_name
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Calls a tool by the server's own name for it."""
+        """Call a tool and return its result. `tool` is the server's name of the tool. Raises `McpError`."""
 
-        async def tell(progress: float, total: float | None, message: str | None) -> None:
-            self._tell(McpProgress(self.name, tool, progress, total, message))
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            self._notify(McpProgress(self.name, tool, progress, total, message))
 
-        return await self._ask(f"run {tool}", lambda client: client.call_tool(tool, arguments, progress_callback=tell))
+        return await self._request(
+            f"run {tool}", lambda client: client.call_tool(tool, arguments, progress_callback=on_progress)
+        )
 
     async def resources(self) -> list[Resource]:
-        """Its resources."""
-        return await self._ask("list its resources", self._all_resources)
+        """Return the resources of the server. Raises `McpError`."""
+        return await self._request("list its resources", self._all_resources)
 
     async def read_resource(self, uri: str) -> ReadResourceResult:
-        """A resource's contents."""
-        return await self._ask(f"read {uri}", lambda client: client.read_resource(uri))
+        """Return the contents of a resource. Raises `McpError`."""
+        return await self._request(f"read {uri}", lambda client: client.read_resource(uri))
 
     async def prompts(self) -> list[Prompt]:
-        """Its prompts."""
-        return await self._ask("list its prompts", self._all_prompts)
+        """Return the prompts of the server. Raises `McpError`."""
+        return await self._request("list its prompts", self._all_prompts)
 
     async def prompt(self, name: str, arguments: dict[str, str] | None = None) -> GetPromptResult:
-        """A prompt's messages, filled in."""
-        return await self._ask(f"give prompt {name}", lambda client: client.get_prompt(name, arguments))
+        """Return the messages of a prompt with its arguments filled in. Raises `McpError`."""
+        return await self._request(f"return prompt {name}", lambda client: client.get_prompt(name, arguments))
 
     async def _all_tools(self, client: Client) -> list[Tool]:
         return await self._paged("tools", lambda cursor: client.list_tools(cursor=cursor), lambda page: page.tools)
@@ -161,15 +163,15 @@ class McpConnection:
         )
 
     async def _paged(
-        self, what: str, ask: Callable[[str | None], Awaitable[P]], items: Callable[[P], list[T]]
+        self, kind: str, read_page: Callable[[str | None], Awaitable[P]], items: Callable[[P], list[T]]
     ) -> list[T]:
-        """The items of all pages of a list; of one that does not end, those of its first pages."""
+        """Return the items of all pages of a list; stop at the limits and log a warning."""
         found: list[T] = []
         seen: set[str] = set()
         cursor: str | None = None
         size = 0
         while True:
-            page = await ask(cursor)
+            page = await read_page(cursor)
             found += items(page)
             cursor = page.next_cursor
             if not cursor:
@@ -177,72 +179,75 @@ class McpConnection:
             size += len(page.model_dump_json())
             limit = self.settings.max_reply_bytes
             if cursor in seen:
-                reason = "it repeats a page"
+                reason = "the server repeats a page"
             elif len(seen) + 1 >= MAX_PAGES:
-                reason = f"it has more than {MAX_PAGES} pages"
+                reason = f"more than {MAX_PAGES} pages"
             elif len(found) >= MAX_ITEMS:
-                reason = f"it has more than {MAX_ITEMS} items"
+                reason = f"more than {MAX_ITEMS} items"
             elif size > limit:
-                reason = f"it is larger than {limit} bytes (max_reply_bytes)"
+                reason = f"larger than {limit} bytes (max_reply_bytes)"
             else:
                 seen.add(cursor)
                 continue
-            logger.warning("MCP server %r: the list of its %s is read in part: %s", self.name, what, reason)
+            logger.warning("MCP server %r: only the first part of its list of %s was read: %s", self.name, kind, reason)
             return found
 
     # --- the connection
 
     async def close(self) -> None:
-        """Ends the connection, and a server over stdio with it."""
+        """Close the connection, and end the process of a stdio server."""
         self._closed = True
-        if self._life is not None:
-            self._life.end()
-            await self._life.ended()
+        if self._session is not None:
+            self._session.end()
+            await self._session.wait_ended()
 
-    def _living(self) -> Life:
-        """The present life, or the next one when that is over."""
+    def _current_session(self) -> McpSession:
+        """Return the open session; start a new one if it has ended."""
         if self._closed:
             raise McpConnectionError(self.name, "the container is stopped")
-        if self._life is None or self._life.is_over:
+        if self._session is None or self._session.has_ended:
             self._tools_changed()
-            hearing = Hearing(self._tell, self._tools_changed, logs=self._teller is not None)
-            self._life = Life(self.name, self.settings, hearing, self._life)
-        return self._life
+            callbacks = SessionCallbacks(self._notify, self._tools_changed, wants_logs=self._on_event is not None)
+            self._session = McpSession(self.name, self.settings, callbacks, self._session)
+        return self._session
 
-    def _tell(self, event: McpEvent) -> None:
-        if self._teller is not None:
+    def _notify(self, event: McpEvent) -> None:
+        if self._on_event is not None:
             try:
-                self._teller(event)
-            except Exception:  # what a listener does wrong is not the server's
-                logger.exception("a listener failed on %r", event)
+                self._on_event(event)
+            except Exception:  # a failing listener must not break the connection
+                logger.exception("an McpListener failed on %r", event)
 
-    async def _ask(self, what: str, request: Callable[[Client], Awaitable[T]]) -> T:
-        """What the server answers to a request, with its errors as ours; they show no secret of the settings."""
+    async def _request(self, action: str, request: Callable[[Client], Awaitable[T]]) -> T:
+        """Return the server's answer; a request that a lost session did not run is sent once more in a new session.
+
+        `action` completes "could not …" in errors. Errors become `McpError` and show no secret of the settings.
+        """
         try:
             try:
-                return await self._ask_life(self._living(), what, request)
-            except _ForgottenError:
+                return await self._request_in(self._current_session(), action, request)
+            except _SessionLostError:
                 try:
-                    return await self._ask_life(self._living(), what, request)
-                except _ForgottenError as error:
-                    raise self._broken(what, str(error)) from error
+                    return await self._request_in(self._current_session(), action, request)
+                except _SessionLostError as error:
+                    raise self._broken(action, str(error)) from error
         except McpError as error:
             hide_secrets(error, secrets_of(self.settings))
             raise
 
     def shown(self, text: str) -> str:
-        """A text of the server that becomes part of an error: without secrets of the settings, and not endless."""
-        return without_secrets(visible(brief(text, LONGEST_MESSAGE)), secrets_of(self.settings))
+        """Return a server's text for an error message: shortened, without secrets and invisible characters."""
+        return without_secrets(visible(brief(text, MAX_MESSAGE_CHARS)), secrets_of(self.settings))
 
-    async def _ask_life(self, life: Life, what: str, request: Callable[[Client], Awaitable[T]]) -> T:
+    async def _request_in(self, session: McpSession, action: str, request: Callable[[Client], Awaitable[T]]) -> T:
         import anyio
         from mcp import MCPError
         from pydantic import ValidationError
 
-        client = await life.client()
+        client = await session.client()
         limit = self.settings.timeout
-        late = f"MCP server {self.name!r} did not {what} within {limit:g} s"
-        expiring = asyncio.timeout(limit)  # the SDK's own limit is for one page, one round
+        late = f"MCP server {self.name!r} did not {action} within {limit:g} s"
+        expiring = asyncio.timeout(limit)  # the SDK's limit only applies to one page
         try:
             async with expiring:
                 return await request(client)
@@ -251,29 +256,29 @@ class McpConnection:
                 raise
             raise McpTimeoutError(self.name, late) from error
         except MCPError as error:
-            message = brief(error.message, LONGEST_MESSAGE)
+            message = brief(error.message, MAX_MESSAGE_CHARS)
             text = message.lower()
-            if error.code == _LATE and "timed out" in text:
+            if error.code == _REQUEST_TIMEOUT and "timed out" in text:
                 raise McpTimeoutError(self.name, late, error.code) from error
-            if error.code == _CLOSED and "event exceeded" in text:  # of the SDK, which bounds events
+            if error.code == _CONNECTION_CLOSED and "event exceeded" in text:  # the SDK's limit of one event
                 raise McpError(self.name, too_large("the reply", self.settings.max_reply_bytes), error.code) from error
-            is_of_the_way = any(error.code == code and each in text for code, each in _OF_THE_WAY)
-            if life.is_forgotten and (is_of_the_way or "session" in text):
-                life.end()
-                raise _ForgottenError(message) from error
-            if is_of_the_way and (life.is_over or self.settings.url is not None):
-                life.end()
-                raise self._broken(what, life.fault or message) from error
+            is_transport_error = any(error.code == code and each in text for code, each in _TRANSPORT_ERRORS)
+            if session.is_unknown_to_server and (is_transport_error or "session" in text):
+                session.end()
+                raise _SessionLostError(message) from error
+            if is_transport_error and (session.has_ended or self.settings.url is not None):
+                session.end()
+                raise self._broken(action, session.end_reason or message) from error
             raise McpError(self.name, visible(message), error.code) from error
         except ValidationError as error:
-            # Its text repeats what the server sent.
+            # Not its text: it repeats the server's data.
             count = error.error_count()
-            broken = f"MCP server {self.name!r} could not {what}: its reply is not as the protocol says"
-            raise McpError(self.name, f"{broken} ({count} fault{'s' if count > 1 else ''})") from None
+            text = f"MCP server {self.name!r} could not {action}: its reply does not follow the MCP protocol"
+            raise McpError(self.name, f"{text} ({count} validation error{'s' if count > 1 else ''})") from None
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, ConnectionError) as error:
-            life.end()
-            raise self._broken(what, life.fault or type(error).__name__) from error
+            session.end()
+            raise self._broken(action, session.end_reason or type(error).__name__) from error
 
-    def _broken(self, what: str, reason: str) -> McpConnectionError:
-        broke = f"the connection broke before it could {what} ({reason})"
-        return McpConnectionError(self.name, f"{broke}; the next call opens it anew")
+    def _broken(self, action: str, reason: str) -> McpConnectionError:
+        text = f"could not {action}: the connection broke ({reason}); the next call opens a new connection"
+        return McpConnectionError(self.name, text)

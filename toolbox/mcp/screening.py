@@ -1,7 +1,7 @@
-"""Decides which tools of a server's listing can be used; one bad tool must not cost a service the others.
+"""Checks the tool lists of MCP servers and removes tools that cannot be used, so that the other tools still work.
 
-A server is not trusted: one broken tool would fail the SDK's reading of the whole list, or the model server's of the
-whole request. Not here: what becomes of the usable ones (`offering`).
+Servers are not trusted: without this check, the SDK rejects a list because of one invalid tool, and the model server
+rejects the whole request. Not here: offering the usable tools to services (`servers`).
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from ..validation_text import brief
 logger = logging.getLogger("toolbox.mcp")
 
 MAX_TOOLS = 1000
-"""Tools of one server that are read."""
+"""Limit of tools that one server may offer."""
 MAX_TOOL_CHARS = 64 * 2**10
-"""Characters of JSON that a tool's name, description and schema may have: a model reads them with every request."""
+"""Limit of a tool's name, description and schema, in characters of JSON: they are sent with every model request."""
 MAX_DEPTH = 64
-"""Levels of a schema."""
-_LOGGED = 20
-"""Tools that a log message names; of more, how many they are."""
-# Control characters, and what is invisible or turns the reading direction: a person who reviews a tool would not see
-# what the model reads. Joiners stay: emoji and several scripts need them.
+"""Limit of the nesting depth of a schema."""
+_MAX_LOGGED = 20
+"""Limit of tools that one log message names; the others are only counted."""
+# Control characters, invisible characters and direction marks: a person who reviews a tool would not see the text that
+# the model reads. Joiners stay, because emoji and several scripts need them.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 
 def visible(text: str) -> str:
-    """Return a text of a server without characters that are invisible or control a terminal."""
+    """Remove invisible characters and control characters from a server's text."""
     return _INVISIBLE.sub("", text.replace("\r\n", "\n"))
 
 
 def too_large(what: str, limit: int) -> str:
-    """Return the text of an error about something that is larger than `max_reply_bytes`."""
-    return f"{what} is larger than {limit} bytes; raise max_reply_bytes if that is right"
+    """Return the error text for data that exceeds `max_reply_bytes`."""
+    return f"{what} is larger than {limit} bytes; raise max_reply_bytes to accept it"
 
 
-class LeftOut:
-    """The tools of one server that are not offered, with the reasons; `log` writes one message."""
+class SkippedTools:
+    """Collects the skipped tools of one server with their reasons; `log` writes one message."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -51,13 +51,13 @@ class LeftOut:
         self._shown: list[str] = []
 
     def add(self, name: object, reason: str) -> None:
-        """Note a tool; the name may be anything that the server sent."""
+        """Add a tool. `name` can be any JSON value, because the server sent it."""
         self._count += 1
-        if len(self._shown) < _LOGGED:
+        if len(self._shown) < _MAX_LOGGED:
             self._shown.append(f"{brief(str(name), 80)!r} ({reason})")
 
     def log(self) -> None:
-        """Write the log message, if a tool was left out."""
+        """Log a warning if a tool was skipped."""
         if self._count:
             more = f" and {self._count - len(self._shown)} more" if self._count > len(self._shown) else ""
             logger.warning(
@@ -65,62 +65,62 @@ class LeftOut:
             )
 
 
-def screen_tools(server: str, version: str | None, result: dict[str, Any]) -> dict[str, Any]:
-    """Remove from a `tools/list` result the tools that cannot be used, and log them; other results are unchanged.
+def remove_unusable_tools(server: str, version: str | None, result: dict[str, Any]) -> dict[str, Any]:
+    """Remove unusable tools from a `tools/list` result and log them. Other results are not changed.
 
-    Returns the output schemas of the remaining tools, by name, which are removed too: the SDK would run patterns and
-    follow references in them that a server chose.
+    Returns the output schemas of the remaining tools, by name, and removes them from the result: the SDK would run the
+    server's regular expressions and follow its references.
     """
     tools = result.get("tools")
     if not isinstance(tools, list) or "content" in result:
         return {}
-    left_out = LeftOut(server)
+    skipped = SkippedTools(server)
     usable: list[Any] = []
     outputs: dict[str, Any] = {}
     for tool in tools[:MAX_TOOLS]:
-        reason = _fault_of(tool)
+        reason = _tool_problem(tool)
         if reason is None:
             output = tool.pop("outputSchema", None)
-            reason = _shape_fault(version, {**result, "tools": [tool]})
+            reason = _protocol_problem(version, {**result, "tools": [tool]})
             if reason is None:
                 usable.append(tool)
                 if isinstance(output, dict):
                     outputs[tool["name"]] = output
                 continue
-        left_out.add(tool.get("name") if isinstance(tool, dict) else type(tool).__name__, reason)
+        skipped.add(tool.get("name") if isinstance(tool, dict) else type(tool).__name__, reason)
     for tool in tools[MAX_TOOLS:]:
-        left_out.add(tool.get("name") if isinstance(tool, dict) else type(tool).__name__, f"more than {MAX_TOOLS}")
-    left_out.log()
+        skipped.add(tool.get("name") if isinstance(tool, dict) else type(tool).__name__, f"more than {MAX_TOOLS}")
+    skipped.log()
     result["tools"] = usable
     return outputs
 
 
-def _fault_of(tool: Any) -> str | None:
-    """Return why a tool cannot be used, or None; its description and schema are cleaned."""
+def _tool_problem(tool: Any) -> str | None:
+    """Return why a tool cannot be used, or None. Removes invisible characters from its description and schema."""
     if not isinstance(tool, dict):
         return "not an object"
     name, schema = tool.get("name"), tool.get("inputSchema")
     if not isinstance(name, str) or not name.strip():
         return "missing name"
     if not name.isprintable():
-        return "control characters in its name"
+        return "its name contains control characters"
     if not isinstance(schema, dict) or schema.get("type") != "object":
-        return "its input schema is not that of an object"
+        return "its input schema is not of type object"
     execution = tool.get("execution")
     if isinstance(execution, dict) and execution.get("taskSupport") == "required":
-        return "it can only run as a task, which is not supported"
-    if (reason := _schema_fault(schema)) is not None:
+        return "it only runs as a task, which is not supported"
+    if (reason := _schema_problem(schema)) is not None:
         return reason
     if isinstance(tool.get("description"), str):
         tool["description"] = visible(tool["description"])
     size = len(json.dumps([name, tool.get("description"), schema], ensure_ascii=False))
     if size > MAX_TOOL_CHARS:
-        return f"its description and schema have {size} characters, more than {MAX_TOOL_CHARS}"
+        return f"its description and schema have {size} characters; the limit is {MAX_TOOL_CHARS}"
     return None
 
 
-def _schema_fault(schema: dict[str, Any]) -> str | None:
-    """Return what is wrong with an input schema, or None; its descriptions are cleaned."""
+def _schema_problem(schema: dict[str, Any]) -> str | None:
+    """Return why an input schema is invalid, or None. Removes invisible characters from its descriptions."""
     references: set[str] = set()
     anchors: set[object] = set()
     for count, (value, depth) in enumerate(_values_in(schema), 1):
@@ -136,32 +136,32 @@ def _schema_fault(schema: dict[str, Any]) -> str | None:
                 references.add(value["$ref"])
             if isinstance(value.get("$anchor"), str):
                 anchors.add(value["$anchor"])
-    if not all(each[:1] == "#" and (each[1:] in anchors or _is_place(each[1:], schema)) for each in references):
-        return "its input schema has a reference that leads nowhere, or to another document"
-    from jsonschema import SchemaError  # type: ignore[import-untyped]  # it has no types
-    from jsonschema.validators import Draft202012Validator, validator_for  # type: ignore[import-untyped]  # no types
+    if not all(each[:1] == "#" and (each[1:] in anchors or _points_into(each[1:], schema)) for each in references):
+        return "its input schema has a $ref to a missing definition or to another document"
+    from jsonschema import SchemaError  # type: ignore[import-untyped]  # no type hints
+    from jsonschema.validators import Draft202012Validator, validator_for  # type: ignore[import-untyped]  # no type hints
 
     try:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError:
-        return "its input schema is not a valid JSON schema"
-    except Exception as error:  # of a schema that the library itself cannot cope with
+        return "its input schema is not valid JSON Schema"
+    except Exception as error:  # some schemas make the library itself fail
         return f"its input schema cannot be read ({type(error).__name__})"
     return None
 
 
 def _values_in(schema: Any) -> Iterator[tuple[Any, int]]:
     """Yield each value of a schema with its depth, without recursion."""
-    waiting = [(schema, 1)]
-    while waiting:
-        value, depth = waiting.pop()
+    pending = [(schema, 1)]
+    while pending:
+        value, depth = pending.pop()
         yield value, depth
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        waiting += [(each, depth + 1) for each in inner]
+        pending += [(each, depth + 1) for each in inner]
 
 
-def _is_place(pointer: str, schema: Mapping[str, Any]) -> bool:
-    """Return whether a JSON pointer leads to a place in the schema."""
+def _points_into(pointer: str, schema: Mapping[str, Any]) -> bool:
+    """Return True if a JSON pointer names a place in the schema."""
     if pointer and not pointer.startswith("/"):
         return False
     found: Any = schema
@@ -176,8 +176,8 @@ def _is_place(pointer: str, schema: Mapping[str, Any]) -> bool:
     return True
 
 
-def _shape_fault(version: str | None, result: Mapping[str, Any]) -> str | None:
-    """Return what the SDK would find wrong with a listing of one tool, or None."""
+def _protocol_problem(version: str | None, result: Mapping[str, Any]) -> str | None:
+    """Return why the SDK would reject a list that contains only this tool, or None."""
     from mcp_types import ListToolsResult
     from mcp_types.methods import validate_server_result
     from pydantic import ValidationError
@@ -185,9 +185,9 @@ def _shape_fault(version: str | None, result: Mapping[str, Any]) -> str | None:
     try:
         validate_server_result("tools/list", version or "2025-11-25", result)
         ListToolsResult.model_validate(result, by_name=False)
-    except KeyError:  # a version that the SDK has no rules for
+    except KeyError:  # the SDK has no rules for this protocol version
         return None
     except ValidationError as error:
         place = ".".join(map(str, error.errors(include_input=False, include_url=False)[0]["loc"][2:]))
-        return f"invalid {brief(place, 80)}" if place else "not as the protocol says"
+        return f"invalid {brief(place, 80)}" if place else "it does not follow the MCP protocol"
     return None

@@ -1,34 +1,43 @@
-"""A container's tools as an MCP server: over stdio, or for a web framework to mount.
+"""A container's tools as an MCP server, over stdio or mounted in a web framework. Each call has its own request scope.
 
-Each call has its own request scope. Not here: mounting it in FastAPI (`toolbox_fastapi`), MCP servers as tools of
-services (`offering`), what a tool returns as structured content (`structured`).
+Not here: mounting the server in FastAPI (`toolbox_fastapi`), tools of other MCP servers in services (`servers`).
 """
 
 from __future__ import annotations
 
 import base64
 import inspect
+import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never, get_args, get_origin
 
-from ..chat import Content, ImageContent, TextContent, ToolExecutionRequest, ToolExecutionResultMessage
+from ..chat import (
+    Content,
+    ImageContent,
+    TextContent,
+    ToolExecutionRequest,
+    ToolExecutionResult,
+    ToolExecutionResultMessage,
+)
 from ..container import Container, internals_of
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolAbort
 from ..execution import non_blocking
 from ..json_text import compact_json
+from ..signatures import EMPTY, Unresolved
+from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model
 from ..tools.members import Member, members_of, read_member
 from ..tools.pipeline import Tool
 from ..tools.sources import bean_types, clashes, read_tools
-from .structured import StructuredOutput
 
 if TYPE_CHECKING:
     from mcp.server import Server
+    from pydantic import TypeAdapter
 
 logger = logging.getLogger("toolbox.mcp")
 
@@ -36,7 +45,7 @@ INTERNAL_ERROR = -32603
 
 
 class McpEndpoint:
-    """What `InvocationContext.service` is in a tool that an MCP client called."""
+    """The value of `InvocationContext.service` when an MCP client calls a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +59,11 @@ class ToolMember:
 def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolbox") -> Server[Any]:
     """Return an `mcp.server.Server` that offers `tools`.
 
-    `tools` are classes, functions, instances, services, and single tools of them, such as `Orders.find`. Call it before
-    the container starts, so that classes among the tools become beans; the server's calls need the started container.
-    Raises `IllegalConfigurationError` for what is not a tool.
+        server = mcp_server_of(container, [Orders, Stock.count])
+
+    `tools` are classes, functions, instances, services, or single tools such as `Orders.find`. `name` is the server's
+    name for clients. Call this function before the container starts, because classes in `tools` become beans; tool
+    calls need the started container. Raises `IllegalConfigurationError` if an item is not a tool.
     """
     from mcp.server import Server
 
@@ -72,9 +83,12 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
 
 
 async def serve_stdio(container: Container, tools: Iterable[Any], name: str = "toolbox") -> None:
-    """Serve the tools on standard input and output until the client leaves; starts and stops the container.
+    """Serve the tools on standard input and output until the client disconnects.
 
-    What the program prints meanwhile goes to standard error. `tools` are those of `mcp_server_of`.
+        asyncio.run(serve_stdio(Container(), [Calculator]))
+
+    Starts and stops the container. `tools` are the same as for `mcp_server_of`. Output of `print` goes to standard
+    error, because standard output belongs to the client.
     """
     from mcp.server.stdio import stdio_server
 
@@ -107,7 +121,7 @@ def _member_of(owner: type, attribute: str) -> Member | None:
 
 
 def _with_owner(source: Any, container: Container) -> Any:
-    """Return a method that was named through its class as the member of that class; anything else as it is."""
+    """Return `Orders.find`, which is a plain function, as a `ToolMember` of its class; other sources unchanged."""
     if not inspect.isfunction(source) or "." not in source.__qualname__.rpartition("<locals>.")[2]:
         return source
     for owner in (*_beans_with(source, container), *_classes_with(source)):
@@ -118,7 +132,7 @@ def _with_owner(source: Any, container: Container) -> Any:
 
 
 def _beans_with(function: Any, container: Container) -> Iterator[type]:
-    """The bean class that has this method, if there is one only: it may have inherited it."""
+    """Yield the bean class that has this method, possibly inherited, if there is exactly one."""
     if container.is_started:
         return
     found = [
@@ -129,21 +143,21 @@ def _beans_with(function: Any, container: Container) -> Iterator[type]:
 
 
 def _classes_with(function: Any) -> Iterator[type]:
-    """The class in whose body a function stands; also one that is defined in a function, which no module names."""
+    """Yield the class that defines a method; includes classes inside functions, which no module attribute names."""
     name = function.__qualname__.rpartition(".")[0]
     found: Any = sys.modules.get(function.__module__)
     for part in name.split("."):
         found = getattr(found, part, None)
     if isinstance(found, type):
         yield found
-    waiting: list[type[Any]] = [object]
+    pending: list[type[Any]] = [object]
     seen: set[type[Any]] = set()
-    while waiting:
-        below: list[type[Any]] = type.__subclasses__(waiting.pop())
-        for each in below:
+    while pending:
+        subclasses: list[type[Any]] = type.__subclasses__(pending.pop())
+        for each in subclasses:
             if each not in seen:
                 seen.add(each)
-                waiting.append(each)
+                pending.append(each)
                 if each.__qualname__ == name and each.__module__ == function.__module__:
                     yield each
 
@@ -152,7 +166,7 @@ def _classes_with(function: Any) -> Iterator[type]:
 
 
 class _Handlers:
-    """Answers a client's requests."""
+    """Answers the requests of MCP clients."""
 
     def __init__(self, container: Container, tools: Sequence[Tool]) -> None:
         self._container = container
@@ -160,7 +174,7 @@ class _Handlers:
         self._outputs = {name: StructuredOutput.of(tool) for name, tool in self._tools.items()}
 
     def _output_of(self, name: str) -> StructuredOutput | None:
-        """The structured form of a tool's results; None without one, and for results that may be cut."""
+        """Return the structured output of a tool; None if it has none or if its results can be truncated."""
         limit = self._tools[name].max_result_chars or internals_of(self._container).host.limits.max_result_chars
         return self._outputs[name] if limit is None else None
 
@@ -188,8 +202,8 @@ class _Handlers:
         host = internals_of(self._container).host
         failures = ToolErrors(
             on_unknown_tool=return_to_model,
-            on_tool_arguments_error=_argument_faults,
-            # The message of an exception may hold a password or a path, and the client is somebody else's program.
+            on_tool_arguments_error=_argument_errors,
+            # Exception messages can contain passwords and paths, and the client is a foreign program.
             on_tool_execution_error=host.failures.on_tool_execution_error or hide_details,
         )
         try:
@@ -198,16 +212,16 @@ class _Handlers:
         except ToolAbort as error:
             return _answer(ToolExecutionResultMessage.of(request, str(error)), None, failed=True)
         except Exception as error:
-            # What the program says about itself, and what fails around a tool, is for its maintainer, not the client.
-            logger.exception("tool %r could not be run", params.name)
-            raise MCPError(INTERNAL_ERROR, "the tool could not be run") from error
+            # Failures of scopes, wiring or the framework: details are for the maintainer, not for the client.
+            logger.exception("could not run tool %r", params.name)
+            raise MCPError(INTERNAL_ERROR, "could not run the tool") from error
         message = outcome.message
         output = None if message.is_error or params.name not in self._tools else self._output_of(params.name)
         structured = None
         if output is not None:
             try:
                 structured = output.value(outcome.execution.result_object)
-            except Exception:  # whatever a value's own serializers raise
+            except Exception:  # serializers of user types can raise anything
                 logger.exception("tool %r returned a value that does not match its return annotation", params.name)
                 text = f"The tool {params.name!r} failed."
                 return _answer(ToolExecutionResultMessage.of(request, text), None, failed=True)
@@ -215,8 +229,8 @@ class _Handlers:
 
 
 @non_blocking
-def _argument_faults(error: Exception, context: InvocationContext) -> str:
-    """Tell the client what is wrong with its arguments, unless a program's validator failed for another reason."""
+def _argument_errors(error: Exception, context: InvocationContext) -> str:
+    """Return what is wrong with the arguments; hide the details if a validator of the program failed unexpectedly."""
     if error.__cause__ is None or isinstance(error.__cause__, (ValueError, TypeError)):
         return return_to_model(error, context)
     return hide_details(error.__cause__ if isinstance(error.__cause__, Exception) else error, context)
@@ -244,3 +258,77 @@ def _block(content: Content) -> Any:
             return McpImage(type="image", data=data or "", mime_type=content.mime_type or "image/png")
         case _:
             assert_never(content)
+
+
+# --- structured content
+
+
+# Types without structured content: plain text needs no schema, and the others already define what the model reads.
+_TEXT_TYPES = (str, None, type(None), Any, object, EMPTY)
+_CONTENT_TYPES = (TextContent, ImageContent, ToolExecutionResult)
+_DEFINITIONS = "#/$defs/"
+_WRAPPER_FIELD = "result"
+
+
+class StructuredOutput:
+    """Output schema and structured content of one tool.
+
+    MCP requires an object: any other value is wrapped as `{"result": …}`.
+    """
+
+    def __init__(self, adapter: TypeAdapter[Any], schema: dict[str, Any]) -> None:
+        from jsonschema.validators import Draft202012Validator  # type: ignore[import-untyped]  # no type hints
+
+        schema = _resolve_root(schema)
+        self._is_wrapped = schema.get("type") != "object"
+        if self._is_wrapped:
+            definitions = schema.pop("$defs", None)
+            schema = {"type": "object", "properties": {_WRAPPER_FIELD: schema}, "required": [_WRAPPER_FIELD]}
+            if definitions is not None:
+                schema["$defs"] = definitions
+        self.schema = schema
+        self._serializer: Any = adapter.serializer
+        self._validator = Draft202012Validator(schema)
+
+    @classmethod
+    def of(cls, tool: Tool) -> StructuredOutput | None:
+        """Return the structured output for a tool's return annotation, or None if a text is enough."""
+        from pydantic import TypeAdapter
+
+        returns = awaited(tool.returns)
+        if hasattr(get_origin(returns) or returns, "__tool_value__"):  # `Result[T]` counts as T
+            (returns,) = get_args(returns) or (EMPTY,)
+        if isinstance(returns, Unresolved) or returns in _TEXT_TYPES or any(map(_is_content, _nested_types(returns))):
+            return None
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(returns)
+            return cls(adapter, adapter.json_schema(mode="serialization"))
+        except Exception:  # pydantic does not support the type or has no schema for it: send text only
+            return None
+
+    def value(self, value: Any) -> dict[str, Any]:
+        """Return a value as structured content. Raises if it does not match the schema."""
+        encoded = self._serializer.to_json(value, warnings=False, by_alias=True, polymorphic_serialization=True)
+        plain = json.loads(encoded)
+        structured: dict[str, Any] = {_WRAPPER_FIELD: plain} if self._is_wrapped else plain
+        self._validator.validate(structured)
+        return structured
+
+
+def _nested_types(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for each in get_args(annotation):
+        yield from _nested_types(each)
+
+
+def _is_content(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, _CONTENT_TYPES)
+
+
+def _resolve_root(schema: dict[str, Any]) -> dict[str, Any]:
+    """Replace a reference at the schema's root, as recursive types have, by the definition."""
+    reference = schema.get("$ref", "")
+    if not reference.startswith(_DEFINITIONS):
+        return dict(schema)
+    definitions = schema["$defs"]
+    return {**definitions[reference.removeprefix(_DEFINITIONS)], "$defs": definitions}

@@ -1,6 +1,6 @@
-"""The ways to an MCP server, with bounds on what it sends: the process of a stdio server, an HTTP client.
+"""Transports to MCP servers, with limits for the data they send: the process of a stdio server, an HTTP client.
 
-Not here: how long a connection lasts (`lives`), which tools of a listing can be used (`screening`).
+Not here: opening and closing a session (`session`), checking the listed tools (`screening`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ logger = logging.getLogger("toolbox.mcp")
 
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _WRITE_GRACE = 0.5
-"""Seconds in which messages that were accepted may still reach the server."""
+"""Seconds that accepted messages have to reach the server before it is stopped."""
 _EXIT_GRACE = 2.0
-"""Seconds in which a server may end by itself once its standard input is closed, and again once it is terminated."""
+"""Seconds that a server has to exit after its standard input is closed, and again after it is terminated."""
 
 
 # --- over HTTP
@@ -41,24 +41,24 @@ async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_respon
     from mcp.client.streamable_http import streamable_http_client
 
     limit, url = settings.max_reply_bytes, settings.url or ""
-    if "?" in url:  # httpx2 logs the address of each request
+    if "?" in url:  # httpx2 logs the URL of each request
         hide_queries(url.partition("?")[0])
 
-    async def bound(response: httpx2.Response) -> None:
-        response.stream = _BoundedBody(response, limit)
+    async def limit_body(response: httpx2.Response) -> None:
+        response.stream = _LimitedBody(response, limit)
 
     headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
-    # A stream of events may be silent for long: the limit of a call is the client's to watch.
+    # No read timeout: an event stream can be silent for a long time. The client limits the time of each call.
     timeout = httpx2.Timeout(settings.connect_timeout, read=None)
-    hooks = {"response": [on_response, bound]}
+    hooks = {"response": [on_response, limit_body]}
     client = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks))
     return streamable_http_client(url, http_client=client, max_sse_event_size=limit)
 
 
-class _BoundedBody(httpx2.AsyncByteStream):
-    """A reply's body, decoded, with an error once it is larger than `limit`.
+class _LimitedBody(httpx2.AsyncByteStream):
+    """The decoded body of a reply; raises `StreamError` when it exceeds `limit` bytes.
 
-    A stream of events may be open for days: each of its events is bounded instead, by the SDK.
+    Event streams have no total limit, because they can stay open for days: the SDK limits each event.
     """
 
     def __init__(self, response: httpx2.Response, limit: int) -> None:
@@ -75,7 +75,7 @@ class _BoundedBody(httpx2.AsyncByteStream):
         async for piece in self._encoded.aiter_bytes():
             count += len(piece)
             if self._limit is not None and count > self._limit:
-                raise httpx2.StreamError(too_large("the reply", self._limit))  # the SDK answers the call with it
+                raise httpx2.StreamError(too_large("the reply", self._limit))  # the SDK fails the call with this error
             yield piece
 
     async def aclose(self) -> None:
@@ -86,13 +86,13 @@ class _BoundedBody(httpx2.AsyncByteStream):
 
 
 @asynccontextmanager
-async def stdio_transport(settings: McpSettings, on_fault: Callable[[str], None]) -> AsyncIterator[tuple[Any, Any]]:
-    """Start a server's process and exchange lines with it; yields the streams of messages from and to it.
+async def stdio_transport(settings: McpSettings, on_oversized: Callable[[str], None]) -> AsyncIterator[tuple[Any, Any]]:
+    """Start a server's process and exchange lines with it; yield the streams of messages from and to it.
 
-    `on_fault` is called with the reason when the server sends a line that is longer than `max_reply_bytes`: the
-    connection cannot be used then. The SDK's client bounds no line, and takes quadratic time for one.
+    When the server sends a line longer than `max_reply_bytes`, `on_oversized` is called with the reason, and the
+    connection is unusable. (The SDK's client has no limit, and its time is quadratic in the length of a line.)
     """
-    process = await _started(settings)
+    process = await _start(settings)
     arrived, reading = anyio.create_memory_object_stream[Any](0)
     writing, sent = anyio.create_memory_object_stream[Any](0)
     written = anyio.Event()
@@ -104,17 +104,19 @@ async def stdio_transport(settings: McpSettings, on_fault: Callable[[str], None]
                 line = each.message.model_dump_json(by_alias=True, exclude_unset=True) + "\n"
                 await process.stdin.send(line.encode())
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
-            arrived.close()  # nobody answers any more
+            arrived.close()  # the server has gone
         finally:
             written.set()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_read, process, arrived, settings.max_reply_bytes, on_fault)
+        tasks.start_soon(_read, process, arrived, settings.max_reply_bytes, on_oversized)
         tasks.start_soon(write)
         try:
             yield reading, writing
         finally:
-            with anyio.CancelScope(shield=True):  # a process must not outlive its connection; every wait is bounded
+            with anyio.CancelScope(
+                shield=True
+            ):  # the process must not outlive the connection; every wait below has a limit
                 reading.close()
                 writing.close()
                 with anyio.move_on_after(_WRITE_GRACE):
@@ -125,12 +127,12 @@ async def stdio_transport(settings: McpSettings, on_fault: Callable[[str], None]
             tasks.cancel_scope.cancel()
 
 
-async def _started(settings: McpSettings) -> Process:
+async def _start(settings: McpSettings) -> Process:
     from mcp.client.stdio import get_default_environment
 
     environment = {name: value.get_secret_value() for name, value in settings.env.items()}
     command = settings.command or ""
-    if sys.platform == "win32":  # pragma: no cover - scripts such as npx.cmd are found by their whole name only
+    if sys.platform == "win32":  # pragma: no cover - Windows finds scripts such as npx.cmd only by their full name
         command = shutil.which(command) or command
     return await anyio.open_process(
         [command, *settings.args],
@@ -141,10 +143,10 @@ async def _started(settings: McpSettings) -> Process:
     )
 
 
-async def _read(process: Process, arrived: Any, limit: int, on_fault: Callable[[str], None]) -> None:
-    """Pass on the messages of a server; what it writes after the connection has ended is discarded."""
+async def _read(process: Process, arrived: Any, limit: int, on_oversized: Callable[[str], None]) -> None:
+    """Send the server's messages to `arrived`; discard output after the connection has ended."""
     assert process.stdout is not None
-    deliver = _Deliver(arrived)
+    send_line = _LineParser(arrived)
     pieces: list[bytes] = []
     size = 0
     is_open = True
@@ -155,11 +157,11 @@ async def _read(process: Process, arrived: Any, limit: int, on_fault: Callable[[
             for part in _LINE.findall(chunk):
                 pieces.append(part)
                 size += len(part)
-                if size > limit + 1:  # with its line break
+                if size > limit + 1:  # 1 for the line break
                     is_open = False
-                    on_fault(too_large("a message", limit))
+                    on_oversized(too_large("a message", limit))
                 elif part.endswith(b"\n"):
-                    is_open = await deliver(b"".join(pieces))
+                    is_open = await send_line(b"".join(pieces))
                     pieces, size = [], 0
                 if not is_open:
                     pieces = []
@@ -168,24 +170,24 @@ async def _read(process: Process, arrived: Any, limit: int, on_fault: Callable[[
     arrived.close()
 
 
-class _Deliver:
-    """Passes on one line as a message."""
+class _LineParser:
+    """Parses lines of a server's standard output and sends the messages to `arrived`."""
 
     def __init__(self, arrived: Any) -> None:
-        self._arrived, self._complained = arrived, False
+        self._arrived, self._has_warned = arrived, False
 
     async def __call__(self, line: bytes) -> bool:
-        """Return False once nobody reads the messages."""
+        """Send the message of a line. Return False when the connection no longer reads messages."""
         from mcp.shared.message import SessionMessage
 
         if not line.strip():
             return True
         try:
-            message = _message_in(line)
+            message = _parse_message(line)
         except (ValueError, RecursionError):
-            if not self._complained:  # the line itself may hold what the server was given, and is not logged
-                self._complained = True
-                logger.warning("an MCP server wrote a line to standard output that is not an MCP message; ignored")
+            if not self._has_warned:  # the line is not logged: it can contain secrets of the server
+                self._has_warned = True
+                logger.warning("ignored a line on an MCP server's standard output that is not an MCP message")
             return True
         try:
             await self._arrived.send(SessionMessage(message))
@@ -194,73 +196,39 @@ class _Deliver:
         return True
 
 
-def _message_in(line: bytes) -> Any:
-    """Return the message that a line holds. Raises `ValueError` or `RecursionError`."""
+def _parse_message(line: bytes) -> Any:
+    """Parse a line as a JSON-RPC message. Raises `ValueError` or `RecursionError`."""
     from mcp_types import jsonrpc_message_adapter
 
     try:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
-        # pydantic reads fewer levels, and no half of a surrogate pair: neither must lose the rest of the message.
+        # pydantic rejects deep nesting and lone surrogates; Python's json accepts both, so the message is not lost.
         text = json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace")
         return jsonrpc_message_adapter.validate_python(json.loads(text), by_name=False)
 
 
 async def _stop(process: Process) -> None:
-    """End a server: close its input, wait, then terminate it and the processes that it started."""
+    """Stop a server: close its standard input, wait, then terminate it and its child processes."""
     assert process.stdin is not None
     with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
         await process.stdin.aclose()
-    if not await _has_ended(process):
+    if not await _has_exited(process):
         if sys.platform == "win32":  # pragma: no cover
             process.terminate()
         else:
             from mcp.os.posix.utilities import terminate_posix_process_tree
 
             await terminate_posix_process_tree(process, _EXIT_GRACE)
-        if not await _has_ended(process):
-            logger.warning("the process %d of an MCP server did not end when it was killed", process.pid)
+        if not await _has_exited(process):
+            logger.warning("process %d of an MCP server did not exit after it was killed", process.pid)
     with anyio.move_on_after(_EXIT_GRACE), suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
         await process.aclose()
 
 
-async def _has_ended(process: Process) -> bool:
-    """Return whether the process ends in time. `Process.wait` would also wait for children that hold its pipes."""
+async def _has_exited(process: Process) -> bool:
+    """Return True if the process exits in time. `Process.wait` would also wait for child processes with its pipes."""
     with anyio.move_on_after(_EXIT_GRACE):
-        while process.returncode is None:  # noqa: ASYNC110 - nothing tells of the end alone
+        while process.returncode is None:  # noqa: ASYNC110 - anyio has no event for the exit alone
             await anyio.sleep(0.01)
     return process.returncode is not None
-
-
-# --- the messages of both
-
-
-class WatchedStream:
-    """A stream of messages from a server; `screen` may change each result, `ended` is called when no more can come."""
-
-    def __init__(self, stream: Any, screen: Callable[[dict[str, Any]], None], ended: Callable[[], None]) -> None:
-        self._stream, self._screen, self._ended = stream, screen, ended
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def __aiter__(self) -> WatchedStream:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            message = await self._stream.__anext__()
-        except BaseException:
-            self._ended()
-            raise
-        result = getattr(getattr(message, "message", None), "result", None)
-        if isinstance(result, dict):
-            self._screen(result)
-        return message
-
-    async def __aenter__(self) -> WatchedStream:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> Any:
-        return await self._stream.__aexit__(*error)

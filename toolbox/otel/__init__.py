@@ -1,9 +1,9 @@
-"""Traces and metrics by OpenTelemetry (extra `otel`): a listener that follows the conventions for generative AI."""
+"""OpenTelemetry traces and metrics of AI services (extra `otel`), by the conventions for generative AI."""
 
 from __future__ import annotations
 
 try:
-    import opentelemetry.trace as _  # noqa: F401 - whether it is there
+    import opentelemetry.trace as _  # noqa: F401 - is it installed?
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         "toolbox.otel needs OpenTelemetry; install it with: pip install 'toolbox-di[otel]'", name=_error.name

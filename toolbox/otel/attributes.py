@@ -1,27 +1,36 @@
-"""What spans and metrics say of an event, by the names that OpenTelemetry's conventions for generative AI have.
+"""Attributes of spans and metrics, and messages as JSON, as OpenTelemetry's conventions for generative AI name them.
 
-The names are written here, as they move from one package of constants to the next. Not here: what was said
-(`content`), spans (`listener`), metrics (`instruments`).
+The names are literals here, because they move between packages of constants. Not here: spans and metrics (`listener`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, assert_never
 from urllib.parse import urlsplit
 
 from opentelemetry.util.types import AttributeValue
 
 from ..chat import (
+    AiMessage,
     ChatModel,
     ChatRequest,
     ChatResponse,
+    Content,
     FinishReason,
+    ImageContent,
+    Message,
+    SystemMessage,
+    TextContent,
     TokenUsage,
     ToolExecutionRequest,
     ToolSpecification,
+    UserMessage,
 )
 from ..context import InvocationContext
 from ..errors import ModelHttpError
@@ -42,17 +51,17 @@ ERROR = "error.type"
 
 
 def service_attributes(context: InvocationContext) -> Attributes:
-    """Which call it is. By `toolbox.invocation.id`, which all spans of a call have, its logs are found."""
+    """Return the attributes of a service call. All its spans and log records share `toolbox.invocation.id`."""
     service = context.service
     return {
         OPERATION: "invoke_agent",
         AGENT: service.__name__,
         "code.function.name": f"{service.__module__}.{service.__qualname__}.{context.method}",
-        **_of_call(context),
+        **_call_attributes(context),
     }
 
 
-def _of_call(context: InvocationContext) -> Attributes:
+def _call_attributes(context: InvocationContext) -> Attributes:
     found: Attributes = {"toolbox.invocation.id": context.invocation_id}
     if context.memory_id is not None:
         found["gen_ai.conversation.id"] = str(context.memory_id)
@@ -60,7 +69,7 @@ def _of_call(context: InvocationContext) -> Attributes:
 
 
 def usage_attributes(usage: TokenUsage | None) -> Attributes:
-    """The tokens used, as far as they are known."""
+    """Return the token usage, if it is known."""
     if usage is None:
         return {}
     found: Attributes = {
@@ -78,24 +87,24 @@ def usage_attributes(usage: TokenUsage | None) -> Attributes:
 
 
 def model_attributes(model: ChatModel) -> Attributes:
-    """Which model is asked, and where: what a span and its metrics have in common.
+    """Return the attributes of a model and its server that spans and metrics share.
 
-    A model of one's own may say it by attributes: `model`, `base_url`, `provider_name`.
+    Custom models can set them with the attributes `model`, `base_url` and `provider_name`.
     """
     found: Attributes = {OPERATION: "chat"}
-    if isinstance(model, FallbackModel):  # who will answer is not known; the reply names its model
+    if isinstance(model, FallbackModel):  # unknown which model will answer; the response has its name
         asked = model_attributes(model.models[0])
         return {name: value for name, value in asked.items() if not name.startswith("server.")}
     base_url, name = getattr(model, "base_url", None), getattr(model, "model", None)
-    provider, server = _place(base_url) if isinstance(base_url, str) else (type(model).__name__, {})
-    said = getattr(model, "provider_name", None)
-    found["gen_ai.provider.name"] = said if isinstance(said, str) else provider
+    provider, server = _provider_and_server(base_url) if isinstance(base_url, str) else (type(model).__name__, {})
+    provider_name = getattr(model, "provider_name", None)
+    found["gen_ai.provider.name"] = provider_name if isinstance(provider_name, str) else provider
     if isinstance(name, str):
         found[REQUEST_MODEL] = name
     return found | server
 
 
-# What the conventions call those that answer under these names.
+# Provider names of the conventions, by domain.
 _PROVIDERS = {
     "openai.azure.com": "azure.ai.openai",
     "services.ai.azure.com": "azure.ai.inference",
@@ -115,8 +124,8 @@ _PROVIDERS = {
 
 
 @lru_cache(maxsize=64)
-def _place(base_url: str) -> tuple[str, Attributes]:
-    """The provider behind an address, and the server's attributes; whoever speaks OpenAI's API is `openai` else."""
+def _provider_and_server(base_url: str) -> tuple[str, Attributes]:
+    """Return the provider of a URL and the server's attributes. The provider of an unknown domain is `openai`."""
     try:
         parts = urlsplit(base_url)
         host, port = parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)
@@ -128,7 +137,7 @@ def _place(base_url: str) -> tuple[str, Attributes]:
     return next(known, "openai"), {"server.address": host, "server.port": port}
 
 
-# The wires' names of parameters; numbers unless said otherwise.
+# Numeric request parameters, by their names in the providers' APIs.
 _PARAMETERS = {
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
@@ -145,10 +154,10 @@ _PARAMETERS = {
 def request_attributes(
     model: ChatModel, request: ChatRequest, streaming: bool, context: InvocationContext
 ) -> Attributes:
-    """What else a span says of a request to a model."""
+    """Return the further attributes of the span of a model request."""
     own = getattr(model, "parameters", None)
     parameters: dict[str, Any] = {**(own if isinstance(own, Mapping) else {}), **request.parameters}
-    found = _of_call(context)
+    found = _call_attributes(context)
     for name, value in parameters.items():
         if name in _PARAMETERS and isinstance(value, (int, float)) and not isinstance(value, bool):
             found[_PARAMETERS[name]] = value
@@ -169,7 +178,7 @@ def request_attributes(
 
 
 def response_attributes(response: ChatResponse) -> Attributes:
-    """What a span says of a model's answer."""
+    """Return the attributes of a model's response."""
     found = usage_attributes(response.token_usage) | finish_attributes(response)
     if response.id is not None:
         found["gen_ai.response.id"] = response.id
@@ -179,13 +188,13 @@ def response_attributes(response: ChatResponse) -> Attributes:
 
 
 def finish_attributes(response: ChatResponse) -> Attributes:
-    """Why an answer ended."""
+    """Return the finish reason as an attribute, if it is known."""
     reason = finish_reason(response)
     return {} if reason is None else {"gen_ai.response.finish_reasons": (reason,)}
 
 
 def finish_reason(response: ChatResponse) -> str | None:
-    """Why an answer ended, in the conventions' word."""
+    """Return the finish reason by its name in the conventions."""
     reason = response.finish_reason
     return "tool_call" if reason is FinishReason.TOOL_EXECUTION else reason.value if reason is not None else None
 
@@ -196,8 +205,8 @@ def finish_reason(response: ChatResponse) -> str | None:
 def tool_attributes(
     context: InvocationContext, request: ToolExecutionRequest, specification: ToolSpecification | None
 ) -> Attributes:
-    """Which tool is called. One that nobody offers has no name: the model made it up."""
-    found: Attributes = {OPERATION: "execute_tool", "gen_ai.tool.call.id": request.id, **_of_call(context)}
+    """Return the attributes of a tool call. An unknown tool gets no name, because the model can invent any name."""
+    found: Attributes = {OPERATION: "execute_tool", "gen_ai.tool.call.id": request.id, **_call_attributes(context)}
     if specification is not None:
         found |= {TOOL: specification.name, TOOL_TYPE: "function"}
         if specification.description:
@@ -209,7 +218,7 @@ def tool_attributes(
 
 
 def error_type(error: BaseException) -> str:
-    """What kind of error it is: the status a model's server answered with, else the full name of the class."""
+    """Return the HTTP status of a `ModelHttpError`, otherwise the full name of the error's class."""
     if isinstance(error, ModelHttpError):
         return str(error.status)
     kind = type(error)
@@ -217,5 +226,81 @@ def error_type(error: BaseException) -> str:
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether somebody wanted no more, rather than that something failed."""
+    """Return True if the operation was cancelled, not failed."""
     return isinstance(error, (asyncio.CancelledError, GeneratorExit))
+
+
+# --- messages and tools as JSON
+
+_CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+_INPUT_MESSAGES = "gen_ai.input.messages"
+_OUTPUT_MESSAGES = "gen_ai.output.messages"
+
+
+def captures_content() -> bool:
+    """Return True if the environment asks for message content on spans (not only on log events)."""
+    return os.environ.get(_CAPTURE_VARIABLE, "").strip().lower() in ("true", "span_only", "span_and_event")
+
+
+def input_content(messages: Sequence[Message]) -> dict[str, AttributeValue]:
+    """Return the input messages of a model or service as JSON."""
+    return {_INPUT_MESSAGES: _json([_message(each) for each in messages])}
+
+
+def request_content(request: ChatRequest) -> dict[str, AttributeValue]:
+    """Return the input messages and tool definitions of a model request as JSON."""
+    found = input_content(request.messages)
+    if request.tool_specifications:
+        found["gen_ai.tool.definitions"] = _json(
+            [
+                {"type": "function", "name": each.name, "description": each.description, "parameters": each.parameters}
+                for each in request.tool_specifications
+            ]
+        )
+    return found
+
+
+def output_content(response: ChatResponse) -> dict[str, AttributeValue]:
+    """Return the output message of a model as JSON."""
+    return {_OUTPUT_MESSAGES: _json([{**_message(response.ai_message), "finish_reason": finish_reason(response)}])}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _message(message: Message) -> dict[str, Any]:
+    if isinstance(message, SystemMessage):
+        return {"role": "system", "parts": [_text(message.text)]}
+    if isinstance(message, UserMessage):
+        return {"role": "user", "parts": [_part(each) for each in message.contents]}
+    if isinstance(message, AiMessage):
+        parts = [{"type": "reasoning", "content": message.reasoning}] if message.reasoning else []
+        parts += [_text(message.text)] if message.text else []
+        return {"role": "assistant", "parts": parts + [_tool_call(each) for each in message.tool_execution_requests]}
+    answer = {"type": "tool_call_response", "id": message.id, "response": message.text}
+    parts = [_part(each) for each in message.contents]
+    return {"role": "tool", "parts": [answer, *(each for each in parts if each["type"] != "text")]}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "content": text}
+
+
+def _tool_call(request: ToolExecutionRequest) -> dict[str, Any]:
+    arguments: Any = request.arguments
+    with suppress(ValueError):  # keep invalid JSON as text
+        arguments = json.loads(arguments)
+    return {"type": "tool_call", "id": request.id, "name": request.name, "arguments": arguments}
+
+
+def _part(content: Content) -> dict[str, Any]:
+    match content:
+        case TextContent(text):
+            return _text(text)
+        case ImageContent(str() as url) if not url.startswith("data:"):
+            return {"type": "uri", "modality": "image", "mime_type": content.mime_type, "uri": url}
+        case ImageContent():  # the image data is too large for a span
+            return {"type": "image", "mime_type": content.mime_type}
+        case _:
+            assert_never(content)

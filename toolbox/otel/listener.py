@@ -1,7 +1,7 @@
-"""`OpenTelemetryListener`: makes spans and metrics of events.
+"""`OpenTelemetryListener`: records spans and metrics of service calls, model requests and tool calls.
 
-A span is the current one while what it stands for runs, in the context in which that runs and in no other. Not here:
-what spans say (`attributes`, `content`).
+A span is current only in the context of its operation, and only while the operation runs. Not here: the attributes of
+spans and metrics (`attributes`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.context import Context, attach, detach, get_current
-from opentelemetry.metrics import Histogram, MeterProvider, get_meter
+from opentelemetry.metrics import Histogram, Meter, MeterProvider, get_meter
 from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider, get_tracer, set_span_in_context
 
 from ..di.marks import application_scoped
@@ -37,29 +37,31 @@ from .attributes import (
     TOOL,
     TOOL_TYPE,
     Attributes,
+    captures_content,
     error_type,
     finish_attributes,
+    input_content,
     is_cancellation,
     model_attributes,
+    output_content,
     request_attributes,
+    request_content,
     response_attributes,
     service_attributes,
     tool_attributes,
     usage_attributes,
 )
-from .content import input_content, is_wanted, output_content, request_content
-from .instruments import Instruments
 
-# Set with each span that is made current. A reset that fails tells that this is not the context it was set in, which
-# OpenTelemetry's own would log as an error: a coroutine may be closed from anywhere.
-_place: ContextVar[None] = ContextVar("toolbox.otel.place", default=None)
+# Set together with each current span. If resetting it fails, the operation ends in another context than it began in,
+# for example because a coroutine was closed elsewhere; OpenTelemetry's `detach` would log that as an error.
+_context_check: ContextVar[None] = ContextVar("toolbox.otel.context_check", default=None)
 
 
 @dataclass(slots=True)
-class _Operation:
-    """What is under way: its span, the context in which that is current, and the attributes of its metrics.
+class _OpenSpan:
+    """A running operation: its span, the context in which the span is current, and the attributes of its metrics.
 
-    `subject` is the object it is known by, kept so that no other has its id.
+    `subject` identifies the operation; the reference keeps its `id()` unique.
     """
 
     span: Span
@@ -67,30 +69,61 @@ class _Operation:
     measured: Attributes
     subject: object
     token: Token[Context] = field(init=False)
-    place: Token[None] = field(init=False)
+    check: Token[None] = field(init=False)
 
     def enter(self) -> None:
-        """Makes its span the current one."""
-        self.place, self.token = _place.set(None), attach(self.context)
+        """Make the span current."""
+        self.check, self.token = _context_check.set(None), attach(self.context)
 
     def leave(self) -> None:
-        """Makes the one before the current one again."""
+        """Make the previous span current again."""
         try:
-            _place.reset(self.place)
+            _context_check.reset(self.check)
         except ValueError:
-            return  # left in another context than entered, where it was not the current one
+            return  # ends in another context, where the span is not current
         detach(self.token)
+
+
+_SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
+_SERVICE_SECONDS = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6]
+_TOKENS: list[float] = [4**exponent for exponent in range(14)]
+
+
+class _Instruments:
+    """The histograms, with the bucket boundaries that the conventions recommend."""
+
+    def __init__(self, meter: Meter) -> None:
+        def seconds(name: str, description: str, bounds: list[float] = _SECONDS) -> Histogram:
+            return meter.create_histogram(
+                name, unit="s", description=description, explicit_bucket_boundaries_advisory=bounds
+            )
+
+        self.model_duration = seconds("gen_ai.client.operation.duration", "Duration of model requests")
+        self.time_to_first_chunk = seconds(
+            "gen_ai.client.operation.time_to_first_chunk", "Time to the first chunk of a streaming response"
+        )
+        self.tool_duration = seconds("gen_ai.execute_tool.duration", "Duration of tool calls")
+        self.service_duration = seconds("gen_ai.invoke_agent.duration", "Duration of service calls", _SERVICE_SECONDS)
+        self.tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Tokens used by one model request",
+            explicit_bucket_boundaries_advisory=_TOKENS,
+        )
 
 
 @application_scoped
 class OpenTelemetryListener(EventListener):
-    """Traces and measures calls of services, requests to models and tool calls, by OpenTelemetry's conventions.
+    """Records OpenTelemetry spans and metrics of service calls, model requests and tool calls. Register it as a bean.
 
-    Spans: `invoke_agent <service>`, inside it `chat <model>` and `execute_tool <tool>`, inside that whatever the tool
-    does. The providers are the given ones, else the beans of these types, else those set for the process.
+        container.register(OpenTelemetryListener)
 
-    `capture_content`: whether spans have messages, arguments, results, and the text of errors, which may hold secrets.
-    None: as `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` says (`span_only`, `span_and_event` or `true`).
+    Spans: `invoke_agent <service>`, inside it `chat <model>` and `execute_tool <tool>`. Spans that a tool creates are
+    inside `execute_tool`. `tracer_provider` and `meter_provider`: by default the beans of these types, otherwise the
+    global providers.
+
+    `capture_content`: record messages, arguments, results and error texts, which can contain secrets. None means:
+    only if `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` is `span_only`, `span_and_event` or `true`.
     """
 
     def __init__(
@@ -100,15 +133,15 @@ class OpenTelemetryListener(EventListener):
         capture_content: bool | None = None,
     ) -> None:
         self._tracer = get_tracer("toolbox", tracer_provider=tracer_provider)
-        self._instruments = Instruments(get_meter("toolbox", meter_provider=meter_provider))
-        self._content = is_wanted() if capture_content is None else capture_content
-        self._open: dict[str | int, _Operation] = {}
-        self._told: dict[type[InvocationEvent], Callable[[Any], None]] = {
+        self._instruments = _Instruments(get_meter("toolbox", meter_provider=meter_provider))
+        self._content = captures_content() if capture_content is None else capture_content
+        self._open: dict[str | int, _OpenSpan] = {}
+        self._handlers: dict[type[InvocationEvent], Callable[[Any], None]] = {
             ServiceStartedEvent: self._service_started,
             ServiceCompletedEvent: self._service_completed,
             ServiceFailedEvent: self._service_failed,
-            ModelRequestEvent: self._model_asked,
-            ModelResponseEvent: self._model_answered,
+            ModelRequestEvent: self._model_requested,
+            ModelResponseEvent: self._model_responded,
             ModelFailedEvent: self._model_failed,
             ToolStartedEvent: self._tool_started,
             ToolExecutedEvent: self._tool_executed,
@@ -116,9 +149,9 @@ class OpenTelemetryListener(EventListener):
         }
 
     def on_event(self, event: InvocationEvent) -> None:
-        """See `EventListener`."""
-        if (told := self._told.get(type(event))) is not None:
-            told(event)
+        """Start or end the span of `event`."""
+        if (handler := self._handlers.get(type(event))) is not None:
+            handler(event)
 
     # --- the service
 
@@ -130,19 +163,19 @@ class OpenTelemetryListener(EventListener):
             operation.span.set_attributes(input_content((event.context.user_message,)))
 
     def _service_completed(self, event: ServiceCompletedEvent) -> None:
-        def say(span: Span) -> None:
+        def describe(span: Span) -> None:
             span.set_attributes(usage_attributes(event.token_usage) | finish_attributes(event.response))
             if self._content:
                 span.set_attributes(output_content(event.response))
 
-        self._end(event.invocation_id, self._instruments.service_duration, event.duration, say)
+        self._end(event.invocation_id, self._instruments.service_duration, event.duration, describe)
 
     def _service_failed(self, event: ServiceFailedEvent) -> None:
         self._end(event.invocation_id, self._instruments.service_duration, event.duration, error=event.error)
 
     # --- the model
 
-    def _model_asked(self, event: ModelRequestEvent) -> None:
+    def _model_requested(self, event: ModelRequestEvent) -> None:
         measured = model_attributes(event.model)
         model = measured.get(REQUEST_MODEL)
         service = self._open.get(event.invocation_id)
@@ -155,24 +188,24 @@ class OpenTelemetryListener(EventListener):
         if self._content and operation.span.is_recording():
             operation.span.set_attributes(request_content(event.request))
 
-    def _model_answered(self, event: ModelResponseEvent) -> None:
+    def _model_responded(self, event: ModelResponseEvent) -> None:
         response, first = event.response, event.time_to_first_chunk
         operation = self._open.get(_key(event.request))
         if operation is not None:
             if response.model is not None:
                 operation.measured[RESPONSE_MODEL] = response.model
-            self._measure_answer(event, operation)
+            self._record_response(event, operation)
 
-        def say(span: Span) -> None:
+        def describe(span: Span) -> None:
             span.set_attributes(response_attributes(response))
             if first is not None:
                 span.set_attribute("gen_ai.response.time_to_first_chunk", first)
             if self._content:
                 span.set_attributes(output_content(response))
 
-        self._end(event.request, self._instruments.model_duration, event.duration, say)
+        self._end(event.request, self._instruments.model_duration, event.duration, describe)
 
-    def _measure_answer(self, event: ModelResponseEvent, operation: _Operation) -> None:
+    def _record_response(self, event: ModelResponseEvent, operation: _OpenSpan) -> None:
         measured, context = operation.measured, operation.context
         if (first := event.time_to_first_chunk) is not None:
             self._instruments.time_to_first_chunk.record(first, measured, context=context)
@@ -196,39 +229,39 @@ class OpenTelemetryListener(EventListener):
         name = "execute_tool" if event.specification is None else f"execute_tool {event.specification.name}"
         measured = {each: attributes[each] for each in (TOOL, TOOL_TYPE, AGENT) if each in attributes}
         if event.specification is None:
-            measured.pop(TOOL, None)  # a name that the model made up is one of any number
+            measured.pop(TOOL, None)  # the model can invent any number of names
         self._begin(event.context, service, name, attributes, measured)
 
     def _tool_executed(self, event: ToolExecutedEvent) -> None:
         execution = event.execution
 
-        def say(span: Span) -> None:
+        def describe(span: Span) -> None:
             if self._content:
                 span.set_attribute("gen_ai.tool.call.result", execution.result)
 
         failed = (event.error or "tool_error") if execution.is_error else None
-        self._end(event.context, self._instruments.tool_duration, execution.duration, say, error=failed)
+        self._end(event.context, self._instruments.tool_duration, execution.duration, describe, error=failed)
 
     def _tool_failed(self, event: ToolFailedEvent) -> None:
         self._end(event.context, self._instruments.tool_duration, event.duration, error=event.error)
 
-    # --- any of them
+    # --- spans
 
     def _begin(
         self,
         subject: object,
-        parent: _Operation | None,
+        parent: _OpenSpan | None,
         name: str,
         attributes: Attributes,
         measured: Attributes,
         kind: SpanKind = SpanKind.INTERNAL,
-    ) -> _Operation:
-        """Begins what is known by `subject`, inside `parent`, or else inside whatever is current."""
-        around = get_current()
-        if parent is not None:  # a tool may begin while its model still answers, and is no part of that
-            around = set_span_in_context(parent.span, around)
-        span = self._tracer.start_span(name, around, kind, attributes)
-        operation = _Operation(span, set_span_in_context(span, around), measured, subject)
+    ) -> _OpenSpan:
+        """Start the span of `subject` inside `parent`; without a parent, inside the current span."""
+        outer = get_current()
+        if parent is not None:  # not the current span: a tool can start while the model still streams its response
+            outer = set_span_in_context(parent.span, outer)
+        span = self._tracer.start_span(name, outer, kind, attributes)
+        operation = _OpenSpan(span, set_span_in_context(span, outer), measured, subject)
         self._open[_key(subject)] = operation
         operation.enter()
         return operation
@@ -238,14 +271,14 @@ class OpenTelemetryListener(EventListener):
         subject: object,
         histogram: Histogram,
         duration: float,
-        say: Callable[[Span], None] | None = None,
+        describe: Callable[[Span], None] | None = None,
         *,
         error: BaseException | str | None = None,
     ) -> None:
-        """Ends what is known by `subject`, whatever happens; an error is told by its type, its text is content."""
+        """End the span of `subject`, also if recording fails. Error texts are recorded only with `capture_content`."""
         operation = self._open.pop(_key(subject), None)
         if operation is None:
-            return  # it had begun before this listener was told of anything, or could not
+            return  # it started before this listener was registered, or its start failed
         span = operation.span
         try:
             if error is not None:
@@ -254,15 +287,15 @@ class OpenTelemetryListener(EventListener):
             histogram.record(duration, operation.measured, context=operation.context)
             if error is not None:
                 self._fail(span, error)
-            if say is not None and span.is_recording():
-                say(span)
+            if describe is not None and span.is_recording():
+                describe(span)
         finally:
             operation.leave()
             span.end()
 
     def _fail(self, span: Span, error: BaseException | str) -> None:
         if not isinstance(error, str) and is_cancellation(error):
-            return  # somebody wanted no more; nothing has failed
+            return  # cancelled, not failed
         span.set_status(StatusCode.ERROR)
         if self._content and isinstance(error, BaseException):
             span.set_status(StatusCode.ERROR, str(error))
@@ -270,5 +303,5 @@ class OpenTelemetryListener(EventListener):
 
 
 def _key(subject: object) -> str | int:
-    """An invocation is known by its id; a request and a context, which may have equal ones, by themselves."""
+    """Return the key of an operation: an invocation's id; for requests and contexts, which can be equal, `id()`."""
     return subject if isinstance(subject, str) else id(subject)
