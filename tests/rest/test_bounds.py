@@ -1,9 +1,13 @@
 """A reply is read up to a limit, whatever the server sends."""
 
 import asyncio
+import contextlib
 import gzip
+import socket
+import threading
+import time
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
 import httpx2
@@ -279,3 +283,112 @@ def test_the_errors_of_clients_are_exported_beside_them() -> None:
     for name in ("RestClientError", "RestTimeoutError", "RestDecodeError"):
         assert getattr(rest, name) is getattr(toolbox, name)
         assert name in rest.__all__
+
+
+@contextlib.contextmanager
+def raw_server(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
+    """Run `serve` for each connection until it is closed or the event is set; yield the URL."""
+    stopped = threading.Event()
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            serve(connection, stopped)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                if stopped.is_set():
+                    connection.close()
+                    return
+                threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    accepting = threading.Thread(target=accept, daemon=True)
+    accepting.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        stopped.set()
+        with contextlib.suppress(OSError):
+            socket.create_connection(listening.getsockname()).close()
+        accepting.join()
+        listening.close()
+
+
+def trickle_headers(connection: socket.socket, stopped: threading.Event) -> None:
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    while not stopped.wait(0.05):
+        connection.sendall(b"x")
+
+
+def trickle_status_line(connection: socket.socket, stopped: threading.Event) -> None:
+    connection.recv(65536)
+    for byte in b"HTTP/1.1 200 " + b"O" * 10_000:
+        if stopped.wait(0.05):
+            return
+        connection.sendall(bytes((byte,)))
+
+
+def send_interim_replies(connection: socket.socket, stopped: threading.Event) -> None:
+    connection.recv(65536)
+    while not stopped.wait(0.05):
+        connection.sendall(b"HTTP/1.1 102 Processing\r\n\r\n")
+
+
+def flood_with_interim_replies(connection: socket.socket, stopped: threading.Event) -> None:
+    connection.recv(65536)
+    while not stopped.is_set():
+        connection.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n" * 50)
+
+
+def trickle_after_a_good_reply(connection: socket.socket, stopped: threading.Event) -> None:
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    trickle_headers(connection, stopped)
+
+
+@pytest.mark.parametrize(
+    "serve", [trickle_headers, trickle_status_line, send_interim_replies, flood_with_interim_replies]
+)
+async def test_the_timeout_is_for_the_whole_wait_for_headers_in_both_kinds_of_method(serve) -> None:
+    with raw_server(serve) as url:
+        client = rest.create_rest_client(Bounded, url=url, timeout=0.4)
+        for ask in (client.text, lambda: asyncio.to_thread(client.text_now)):
+            started = time.monotonic()
+            with pytest.raises(rest.RestTimeoutError):
+                await asyncio.wait_for(ask(), 20)
+            assert time.monotonic() - started < 10
+
+
+def test_the_timeout_holds_for_later_requests_on_one_connection_too() -> None:
+    with raw_server(trickle_after_a_good_reply) as url:
+        client = rest.create_rest_client(Bounded, url=url, timeout=0.4, max_connections=1)
+        assert client.text_now() == "ok"
+        with pytest.raises(rest.RestTimeoutError):
+            client.text_now()
+        assert client.text_now() == "ok"
+
+
+def test_the_timeout_holds_for_a_synchronous_stream_until_its_headers_are_there() -> None:
+    with raw_server(trickle_headers) as url:
+        client = rest.create_rest_client(Bounded, url=url, timeout=0.4)
+        with pytest.raises(rest.RestTimeoutError):
+            next(iter(client.lines_now()))
+
+
+def test_a_trace_function_of_a_filter_is_still_called(server) -> None:
+    events: list[str] = []
+
+    def trace(request: httpx2.Request) -> None:
+        request.extensions["trace"] = lambda event, info: events.append(event)
+
+    @rest.register_rest_client(config_key="traced", request_filters=[trace])
+    class Traced(Protocol):
+        @rest.get("/x")
+        def text_now(self) -> str: ...
+
+    server.answer("ok")
+    assert rest.create_rest_client(Traced, url=server.url).text_now() == "ok"
+    assert "http11.receive_response_headers.complete" in events

@@ -7,12 +7,13 @@ import json
 import logging
 import pickle
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
 import httpx2
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Secret, SecretBytes, SecretStr, field_serializer
 
 from tests.rest.http_server import Answer, Received
 from toolbox import rest
@@ -282,3 +283,99 @@ def test_the_text_of_a_clients_marks_and_settings_shows_no_secret() -> None:
     given = rest.rest_settings("shop", url="https://ann:SECRET@shop.example", password="SECRET")
 
     assert "SECRET" not in f"{given!r} {vars(Shown)!r}"
+
+
+class SignIn(BaseModel):
+    user: str
+    password: SecretStr
+    pin: Secret[int] = Secret(1234567890)
+    keys: list[SecretBytes] = []
+
+
+@dataclass
+class Login:
+    user: str
+    password: SecretStr
+
+
+@rest.register_rest_client(config_key="accounts")
+class Accounts(Protocol):
+    @rest.get("/x")
+    async def query(self, login: Annotated[SignIn, rest.Query()]) -> Thing: ...
+
+    @rest.get("/x")
+    async def query_of_dataclass(self, login: Annotated[Login, rest.Query()]) -> Thing: ...
+
+    @rest.get("/x")
+    async def query_of_mapping(self, login: Annotated[dict[str, SecretStr], rest.Query()]) -> Thing: ...
+
+    @rest.post("/x")
+    async def form(self, login: Annotated[SignIn, rest.Form()]) -> Thing: ...
+
+    @rest.post("/x")
+    async def body(self, login: SignIn) -> Thing: ...
+
+    @rest.post("/x")
+    async def bodies(self, logins: dict[str, list[Login]]) -> Thing: ...
+
+
+MODEL_PASSWORD = SecretStr("m0del-passphrase/&=0123456789")
+SIGN_IN = SignIn(user="ann*", password=MODEL_PASSWORD, keys=[SecretBytes(b"k3y-in-a-list-0123456789")])
+LOGIN = Login("ann*", MODEL_PASSWORD)
+
+
+@pytest.mark.parametrize(
+    ("method", "argument"),
+    [
+        ("query", SIGN_IN),
+        ("query_of_dataclass", LOGIN),
+        ("query_of_mapping", {"phrase": MODEL_PASSWORD}),
+        ("form", SIGN_IN),
+        ("body", SIGN_IN),
+        ("bodies", {"all": [LOGIN]}),
+    ],
+)
+async def test_secret_fields_of_models_are_sent_with_their_values_and_hidden_in_errors(
+    server, method, argument
+) -> None:
+    def repeat(received: Received) -> Answer:
+        return Answer(f"you sent {unquote(received.target)} {unquote(received.body.decode())}", 400)
+
+    server.handler = repeat
+    accounts = rest.create_rest_client(Accounts, url=server.url)
+
+    with pytest.raises(rest.RestClientError) as caught:
+        await getattr(accounts, method)(argument)
+
+    sent = unquote(server.last.target) + unquote(server.last.body.decode())
+    assert MODEL_PASSWORD.get_secret_value() in sent
+    assert "**" not in sent
+    if argument is SIGN_IN:
+        assert "k3y-in-a-list-0123456789" in sent
+        assert "1234567890" in sent
+        assert "ann*" in sent
+    shown = everything_of(caught.value)
+    for secret in (MODEL_PASSWORD.get_secret_value(), "k3y-in-a-list-0123456789", "1234567890"):
+        assert not [part for part in parts(secret) if part in shown]
+
+
+async def test_a_serializer_of_the_program_decides_how_its_secret_is_sent(server) -> None:
+    class Signed(BaseModel):
+        key: SecretStr
+
+        @field_serializer("key", when_used="json")
+        def sign(self, key: SecretStr) -> str:
+            return f"signed with {len(key.get_secret_value())} characters*"
+
+    class Signing(Protocol):
+        @rest.get("/x")
+        async def query(self, signed: Annotated[Signed, rest.Query()]) -> None: ...
+
+        @rest.post("/x")
+        async def body(self, signed: Signed) -> None: ...
+
+    signing = rest.create_rest_client(Signing, url=server.url)
+    await signing.query(Signed(key=SecretStr("abc")))
+    assert server.last.query == [("key", "signed with 3 characters*")]
+    await signing.body(Signed(key=SecretStr("abc")))
+    assert server.last.json == {"key": "signed with 3 characters*"}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ..errors import RestClientError
 from ..validation_text import HIDDEN
@@ -26,6 +26,7 @@ from .encoding import (
     is_secret_name,
     literal_path,
     percent,
+    revealed,
     segment,
     text_of,
     texts_of,
@@ -34,6 +35,8 @@ from .encoding import (
 from .endpoint import RestEndpoint
 from .marks import Body, File, FixedValue, Path, Place, Upload
 from .plans import ParameterPlan, RequestPlan
+
+_MASKS = (b"*", b'""')  # what pydantic writes for a secret, and for an empty one
 
 if TYPE_CHECKING:
     from httpx2 import Request as HttpRequest
@@ -180,13 +183,15 @@ class _Building:
             self._open_headers.add(name.lower())
 
     def _spread(self, parameter: ParameterPlan, value: Any) -> None:
-        for name, text in fields_of(value) if value is not None else ():
+        for name, text, is_hidden in fields_of(value) if value is not None else ():
+            if is_hidden:
+                self._secrets.append(text)
             if parameter.place is Place.FORM:
                 self._one_field(name, text)
             elif name in self._fixed_names:
                 raise EncodingError(f"it has a field {name!r}, whose value is fixed")
             else:
-                self._one_query(name, text, False)
+                self._one_query(name, text, is_hidden)
 
     def _body(self, parameter: ParameterPlan, value: Any) -> None:
         if value is None:
@@ -197,7 +202,7 @@ class _Building:
         elif isinstance(value, str) and parameter.mark is not None:
             self._content, media_type = value.encode(), "text/plain; charset=utf-8"
         else:
-            self._content, media_type = _json(parameter, value), "application/json"
+            self._content, media_type = _json(parameter, value, self._secrets), "application/json"
         self._headers.setdefault("content-type", ("Content-Type", header_value(given or media_type)))
 
     def _file(self, parameter: ParameterPlan, value: Any) -> None:
@@ -246,10 +251,18 @@ def _query_text(pairs: list[tuple[str, str]]) -> str:
     return "?" + "&".join(f"{name}={value}" for name, value in pairs) if pairs else ""
 
 
-def _json(parameter: ParameterPlan, value: Any) -> bytes:
+def _json(parameter: ParameterPlan, value: Any, secrets: list[str]) -> bytes:
+    """Return a body as JSON with the real values of its secrets, which are added to `secrets`."""
     assert parameter.adapter is not None
     try:
-        return parameter.adapter.dump_json(value, by_alias=True, warnings="error")
+        written = parameter.adapter.dump_json(value, by_alias=True, warnings="error")
+        if not any(mask in written for mask in _MASKS):
+            return written
+        original = parameter.adapter.dump_python(value, by_alias=True, warnings="error")
+        found: list[str] = []
+        whole = revealed(from_json(written), original, found)
+        secrets += found
+        return to_json(whole) if found else written
     except PydanticSerializationError as error:
         reason = str(error).partition("\n")[0]
         raise EncodingError(f"a {type(value).__name__} is not what the parameter declares ({reason})") from error

@@ -17,7 +17,7 @@ import httpx2
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
 from .building import Outgoing
 from .collaborators import default_of, missing_bean_allowed
-from .connections import BoundedResponse, RefusedBody
+from .connections import BoundedResponse, RefusedBody, deadline_for_network
 from .exchange import (
     AwaitValue,
     CloseResponse,
@@ -165,11 +165,15 @@ def _perform(exchange: RestExchange, effect: Effect) -> Any:
         case SendRequest(request, auth, limit, unread, where):
             client = exchange.connection.sync_client()
             with translated_errors(where, str(request.url)):
-                response = client.send(request, auth=auth, stream=True, follow_redirects=False)
-                return response if unread else _read_until(response, time.monotonic() + limit)
+                deadline = time.monotonic() + limit
+                with deadline_for_network(deadline, request):
+                    response = client.send(request, auth=auth, stream=True, follow_redirects=False)
+                    return response if unread else _read_until(response, deadline)
         case ReadBody(response, where):
             with translated_errors(where, str(response.request.url)):
-                return _read_until(response, time.monotonic() + exchange.connection.endpoint.settings.timeout)
+                deadline = time.monotonic() + exchange.connection.endpoint.settings.timeout
+                with deadline_for_network(deadline):
+                    return _read_until(response, deadline)
         case CloseResponse(response):
             return response.close()
         case StartRetries(attempts):
@@ -179,7 +183,7 @@ def _perform(exchange: RestExchange, effect: Effect) -> Any:
 
 
 class _Until(httpx2.SyncByteStream):
-    """A body that has to be there by a moment of `time.monotonic()`: a time-out of httpx2's is for each piece."""
+    """A body that must be complete at a moment of `time.monotonic()`, also if it does not come from a network."""
 
     def __init__(self, stream: httpx2.SyncByteStream, deadline: float) -> None:
         self._stream, self._deadline = stream, deadline

@@ -15,8 +15,8 @@ from enum import Enum
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from pydantic import BaseModel, Secret, SecretBytes, SecretStr
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic import Secret, SecretBytes, SecretStr
+from pydantic_core import PydanticSerializationError, SchemaSerializer, core_schema, to_jsonable_python
 
 from ..validation_text import HIDDEN
 
@@ -26,6 +26,7 @@ _SECRET_NAME = re.compile(
     r"api[-_.]?key|access[-_.]?key|token|secret|passw|pwd|credential|signature|session|^auth|^key$|^sig$", re.IGNORECASE
 )
 _VARIABLE = re.compile(r"\$\{([^{}:]+)(?::([^{}]*))?\}")
+_ANYTHING = SchemaSerializer(core_schema.any_schema())
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _COOKIE_VALUE = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]*")
@@ -89,20 +90,52 @@ def texts_of(value: object) -> Iterator[str]:
         yield text_of(value)
 
 
-def fields_of(value: object) -> Iterator[tuple[str, str]]:
-    """Name and text of each field of a model, dataclass or mapping; lists repeat, None is left out."""
-    if isinstance(value, BaseModel):
-        plain: Any = value.model_dump(mode="json", by_alias=True)
-    else:
-        try:
-            plain = to_jsonable_python(value, by_alias=True)
-        except PydanticSerializationError as error:
-            raise EncodingError(f"a {type(value).__name__} cannot be written as fields") from error
+def fields_of(value: object) -> Iterator[tuple[str, str, bool]]:
+    """Yield the name and the text of each field of a model, dataclass or mapping, and whether it is secret.
+
+    Lists repeat the field, None is left out. Raises `EncodingError`.
+    """
+    try:
+        plain: Any = _ANYTHING.to_python(value, mode="json", by_alias=True)
+    except PydanticSerializationError as error:
+        raise EncodingError(f"a {type(value).__name__} cannot be written as fields") from error
     if not isinstance(plain, Mapping):
         raise EncodingError(f"a {type(value).__name__} has no fields")
-    for name, item in plain.items():
-        for text in texts_of(item):
-            yield str(name), text
+    objects: Any = _ANYTHING.to_python(value, by_alias=True)
+    are_alike = isinstance(objects, Mapping) and len(objects) == len(plain)  # not if a serializer is for JSON only
+    for (name, item), original in zip(plain.items(), (objects if are_alike else plain).values(), strict=True):
+        secrets: list[str] = []
+        for text in texts_of(revealed(item, original, secrets)):
+            yield str(name), text, bool(secrets)
+
+
+def revealed(plain: Any, original: Any, secrets: list[str]) -> Any:
+    """Return `plain`, a value as JSON, with the real values of pydantic's secret types, which JSON masks.
+
+    `original` is the same value with its Python objects. The texts of its secrets are added to `secrets`. A secret
+    that a serializer of the program wrote differently stays as that serializer wrote it.
+    """
+    if isinstance(original, (SecretStr, SecretBytes, Secret)):
+        value = to_jsonable_python(original.get_secret_value(), by_alias=True)
+        secrets.extend(_scalar_texts(value))
+        return value if plain == _ANYTHING.to_python(original, mode="json") else plain
+    if isinstance(original, Mapping) and isinstance(plain, dict) and len(original) == len(plain):
+        return {
+            name: revealed(item, each, secrets)
+            for (name, item), each in zip(plain.items(), original.values(), strict=True)
+        }
+    if isinstance(original, (list, tuple, set, frozenset)) and isinstance(plain, list) and len(original) == len(plain):
+        return [revealed(item, each, secrets) for item, each in zip(plain, original, strict=True)]
+    return plain
+
+
+def _scalar_texts(value: Any) -> Iterator[str]:
+    """Yield the texts of all scalars in a JSON value, except for empty ones."""
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _scalar_texts(item)
+    elif value not in (None, ""):
+        yield text_of(value)
 
 
 def percent(text: str) -> str:
