@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from .models.openai import OpenAiChatModel
     from .rest import register_rest_client
     from .services.declaration import DEFAULT as DEFAULT, register_ai_service, system_message, user_message
+    from .services.invocation import InvocationRecord as InvocationRecord, invocation_record
     from .services.memory import (
         ChatMemory as ChatMemory,
         ChatMemoryKey as ChatMemoryKey,
@@ -116,7 +117,6 @@ if TYPE_CHECKING:
         estimate_tokens as estimate_tokens,
     )
     from .services.outputs import Result, TokenStream
-    from .services.records import InvocationRecord as InvocationRecord, invocation_record
     from .services.standalone import create_ai_service
     from .settings import ToolboxSettings
     from .tools.failures import ToolErrors, hide_details, return_to_model

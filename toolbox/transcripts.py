@@ -31,24 +31,24 @@ VERSION = 1
 
 def messages_to_json(messages: Iterable[Message]) -> str:
     """A conversation as JSON text. Attributes must be JSON values; raises `TranscriptError` where they are not."""
-    return _text({"version": VERSION, "messages": [message_to_dict(each) for each in messages]})
+    return write_json({"version": VERSION, "messages": [message_to_dict(each) for each in messages]})
 
 
 def messages_from_json(text: str | bytes) -> tuple[Message, ...]:
     """The conversation that `messages_to_json` wrote. Raises `TranscriptError`."""
-    written = _versioned(text)
-    found = _field(written, "messages", list, "")
+    written = read_json(text)
+    found = read_field(written, "messages", list, "")
     return tuple(message_from_dict(each, f"messages.{number}") for number, each in enumerate(found))
 
 
 def specification_to_json(specification: ToolSpecification) -> str:
     """A tool's specification as JSON text. Raises `TranscriptError` where it holds more than JSON can say."""
-    return _text({"version": VERSION, **specification_to_dict(specification)})
+    return write_json({"version": VERSION, **specification_to_dict(specification)})
 
 
 def specification_from_json(text: str | bytes) -> ToolSpecification:
     """The specification that `specification_to_json` wrote. Raises `TranscriptError`."""
-    return specification_from_dict(_versioned(text))
+    return specification_from_dict(read_json(text))
 
 
 # --- messages
@@ -76,7 +76,7 @@ def message_to_dict(message: Message) -> Json:
 
 def message_from_dict(written: Any, path: str = "") -> Message:
     """The message that `message_to_dict` wrote; `path` says where it was found. Raises `TranscriptError`."""
-    kind = _field(written, "type", str, path)
+    kind = read_field(written, "type", str, path)
     read = _READERS.get(kind)
     if read is None:
         raise TranscriptError(_at(path, "type"), f"{kind!r} is no type of message; one of {', '.join(_READERS)} is")
@@ -84,43 +84,43 @@ def message_from_dict(written: Any, path: str = "") -> Message:
 
 
 def _system(written: Json, path: str) -> Message:
-    role = _field(written, "role", str, path, "system")
+    role = read_field(written, "role", str, path, "system")
     if role not in ("system", "developer"):
         raise TranscriptError(_at(path, "role"), f"unknown role {role!r}; expected system or developer")
     return SystemMessage(
-        _field(written, "text", str, path),
+        read_field(written, "text", str, path),
         role,
-        _field(written, "name", (str, type(None)), path, None),
-        _field(written, "attributes", dict, path, {}),
+        read_field(written, "name", (str, type(None)), path, None),
+        read_field(written, "attributes", dict, path, {}),
     )
 
 
 def _user(written: Json, path: str) -> Message:
     return UserMessage(
         _contents(written, path),
-        _field(written, "name", (str, type(None)), path, None),
-        _field(written, "attributes", dict, path, {}),
+        read_field(written, "name", (str, type(None)), path, None),
+        read_field(written, "attributes", dict, path, {}),
     )
 
 
 def _ai(written: Json, path: str) -> Message:
-    calls = _field(written, "tool_execution_requests", list, path, [])
+    calls = read_field(written, "tool_execution_requests", list, path, [])
     return AiMessage(
-        _field(written, "text", (str, type(None)), path, None),
+        read_field(written, "text", (str, type(None)), path, None),
         [_request(each, f"{_at(path, 'tool_execution_requests')}.{n}") for n, each in enumerate(calls)],
-        _field(written, "reasoning", (str, type(None)), path, None),
-        _field(written, "attributes", dict, path, {}),
-        _field(written, "name", (str, type(None)), path, None),
+        read_field(written, "reasoning", (str, type(None)), path, None),
+        read_field(written, "attributes", dict, path, {}),
+        read_field(written, "name", (str, type(None)), path, None),
     )
 
 
 def _tool_result(written: Json, path: str) -> Message:
     return ToolExecutionResultMessage(
-        _field(written, "id", str, path),
-        _field(written, "tool_name", str, path),
-        _field(written, "text", str, path),
-        _field(written, "is_error", bool, path, False),
-        _field(written, "attributes", dict, path, {}),
+        read_field(written, "id", str, path),
+        read_field(written, "tool_name", str, path),
+        read_field(written, "text", str, path),
+        read_field(written, "is_error", bool, path, False),
+        read_field(written, "attributes", dict, path, {}),
         _contents(written, path),
     )
 
@@ -140,10 +140,10 @@ def _request_to_dict(request: ToolExecutionRequest) -> Json:
 
 def _request(written: Any, path: str) -> ToolExecutionRequest:
     return ToolExecutionRequest(
-        _field(written, "id", str, path),
-        _field(written, "name", str, path),
-        _field(written, "arguments", str, path),
-        _field(written, "attributes", dict, path, {}),
+        read_field(written, "id", str, path),
+        read_field(written, "name", str, path),
+        read_field(written, "arguments", str, path),
+        read_field(written, "attributes", dict, path, {}),
     )
 
 
@@ -163,22 +163,22 @@ def _content_to_dict(content: Content) -> Json:
 
 
 def _contents(written: Json, path: str) -> list[Content]:
-    found = _field(written, "contents", list, path, [])
+    found = read_field(written, "contents", list, path, [])
     return [_content(each, f"{_at(path, 'contents')}.{number}") for number, each in enumerate(found)]
 
 
 def _content(written: Any, path: str) -> Content:
-    kind = _field(written, "type", str, path)
+    kind = read_field(written, "type", str, path)
     if kind == "text":
-        return TextContent(_field(written, "text", str, path))
+        return TextContent(read_field(written, "text", str, path))
     if kind != "image":
         raise TranscriptError(_at(path, "type"), f"{kind!r} is no type of content; text or image is")
-    data: str | bytes | None = _field(written, "base64", (str, type(None)), path, None)
+    data: str | bytes | None = read_field(written, "base64", (str, type(None)), path, None)
     try:
         if "bytes" in written:
-            data = b64decode(_field(written, "bytes", str, path), validate=True)
+            data = b64decode(read_field(written, "bytes", str, path), validate=True)
         names = ("url", "mime_type", "detail")
-        url, kind, detail = (_field(written, name, (str, type(None)), path, None) for name in names)
+        url, kind, detail = (read_field(written, name, (str, type(None)), path, None) for name in names)
         return ImageContent(url, data, kind, detail)
     except ValueError as error:
         raise TranscriptError(path, str(error)) from error
@@ -196,10 +196,10 @@ def specification_to_dict(specification: ToolSpecification) -> Json:
 def specification_from_dict(written: Any, path: str = "") -> ToolSpecification:
     """The specification that `specification_to_dict` wrote. Raises `TranscriptError`."""
     return ToolSpecification(
-        _field(written, "name", str, path),
-        _field(written, "description", (str, type(None)), path, None),
-        _field(written, "parameters", dict, path),
-        _field(written, "metadata", dict, path, {}),
+        read_field(written, "name", str, path),
+        read_field(written, "description", (str, type(None)), path, None),
+        read_field(written, "parameters", dict, path),
+        read_field(written, "metadata", dict, path, {}),
     )
 
 
@@ -208,7 +208,7 @@ def specification_from_dict(written: Any, path: str = "") -> ToolSpecification:
 _REQUIRED = object()
 
 
-def _field(written: Any, name: str, kind: type | tuple[type, ...], path: str, default: Any = _REQUIRED) -> Any:
+def read_field(written: Any, name: str, kind: type | tuple[type, ...], path: str, default: Any = _REQUIRED) -> Any:
     if not isinstance(written, Mapping):
         raise TranscriptError(path, f"an object is needed, this is a {type(written).__name__}")
     value = written.get(name, default)
@@ -238,7 +238,8 @@ def _attributes(attributes: Mapping[str, Any]) -> Json:
     return {"attributes": dict(attributes)} if attributes else {}
 
 
-def _text(value: Json) -> str:
+def write_json(value: Json) -> str:
+    """Write a JSON object as text, in which lone surrogates are escaped. Raises `TranscriptError`."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
@@ -249,12 +250,13 @@ def _text(value: Json) -> str:
     return text
 
 
-def _versioned(text: str | bytes) -> Json:
+def read_json(text: str | bytes, reads: int = VERSION) -> Json:
+    """Read a JSON object whose version is `reads`. Raises `TranscriptError`."""
     try:
         written = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TranscriptError("", f"is not JSON: {error}") from error
-    version = _field(written, "version", int, "")
+    version = read_field(written, "version", int, "")
     if version != VERSION:
         raise TranscriptError("version", f"is {version}; this release reads {VERSION}")
     found: Json = written

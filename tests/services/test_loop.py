@@ -2,6 +2,7 @@
 
 import pickle
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from toolbox import (
     ToolRoundsExceededError,
     UserMessage,
 )
+from toolbox.errors import TranscriptError
 from toolbox.services.loop import (
     CallModel,
     Effect,
@@ -31,12 +33,18 @@ from toolbox.services.loop import (
     ModelReplied,
     Rules,
     RunTools,
-    State,
-    ToolsRan,
+    Suspend,
+    ToolFinished,
+    ToolResumed,
+    ToolSuspended,
     advance,
     begin,
+    next_effect,
+    with_early_call,
 )
 from toolbox.services.outputs import ANSWER_TOOL, Kind, read_output
+from toolbox.services.state import State
+from toolbox.tools.pipeline import ToolOutcome
 
 USER = UserMessage("2 + 3?")
 
@@ -62,30 +70,32 @@ def says(text: str, reason: FinishReason = FinishReason.STOP, usage: TokenUsage 
     return ModelReplied(ChatResponse(AiMessage(text), usage, reason))
 
 
-def ran(effect: Effect, *, failed: bool = False) -> ToolsRan:
-    assert isinstance(effect, RunTools)
-    executions = [ToolExecution(each, "5", 5, failed, datetime.now(UTC), 0.0) for each in effect.requests]
-    messages = [ToolExecutionResultMessage.of(each, "5") for each in effect.requests]
-    return ToolsRan(effect.response, executions, messages)
+def outcome(request: ToolExecutionRequest, *, failed: bool = False) -> ToolOutcome:
+    return ToolOutcome(ToolExecution(request, "5", 5, failed, datetime.now(UTC), 0.0))
 
 
-def follow(rules: Rules, *events: ModelReplied | str) -> tuple[State, Effect]:
+def run_all(rules: Rules, state: State, effect: Effect, *, failed: bool = False) -> tuple[State, Effect]:
+    """Finishes the pending calls one by one."""
+    while isinstance(effect, RunTools):
+        request = state.pending[effect.first].request
+        state, effect = advance(rules, state, ToolFinished(effect.first, outcome(request, failed=failed)))
+    return state, effect
+
+
+def follow(rules: Rules, *events: ModelReplied | str, mode: Any = "prompt") -> tuple[State, Effect]:
     """Plays the model's replies; tools succeed, or fail after "failed"."""
     effect: Effect
-    state, effect = begin(None, (), USER)
+    state, effect = begin(rules, None, (), USER, mode=mode)
     failed = False
     for event in events:
         if event == "failed":
             failed = True
             continue
         assert isinstance(event, ModelReplied)
-        if isinstance(effect, RunTools):
-            state, effect = advance(rules, state, ran(effect, failed=failed))
+        state, effect = run_all(rules, state, effect, failed=failed)
         state, effect = advance(rules, state, event)
         state, effect = pickle.loads(pickle.dumps((state, effect)))
-    if isinstance(effect, RunTools):
-        state, effect = advance(rules, state, ran(effect, failed=failed))
-    return state, effect
+    return run_all(rules, state, effect, failed=failed)
 
 
 def test_a_reply_without_calls_ends_the_call() -> None:
@@ -99,15 +109,15 @@ def test_a_reply_without_calls_ends_the_call() -> None:
 def test_the_model_is_asked_with_everything_so_far_and_the_system_message_first() -> None:
     system, before = SystemMessage("Add."), (UserMessage("hi"), AiMessage("ho"))
     effect: Effect
-    state, effect = begin(system, before, USER)
-    assert effect == CallModel((system, *before, USER), first=True)
+    state, effect = begin(Rules(), system, before, USER)
+    assert isinstance(effect, CallModel)
+    assert effect.request.messages == (system, *before, USER)
 
     state, effect = advance(Rules(), state, asks(call()))
-    state, effect = advance(Rules(), state, ran(effect))
+    state, effect = run_all(Rules(), state, effect)
 
     assert isinstance(effect, CallModel)
-    assert not effect.first
-    assert [type(each).__name__ for each in effect.messages[-3:]] == [
+    assert [type(each).__name__ for each in effect.request.messages[-3:]] == [
         "UserMessage",
         "AiMessage",
         "ToolExecutionResultMessage",
@@ -172,8 +182,8 @@ def test_a_reply_that_does_not_validate_goes_back_and_is_not_remembered() -> Non
     rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE, max_output_retries=1)
     state, effect = follow(rules, says("five"))
     assert isinstance(effect, CallModel)
-    assert effect.messages[1] == AiMessage("five")
-    assert "JSON" in UserMessage(effect.messages[2].contents).text  # type: ignore[union-attr]  # it is the user's
+    assert effect.request.messages[1] == AiMessage("five")
+    assert "JSON" in UserMessage(effect.request.messages[2].contents).text  # type: ignore[union-attr]  # it is the user's
 
     state, effect = advance(rules, state, says('{"total": 5}'))
 
@@ -200,8 +210,8 @@ def test_a_structured_reply_cut_at_the_token_limit_is_truncated() -> None:
 
 
 def test_the_answer_tools_call_is_the_answer_and_is_remembered_as_text() -> None:
-    rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE, mode="tool")
-    state, effect = follow(rules, asks(call(ANSWER_TOOL, arguments='{"total": 5}')))
+    rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE)
+    state, effect = follow(rules, asks(call(ANSWER_TOOL, arguments='{"total": 5}')), mode="tool")
 
     assert isinstance(effect, Finish)
     assert (effect.value, effect.finish_reason) == (Sum(total=5), FinishReason.STOP)
@@ -209,12 +219,12 @@ def test_the_answer_tools_call_is_the_answer_and_is_remembered_as_text() -> None
 
 
 def test_a_bad_call_of_the_answer_tool_is_answered_with_its_errors() -> None:
-    rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE, mode="tool")
-    state, effect = follow(rules, asks(call(ANSWER_TOOL, arguments='{"total": "x"}')))
+    rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE)
+    state, effect = follow(rules, asks(call(ANSWER_TOOL, arguments='{"total": "x"}')), mode="tool")
 
     assert isinstance(effect, CallModel)
-    assert isinstance(effect.messages[-1], ToolExecutionResultMessage)
-    assert effect.messages[-1].is_error
+    assert isinstance(effect.request.messages[-1], ToolExecutionResultMessage)
+    assert effect.request.messages[-1].is_error
     state, effect = advance(rules, state, asks(call(ANSWER_TOOL, arguments='{"total": 5}')))
     assert state.remembered == (USER, AiMessage('{"total": 5}'))
 
@@ -234,12 +244,12 @@ def test_whatever_the_model_replies_every_call_is_answered_once_and_right_after_
 ) -> None:
     rules = Rules(max_rounds=max_rounds, max_calls=max_calls, immediate=frozenset({"now"}))
     effect: Effect
-    state, effect = begin(None, (), USER)
+    state, effect = begin(rules, None, (), USER)
     for reply in replies:
         if not isinstance(effect, CallModel):
             break
         waiting: list[str] = []
-        for message in effect.messages:
+        for message in effect.request.messages:
             if isinstance(message, ToolExecutionResultMessage):
                 assert message.id == waiting.pop(0)
             else:
@@ -250,5 +260,102 @@ def test_whatever_the_model_replies_every_call_is_answered_once_and_right_after_
         state, effect = advance(rules, state, reply)
         if isinstance(effect, RunTools):
             assert state.rounds <= max_rounds
-            assert max_calls is None or len(effect.requests) <= max_calls
-            state, effect = advance(rules, state, ran(effect))
+            assert max_calls is None or len(effect.indexes) <= max_calls
+            state, effect = run_all(rules, state, effect)
+
+
+# --- one finished tool is one event
+
+
+def test_each_finished_tool_is_in_the_state_and_the_rest_still_waits() -> None:
+    state, _ = begin(Rules(), None, (), USER)
+    first, second = call(id_="1"), call(id_="2")
+    state, effect = advance(Rules(), state, asks(first, second))
+    assert isinstance(effect, RunTools)
+    assert effect.indexes == [0, 1]
+
+    state, effect = advance(Rules(), state, ToolFinished(1, outcome(second)))
+
+    assert isinstance(effect, RunTools)
+    assert effect.indexes == [0]
+    assert [each.request for each in state.all_executions] == [second]
+    state, effect = advance(Rules(), state, ToolFinished(0, outcome(first)))
+    assert isinstance(effect, CallModel)
+    assert [each.id for each in effect.request.messages[-2:]] == ["1", "2"]  # type: ignore[union-attr]  # results
+
+
+def test_a_suspended_call_ends_the_round_when_the_others_have_run_and_runs_when_it_is_answered() -> None:
+    state, _ = begin(Rules(), None, (), USER)
+    first, second = call(id_="1"), call(id_="2")
+    state, _ = advance(Rules(), state, asks(first, second))
+    state, effect = advance(Rules(), state, ToolSuspended(0, {"kind": "approval"}))
+    assert isinstance(effect, RunTools)
+    state, effect = advance(Rules(), state, ToolFinished(1, outcome(second)))
+    assert effect == Suspend([0])
+
+    stored = State.from_json(state.to_json())
+    assert next_effect(Rules(), stored) == Suspend([0])
+    state, effect = advance(Rules(), stored, ToolResumed(0, {"by": "ann"}))
+
+    assert isinstance(effect, RunTools)
+    assert effect.indexes == [0]
+    assert state.pending[0].details == {"by": "ann"}
+
+
+def test_a_call_that_started_early_is_matched_by_what_it_asks_and_answered_in_the_replys_order() -> None:
+    rules = Rules()
+    state, _ = begin(rules, None, (), USER)
+    first, second = call(id_="1"), call(id_="2")
+    state, index = with_early_call(rules, state, second)
+    assert index == 0
+
+    state, effect = advance(rules, state, asks(first, second))
+    assert isinstance(effect, RunTools)
+    assert [each.request for each in state.pending] == [second, first]
+    _, effect = run_all(rules, state, effect)
+
+    assert isinstance(effect, CallModel)
+    assert [each.id for each in effect.request.messages[-2:]] == ["1", "2"]  # type: ignore[union-attr]  # results
+
+
+def test_messages_that_came_on_the_way_are_sent_and_not_remembered() -> None:
+    state, _ = begin(Rules(), None, (), USER)
+    aside = (AiMessage("rude"), UserMessage("Be polite."))
+    state, effect = advance(Rules(), state, ModelReplied(asks(call()).response, aside))
+    state, effect = run_all(Rules(), state, effect)
+
+    assert isinstance(effect, CallModel)
+    assert set(aside) <= set(effect.request.messages)
+    assert not set(aside) & set(state.remembered)
+
+
+# --- the state as JSON
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_a_state_survives_json_between_any_two_events(rounds: int) -> None:
+    rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE)
+    effect: Effect
+    state, effect = begin(rules, SystemMessage("Add."), (UserMessage("hi"),), USER, prompted=UserMessage("2 + 3? JSON"))
+    usage = TokenUsage(1, 2)
+    played = [asks(call(id_=f"{n}a"), call(id_=f"{n}b"), usage=usage) for n in range(rounds)]
+    for event in [*played, says("no"), says('{"total": 5}')]:
+        while True:
+            again = State.from_json(state.to_json())
+            assert again == state
+            assert type(next_effect(rules, again)) is type(effect)
+            state = again
+            if not isinstance(effect, RunTools):
+                break
+            request = state.pending[effect.first].request
+            state, effect = advance(rules, state, ToolFinished(effect.first, outcome(request)))
+        state, effect = advance(rules, state, event)
+
+    assert isinstance(effect, Finish)
+    assert next_effect(rules, State.from_json(state.to_json())) == effect
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 1}', '{"version": 1, "history": 3}'])
+def test_what_is_not_a_state_is_refused(text: str) -> None:
+    with pytest.raises(TranscriptError):
+        State.from_json(text)

@@ -1,364 +1,353 @@
-"""Performs the effects of the tool loop: asks the model, runs the tools, keeps the conversation.
+"""Performs the effects of the tool loop: `run` for a value, `stream` for the events of a stream.
 
-One asynchronous generator does it for all kinds of method; who iterates it decides the rest (`implementation`: to the
-end; `streams`: step by step). Not here: what a caller gets of it (`outcomes`), what follows from what (`loop`), a
-single tool call (`tools.pipeline`).
+Both tell the loop what came of each effect, and do the next one. Stream events exist in `stream` alone. Not here: what
+follows from what (`loop`), a tool call (`tools.pipeline`), how a caller waits (`implementation`, `streams`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from ..chat import (
-    AiMessage,
-    ChatModel,
-    ChatRequest,
-    ChatResponse,
+    BeforeToolExecution,
     CompleteResponse,
     CompleteToolCall,
     IntermediateResponse,
-    Message,
     ServiceEvent,
-    ToolSpecification,
-    UserMessage,
+    StreamEvent,
+    ToolExecuted,
+    ToolExecutionRequest,
 )
-from ..chat_streams import answer_stream, no_response, response_of
-from ..context import (
-    InvocationContext,
-    current_attributes,
-    current_invocation,
-    current_limit,
-)
-from ..errors import InvocationTimeoutError
-from ..execution import CallerRunner, LoopRunner
-from ..tools.pipeline import ToolEnvironment
-from .host import ServiceHost
+from ..chat_streams import answer_stream, events_of, no_response, response_of
+from ..context import current_invocation
+from ..execution import CallerRunner
+from ..tools.pipeline import ToolSuspension, execute_tool
+from .invocation import Invocation, Perform
+from .layers import ObservedModel, around, within
 from .loop import (
     CallModel,
     Effect,
     Fail,
     Finish,
     ModelReplied,
-    Rules,
+    RunTool,
     RunTools,
-    State,
-    ToolsRan,
+    ToolFinished,
+    ToolSuspended,
     advance,
-    begin,
-    may_run,
+    with_early_call,
 )
-from .memory import Caller, ChatMemoryKey, Window, caller_here
-from .messages import system_message_of, user_message_of
-from .observation import Observation
-from .offering import offered
-from .outputs import OutputMode, Result, Shape
-from .plans import MethodPlan, Toolset, added_tools
-from .records import note
-from .rounds import Round
+
+# --- performing one effect
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """When this invocation ends itself, in `time.monotonic()` seconds, and the limit it names then."""
+def perform(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
+    """Perform one effect: the innermost `Perform`, around which a plan's layers stand."""
+    if isinstance(effect, RunTool):
+        return perform_tool(effect, invocation)
+    return perform_model(effect, invocation)
 
-    at: float
-    limit: float
+
+async def perform_model(effect: CallModel, invocation: Invocation) -> ModelReplied:
+    """Ask the model; in a stream, hand the pieces of its reply over as they come."""
+    model, request = invocation.model, effect.request
+    if invocation.pieces is None:
+        return ModelReplied(response_of(model, await model.chat(request)))
+    async with aclosing(answer_stream(model, request)) as events:
+        async for event in events:
+            if isinstance(event, CompleteResponse):
+                return ModelReplied(response_of(model, event.response))
+            await invocation.pieces.put(event)
+    raise no_response(model)
 
 
-class Invocation:
-    """One call of a service method. `state` and `finish` tell, after the events have ended, what came of it.
+async def perform_tool(effect: RunTool, invocation: Invocation) -> ToolFinished | ToolSuspended:
+    """Run one tool call."""
+    try:
+        return ToolFinished(effect.index, await execute_tool(effect.request, invocation.environment))
+    except ToolSuspension as suspension:
+        return ToolSuspended(effect.index, suspension.details)
 
-    `check`, set by who reads the events, raises what keeps a call from ending well.
-    """
 
-    def __init__(
-        self,
-        plan: MethodPlan,
-        host: ServiceHost,
-        arguments: Mapping[str, Any],
-        *,
-        streaming: bool = False,
-        as_tool: bool = False,
-    ) -> None:
-        self.plan, self.host, self.arguments = plan, host, arguments
-        self.streaming = streaming
-        pool = plan.options.concurrent_tools
-        runner = LoopRunner if plan.is_async else CallerRunner
-        self.runner = runner(host.workers, pool if isinstance(pool, Executor) else None)
-        self.state: State | None = None
-        self._next: Effect  # what follows from the last event that the loop was told
-        self.finish: Finish | None = None
-        self.check: Callable[[Finish], None] | None = None
-        self._round: Round | None = None
-        memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
-        remembers = plan.window is not None and memory_id is not None
-        self._key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
-        self.caller: Caller | None = caller_here() if remembers else None
-        outer = current_invocation.get()
-        self.deadline, seen = self._deadlines(outer)
-        self.context = InvocationContext(
-            service=plan.service,
-            method=plan.name,
-            memory_id=memory_id,
-            user_message=user_message_of(plan, arguments),
-            attributes=current_attributes(),
-            deadline=seen,
-            outer_invocation_id=outer.invocation_id if outer is not None else None,
-        )
-        self._added = added_tools()
-        self._observation = Observation(host.listeners, self.context) if host.listeners is not None else None
+async def _open(invocation: Invocation) -> tuple[Effect, Perform]:
+    """Begin; returns the first effect, and what performs it."""
+    effect = await invocation.open()
+    if invocation.host.listeners is not None:
+        invocation.model = ObservedModel(invocation.model, invocation.host.listeners, invocation.context)
+    performing: Perform = perform
+    for layer in reversed(invocation.plan.layers.effects):
+        performing = layer(performing)
+    return effect, performing
 
-    # --- what is known before anything runs
 
-    def _deadlines(self, outer: InvocationContext | None) -> tuple[Deadline | None, float | None]:
-        """The deadline this invocation enforces, and the one it knows of."""
-        own = self.plan.call_limits.timeout
-        enforced = Deadline(time.monotonic() + own, own) if own is not None else None
-        around = current_limit.get()
-        if around is not None and around.within is outer:
-            limit = Deadline(around.deadline, around.seconds)
-            enforced = limit if enforced is None or limit.at < enforced.at else enforced
-        known = [
-            at
-            for at in (
-                enforced.at if enforced is not None else None,
-                around.deadline if around is not None else None,
-                outer.deadline if outer is not None else None,
-            )
-            if at is not None
-        ]
-        return enforced, min(known, default=None)
+class ToolTasks:
+    """The tool calls of one reply that run together, each in a task of its own, within the host's limit."""
+
+    def __init__(self, invocation: Invocation, performing: Perform) -> None:
+        self._invocation, self._perform = invocation, performing
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._news: deque[Any] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._places = asyncio.Semaphore(invocation.host.max_concurrent_tools)
+        self._all_started = False
+
+    def start(self, index: int, request: ToolExecutionRequest) -> None:
+        """Start one call."""
+        task = self._tasks[index] = asyncio.create_task(self._run(RunTool(index, request)))
+        task.add_done_callback(self._add)
+
+    def start_all(self, effect: RunTools) -> None:
+        """Start the calls of the whole reply that have not been started."""
+        if not self._all_started:
+            self._all_started = True
+            for index in effect.indexes:
+                if index not in self._tasks:
+                    self.start(index, effect.pending[index].request)
+
+    async def _run(self, effect: RunTool) -> Any:
+        async with self._places:
+            self._add(effect)
+            return await self._perform(effect, self._invocation)
+
+    def _add(self, news: RunTool | asyncio.Task[Any]) -> None:
+        self._news.append(news)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     @property
-    def remembers(self) -> bool:
-        """Whether it belongs to a conversation that is kept."""
-        return self._key is not None
+    def has_news(self) -> bool:
+        """Return True if `next` need not wait."""
+        return bool(self._news)
 
-    @property
-    def label(self) -> str:
-        """As logs name it."""
-        return self.plan.where
+    async def next(self) -> RunTool | ToolFinished | ToolSuspended:
+        """Return the next call that starts, as a `RunTool`, or what came of one; raises what it raised."""
+        while not self._news:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        news = self._news.popleft()
+        found: RunTool | ToolFinished | ToolSuspended = news if isinstance(news, RunTool) else news.result()
+        return found
 
-    def timed_out(self) -> InvocationTimeoutError:
-        """What the caller gets when the deadline has passed."""
-        limit = self.deadline.limit if self.deadline is not None else 0.0
-        return InvocationTimeoutError(self.plan.service.__name__, self.plan.name, limit)
+    async def cancel(self) -> None:
+        """Cancel what still runs, wait until it has ended, and keep what has finished in the invocation's state."""
+        running = [task for task in self._tasks.values() if not task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            self._invocation.context.cancellation.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        invocation = self._invocation
+        for news in self._news:
+            if not isinstance(news, asyncio.Task) or not invocation.state.pending:
+                continue
+            if not news.cancelled() and news.exception() is None:
+                invocation.state, _ = advance(invocation.rules, invocation.state, news.result())
+        self._news.clear()
 
-    # --- the one course of a call
 
-    async def events(self) -> AsyncGenerator[ServiceEvent, None]:
-        """The call, from the first look into the conversation to the answer; what happens on the way is yielded."""
-        observation = self._observation
-        try:
-            if observation is not None:
-                observation.started()
-            async with self._turn() as history:
+# --- the two drivers
+
+
+async def run(invocation: Invocation) -> Any:
+    """Take an invocation to its end, on the loop this is awaited on; returns the method's value."""
+    token = current_invocation.set(invocation.context)
+    tasks: ToolTasks | None = None
+    try:
+        with invocation.host.running.task(invocation.plan.where):
+            async with within(invocation), around(invocation):
                 try:
-                    model = self.host.model(self.plan.options.model)
-                    toolset = await offered(self.plan, self._added, self.host, self.context, self.runner)
-                    mode = self._mode(model)
-                    if observation is not None:
-                        model = observation.of(model)
-                    rules = self.plan.rules(toolset, mode)
-                    surroundings = self._surroundings(toolset)
-                    self.state, effect = await self._begin(history, mode)
-                    while isinstance(effect, (CallModel, RunTools)):
-                        if isinstance(effect, CallModel) and not self.streaming:
-                            await self._ask(model, rules, self._request(toolset, mode, effect))
+                    effect, performing = await _open(invocation)
+                    while True:
+                        event: Any
+                        if isinstance(effect, CallModel):
+                            tasks = None
+                            event = await performing(effect, invocation)
+                        elif not isinstance(effect, RunTools):
+                            break
+                        elif tasks is None and not _together(effect, invocation):
+                            request = effect.pending[effect.first].request
+                            event = await performing(RunTool(effect.first, request), invocation)
                         else:
-                            performed = (
-                                self._follow(model, toolset, rules, surroundings, self._request(toolset, mode, effect))
-                                if isinstance(effect, CallModel)
-                                else self._run(toolset, rules, surroundings, effect)
-                            )
-                            async with aclosing(performed):
-                                async for event in performed:
-                                    yield event
-                        effect = self._next
-                    if isinstance(effect, Fail):
-                        raise effect.error
-                    if self.check is not None:
-                        self.check(effect)
-                    await self._remember(history)
-                    self.finish = effect
-                    if observation is not None:
-                        observation.completed(effect.response, self.value(), self.state)
-                    yield CompleteResponse(effect.response)
+                            tasks = tasks or ToolTasks(invocation, performing)
+                            tasks.start_all(effect)
+                            while isinstance(event := await tasks.next(), RunTool):
+                                pass
+                        invocation.state, effect = advance(invocation.rules, invocation.state, event)
+                    _end(invocation, effect)
                 finally:
-                    if self._round is not None:
-                        await self._round.cancel()
-        except BaseException as error:
-            self.context.cancellation.cancel()
-            if observation is not None:
-                late = self.deadline is not None and time.monotonic() >= self.deadline.at
-                observation.failed(self.timed_out() if late and isinstance(error, asyncio.CancelledError) else error)
-            raise
-        finally:
-            if self.state is not None:
-                note(self._reached(self.state))
+                    if tasks is not None:
+                        await tasks.cancel()
+        return invocation.value()
+    except BaseException:
+        invocation.context.cancellation.cancel()
+        raise
+    finally:
+        invocation.note()
+        current_invocation.reset(token)
 
-    def _reached(self, state: State) -> State:
-        """The state, with what has come of a round that something ended half-way."""
-        outcomes = self._round.outcomes if self._round is not None else ()
-        if not outcomes:
-            return state
-        last = state.messages[-1]
-        asked = isinstance(last, AiMessage) and last.has_tool_execution_requests  # else the reply was not complete
-        return replace(
-            state,
-            executions=(*state.executions, *(each.execution for each in outcomes)),
-            messages=(*state.messages, *(each.message for each in outcomes if asked)),
-        )
 
-    def _turn(self) -> AbstractAsyncContextManager[tuple[Message, ...]]:
-        """The time in which the conversation is this call's alone; what is in it so far."""
-        if self._key is None or self.plan.window is None:
-            return nullcontext(())
-        return self._turn_in(self._key, self.plan.window)
+async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent, None]:
+    """Take an invocation to its end; yields what happens, and does nothing before the next event is asked for."""
+    tasks: ToolTasks | None = None
+    delayed: IntermediateResponse | None = None  # of a round that may be the last
+    news: Any
+    try:
+        async with around(invocation):
+            try:
+                effect, performing = await _open(invocation)
+                while True:
+                    if isinstance(effect, CallModel):
+                        if delayed is not None:
+                            yield delayed
+                        tasks = delayed = None
+                        async with aclosing(_asking(effect, invocation, performing)) as events:
+                            async for event in events:
+                                kind = type(event)
+                                if kind is ModelReplied or kind is CompleteResponse:
+                                    break
+                                if kind is CompleteToolCall and invocation.together:
+                                    tasks = _early(event, invocation, tasks, performing)
+                                yield event
+                                while tasks is not None and tasks.has_news:
+                                    yield _event_of(await tasks.next(), invocation)
+                            else:
+                                raise no_response(invocation.model)
+                        if isinstance(event, CompleteResponse):
+                            event = ModelReplied(response_of(invocation.model, event.response))
+                        invocation.state, effect = advance(invocation.rules, invocation.state, event)
+                        requests = event.response.ai_message.tool_execution_requests
+                        if requests and not isinstance(effect, Fail):
+                            intermediate = IntermediateResponse(event.response)
+                            if all(each.name in invocation.rules.immediate for each in requests):
+                                delayed = intermediate
+                            else:
+                                yield intermediate
+                    elif not isinstance(effect, RunTools):
+                        break
+                    elif tasks is None and not _together(effect, invocation):
+                        request = effect.pending[effect.first].request
+                        yield BeforeToolExecution(request)
+                        news = await performing(RunTool(effect.first, request), invocation)
+                        invocation.state, effect = advance(invocation.rules, invocation.state, news)
+                        if isinstance(news, ToolFinished):
+                            yield ToolExecuted(news.outcome.execution)
+                    else:
+                        tasks = tasks or ToolTasks(invocation, performing)
+                        tasks.start_all(effect)
+                        news = await tasks.next()
+                        if isinstance(news, RunTool):
+                            yield BeforeToolExecution(news.request)
+                            continue
+                        invocation.state, effect = advance(invocation.rules, invocation.state, news)
+                        if isinstance(news, ToolFinished):
+                            yield ToolExecuted(news.outcome.execution)
+                _end(invocation, effect)
+            finally:
+                if tasks is not None:
+                    await tasks.cancel()
+        if isinstance(invocation.end, Finish):
+            yield CompleteResponse(replace(invocation.end.response, token_usage=invocation.state.token_usage))
+    except BaseException:
+        invocation.context.cancellation.cancel()
+        raise
+    finally:
+        invocation.note()
 
-    @asynccontextmanager
-    async def _turn_in(self, key: ChatMemoryKey, window: Window) -> AsyncIterator[tuple[Message, ...]]:
-        memories = await self.host.memories()
-        async with memories.turn(key, self):
-            yield await memories.load(key, window)
 
-    async def _remember(self, history: tuple[Message, ...]) -> None:
-        if self._key is None or self.plan.window is None or self.state is None:
-            return
-        memories = await self.host.memories()
-        kept = self.plan.window.newest((*history, *self.state.remembered))
-        await memories.store.update_messages(self._key, kept)
-        if self._observation is not None:
-            self._observation.remembered(kept)
+def _together(effect: RunTools, invocation: Invocation) -> bool:
+    """Return True if the calls of this reply run together; one alone stays where the invocation is."""
+    together = invocation.together and len(effect.pending) > 1
+    if isinstance(invocation.runner, CallerRunner):
+        invocation.runner.together = together
+    return together
 
-    async def _begin(self, history: tuple[Message, ...], mode: OutputMode) -> tuple[State, Effect]:
-        told = [message for name in self.plan.history for message in self.arguments[name] or ()]
-        user = self.context.user_message or UserMessage("")
-        structure = self.plan.output.structure
-        prompted = None
-        if structure is not None and mode == "prompt":
-            prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
-        system = await system_message_of(self.plan, self.arguments, self.host, self.context, self.runner)
-        return begin(system, (*history, *told), user, prompted)
 
-    def _mode(self, model: ChatModel) -> OutputMode:
-        mode = self.plan.options.output_mode
-        if mode is not None and not (mode == "tool" and self.plan.output.is_stream):
-            return mode
-        return "schema" if getattr(model, "supports_response_format", False) else "prompt"
+def _end(invocation: Invocation, effect: Effect) -> None:
+    if isinstance(effect, Fail):
+        raise effect.error
+    if isinstance(effect, Finish) and invocation.before_end is not None:
+        invocation.before_end(effect)
+    invocation.end = effect
 
-    # --- tools
 
-    def _surroundings(self, toolset: Toolset) -> ToolEnvironment:
-        return ToolEnvironment(
-            tools=toolset.by_name,
-            context=self.context,
-            scope=self.host.scope,
-            runner=self.runner,
-            failures=self.plan.failures.over(self.host.failures),
-            max_result_chars=self.plan.call_limits.max_result_chars,
-            listeners=self.host.listeners,
-        )
+# --- a model's reply in a stream
 
-    def _new_round(self, toolset: Toolset, surroundings: ToolEnvironment) -> Round:
-        together = bool(self.plan.options.concurrent_tools)
-        return Round(surroundings, together=together, at_once=self.host.max_concurrent_tools)
 
-    # --- asking the model
+def _asking(effect: CallModel, invocation: Invocation, performing: Perform) -> AsyncGenerator[Any, None]:
+    """The events of the model's reply; the last is a `CompleteResponse`, or a `ModelReplied` of the layers."""
+    if performing is perform:
+        return answer_stream(invocation.model, effect.request)
+    return _through_layers(effect, invocation, performing)
 
-    async def _ask(self, model: ChatModel, rules: Rules, request: ChatRequest) -> None:
-        """Asks the model for its whole reply."""
-        self._advance(rules, ModelReplied(response_of(model, await model.chat(request))))
 
-    async def _follow(
-        self,
-        model: ChatModel,
-        toolset: Toolset,
-        rules: Rules,
-        surroundings: ToolEnvironment,
-        request: ChatRequest,
-    ) -> AsyncGenerator[ServiceEvent, None]:
-        """Asks the model and follows its reply, which may start tools before it is complete."""
-        assert self.state is not None
-        early = bool(self.plan.options.concurrent_tools) and may_run(rules, self.state)
-        self._round = round_ = self._new_round(toolset, surroundings)
-        response: ChatResponse | None = None
-        async with aclosing(answer_stream(model, request)) as events:
-            async for event in events:
-                if isinstance(event, CompleteResponse):
-                    response = response_of(model, event.response)
-                    break
-                if early and isinstance(event, CompleteToolCall):
-                    round_.start(event.index, event.request)
-                yield event
-                if early:
-                    for happened in round_.happened():
-                        yield happened
-                    round_.raise_failure()
-        if response is None:
-            raise no_response(model)
-        self._advance(rules, ModelReplied(response))
+async def _through_layers(
+    effect: CallModel, invocation: Invocation, performing: Perform
+) -> AsyncGenerator[StreamEvent | ModelReplied, None]:
+    """The events, while the layers are in a task: they may wait, limit the time, or ask several times."""
+    invocation.pieces = pieces = Pieces()
+    task = asyncio.ensure_future(performing(effect, invocation))
+    task.add_done_callback(pieces.end)
+    try:
+        while (event := await pieces.next()) is not None:
+            yield event
+        replied: Any = task.result()
+        if not pieces.handed_over:  # a layer answered by itself
+            for event in events_of(replied.response):
+                if not isinstance(event, CompleteResponse):
+                    yield event
+        yield replied
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
-    def _request(self, toolset: Toolset, mode: OutputMode, effect: CallModel) -> ChatRequest:
-        options, structure = self.plan.options, self.plan.output.structure
-        specifications: tuple[ToolSpecification, ...] = toolset.specifications
-        choice = options.tool_choice
-        if choice not in (None, "auto", "none") and not effect.first:
-            choice = None
-        if structure is not None and mode == "tool":
-            specifications = self.plan.with_answer_tool(toolset)
-            choice = choice or "required"
-        parameters = dict(options.parameters)
-        if options.temperature is not None:
-            parameters["temperature"] = options.temperature
-        return ChatRequest(
-            messages=effect.messages,
-            tool_specifications=specifications,
-            response_format=structure.response_format if structure is not None and mode == "schema" else None,
-            tool_choice=choice if specifications or parameters.get("tools") else None,
-            parameters=parameters,
-        )
 
-    def _advance(self, rules: Rules, event: ModelReplied | ToolsRan) -> None:
-        assert self.state is not None
-        self.state, self._next = advance(rules, self.state, event)
+class Pieces:
+    """Hands the pieces of a reply over from the task that asks the model to the stream, one when one is asked for."""
 
-    # --- running the tools
+    def __init__(self) -> None:
+        self._ready: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
+        self._asked = asyncio.Event()
+        self.handed_over = False
 
-    async def _run(
-        self, toolset: Toolset, rules: Rules, surroundings: ToolEnvironment, effect: RunTools
-    ) -> AsyncGenerator[ServiceEvent, None]:
-        requests = effect.requests
-        immediate = all(each.name in rules.immediate for each in requests)
-        intermediate = IntermediateResponse(effect.response)
-        if not immediate:
-            yield intermediate
-        # In a stream the round may have begun before its reply was complete.
-        self._round = round_ = self._round or self._new_round(toolset, surroundings)
-        async with aclosing(round_.run(requests)) as events:
-            async for event in events:
-                yield event
-        outcomes, self._round = round_.outcomes, None
-        executions = [each.execution for each in outcomes]
-        self._advance(rules, ToolsRan(effect.response, executions, [each.message for each in outcomes]))
-        if immediate and not isinstance(self._next, Finish):
-            yield intermediate
+    async def put(self, event: StreamEvent) -> None:
+        """Hand one piece over, and wait until the next is asked for."""
+        self.handed_over = True
+        self._asked.clear()
+        self._ready.put_nowait(event)
+        await self._asked.wait()
 
-    # --- what the caller gets
+    async def next(self) -> StreamEvent | None:
+        """Return the next piece; None after the last."""
+        self._asked.set()
+        return await self._ready.get()
 
-    def value(self) -> Any:
-        """The method's value, once the events have ended."""
-        assert self.finish is not None
-        assert self.state is not None
-        value = self.finish.value
-        if self.plan.output.shape is not Shape.RESULT:
-            return value
-        return Result(
-            value, self.state.executions, self.state.token_usage, self.finish.finish_reason, self.state.remembered
-        )
+    def end(self, _: object) -> None:
+        """Say that there are no more."""
+        self._ready.put_nowait(None)
+
+
+def _early(
+    event: CompleteToolCall, invocation: Invocation, tasks: ToolTasks | None, performing: Perform
+) -> ToolTasks | None:
+    """Start a tool whose call is complete before its reply is, unless the reply may still be refused."""
+    invocation.state, index = with_early_call(invocation.rules, invocation.state, event.request)
+    if index is None:
+        return tasks
+    tasks = tasks or ToolTasks(invocation, performing)
+    tasks.start(index, event.request)
+    return tasks
+
+
+def _event_of(news: RunTool | ToolFinished | ToolSuspended, invocation: Invocation) -> ServiceEvent:
+    """Keep what came of an early call, and return the event of it."""
+    if isinstance(news, RunTool):
+        return BeforeToolExecution(news.request)
+    invocation.state, _ = advance(invocation.rules, invocation.state, news)
+    if isinstance(news, ToolFinished):
+        return ToolExecuted(news.outcome.execution)
+    return BeforeToolExecution(invocation.state.pending[news.index].request)

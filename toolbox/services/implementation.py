@@ -1,6 +1,6 @@
 """The object behind a service's Protocol: each method binds its arguments, begins an invocation and waits for it.
 
-Not here: what an invocation does (`driver`), a service without a container (`standalone`).
+Not here: what an invocation does (`invocation`, `driver`), a service without a container (`standalone`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from typing import Any, cast
 from ..context import WhileCallerWaits, given_up_with_outer
 from ..execution import CallerRunner, refuse_on_event_loop
 from .declaration import SERVICE_MARK
-from .driver import Invocation
-from .host import ServiceHost
-from .outcomes import items, run_to_end, texts
+from .driver import run, stream
+from .invocation import Invocation, ServiceHost
 from .outputs import Shape
 from .plans import MethodPlan
-from .streams import EventStream, ServiceStream, iterate
+from .streams import EventStream, ServiceStream, TextStream, items, iterate
 
 
 def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: ServiceHost) -> type[Any]:
     """A class that implements the service `cls`: its methods call models through `host`."""
 
     def tool_call(self: object, name: str) -> Callable[..., Any]:
-        function = functools.partial(_call, plans[name], host, True)
+        function = functools.partial(_as_tool, plans[name], host)
         setattr(function, SERVICE_MARK, True)
         return function
 
@@ -47,58 +46,65 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
 
         @functools.wraps(declared)
         async def asynchronous(self: object, *args: Any, **kwargs: Any) -> Any:
-            return await _call(plan, host, False, *args, **kwargs)
+            with WhileCallerWaits():
+                home = host.loop
+                invocation = Invocation(plan, host, _bound(plan, args, kwargs))
+                if home is None or home is asyncio.get_running_loop():
+                    return await run(invocation)
+                return await _on_loop(home, invocation)
 
         method: Callable[..., Any] = asynchronous
     else:
 
         @functools.wraps(declared)
         def synchronous(self: object, *args: Any, **kwargs: Any) -> Any:
-            return _call(plan, host, False, *args, **kwargs)
+            arguments = _bound(plan, args, kwargs)
+            if plan.output.is_stream:
+                return _stream(plan, host, lambda: Invocation(plan, host, arguments))
+            return _waited_for(plan, host, arguments)
 
         method = synchronous
     method.__dict__.pop("__isabstractmethod__", None)
     return method
 
 
-def _call(plan: MethodPlan, host: ServiceHost, as_tool: bool, /, *args: Any, **kwargs: Any) -> Any:
-    """A call: a coroutine, a stream or the value, as the method is declared. As a tool: no memory, and no stream."""
-    if as_tool and plan.memory_parameter is not None:
+def _as_tool(plan: MethodPlan, host: ServiceHost, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a method as a tool, a coroutine or the value: with no memory, and no stream."""
+    if plan.memory_parameter is not None:
         kwargs.setdefault(plan.memory_parameter, None)
+    arguments = _bound(plan, args, kwargs)
+    return (_awaited if plan.is_async else _waited_for)(plan, host, arguments, as_tool=True)
+
+
+def _bound(plan: MethodPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
     try:
         bound = plan.signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"{plan.where}(): {error}") from None
     bound.apply_defaults()
-    streaming = plan.output.is_stream and not as_tool
-
-    def begin() -> Invocation:
-        return Invocation(plan, host, bound.arguments, streaming=streaming, as_tool=as_tool)
-
-    if streaming:
-        return _stream(plan, host, begin)
-    if plan.is_async:
-        return _awaited(host, begin)
-    return _waited_for(plan, host, begin)
+    return bound.arguments
 
 
-async def _awaited(host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
+async def _awaited(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:
     with WhileCallerWaits():
         home = host.loop
-        invocation = begin()
+        invocation = Invocation(plan, host, arguments, as_tool=as_tool)
         if home is None or home is asyncio.get_running_loop():
-            return await run_to_end(invocation)
-        running = asyncio.run_coroutine_threadsafe(run_to_end(invocation), home)
-        return await asyncio.wrap_future(given_up_with_outer(running))
+            return await run(invocation)
+        return await _on_loop(home, invocation)
 
 
-def _waited_for(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
+async def _on_loop(home: asyncio.AbstractEventLoop, invocation: Invocation) -> Any:
+    running = asyncio.run_coroutine_threadsafe(run(invocation), home)
+    return await asyncio.wrap_future(given_up_with_outer(running))
+
+
+def _waited_for(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:
     refuse_on_event_loop(f"{plan.where}()")
     loop = host.sync_loop()
-    invocation = begin()
-    runner = _caller_runner(invocation)
+    invocation = Invocation(plan, host, arguments, as_tool=as_tool)
     running = asyncio.run_coroutine_threadsafe(_while_caller_waits(invocation), loop)
-    return runner.wait_for(given_up_with_outer(running))
+    return _caller_runner(invocation).wait_for(given_up_with_outer(running))
 
 
 def _caller_runner(invocation: Invocation) -> CallerRunner:
@@ -109,7 +115,7 @@ def _caller_runner(invocation: Invocation) -> CallerRunner:
 
 async def _while_caller_waits(invocation: Invocation) -> Any:
     with WhileCallerWaits():
-        return await run_to_end(invocation)
+        return await run(invocation)
 
 
 def watched_call(
@@ -124,21 +130,21 @@ def watched_call(
     begun: list[Invocation] = []
 
     def begin() -> Invocation:
-        begun.append(Invocation(plan, host, bound.arguments, streaming=True))
+        begun.append(Invocation(plan, host, bound.arguments))
         return begun[0]
 
-    return EventStream(begin, lambda invocation: invocation.events()), lambda: begun[0].value()
+    return EventStream(begin, stream), lambda: begun[0].value()
 
 
 def _stream(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocation]) -> Any:
     match plan.output.shape:
         case Shape.EVENT_STREAM:
-            return EventStream(begin, lambda invocation: invocation.events())
+            return EventStream(begin, stream)
         case Shape.ITEM_STREAM:
             return ServiceStream(begin, items)
         case _ if not plan.output.synchronous:
-            return ServiceStream(begin, texts)
+            return TextStream(begin, stream)
     refuse_on_event_loop(f"{plan.where}()")
     invocation = begin()
-    stream = ServiceStream(lambda: invocation, texts)
-    return iterate(stream, _caller_runner(invocation), host.sync_loop(), f"{plan.where}()")
+    texts = TextStream(lambda: invocation, stream)
+    return iterate(texts, _caller_runner(invocation), host.sync_loop(), f"{plan.where}()")

@@ -1,24 +1,26 @@
-"""The tool loop: a state and an event in, the next state and an effect out.
+"""The tool loop: rules, a state and an event in, the next state and an effect out.
 
-Pure: no I/O, no clock, no tasks. The state between two effects is plain data that pickles and prints; what a call may
-do (`Rules`) stays outside of it. Not here: performing the effects (`driver`).
+Pure: no I/O, no clock, no tasks. Everything that an invocation knows is in the state (`state`); what it may do, and how
+its replies are read, in the rules. Not here: performing the effects (`driver`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 from ..chat import (
+    AiMessage,
+    ChatRequest,
     ChatResponse,
     FinishReason,
     Message,
     SystemMessage,
-    TokenUsage,
-    ToolExecution,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
+    ToolSpecification,
     UserMessage,
 )
 from ..errors import (
@@ -28,74 +30,84 @@ from ..errors import (
     ToolCallsLimitExceededError,
     ToolRoundsExceededError,
 )
+from ..fast_dataclass import with_fast_init
+from ..tools.pipeline import ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, Structure, answer_text, correction
+from .state import PendingToolCall, State
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one method's calls may do, and how their reply is read.
+    """What the invocations of one method may do, how the model is asked, and how its replies are read.
 
-    `immediate`: the names of the tools whose result ends the call. `structure` is None where no reply is read here.
+    `specifications` are those of all tools, `answer_too` the same with the tool that gives the answer; `immediate` has
+    the names of the tools whose result ends the invocation. `structure` is how a structured answer is asked for;
+    `reads_answer` is false where nothing here reads it, as in a stream. `parameters` are sent with each request, by the
+    wire's names.
     """
 
     max_rounds: int = 10
     max_calls: int | None = None
+    max_output_retries: int = 2
     immediate: frozenset[str] = frozenset()
     kind: Kind = Kind.TEXT
     structure: Structure | None = None
-    mode: OutputMode = "prompt"
-    max_output_retries: int = 2
+    reads_answer: bool = True
+    specifications: tuple[ToolSpecification, ...] = ()
+    answer_too: tuple[ToolSpecification, ...] = ()
+    tool_choice: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = field(init=False)
 
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Where a call stands.
-
-    `history` was there before it, `messages` are its own, in order, from the user's; `prompted` is the user's message
-    as it is sent, when that is more than what is remembered; `forgotten` are the positions in `messages` that are not
-    remembered (replies that did not validate, and what the model was told of them).
-    """
-
-    system: SystemMessage | None
-    history: tuple[Message, ...]
-    messages: tuple[Message, ...]
-    prompted: UserMessage | None = None
-    forgotten: frozenset[int] = frozenset()
-    rounds: int = 0
-    output_retries: int = 0
-    executions: tuple[ToolExecution, ...] = ()
-    token_usage: TokenUsage | None = None
-
-    @property
-    def remembered(self) -> tuple[Message, ...]:
-        """The call's messages that count."""
-        if not self.forgotten:
-            return self.messages
-        return tuple(each for position, each in enumerate(self.messages) if position not in self.forgotten)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(each.name for each in self.specifications))
 
 
 # --- effects: what is to be done next
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class CallModel:
-    """Ask the model; `first` is false once tools have run."""
+    """Ask the model."""
 
-    messages: tuple[Message, ...]
-    first: bool
+    request: ChatRequest
 
 
+@with_fast_init
+@dataclass(frozen=True, slots=True)
+class RunTool:
+    """Run one pending call."""
+
+    index: int
+    request: ToolExecutionRequest
+
+
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """Run these calls and answer with their results in this order."""
+    """Run the pending calls that wait for their outcome, in their order or together; `first` is the index of one."""
 
-    response: ChatResponse
-    requests: Sequence[ToolExecutionRequest]
+    first: int
+    pending: Sequence[PendingToolCall]
+
+    @property
+    def indexes(self) -> list[int]:
+        """The indexes of all of them."""
+        return [index for index, each in enumerate(self.pending) if each.status == "waiting"]
 
 
 @dataclass(frozen=True, slots=True)
+class Suspend:
+    """Nothing can be done before the pending calls with these indexes are answered from outside."""
+
+    indexes: Sequence[int]
+
+
+@with_fast_init
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """The call has ended; `response` is the reply it ended with."""
+    """The invocation has ended; `response` is the reply it ended with."""
 
     value: Any
     finish_reason: FinishReason | None
@@ -104,142 +116,298 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The call has failed; `error` is what its caller gets."""
+    """The invocation has failed; `error` is what its caller gets."""
 
     error: ToolboxError
 
 
-Effect: TypeAlias = CallModel | RunTools | Finish | Fail
+Effect: TypeAlias = CallModel | RunTools | Suspend | Finish | Fail
 
 
 # --- events: what has been done
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ModelReplied:
-    """The model's reply."""
+    """The model has replied. `aside` are messages that were sent and received on the way: they come before the reply,
+    and memory leaves them out."""
 
     response: ChatResponse
+    aside: Sequence[Message] = ()
+
+
+@with_fast_init
+@dataclass(frozen=True, slots=True)
+class ToolFinished:
+    """One pending call has its outcome."""
+
+    index: int
+    outcome: ToolOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class ToolsRan:
-    """The outcome of a `RunTools`, in the order of its requests."""
+class ToolSuspended:
+    """The outcome of one pending call must come from outside."""
 
-    response: ChatResponse
-    executions: Sequence[ToolExecution]
-    messages: Sequence[ToolExecutionResultMessage]
+    index: int
+    details: Mapping[str, Any]
 
 
-Event: TypeAlias = ModelReplied | ToolsRan
+@dataclass(frozen=True, slots=True)
+class ToolResumed:
+    """A suspended call was answered so that it can run now; the answer is in `details`."""
+
+    index: int
+    details: Mapping[str, Any]
+
+
+Event: TypeAlias = ModelReplied | ToolFinished | ToolSuspended | ToolResumed
+
+
+# --- the steps
 
 
 def begin(
+    rules: Rules,
     system: SystemMessage | None,
     history: Sequence[Message],
     user_message: UserMessage,
+    *,
     prompted: UserMessage | None = None,
-) -> tuple[State, CallModel]:
-    """The start of a call."""
-    state = State(system, tuple(history), (user_message,), prompted)
-    return state, _ask(state)
+    mode: OutputMode = "prompt",
+) -> tuple[State, Effect]:
+    """Return the state in which an invocation begins, and its first effect."""
+    state = State(system, tuple(history), (user_message,), prompted, mode, rules.names)
+    return state, CallModel(_request(rules, state))
 
 
 def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
-    """What follows from `event`.
+    """Return the state after `event`, and what is to be done next.
 
     `Fail` holds a `ToolRoundsExceededError`, a `ToolCallsLimitExceededError`, an `OutputParsingError` (all retries used
     up) or a `ModelTruncatedError`.
     """
     match event:
-        case ModelReplied(response):
+        case ToolFinished(index, outcome):
+            call = state.pending[index]
+            return _with_pending(rules, state, index, PendingToolCall(call.request, "finished", outcome, call.details))
+        case ModelReplied(response, aside):
+            if aside:
+                state = _with_aside(state, aside)
             return _replied(rules, state, response)
-        case ToolsRan():
-            return _ran(rules, state, event)
+        case ToolSuspended(index, details):
+            call = state.pending[index]
+            return _with_pending(rules, state, index, PendingToolCall(call.request, "suspended", None, details))
+        case ToolResumed(index, details):
+            call = state.pending[index]
+            return _with_pending(rules, state, index, PendingToolCall(call.request, "waiting", None, details))
 
 
-def may_run(rules: Rules, state: State) -> bool:
-    """Whether a tool may start before the reply that asks for it is complete: nothing it may hold could forbid it."""
-    return state.rounds < rules.max_rounds and rules.max_calls is None
+def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -> tuple[State, int | None]:
+    """Take in a call of a reply that is not complete yet; the index is None if it must not start before it is."""
+    if state.rounds >= rules.max_rounds or rules.max_calls is not None:  # the whole reply may be refused
+        return state, None
+    return state.changed(pending=(*state.pending, PendingToolCall(request))), len(state.pending)
 
 
-def _ask(state: State) -> CallModel:
-    system = (state.system,) if state.system is not None else ()
+def next_effect(rules: Rules, state: State) -> Effect:
+    """Return what is to be done next in a state that was stored and read back."""
+    last = state.messages[-1]
+    if isinstance(last, AiMessage) and state.response is not None:
+        if state.pending:
+            return _after_tools(rules, state, 0)[1]
+        return _finish(rules, state.response, last.text or "")
+    if isinstance(last, ToolExecutionResultMessage) and (ended := _immediate_end(rules, state)) is not None:
+        return ended
+    return CallModel(_request(rules, state.changed(pending=())))
+
+
+def _request(rules: Rules, state: State) -> ChatRequest:
+    """What the model is asked in this state."""
+    structure, choice = rules.structure, rules.tool_choice
+    # The same tuple for each request of the same tools: models keep its encoded form.
+    specifications, answer_too = rules.specifications, rules.answer_too
+    if state.offered != rules.names:
+        by_name = {each.name: each for each in specifications}
+        specifications = tuple([by_name[name] for name in state.offered])
+        answer_too = (*specifications, structure.tool) if structure is not None else ()
+    if state.rounds and choice not in ("auto", "none"):
+        choice = None  # a forced tool has been called
+    response_format = None
+    if structure is not None:
+        if state.mode == "tool":
+            specifications = answer_too
+            choice = choice or "required"
+        elif state.mode == "schema":
+            response_format = structure.response_format
     messages = state.messages if state.prompted is None else (state.prompted, *state.messages[1:])
-    return CallModel((*system, *state.history, *messages), first=state.rounds == 0)
+    system = () if state.system is None else (state.system,)
+    return ChatRequest(
+        (*system, *state.history, *messages),
+        specifications,
+        response_format,
+        choice if specifications else None,
+        rules.parameters,
+    )
 
 
 def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
     reply = response.ai_message
-    if rules.mode == "tool" and rules.structure is not None:
-        for request in reply.tool_execution_requests:
+    requests = reply.tool_execution_requests
+    structure = rules.structure if rules.reads_answer else None
+    if structure is not None and state.mode == "tool":
+        for request in requests:
             if request.name == ANSWER_TOOL:
                 return _answered(rules, state, response, answer_text(request.arguments))
-    if not reply.tool_execution_requests:
+    if not requests:
         return _answered(rules, state, response, reply.text or "")
-    calls = len(reply.tool_execution_requests)
     if state.rounds >= rules.max_rounds:
         state = _with_reply(state, response, reply)
         return state, Fail(ToolRoundsExceededError(rules.max_rounds, state.messages))
-    if rules.max_calls is not None and calls > rules.max_calls:
+    if rules.max_calls is not None and len(requests) > rules.max_calls:
         state = _with_reply(state, response, reply)
-        return state, Fail(ToolCallsLimitExceededError(rules.max_calls, calls, state.messages))
-    return _with_reply(state, response, reply, rounds=1), RunTools(response, reply.tool_execution_requests)
+        return state, Fail(ToolCallsLimitExceededError(rules.max_calls, len(requests), state.messages))
+    if state.pending:
+        pending = _joined_by(state.pending, requests)
+    else:
+        pending = tuple([PendingToolCall(request) for request in requests])
+    state = _with_reply(state, response, reply, rounds=state.rounds + 1, pending=pending)
+    return _after_tools(rules, state, 0)
 
 
-def _with_reply(state: State, response: ChatResponse, *told: Message, rounds: int = 0, **changes: Any) -> State:
-    """The state after a reply, of which `told` are the messages; one `replace`, for it is what a step costs most."""
+def _with_reply(state: State, response: ChatResponse, *messages: Message, **changes: Any) -> State:
     usage = state.token_usage
     if response.token_usage is not None:
         usage = response.token_usage if usage is None else usage + response.token_usage
-    messages = (*state.messages, *told)
-    return replace(state, messages=messages, token_usage=usage, rounds=state.rounds + rounds, **changes)
+    return state.changed(messages=(*state.messages, *messages), token_usage=usage, response=response, **changes)
+
+
+def _with_aside(state: State, messages: Sequence[Message]) -> State:
+    start = len(state.messages)
+    positions = range(start, start + len(messages))
+    return state.changed(messages=(*state.messages, *messages), unremembered=state.unremembered | frozenset(positions))
 
 
 def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
     reply = response.ai_message
-    if rules.structure is None:
-        value = {Kind.TEXT: text, Kind.MESSAGE: reply}.get(rules.kind)
-        return _with_reply(state, response, reply), Finish(value, response.finish_reason, response)
     try:
-        value = rules.structure.read(text)
+        effect = _finish(rules, response, text)
     except OutputParsingError as error:
         if response.finish_reason is FinishReason.LENGTH:
             cut = "the model's structured reply was cut at its token limit; raise max_tokens"
             return _with_reply(state, response, reply), Fail(ModelTruncatedError(cut, text))
         if state.output_retries >= rules.max_output_retries:
             return _with_reply(state, response, reply), Fail(error)
-        return _correct(state, response, error)
-    if reply.has_tool_execution_requests:  # the answer tool's call is the answer: nothing will answer it
+        return _corrected(rules, state, response, error)
+    if reply.tool_execution_requests:  # the answer tool's call is the answer: nothing will answer it
         reply = replace(reply, text=text, tool_execution_requests=())
+    if state.pending:  # a call that was started early, and that the whole reply does not have
+        state = state.changed(executions=state.all_executions, pending=())
+    return _with_reply(state, response, reply), effect
+
+
+def _finish(rules: Rules, response: ChatResponse, text: str) -> Finish:
+    """The end, with the answer read. Raises `OutputParsingError`."""
+    if rules.structure is None or not rules.reads_answer:
+        value = text if rules.kind is Kind.TEXT else response.ai_message if rules.kind is Kind.MESSAGE else None
+        return Finish(value, response.finish_reason, response)
+    value = rules.structure.read(text)
     reason = FinishReason.STOP if response.finish_reason is FinishReason.TOOL_EXECUTION else response.finish_reason
-    return _with_reply(state, response, reply), Finish(value, reason, response)
+    return Finish(value, reason, response)
 
 
-def _correct(state: State, response: ChatResponse, error: OutputParsingError) -> tuple[State, CallModel]:
+def _corrected(
+    rules: Rules, state: State, response: ChatResponse, error: OutputParsingError
+) -> tuple[State, CallModel]:
     """The reply goes back with its errors; neither is remembered."""
-    reply = response.ai_message
-    told: list[Message] = [reply]
-    text = correction(error)
-    if reply.has_tool_execution_requests:
-        told += [
-            replace(ToolExecutionResultMessage.of(request, text), is_error=True)
-            for request in reply.tool_execution_requests
-        ]
+    reply, text = response.ai_message, correction(error)
+    answers: list[Message] = [
+        replace(ToolExecutionResultMessage.of(request, text), is_error=True)
+        for request in reply.tool_execution_requests
+    ]
+    state = _with_aside(_with_reply(state, response), (reply, *(answers or [UserMessage(text)])))
+    state = state.changed(output_retries=state.output_retries + 1)
+    return state, CallModel(_request(rules, state))
+
+
+# --- pending calls
+
+
+def _with_pending(rules: Rules, state: State, index: int, call: PendingToolCall) -> tuple[State, Effect]:
+    pending = state.pending
+    if len(pending) == 1 and call.outcome is not None and isinstance(state.messages[-1], AiMessage):
+        return _round_ended(rules, state, (call,))
+    state = state.changed(pending=(*pending[:index], call, *pending[index + 1 :]))
+    return _after_tools(rules, state, index + 1)
+
+
+def _after_tools(rules: Rules, state: State, start: int) -> tuple[State, Effect]:
+    """What follows in this state; the search for calls that wait begins at `start`, which keeps many calls linear."""
+    pending = state.pending
+    for index in chain(range(start, len(pending)), range(start)):
+        if pending[index].status == "waiting":
+            return state, RunTools(index, pending)
+    suspended = [index for index, each in enumerate(pending) if each.status == "suspended"]
+    if suspended or not isinstance(state.messages[-1], AiMessage):  # the reply is not complete
+        return state, Suspend(suspended)
+    return _round_ended(rules, state, pending)
+
+
+def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall]) -> tuple[State, Effect]:
+    response = state.response
+    assert response is not None
+    requests = response.ai_message.tool_execution_requests
+    outcomes = [each.outcome for each in pending if each.outcome is not None]
+    executions = [each.execution for each in outcomes]
+    if len(pending) == 1:
+        messages = [outcomes[0].message]
     else:
-        told.append(UserMessage(text))
-    start = len(state.messages)
-    forgotten = state.forgotten | frozenset(range(start, start + len(told)))
-    state = _with_reply(state, response, *told, forgotten=forgotten, output_retries=state.output_retries + 1)
-    return state, _ask(state)
-
-
-def _ran(rules: Rules, state: State, event: ToolsRan) -> tuple[State, Effect]:
-    state = replace(
-        state,
-        messages=(*state.messages, *event.messages),
-        executions=(*state.executions, *event.executions),
+        messages = [outcomes[index].message for index in _places(pending, requests)]
+    state = state.changed(
+        messages=(*state.messages, *messages), executions=(*state.executions, *executions), pending=()
     )
-    if all(each.request.name in rules.immediate and not each.is_error for each in event.executions):
-        return state, Finish(None, FinishReason.TOOL_EXECUTION, event.response)
-    return state, _ask(state)
+    if rules.immediate and (ended := _immediate_end(rules, state)) is not None:
+        return state, ended
+    return state, CallModel(_request(rules, state))
+
+
+def _immediate_end(rules: Rules, state: State) -> Finish | None:
+    """The end, if all calls of the last reply return immediately and none failed."""
+    response = state.response
+    if response is None:
+        return None
+    calls = len(response.ai_message.tool_execution_requests)
+    last = state.executions[-calls:]
+    if calls and all(each.request.name in rules.immediate and not each.is_error for each in last):
+        return Finish(None, FinishReason.TOOL_EXECUTION, response)
+    return None
+
+
+def _joined_by(
+    early: Sequence[PendingToolCall], requests: Sequence[ToolExecutionRequest]
+) -> tuple[PendingToolCall, ...]:
+    """The calls that were started early, and those that the whole reply adds."""
+    left = [_identity(each.request) for each in early]
+    added = []
+    for request in requests:
+        if _identity(request) in left:
+            left.remove(_identity(request))
+        else:
+            added.append(PendingToolCall(request))
+    return (*early, *added)
+
+
+def _places(pending: Sequence[PendingToolCall], requests: Sequence[ToolExecutionRequest]) -> list[int]:
+    """The index of the pending call that answers each request: calls and requests are matched by what they ask."""
+    free = list(range(len(pending)))
+    places = []
+    for request in requests:
+        index = next(each for each in free if _identity(pending[each].request) == _identity(request))
+        free.remove(index)
+        places.append(index)
+    return places
+
+
+def _identity(request: ToolExecutionRequest) -> tuple[str, str, str]:
+    return request.id, request.name, request.arguments

@@ -160,9 +160,6 @@ class _MethodReader:
             history=roles.history,
             contents=roles.contents,
             toolset=toolset,
-            specifications_and_answer=(
-                (*toolset.specifications, output.structure.tool) if output.structure is not None else ()
-            ),
             providers=providers_of(self.cls, self.options, self.name),
             options=self.options,
             call_limits=self.options.call_limits(self.limits),

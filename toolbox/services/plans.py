@@ -1,23 +1,23 @@
 """A service's methods as plans: everything a call needs, decided beforehand; and tools put around a call from outside.
 
-Not here: making a plan (`planning`), following it (`driver`).
+Not here: making a plan (`planning`), following it (`invocation`, `driver`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..chat import ToolSpecification
 from ..context import current_invocation
 from ..errors import IllegalConfigurationError, Problem
 from ..tools.failures import ToolErrors
 from ..tools.marks import ReturnBehavior
-from ..tools.pipeline import InjectedParameter, Tool
+from ..tools.pipeline import InjectedParameter, Tool, ToolLayer
 from ..tools.sources import clashes, read_tools
 from ..type_keys import type_name
 from .declaration import SERVICE_MARK, CallLimits, MessageFunction, ServiceOptions
@@ -95,14 +95,34 @@ class Toolset:
         )
         return cls(tuple(tools), tuple(tool.specification for tool in tools), by_name, immediate)
 
-    def joined_by(self, others: Sequence[Tool], where: str) -> Toolset:
-        """With `others` after its own. Raises `IllegalConfigurationError` where a name comes twice."""
+    def joined_by(self, others: Sequence[Tool], plan: MethodPlan) -> Toolset:
+        """Return it with `others` after its own. Raises `IllegalConfigurationError` where a name comes twice."""
         if not others:
             return self
-        joined = [*self.tools, *others]
-        if problems := list(clashes(joined, where)):
+        joined = [*self.tools, *(each.with_layers(plan.layers.tools) for each in others)]
+        if problems := list(clashes(joined, plan.where)):
             raise IllegalConfigurationError(problems)
         return Toolset.of(joined)
+
+
+InvocationLayer: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
+"""Takes an `Invocation` and puts something around it: what it does before `yield`, after it, and when that raises."""
+
+EffectLayer: TypeAlias = Callable[[Any], Any]
+"""Takes a `Perform` and returns one: what it does around each model request and each tool call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The layers of a method, the outermost first: chosen once, none that the method does not need.
+
+    Around an invocation stand those of `invocation`, around each request to the model and each tool call those of
+    `effects`, and around each tool, once its arguments are decoded, those of `tools`.
+    """
+
+    invocation: tuple[InvocationLayer, ...] = ()
+    effects: tuple[EffectLayer, ...] = ()
+    tools: tuple[ToolLayer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,49 +143,55 @@ class MethodPlan:
     history: tuple[str, ...]
     contents: tuple[str, ...]
     toolset: Toolset
-    specifications_and_answer: tuple[ToolSpecification, ...]
     providers: tuple[Provider, ...]
     options: ServiceOptions
     call_limits: CallLimits
     failures: ToolErrors
+    layers: Layers = Layers()
+    where: str = field(init=False)
+    is_async: bool = field(init=False)
+    rules: Rules = field(init=False)
 
-    @property
-    def where(self) -> str:
-        """As problems and errors name the method."""
-        return f"{self.service.__name__}.{self.name}"
+    def __post_init__(self) -> None:
+        """Decide what is the same for all calls.
 
-    @property
-    def is_async(self) -> bool:
-        """Whether its caller awaits or iterates asynchronously."""
-        return self.is_coroutine or (self.output.is_stream and not self.is_sync_stream)
+        `where` names the method in problems and errors; `is_async`: its caller awaits, or iterates asynchronously.
+        """
+        toolset = self.toolset
+        if self.layers.tools:
+            toolset = Toolset.of([tool.with_layers(self.layers.tools) for tool in toolset.tools])
+        object.__setattr__(self, "toolset", toolset)
+        object.__setattr__(self, "where", f"{self.service.__name__}.{self.name}")
+        object.__setattr__(self, "is_async", self.is_coroutine or (self.output.is_stream and not self.is_sync_stream))
+        object.__setattr__(self, "rules", self.rules_for(toolset))
 
     @property
     def is_sync_stream(self) -> bool:
-        """Whether it returns a plain iterator."""
+        """Return True if the method returns a plain iterator."""
         return self.output.synchronous
 
-    def with_answer_tool(self, toolset: Toolset) -> tuple[ToolSpecification, ...]:
-        """What is offered in output mode `tool`; the same object for every call that offers the plan's own toolset."""
-        assert self.output.structure is not None
-        if toolset is not self.toolset:
-            return (*toolset.specifications, self.output.structure.tool)
-        return self.specifications_and_answer
-
     def offer_problems(self, toolset: Toolset) -> Iterator[Problem]:
-        """What is wrong with offering these tools, when providers and endpoints have added theirs."""
+        """Yield what is wrong with offering these tools, when providers and endpoints have added theirs."""
         yield from offer_problems(self.where, toolset, self.output, self.memory_parameter, self.options.output_mode)
 
-    def rules(self, toolset: Toolset, mode: OutputMode) -> Rules:
-        """The loop's rules for a call that offers `toolset`."""
-        read_here = self.output.structure if not self.output.is_stream else None
+    def rules_for(self, toolset: Toolset) -> Rules:
+        """Return the loop's rules for a call that offers `toolset`."""
+        structure, options = self.output.structure, self.options
+        parameters = dict(options.parameters)
+        if options.temperature is not None:
+            parameters["temperature"] = options.temperature
         return Rules(
             max_rounds=self.call_limits.max_tool_rounds,
             max_calls=self.call_limits.max_tool_calls_per_response,
+            max_output_retries=options.max_output_retries,
             immediate=toolset.immediate,
             kind=self.output.kind,
-            structure=read_here,
-            mode=mode,
-            max_output_retries=self.options.max_output_retries,
+            structure=structure,
+            reads_answer=not self.output.is_stream,
+            specifications=toolset.specifications,
+            answer_too=(*toolset.specifications, structure.tool) if structure is not None else (),
+            tool_choice=options.tool_choice,
+            parameters=parameters,
         )
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
-from ..chat import ServiceEvent
+from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
 from ..context import NOT_BEGUN, InContext, WhileCallerWaits, current_invocation, given_up_with_outer
 from ..execution import CallerRunner, on_event_loop, refuse_on_event_loop
-from .driver import Invocation
+from .driver import stream
+from .invocation import Invocation
+from .layers import within
+from .loop import Finish
 from .memory import Caller, caller_here
-from .outcomes import within
-from .outputs import TokenStream
+from .outputs import ItemReader, TokenStream
 
 T = TypeVar("T")
 
@@ -25,16 +28,22 @@ T = TypeVar("T")
 class ServiceStream(AsyncIterator[T], Generic[T]):
     """What a streaming service method returns; `aclose()`, or leaving `async with`, ends the call where it stands."""
 
-    def __init__(self, begin: Callable[[], Invocation], read: Callable[[Invocation], AsyncGenerator[T, None]]) -> None:
+    _steps: AsyncGenerator[Any, None]
+    _texts_only = False  # of the events, the pieces of text
+
+    def __init__(
+        self, begin: Callable[[], Invocation], read: Callable[[Invocation], AsyncGenerator[Any, None]]
+    ) -> None:
         self._begin, self._read = begin, read
         self._context = copy_context()
         self._invocation: Invocation | None = None
-        self._steps: AsyncGenerator[T, None] | None = None
         self._ended: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done = self._closing = False
         self._taken_by: asyncio.Task[Any] | None = None  # who takes a step at the moment
         self._left: asyncio.Event | None = None  # left while a step was taken; set when that has ended
+        self._is_quick = False  # begun, and nothing has to be done around a step that does not wait
+        self._inside = False  # code of the stream runs in such a step
         self._interrupted = False  # the task that took it was cancelled for that
 
     def __aiter__(self) -> ServiceStream[T]:
@@ -49,53 +58,65 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         return self.step()
 
     async def step(self, reader: Caller | None = None) -> T:
-        """The next item, for `reader`; None: for the task this is awaited in."""
+        """Take the next item, for `reader`; None: for the task this is awaited in."""
         if self._done:
             raise StopAsyncIteration
-        invocation = self._started()
-        if invocation.remembers:
-            invocation.caller = reader or caller_here()
-        home = invocation.host.loop
-        if home is None or home is asyncio.get_running_loop():
-            return await self._step(invocation)
-        step = asyncio.run_coroutine_threadsafe(self._step(invocation), home)
-        return await asyncio.wrap_future(given_up_with_outer(step))
-
-    def _started(self) -> Invocation:
-        if self._invocation is None:
-            self._invocation = invocation = self._context.run(self._begin)
-            self._context.run(current_invocation.set, invocation.context)
-            self._steps = self._context.run(self._read, invocation)
-        return self._invocation
-
-    async def _step(self, invocation: Invocation) -> T:
-        assert self._steps is not None
-        if self._done:
-            raise StopAsyncIteration
-        if self._taken_by is not None:
-            raise RuntimeError(
-                f"{invocation.label}: a task is waiting for the stream's next item; let one at a time read"
-            )
-        if self._ended is None:
-            self._loop = asyncio.get_running_loop()
-            self._ended = invocation.host.running.open_stream(self)
-        self._taken_by = task = asyncio.current_task(self._loop)
-        step: Any = None
+        taken: Any = None
         asked: Any = NOT_BEGUN
-        cancelling = 0
+        if self._is_quick and self._taken_by is None and asyncio._get_running_loop() is self._loop:
+            # What is there already needs no watching: most pieces of a stream come several at a time.
+            if self._invocation is not None and self._invocation.memory_key is not None:
+                self._invocation.caller = reader or caller_here()
+            self._inside, run = True, self._context.run
+            try:
+                while True:
+                    taken = self._steps.__anext__()
+                    try:
+                        asked = run(taken.send, None)
+                        break
+                    except StopIteration as stop:
+                        item: Any = stop.value
+                        if not self._texts_only:
+                            return cast("T", item)
+                        if type(item) is PartialResponse:
+                            return item.text  # type: ignore[return-value]  # such a stream is one of texts
+            except BaseException:
+                self._inside = False
+                await self._close()
+                raise
+            finally:
+                self._inside = False
+        return await self._wait(taken, asked, reader)
+
+    async def _wait(self, taken: Any, asked: Any, reader: Caller | None) -> T:
+        """Take the next item, which is not there yet, or go on with a step that has been begun."""
+        invocation = self._invocation or self._started()
+        if invocation.memory_key is not None:
+            invocation.caller = reader or caller_here()
+        loop, home = asyncio.get_running_loop(), invocation.host.loop
+        if home is not None and home is not loop:
+            step = asyncio.run_coroutine_threadsafe(self.step(reader or caller_here()), home)
+            return await asyncio.wrap_future(given_up_with_outer(step))
+        if self._taken_by is not None:
+            where = invocation.plan.where
+            raise RuntimeError(f"{where}: a task is waiting for the stream's next item; let one at a time read")
+        if self._ended is None:
+            self._loop = loop
+            self._ended = invocation.host.running.open_stream(self)
+            self._is_quick = invocation.deadline is None
+        self._taken_by = task = asyncio.current_task(loop)
+        cancelling = task.cancelling() if task is not None else 0
         try:
-            if invocation.deadline is None:
-                # What is there already needs no watching: most pieces of a stream come several at a time.
-                step = self._steps.__anext__()
-                try:
-                    asked = self._context.run(step.send, None)
-                except StopIteration as stop:
-                    return cast("T", stop.value)
-            cancelling = task.cancelling() if task is not None else 0
-            with WhileCallerWaits(), invocation.host.running.task(invocation.label):
-                async with within(invocation):
-                    # Made no earlier: since 3.13 a step that a limit keeps from being taken is complained of.
-                    return await InContext(self._context, step or self._steps.__anext__(), asked)
+            with WhileCallerWaits(), invocation.host.running.task(invocation.plan.where):
+                while True:
+                    async with within(invocation):
+                        # Made no earlier: since 3.13 a step that a limit keeps from being taken is complained of.
+                        item: Any = await InContext(self._context, taken or self._steps.__anext__(), asked)
+                    if not self._texts_only:
+                        return cast("T", item)
+                    if type(item) is PartialResponse:
+                        return item.text  # type: ignore[return-value]  # such a stream is one of texts
+                    taken, asked = None, NOT_BEGUN
         except BaseException as error:
             await self._close()  # a limit may have passed between two steps
             # Someone else may have cancelled the task as well, and then it stays cancelled.
@@ -109,6 +130,12 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
                 self._left.set()
             if self._interrupted and task is not None:
                 task.uncancel()
+
+    def _started(self) -> Invocation:
+        self._invocation = invocation = self._context.run(self._begin)
+        self._context.run(current_invocation.set, invocation.context)
+        self._steps = self._context.run(self._read, invocation)
+        return invocation
 
     def _has_no_reader(self) -> None:
         """Nobody has to wait for themselves who waits for its conversation now."""
@@ -125,11 +152,11 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
 
         Whoever waits for the next item finds that there is none.
         """
-        if self._taken_by is not None and self._taken_by is asyncio.current_task():
+        if self._inside or (self._taken_by is not None and self._taken_by is asyncio.current_task()):
             raise RuntimeError("a stream cannot be left from inside its own step; raise ToolAbort(…) to end the call")
         begun, self._done = self._ended is not None and (not self._done or self._taken_by is not None), True
         self._has_no_reader()
-        if begun and self._steps is not None and self._loop is not None:
+        if begun and self._loop is not None:
             closing = self._leave()
             if self._loop is asyncio.get_running_loop():
                 await closing
@@ -146,7 +173,6 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         await self._close()
 
     async def _close(self) -> None:
-        assert self._steps is not None
         self._closing = True
         self._has_no_reader()
         try:
@@ -179,6 +205,34 @@ def _spawn(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]) 
     task = loop.create_task(closing)
     _closing.add(task)
     task.add_done_callback(_closing.discard)
+
+
+class TextStream(ServiceStream[str]):
+    """The text of all rounds."""
+
+    _texts_only = True
+
+
+async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
+    """Yield the items of the list that the last reply holds, each as soon as it is complete."""
+    structure = invocation.plan.output.structure
+    assert structure is not None
+    assert structure.item_adapter is not None
+    reader = ItemReader(structure.item_adapter, structure.item_beginnings)
+
+    def check(end: Finish) -> None:
+        if not end.response.ai_message.has_tool_execution_requests:
+            reader.finish()
+
+    invocation.before_end = check
+    async with aclosing(stream(invocation)) as events:
+        async for event in events:
+            match event:
+                case PartialResponse(text):
+                    for item in reader.feed(text):
+                        yield item
+                case IntermediateResponse():
+                    reader = ItemReader(structure.item_adapter, structure.item_beginnings)
 
 
 class EventStream(ServiceStream[ServiceEvent], TokenStream):

@@ -1,0 +1,370 @@
+"""Defines one invocation of a service method: what it is given, what it finds, and what it has come to.
+
+`invocation_record`, which keeps what invocations did, is here too. Not here: performing the loop's effects (`driver`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from ..chat import (
+    CONTENT_TYPES,
+    ChatModel,
+    Message,
+    StreamEvent,
+    SystemMessage,
+    TokenUsage,
+    ToolExecution,
+    UserMessage,
+)
+from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation, current_limit
+from ..errors import IllegalConfigurationError, InvocationTimeoutError, MissingBeanError, Problem
+from ..events import Listeners
+from ..execution import BLOCKING, COROUTINE, CallerRunner, LoopRunner, Workers, is_async
+from ..tools.failures import ToolErrors
+from ..tools.pipeline import Tool, ToolEnvironment
+from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools
+from ..type_keys import type_name
+from .loop import (
+    CallModel,
+    Effect,
+    Finish,
+    ModelReplied,
+    Rules,
+    RunTool,
+    ToolFinished,
+    ToolSuspended,
+    begin,
+    next_effect,
+)
+from .memory import Caller, ChatMemories, ChatMemoryKey, caller_here
+from .outputs import OutputMode, Result, Shape
+from .plans import FunctionMessage, MethodPlan, Provider, Toolset, added_tools
+from .running import Running
+from .state import State
+from .templates import Template, text_of
+
+Perform: TypeAlias = Callable[
+    [CallModel | RunTool, "Invocation"], Awaitable[ModelReplied | ToolFinished | ToolSuspended]
+]
+"""Performs one effect, a model request or a tool call, and returns what came of it."""
+
+
+class ServiceHost(Protocol):
+    """What services need of their host: a container, or `create_ai_service`."""
+
+    workers: Workers
+    running: Running
+    scope: ActiveScope
+    failures: ToolErrors
+    max_concurrent_tools: int
+    listeners: Listeners | None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that invocations run on; None: the one they are awaited on. Raises `ContainerNotStartedError`."""
+        ...
+
+    def sync_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop that synchronous methods hand their calls to."""
+        ...
+
+    def model(self, name: str | None) -> ChatModel:
+        """Return the named model, or the default one."""
+        ...
+
+    async def memories(self) -> ChatMemories:
+        """Return the conversations."""
+        ...
+
+    def tool_problems(self, where: str, tool: Tool) -> Iterable[Problem]:
+        """Yield what this host lacks for a tool that is offered at `where`: its beans, its executor."""
+        ...
+
+
+class PieceSink(Protocol):
+    """Takes the pieces of a reply that is streamed."""
+
+    async def put(self, event: StreamEvent) -> None:
+        """Hand one piece over, and wait until the next is asked for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When an invocation ends itself, in `time.monotonic()` seconds, and the limit that its error names."""
+
+    at: float
+    limit: float
+
+
+class Invocation:
+    """One call of a service method.
+
+    `state` is where it stands, once it `has_begun`; `end` the effect it ended with. `history` is the conversation
+    before it; a layer may set `history` and `user_message` before it begins. Given a `state`, it goes on from there.
+    """
+
+    model: ChatModel
+    rules: Rules
+    environment: ToolEnvironment
+    state: State
+
+    def __init__(
+        self,
+        plan: MethodPlan,
+        host: ServiceHost,
+        arguments: Mapping[str, Any],
+        *,
+        as_tool: bool = False,
+        state: State | None = None,
+    ) -> None:
+        self.plan, self.host, self.arguments, self._resumed = plan, host, arguments, state
+        self.has_begun = False
+        self.end: Effect | None = None
+        self.pieces: PieceSink | None = None
+        self.before_end: Callable[[Finish], None] | None = None
+        self.history: tuple[Message, ...] = ()
+        pool = plan.options.concurrent_tools
+        self.together = bool(pool)
+        runner = LoopRunner if plan.is_async else CallerRunner
+        self.runner = runner(host.workers, pool if isinstance(pool, Executor) else None)
+        memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
+        remembers = plan.window is not None and memory_id is not None
+        self.memory_key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
+        self.caller: Caller | None = caller_here() if remembers else None
+        outer = current_invocation.get()
+        around = current_limit.get()
+        self.deadline: Deadline | None = None
+        known = None
+        if plan.call_limits.timeout is not None or around is not None or outer is not None:
+            self.deadline, known = self._deadlines(outer)
+        self.user_message = self._user_message()
+        self.context = InvocationContext(
+            service=plan.service,
+            method=plan.name,
+            memory_id=memory_id,
+            user_message=self.user_message,
+            attributes=current_attributes(),
+            deadline=known,
+            outer_invocation_id=outer.invocation_id if outer is not None else None,
+        )
+        self._added = added_tools()
+
+    def _deadlines(self, outer: InvocationContext | None) -> tuple[Deadline | None, float | None]:
+        """The deadline this invocation enforces, and the earliest one that it knows."""
+        own, around = self.plan.call_limits.timeout, current_limit.get()
+        enforced = Deadline(time.monotonic() + own, own) if own is not None else None
+        known: list[float | None] = [outer.deadline if outer is not None else None]
+        if around is not None:
+            known.append(around.deadline)
+            if around.within is outer and (enforced is None or around.deadline < enforced.at):
+                enforced = Deadline(around.deadline, around.seconds)
+        if enforced is not None:
+            known.append(enforced.at)
+        return enforced, min((each for each in known if each is not None), default=None)
+
+    def timed_out(self) -> InvocationTimeoutError:
+        """Return the error for a deadline that has passed."""
+        limit = self.deadline.limit if self.deadline is not None else 0.0
+        return InvocationTimeoutError(self.plan.service.__name__, self.plan.name, limit)
+
+    # --- its beginning
+
+    async def open(self) -> Effect:
+        """Find the model and the tools, and begin, or go on from the given state; returns the first effect."""
+        plan, host = self.plan, self.host
+        self.model = host.model(plan.options.model)
+        toolset = plan.toolset
+        if self._added or plan.providers:
+            toolset = await self._offered()
+        self.rules = rules = plan.rules if toolset is plan.toolset else plan.rules_for(toolset)
+        self.environment = ToolEnvironment(
+            tools=toolset.by_name,
+            context=self.context,
+            scope=host.scope,
+            runner=self.runner,
+            failures=plan.failures.over(host.failures),
+            max_result_chars=plan.call_limits.max_result_chars,
+            listeners=host.listeners,
+        )
+        if self._resumed is not None:
+            self.state, self.has_begun = self._resumed, True
+            return next_effect(rules, self.state)
+        mode, prompted, structure = self._mode(), None, plan.output.structure
+        if structure is not None and mode == "prompt":
+            user = self.user_message
+            prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
+        system = await self._system_message() if plan.system is not None else None
+        history = self.history
+        for name in plan.history:
+            history = (*history, *(self.arguments[name] or ()))
+        self.state, effect = begin(rules, system, history, self.user_message, prompted=prompted, mode=mode)
+        self.has_begun = True
+        return effect
+
+    def _mode(self) -> OutputMode:
+        mode = self.plan.options.output_mode
+        if mode is not None and not (mode == "tool" and self.plan.output.is_stream):
+            return mode
+        return "schema" if getattr(self.model, "supports_response_format", False) else "prompt"
+
+    def _values(self) -> dict[str, Any]:
+        return {name: self.arguments[parameter] for name, parameter in self.plan.values.items()}
+
+    def _user_message(self) -> UserMessage:
+        """What the user says. Raises `TypeError` when that is None."""
+        plan = self.plan
+        given = self.arguments[plan.user_parameter] if plan.user is None and plan.user_parameter is not None else None
+        if isinstance(given, str) and not plan.contents:
+            return UserMessage(given)
+        contents: list[Any] = []
+        if plan.user is not None:
+            contents.append(plan.user.render(self._values()))
+        elif plan.user_parameter is not None:
+            contents += UserMessage(self._user_contents(given)).contents
+        for name in plan.contents:
+            value = self.arguments[name]
+            if value is not None:
+                contents += UserMessage(value).contents
+        if isinstance(given, UserMessage):
+            return UserMessage(contents, given.name, given.attributes)
+        return UserMessage(contents)
+
+    def _user_contents(self, value: object) -> Any:
+        match value:
+            case UserMessage(contents):
+                return contents
+            case None if self.plan.contents:
+                return ()
+            case None:
+                where = f"{self.plan.where}(): {self.plan.user_parameter}"
+                raise TypeError(f"{where} is what the user says, and is None")
+            case other if isinstance(other, (str, list, tuple, *CONTENT_TYPES)):
+                return other
+            case other:
+                return text_of(other)
+
+    async def _system_message(self) -> SystemMessage | None:
+        plan = self.plan
+        match plan.system:
+            case Template() as template:
+                return SystemMessage(template.render(self._values()))
+            case FunctionMessage(function) as message:
+                beans = await self._injected_into(message)
+                kind = COROUTINE if is_async(function) else BLOCKING
+                text = await self.runner.run(kind, lambda: function(self.context, **beans), plan.where)
+                if not isinstance(text, str):
+                    returned = type(text).__name__
+                    raise TypeError(f"the system message function of {plan.where} returned {returned}, not str")
+                return SystemMessage(text)
+        return None
+
+    async def _injected_into(self, message: FunctionMessage) -> dict[str, Any]:
+        beans: dict[str, Any] = {}
+        for each in message.injected:
+            try:
+                beans[each.name] = await self.host.scope.aget(each.wanted)
+            except MissingBeanError:
+                if not each.optional:
+                    raise
+        return beans
+
+    # --- tools that the plan does not know
+
+    async def _offered(self) -> Toolset:
+        """The method's tools, those put around the call, and those of its providers.
+
+        Raises `IllegalConfigurationError` for what cannot be added to the method's own.
+        """
+        plan = self.plan
+        toolset = plan.toolset.joined_by(self._added, plan)
+        for provider in plan.providers:
+            tools, problems = read_tools(await self._provided_by(provider, tuple(toolset.by_name)), plan.where)
+            problems += tuple(problem for tool in tools for problem in self.host.tool_problems(plan.where, tool))
+            if problems:
+                raise IllegalConfigurationError(problems)
+            toolset = toolset.joined_by(tools, plan)
+        if toolset is not plan.toolset and (problems := tuple(plan.offer_problems(toolset))):
+            raise IllegalConfigurationError(problems)
+        return toolset
+
+    async def _provided_by(self, provider: Provider, tool_names: tuple[str, ...]) -> Sequence[Any]:
+        plan, context = self.plan, self.context
+        bean = provider.given if provider.bean is None else await self.host.scope.aget(provider.bean)
+        provide = getattr(bean, "provide_tools", bean)
+        request = ToolProviderRequest(self.user_message, context.memory_id, context, tool_names)
+        kind = COROUTINE if is_async(provide) else BLOCKING
+        provided = await self.runner.run(kind, lambda: provide(request), f"{plan.where} tool provider")
+        tools = provided.tools if isinstance(provided, ToolProviderResult) else provided
+        if tools is None:
+            return ()
+        if isinstance(tools, Mapping):
+            return (tools,)
+        if isinstance(tools, (list, tuple)):
+            return tools
+        fact = f"the tool provider {type_name(type(bean))} gave {tools!r}"
+        raise IllegalConfigurationError([Problem(plan.where, fact, "return a ToolProviderResult, or None")])
+
+    # --- its end
+
+    def value(self) -> Any:
+        """Return the method's value, once the invocation has ended."""
+        end = self.end
+        if not isinstance(end, Finish):
+            fact = "a tool call was suspended, and nothing keeps the invocation until it is answered"
+            raise IllegalConfigurationError([Problem(self.plan.where, fact, "let the tool return a result")])
+        if self.plan.output.shape is not Shape.RESULT:
+            return end.value
+        state = self.state
+        return Result(end.value, state.executions, state.token_usage, end.finish_reason, state.remembered)
+
+    def note(self) -> None:
+        """Add what it has come to, well or not, to the records around it."""
+        if self.has_begun:
+            for record in _records.get():
+                record.add(self.state)
+
+
+# --- records
+
+
+@dataclass(slots=True)
+class InvocationRecord:
+    """What the invocations of a block did, those of services called as tools among them, in the order they ended.
+
+    `token_usage` is summed, None when no reply had one.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    tool_executions: list[ToolExecution] = field(default_factory=list)
+    token_usage: TokenUsage | None = None
+
+    def add(self, state: State) -> None:
+        """Keep what an invocation that has ended, well or not, has come to."""
+        self.messages += state.all_messages
+        self.tool_executions += state.all_executions
+        if state.token_usage is not None:
+            usage = self.token_usage
+            self.token_usage = state.token_usage if usage is None else usage + state.token_usage
+
+
+_records: ContextVar[tuple[InvocationRecord, ...]] = ContextVar("toolbox.records", default=())
+
+
+@contextmanager
+def invocation_record() -> Iterator[InvocationRecord]:
+    """Record the invocations begun inside."""
+    record = InvocationRecord()
+    token = _records.set((*_records.get(), record))
+    try:
+        yield record
+    finally:
+        _records.reset(token)

@@ -1,0 +1,172 @@
+"""The layers that come with the library: a conversation's turn and memory, listeners, and a deadline.
+
+A layer around an invocation is an asynchronous context manager: it stands around a coroutine and a stream alike.
+Not here: what a layer is, and where a plan keeps them (`plans`), layers around a tool (`tools.pipeline`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from time import perf_counter
+from typing import Any
+
+from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, StreamEvent
+from ..chat_streams import answer_stream, no_response, response_of
+from ..context import InvocationContext
+from ..events import (
+    InvocationEvent,
+    Listeners,
+    MemoryWrittenEvent,
+    ModelFailedEvent,
+    ModelRequestEvent,
+    ModelResponseEvent,
+    ServiceCompletedEvent,
+    ServiceFailedEvent,
+    ServiceStartedEvent,
+)
+from .invocation import Invocation
+from .loop import Finish
+
+NOTHING: AbstractAsyncContextManager[None] = nullcontext()
+
+
+def around(invocation: Invocation) -> AbstractAsyncContextManager[None]:
+    """Put around an invocation the layers it needs: listeners, its conversation, then those of its plan."""
+    layers = [
+        *([observed] if invocation.host.listeners is not None else ()),
+        *([in_conversation] if invocation.memory_key is not None else ()),
+        *invocation.plan.layers.invocation,
+    ]
+    if not layers:
+        return NOTHING
+    return layers[0](invocation) if len(layers) == 1 else _all_around(layers, invocation)
+
+
+@asynccontextmanager
+async def _all_around(layers: list[Any], invocation: Invocation) -> AsyncIterator[None]:
+    async with AsyncExitStack() as entered:
+        for layer in layers:
+            await entered.enter_async_context(layer(invocation))
+        yield
+
+
+# --- the conversation
+
+
+@asynccontextmanager
+async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
+    """Take the turn in the conversation, load its messages, and write them, whole, if the invocation ends well."""
+    key, window = invocation.memory_key, invocation.plan.window
+    assert key is not None
+    assert window is not None
+    memories = await invocation.host.memories()
+    async with memories.turn(key, invocation):
+        invocation.history = history = await memories.load(key, window)
+        yield
+        if isinstance(invocation.end, Finish):
+            kept = window.newest((*history, *invocation.state.remembered))
+            await memories.store.update_messages(key, kept)
+            if invocation.host.listeners is not None:
+                invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, kept))
+
+
+# --- the deadline
+
+
+def within(invocation: Invocation) -> AbstractAsyncContextManager[None]:
+    """End what is awaited inside with `InvocationTimeoutError` when the invocation's deadline passes.
+
+    A stream enters it around each step: between two steps the task is its reader's.
+    """
+    return NOTHING if invocation.deadline is None else _until(invocation.deadline.at, invocation)
+
+
+@asynccontextmanager
+async def _until(deadline: float, invocation: Invocation) -> AsyncIterator[None]:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise invocation.timed_out()
+    limit = asyncio.timeout(left)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise invocation.timed_out() from None
+        raise
+
+
+# --- listeners
+
+
+@asynccontextmanager
+async def observed(invocation: Invocation) -> AsyncIterator[None]:
+    """Tell the listeners when an invocation starts and how it ends."""
+    listeners, context = invocation.host.listeners, invocation.context
+    assert listeners is not None
+    began = perf_counter()
+    listeners.tell(ServiceStartedEvent(context))
+    try:
+        yield
+    except BaseException as error:
+        late = invocation.deadline is not None and time.monotonic() >= invocation.deadline.at
+        failure = invocation.timed_out() if late and isinstance(error, asyncio.CancelledError) else _reported(error)
+        listeners.tell(ServiceFailedEvent(context, failure, perf_counter() - began))
+        raise
+    end = invocation.end
+    if isinstance(end, Finish):
+        state = invocation.state
+        executions, taken = tuple(state.executions), perf_counter() - began
+        listeners.tell(
+            ServiceCompletedEvent(context, end.response, invocation.value(), state.token_usage, executions, taken)
+        )
+
+
+class ObservedModel:
+    """A model whose requests and replies the listeners are told."""
+
+    def __init__(self, model: ChatModel, listeners: Listeners, context: InvocationContext) -> None:
+        self._model, self._context = model, context
+        self._tell: Callable[[InvocationEvent], None] = listeners.tell
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """See `ChatModel`."""
+        began = perf_counter()
+        self._tell(ModelRequestEvent(self._context, request, self._model, streaming=False))
+        try:
+            response = response_of(self._model, await self._model.chat(request))
+        except BaseException as error:
+            self._tell(ModelFailedEvent(self._context, request, error, perf_counter() - began))
+            raise
+        self._tell(ModelResponseEvent(self._context, request, response, perf_counter() - began))
+        return response
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        """See `StreamingChatModel`."""
+        began, first = perf_counter(), None
+        response: ChatResponse | None = None
+        self._tell(ModelRequestEvent(self._context, request, self._model, streaming=True))
+        try:
+            async with aclosing(answer_stream(self._model, request)) as events:
+                async for event in events:
+                    if first is None:
+                        first = perf_counter() - began
+                    if isinstance(event, CompleteResponse):
+                        response = response_of(self._model, event.response)
+                        taken = perf_counter() - began
+                        self._tell(ModelResponseEvent(self._context, request, response, taken, first))
+                    yield event
+            if response is None:
+                raise no_response(self._model)
+        except BaseException as error:
+            if response is None:
+                self._tell(ModelFailedEvent(self._context, request, _reported(error), perf_counter() - began))
+            raise
+
+
+def _reported(error: BaseException) -> BaseException:
+    """The error that listeners see: a stream that is left is cancelled, as any call that is given up."""
+    return asyncio.CancelledError("the stream was left") if isinstance(error, GeneratorExit) else error

@@ -1,0 +1,252 @@
+"""Holds everything that one invocation knows between two effects: frozen, plain data that pickles and prints.
+
+It writes itself as versioned JSON and reads itself back. Not here: what follows from it (`loop`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from pydantic_core import to_jsonable_python
+
+from ..chat import (
+    AiMessage,
+    ChatResponse,
+    FinishReason,
+    Message,
+    SystemMessage,
+    TokenUsage,
+    ToolExecution,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    UserMessage,
+)
+from ..errors import TranscriptError
+from ..fast_dataclass import with_fast_init
+from ..tools.pipeline import ToolOutcome
+from ..transcripts import Json, message_from_dict, message_to_dict, read_field, read_json, write_json
+from .outputs import OutputMode
+
+M = TypeVar("M", bound=Message)
+
+VERSION = 1
+
+Status: TypeAlias = Literal["waiting", "finished", "suspended"]
+
+
+@with_fast_init
+@dataclass(frozen=True, slots=True)
+class PendingToolCall:
+    """One tool call of the reply that is being worked on.
+
+    `outcome` is there once it has finished. `details`, JSON values, say why it is suspended, or how it was answered.
+    """
+
+    request: ToolExecutionRequest
+    status: Status = "waiting"
+    outcome: ToolOutcome | None = None
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class State:
+    """Where an invocation stands.
+
+    `history` was there before it; `messages` are its own, in order, from the user's. `prompted` is the user's message
+    as it is sent, if that is more than what is remembered; `unremembered` are the positions in `messages` that memory
+    leaves out (replies that did not validate, and the corrections). `offered` are the names of the tools, in the order
+    in which the model sees them. `response` is the model's last reply, `pending` its tool calls until all have
+    finished; a call that was started before its reply is complete is pending too.
+    """
+
+    system: SystemMessage | None
+    history: tuple[Message, ...]
+    messages: tuple[Message, ...]
+    prompted: UserMessage | None = None
+    mode: OutputMode = "prompt"
+    offered: tuple[str, ...] = ()
+    unremembered: frozenset[int] = frozenset()
+    rounds: int = 0
+    output_retries: int = 0
+    executions: tuple[ToolExecution, ...] = ()
+    token_usage: TokenUsage | None = None
+    response: ChatResponse | None = None
+    pending: tuple[PendingToolCall, ...] = ()
+
+    def changed(self, **changes: Any) -> State:
+        """Return the state with these fields changed; quicker than `dataclasses.replace`."""
+        state = object.__new__(State)
+        fields = state.__dict__
+        fields.update(self.__dict__)
+        fields.update(changes)
+        return state
+
+    @property
+    def remembered(self) -> tuple[Message, ...]:
+        """The messages that memory keeps."""
+        if not self.unremembered:
+            return self.messages
+        return tuple(each for position, each in enumerate(self.messages) if position not in self.unremembered)
+
+    @property
+    def all_executions(self) -> tuple[ToolExecution, ...]:
+        """The executions, those of a round that is not complete included."""
+        return (*self.executions, *(each.outcome.execution for each in self.pending if each.outcome is not None))
+
+    @property
+    def all_messages(self) -> tuple[Message, ...]:
+        """The messages, with the results of a round that is not complete."""
+        last = self.messages[-1]
+        if not self.pending or not isinstance(last, AiMessage):  # the reply is not complete either
+            return self.messages
+        return (*self.messages, *(each.outcome.message for each in self.pending if each.outcome is not None))
+
+    def to_json(self) -> str:
+        """Write the state as JSON. The `result_object` of an execution is kept as a JSON value, or lost.
+
+        Raises `TranscriptError` for attributes that are not JSON values.
+        """
+        return write_json(
+            {
+                "version": VERSION,
+                "system": None if self.system is None else message_to_dict(self.system),
+                "history": [message_to_dict(each) for each in self.history],
+                "messages": [message_to_dict(each) for each in self.messages],
+                "prompted": None if self.prompted is None else message_to_dict(self.prompted),
+                "mode": self.mode,
+                "offered": self.offered,
+                "unremembered": sorted(self.unremembered),
+                "rounds": self.rounds,
+                "output_retries": self.output_retries,
+                "executions": [_execution_to_dict(each) for each in self.executions],
+                "token_usage": _usage_to_dict(self.token_usage),
+                "response": _response_to_dict(self.response),
+                "pending": [_pending_to_dict(each) for each in self.pending],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> State:
+        """Read the state that `to_json` wrote. Raises `TranscriptError`."""
+        written = read_json(text, VERSION)
+        try:
+            return cls(
+                system=_of_kind(SystemMessage, written["system"], "system"),
+                history=_messages(written, "history"),
+                messages=_messages(written, "messages"),
+                prompted=_of_kind(UserMessage, written["prompted"], "prompted"),
+                mode=written["mode"],
+                offered=tuple(written["offered"]),
+                unremembered=frozenset(written["unremembered"]),
+                rounds=written["rounds"],
+                output_retries=written["output_retries"],
+                executions=tuple(_execution(each) for each in written["executions"]),
+                token_usage=_usage(written["token_usage"]),
+                response=_response(written["response"]),
+                pending=tuple(_pending(each) for each in written["pending"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, TranscriptError):
+                raise
+            raise TranscriptError("", f"is not the state of an invocation: {error!r}") from error
+
+
+# --- the parts of a state as JSON
+
+
+def _messages(written: Json, name: str) -> tuple[Message, ...]:
+    found: Sequence[Any] = read_field(written, name, list, "")
+    return tuple(message_from_dict(each, f"{name}.{number}") for number, each in enumerate(found))
+
+
+def _of_kind(kind: type[M], written: Any, path: str) -> M | None:
+    read = None if written is None else message_from_dict(written, path)
+    if read is not None and not isinstance(read, kind):
+        raise TranscriptError(path, f"is a {type(read).__name__}, and should be a {kind.__name__}")
+    return read
+
+
+def _usage_to_dict(usage: TokenUsage | None) -> Json | None:
+    return None if usage is None else {name: getattr(usage, name) for name in TokenUsage.__slots__}
+
+
+def _usage(written: Any) -> TokenUsage | None:
+    return None if written is None else TokenUsage(**written)
+
+
+def _response_to_dict(response: ChatResponse | None) -> Json | None:
+    if response is None:
+        return None
+    others = {name: getattr(response, name) for name in ChatResponse.__slots__}
+    return {
+        **others,
+        "ai_message": message_to_dict(response.ai_message),
+        "token_usage": _usage_to_dict(response.token_usage),
+    }
+
+
+def _response(written: Any) -> ChatResponse | None:
+    if written is None:
+        return None
+    message = message_from_dict(written["ai_message"], "response")
+    assert isinstance(message, AiMessage)
+    reason = written["finish_reason"]
+    known = {
+        **written,
+        "ai_message": message,
+        "token_usage": _usage(written["token_usage"]),
+        "finish_reason": None if reason is None else FinishReason(reason),
+    }
+    return ChatResponse(**known)
+
+
+def _request_to_dict(request: ToolExecutionRequest) -> Json:
+    calls: list[Json] = message_to_dict(AiMessage(None, (request,)))["tool_execution_requests"]
+    return calls[0]
+
+
+def _request(written: Any) -> ToolExecutionRequest:
+    message = message_from_dict({"type": "ai", "tool_execution_requests": [written]}, "request")
+    assert isinstance(message, AiMessage)
+    return message.tool_execution_requests[0]
+
+
+def _execution_to_dict(execution: ToolExecution) -> Json:
+    try:
+        value = to_jsonable_python(execution.result_object)
+    except Exception:  # whatever the value's own serializers raise
+        value = None
+    return {
+        "request": _request_to_dict(execution.request),
+        "result": execution.result,
+        "result_object": value,
+        "is_error": execution.is_error,
+        "started_at": execution.started_at.isoformat(),
+        "duration": execution.duration,
+        "attributes": dict(execution.attributes),
+    }
+
+
+def _execution(written: Any) -> ToolExecution:
+    at = datetime.fromisoformat(written["started_at"])
+    return ToolExecution(**{**written, "request": _request(written["request"]), "started_at": at})
+
+
+def _pending_to_dict(call: PendingToolCall) -> Json:
+    written: Json = {"request": _request_to_dict(call.request), "status": call.status, "details": dict(call.details)}
+    if call.outcome is not None:
+        written["execution"] = _execution_to_dict(call.outcome.execution)
+        written["message"] = message_to_dict(call.outcome.message)
+    return written
+
+
+def _pending(written: Any) -> PendingToolCall:
+    outcome = None
+    if "execution" in written:
+        message = message_from_dict(written["message"], "pending")
+        assert isinstance(message, ToolExecutionResultMessage)
+        outcome = ToolOutcome(_execution(written["execution"]), tuple(message.contents))
+    return PendingToolCall(_request(written["request"]), written["status"], outcome, written["details"])
