@@ -93,7 +93,9 @@ ARGUMENTS = [
     seen("any", "unknown keys", whole(call("now", '{"zone": "UTC"}', id="c")), NOW),
     seen("any", "a key twice", whole(call("add", '{"a": 1, "a": 2, "b": 3}', id="c")), ADDED),
     seen("any", "numbers as text", whole(call("add", '{"a": "2", "b": 3.0}', id="c")), ADDED),
-    seen("any", "a line end inside a text", whole(call("echo", '{"text": "a\nb"}', id="c")), result="echo"),
+    seen(
+        "any", "a line end inside a text", whole(call("echo", '{"text": "a\nb"}', id="c")), ("echo", {"text": "a\nb"})
+    ),
     seen("any", "a fence around", whole(call("add", f"```json\n{ADD}\n```", id="c")), result="add"),
     seen("any", "Python's words", whole(call("add", "{'a': 2, 'b': None}", id="c")), result="add"),
     seen("API", "trailing commas", whole(call("add", '{"a": 2, "b": 3,}', id="c")), ADDED),
