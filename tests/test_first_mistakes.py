@@ -420,7 +420,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         ValueError,
         "@produces has no scope 'singleton'; use one of 'application', 'request', 'call', 'dependent'",
     ),
-    (an_async_bean_in_sync_code, AsyncBeanError, "Connection is made by awaiting; use `await aget(…)`"),
+    (an_async_bean_in_sync_code, AsyncBeanError, "Connection is created by async code; use `await aget(…)`"),
     (
         a_forgotten_inject,
         IllegalConfigurationError,
@@ -630,7 +630,7 @@ def test_who_gets_a_model_s_mistake_is_told_that_the_model_may_mend_it() -> None
     with pytest.raises(ToolArgumentsError) as caught:
         asyncio.run(ask())
 
-    assert "the arguments of tool 'find_books' cannot be used: words: Field required" in str(caught.value)
+    assert "invalid arguments for tool 'find_books': words: Field required" in str(caught.value)
     assert caught.value.__notes__[0].startswith("on_tool_arguments_error=return_to_model")
 
 

@@ -47,7 +47,7 @@ def test_a_tool_call_with_very_many_faults_has_a_short_error() -> None:
     with pytest.raises(ToolArgumentsError) as caught:
         tool_executor_from(cut)(ToolExecutionRequest("1", "cut", json.dumps({"numbers": ["a"] * 100_000})), None)
 
-    assert str(caught.value) == "the arguments of tool 'cut' cannot be used: 100000 values in it are wrong"
+    assert str(caught.value) == "invalid arguments for tool 'cut': 100000 values in it are wrong"
 
 
 def test_a_reply_with_very_many_faults_has_a_short_error() -> None:

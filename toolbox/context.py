@@ -1,7 +1,7 @@
-"""What a call finds around it: its invocation, attributes, time limit, active bean scope, injected parameters.
+"""Context of the current call: invocation, attributes, time limit, bean scope, and marks of injected parameters.
 
-All of it travels in context variables, so that it follows tasks, threads and streams. Not here: how scopes hold beans
-(`di.scopes`), how a call is carried to another thread (`execution`).
+Context variables carry it, so it is available in tasks, threads and streams. Not here: beans of scopes (`di.scopes`),
+running a call on another thread (`execution`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .errors import IllegalConfigurationError, Problem
 T = TypeVar("T")
 
 
-# --- a context of its own for a piece of a task
+# --- awaiting in another context
 
 NOT_BEGUN: Any = object()
-"""What an `InContext` step that has not been begun waits for."""
+"""Default of the parameter `asked` of `InContext`: the step has not started."""
 
 
 class InContext(Awaitable[T]):
-    """Awaits `step`, a coroutine or what is awaited like one, with every piece of its code run in `context`.
+    """Awaits `step`, a coroutine or a similar object, and runs its code in `context`.
 
-    The context variables that it sets stay in that context; the task is the one that awaits this. `asked` is what the
-    step waits for, when it has been begun already.
+    Context variables that the step sets stay in `context`. The code runs in the task that awaits this object. If the
+    step has already started, `asked` is the object that it waits for.
     """
 
     __slots__ = ("_asked", "_context", "_step")
@@ -56,7 +56,7 @@ class InContext(Awaitable[T]):
                 answer, error = None, None
                 try:
                     answer = yield asked
-                except BaseException as thrown:  # GeneratorExit too: the code inside decides what to do
+                except BaseException as thrown:  # includes GeneratorExit: the step decides what to do
                     error = thrown
             try:
                 asked = run(step.send, answer) if error is None else run(step.throw, error)
@@ -64,12 +64,12 @@ class InContext(Awaitable[T]):
                 return cast("T", stop.value)
 
 
-# --- parameters that are filled by the library, hidden from the model
+# --- parameters that the library fills and models do not see
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryIdMark:
-    """Marks the parameter that holds the conversation's id."""
+    """Marks the parameter with the conversation's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,12 @@ if TYPE_CHECKING:
 else:
 
     class MemoryId:
-        """`MemoryId[T]`: names the conversation; in a tool, that of the calling service."""
+        """`MemoryId[T]`: the parameter with the conversation's id.
+
+            async def chat(self, room: MemoryId[str], question: str) -> str: ...
+
+        In a tool it receives the id of the calling service's conversation.
+        """
 
         def __class_getitem__(cls, item: object) -> object:
             return Annotated[item, MEMORY_ID]
@@ -132,44 +137,44 @@ else:
 
 
 class CallScope(Protocol):
-    """The bean scope of one tool call. Entered where the tool is dispatched, closed when it has ended."""
+    """The bean scope of one tool call. It is entered when the tool is dispatched and closed when the tool ends."""
 
     def __enter__(self) -> CallScope:
-        """Makes it the active scope of the current context."""
+        """Make this scope the active scope of the current context."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Makes the scope that was active before the active one again; closes nothing."""
+        """Make the previous scope active again; close nothing."""
         ...
 
     def close_here(self, error: BaseException | None) -> None:
-        """Closes beans on this thread, newest first, until one has to be awaited; raises what they raise."""
+        """Close beans on this thread, newest first, up to the first that must be awaited. Raises the beans' errors."""
         ...
 
     async def aclose(self, error: BaseException | None) -> None:
-        """Closes what is left, all of it, with `error` thrown into generators; raises what they raise."""
+        """Close all remaining beans; generators get `error` thrown in. Raises the beans' errors."""
         ...
 
 
 class ActiveScope(Protocol):
-    """Where a call finds its beans: whatever scope of its container is active at that moment."""
+    """The bean scope of the container that is active at the moment of the call."""
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        """The bean, made now if need be. Raises `AsyncBeanError` when a part of it has to be awaited."""
+        """Return the bean; create it if necessary. Raises `AsyncBeanError` if async code must create it."""
         ...
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        """The bean, awaiting what has to be."""
+        """Return the bean; await async producers if necessary."""
         ...
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
-        """Makes only what has to be awaited for this bean, so that `get` can make the rest on any thread."""
+        """Create only the async parts of a bean, so that `get` can create the rest on any thread."""
         ...
 
     def open_call_scope(self) -> CallScope:
-        """A new scope for one tool call, below the active one."""
+        """Return a new scope for one tool call, inside the active scope."""
         ...
 
 
@@ -177,7 +182,7 @@ class ActiveScope(Protocol):
 
 
 class Cancellation:
-    """Whether an invocation has been given up; shared by all who work for it, on any thread."""
+    """The cancellation of one invocation, shared by all code that runs for it, on any thread."""
 
     __slots__ = ("_followers", "_given_up")
 
@@ -187,17 +192,20 @@ class Cancellation:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it has been given up."""
+        """Return True if the invocation was cancelled."""
         return self._given_up
 
     def cancel(self) -> None:
-        """It is given up, and so is what its tools have begun and wait for on other threads."""
+        """Cancel the invocation and the followers, such as invocations that its tools started on other threads."""
         self._given_up = True
         for follow in [*self._followers.values()]:
             follow()
 
     def followed_by(self, follow: Callable[[], object]) -> Callable[[], object]:
-        """Calls `follow` when it is given up, at once if it has been; what this returns ends that. For any thread."""
+        """Call `follow` on cancellation, immediately if already cancelled. Return a function that stops following.
+
+        Safe to call on any thread.
+        """
         key = object()
         self._followers[key] = follow
         if self.cancelled:
@@ -220,20 +228,25 @@ if hasattr(os, "register_at_fork"):
 
 
 def _new_invocation_id() -> str:
-    """No other invocation's, in any process; cheap, for each invocation makes one."""
+    """Return an id that is unique across processes. Must be fast: each invocation needs one."""
     return f"{_process_id}-{next(_numbers):x}"
 
 
 @dataclass(frozen=True)
 class InvocationContext:
-    """The call of a service that is under way.
+    """The current service call: a tool parameter of this type, or `InvocationContext.current()`.
 
-    `service` is the class, `method` its name; `deadline` is in `time.monotonic()` seconds, None without a limit;
-    `request` is set inside a tool call. `cancelled` is live: it turns true when the invocation is given up, which a
-    tool on a thread should look at from time to time. `invocation_id` names it, in logs for instance, and
-    `outer_invocation_id` the one it was begun in, as when a service is another's tool. `notes` is one dictionary for
-    the whole invocation, empty at first: its tools, tool providers, handlers and system message may read and change it.
-    A service that is called as a tool has its own. A tool in another process gets a copy of the notes that pickle.
+    - `service`, `method`: the service class and the name of the called method.
+    - `memory_id`: the conversation's id, or None. `user_message`: the user message of the call.
+    - `attributes`: the values of `invocation_attributes(…)`.
+    - `deadline`: in `time.monotonic()` seconds, or None without a limit.
+    - `request`: the tool call; None outside of tools.
+    - `cancelled`: becomes True when the invocation is cancelled. Long tools on threads should check it.
+    - `invocation_id`: unique id, for example in logs. `outer_invocation_id`: id of the invocation that started this
+      one, for example when a service is a tool of another service.
+    - `notes`: one dictionary per invocation, empty at first. Tools, tool providers, handlers and system messages may
+      read and change it. A service that is called as a tool has separate notes. A tool in another process gets a copy
+      of the notes that can be pickled.
     """
 
     service: type[Any]
@@ -250,23 +263,23 @@ class InvocationContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the invocation has been cancelled or has run out of time."""
+        """Return True if the invocation was cancelled or its time is up."""
         return self.cancellation.cancelled
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # To another process goes what can go there: attributes that pickle, no live cancellation.
-        service = self.service if _travels(self.service) else object
-        memory_id = self.memory_id if _travels(self.memory_id) else None
-        attributes = {name: value for name, value in self.attributes.items() if _travels(value)}
-        # A copy in one step: other threads may add notes meanwhile.
-        notes = {name: value for name, value in self.notes.copy().items() if _travels(value)}
+        # Another process gets the values that can be pickled, and no live cancellation.
+        service = self.service if _can_pickle(self.service) else object
+        memory_id = self.memory_id if _can_pickle(self.memory_id) else None
+        attributes = {name: value for name, value in self.attributes.items() if _can_pickle(value)}
+        # Copy first, in one step: other threads can add notes during the loop.
+        notes = {name: value for name, value in self.notes.copy().items() if _can_pickle(value)}
         facts = (service, self.method, memory_id, self.user_message, attributes, self.deadline, self.request)
         return InvocationContext, (*facts, Cancellation(), self.invocation_id, self.outer_invocation_id, notes)
 
     def in_tool(self, request: ToolExecutionRequest, cancellation: Cancellation | None = None) -> InvocationContext:
-        """The same invocation, inside the tool call `request`, which may be given up by itself."""
+        """Return a copy for the tool call `request`, with a separate `cancellation` if one is passed."""
         inside = object.__new__(InvocationContext)
-        fields = inside.__dict__  # the quickest way to a copy: each tool call makes one
+        fields = inside.__dict__  # the fastest way to copy: each tool call needs a copy
         fields.update(self.__dict__)
         fields["request"] = request
         if cancellation is not None:
@@ -275,15 +288,15 @@ class InvocationContext:
 
     @staticmethod
     def current() -> InvocationContext | None:
-        """The invocation this code runs for; None outside of one."""
+        """Return the invocation that this code runs in, or None."""
         return current_invocation.get()
 
 
-def _travels(value: object) -> bool:
-    """Whether a value can be pickled."""
+def _can_pickle(value: object) -> bool:
+    """Return True if a value can be pickled."""
     try:
         pickle.dumps(value)
-    except Exception:  # whatever an object's own pickling raises
+    except Exception:  # `__reduce__` of user types can raise anything
         return False
     return True
 
@@ -292,7 +305,7 @@ current_invocation: ContextVar[InvocationContext | None] = ContextVar("toolbox.i
 
 
 def given_up_with_outer(future: Future[T]) -> Future[T]:
-    """`future`, an invocation on another thread; it is cancelled when the one that this code runs for is given up."""
+    """Return `future`, an invocation on another thread; cancel it when the current invocation is cancelled."""
     outer = current_invocation.get()
     if outer is not None:
         forget = outer.cancellation.followed_by(future.cancel)
@@ -300,21 +313,21 @@ def given_up_with_outer(future: Future[T]) -> Future[T]:
     return future
 
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-_attributes: ContextVar[Mapping[str, Any]] = ContextVar("toolbox.attributes", default=_NOTHING)
+_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+_attributes: ContextVar[Mapping[str, Any]] = ContextVar("toolbox.attributes", default=_NO_ATTRIBUTES)
 
 
 def current_attributes() -> Mapping[str, Any]:
-    """What `invocation_attributes` has set around this code."""
+    """Return the attributes that the surrounding `invocation_attributes` blocks set."""
     return _attributes.get()
 
 
 def run_for(context: InvocationContext | None, call: Callable[[], T]) -> T:
-    """`call()` in a fresh context in which only `context` is known: in another process, whatever was forked with it."""
+    """Run `call` in a new context that contains only `context`, without variables that a fork copied."""
 
     def run() -> T:
         current_invocation.set(context)
-        _attributes.set(context.attributes if context is not None else _NOTHING)
+        _attributes.set(context.attributes if context is not None else _NO_ATTRIBUTES)
         return call()
 
     return Context().run(run)
@@ -322,7 +335,13 @@ def run_for(context: InvocationContext | None, call: Callable[[], T]) -> T:
 
 @contextmanager
 def invocation_attributes(**attributes: Any) -> Iterator[None]:
-    """Sets what `InvocationContext.attributes` holds in the invocations begun inside; nested, they are merged."""
+    """Set `InvocationContext.attributes` for invocations that start inside the block.
+
+        with invocation_attributes(tenant="acme"):
+            await assistant.chat("…")
+
+    The attributes of nested blocks are merged.
+    """
     token = _attributes.set(MappingProxyType({**_attributes.get(), **attributes}))
     try:
         yield
@@ -335,10 +354,10 @@ def invocation_attributes(**attributes: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """A limit on the invocations begun in a block.
+    """A time limit for the invocations that start in a block.
 
-    `deadline` is in `time.monotonic()` seconds, `seconds` is what the user asked for. The invocation `within` which the
-    block stands is not ended by it; those begun inside it are.
+    `deadline` is in `time.monotonic()` seconds; `seconds` is the user's value. The limit does not end the invocation
+    `within`, which contains the block.
     """
 
     deadline: float
@@ -351,15 +370,19 @@ current_limit: ContextVar[TimeLimit | None] = ContextVar("toolbox.limit", defaul
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Ends invocations begun inside with `InvocationTimeoutError`, `seconds` after the block was entered.
+    """Limit the time of service calls in the block: they raise `InvocationTimeoutError` after `seconds`.
 
-    The limit belongs to the outermost invocation inside: those that its tools begin are just cancelled with it.
+        with time_limit(10):
+            await assistant.chat("…")
+
+    The time starts when the block is entered. The outermost service call in the block raises the error; calls that its
+    tools make are cancelled. Raises `ValueError` unless `seconds` is above 0.
     """
     if not seconds > 0:
         raise ValueError(f"time_limit({seconds}); use a number of seconds above 0")
     limit = TimeLimit(time.monotonic() + seconds, seconds, current_invocation.get())
     outer = current_limit.get()
-    # A longer limit inside a shorter one changes nothing.
+    # A longer limit inside a shorter one has no effect.
     token = current_limit.set(outer if outer is not None and outer.deadline <= limit.deadline else limit)
     try:
         yield
@@ -367,14 +390,14 @@ def time_limit(seconds: float) -> Iterator[None]:
         current_limit.reset(token)
 
 
-# --- the caller that may leave
+# --- callers that can disconnect
 
 
 class Caller(Protocol):
-    """Who waits for what an invocation answers and may leave before it is there: the client of a web request."""
+    """The caller that waits for an invocation and can disconnect before its end: the client of a web request."""
 
     def watch(self, leave: Callable[[Exception], None]) -> Callable[[], None]:
-        """Calls `leave(error)`, on any thread, when the caller leaves; what this returns ends the watch."""
+        """Call `leave(error)` on any thread when the caller disconnects. Return a function that stops watching."""
         ...
 
 
@@ -382,11 +405,11 @@ current_caller: ContextVar[Caller | None] = ContextVar("toolbox.caller", default
 
 
 class WhileCallerWaits:
-    """`with WhileCallerWaits():` around what an invocation awaits: if the caller leaves, that ends with its error.
+    """Context manager that ends the awaited code with the caller's error when the caller disconnects.
 
-    As with `asyncio.timeout`, the task is cancelled and the cancellation then replaced, here by what the caller gave.
-    Only the outermost invocation is ended so; those that its tools began are just cancelled with it. A stream enters
-    it around each step, since between two steps the task is its consumer's.
+    As in `asyncio.timeout`, the task is cancelled, and the `CancelledError` is replaced by the caller's error. Only the
+    outermost invocation gets this error; invocations of its tools are cancelled. A stream enters it for each step,
+    because between steps the task belongs to the stream's consumer.
     """
 
     __slots__ = ("_cancelling", "_end", "_error", "_loop", "_task")
@@ -415,7 +438,7 @@ class WhileCallerWaits:
         task, self._task = self._task, None
         if self._error is None or task is None:
             return
-        # Someone else may have cancelled the task as well, and then it stays cancelled.
+        # If other code cancelled the task as well, it stays cancelled.
         if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._error from error
 

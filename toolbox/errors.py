@@ -1,8 +1,8 @@
-"""Every error the library raises, and the `Problem`s a check reports.
+"""The errors of the library, and `Problem`, which configuration checks report.
 
-An error keeps its facts as attributes and in `args` (so that it can be pickled and copied); `__str__` writes the text,
-which ends with what to do. `FrameworkError`s are what the library says of itself: they always reach the caller, never
-a model. `ToolRetry` and `ToolAbort` are what a tool says, and so are no `ToolboxError`s.
+Errors keep their facts as attributes and can be pickled and copied. Their texts name the place, the fact and the fix.
+A `FrameworkError` always reaches the caller and is never sent to a model. Tools raise `ToolRetry` and `ToolAbort`,
+which are not `ToolboxError`s.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from .chat import Message, ToolExecutionRequest
 from .validation_text import brief
 
 Path: TypeAlias = str
-"""Where in a value something is wrong: `"city"`, `"stops.0.name"`, `""` for the whole."""
+"""The place of a problem in a value: `"city"`, `"stops.0.name"`, or `""` for the whole value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something a check found: the place, the fact, and the way out."""
+    """One configuration problem: `where` is the place, `what` the fact, `fix` what to do.
+
+    `str(problem)` is `"where: what; fix"`.
+    """
 
     where: str
     what: str
@@ -31,18 +34,18 @@ class Problem:
 
 
 class ToolboxError(Exception):
-    """The base of every error of this library."""
+    """Base class of the errors of this library."""
 
 
-class EndsInvocation(Exception):  # noqa: N818 - it marks errors of several kinds
-    """Marks the errors that end an invocation, and those around it: no handler and no interceptor keeps them back.
+class EndsInvocation(Exception):  # noqa: N818 - a base class of several kinds of errors
+    """Base class of errors that end the invocation and all outer ones: every `FrameworkError`, and `ToolAbort`.
 
-    What the framework raises about itself is one, `ToolAbort` another.
+    Error handlers do not get them.
     """
 
 
 class _Timeout(ToolboxError, TimeoutError):  # noqa: N818 - not public
-    """A `TimeoutError` that keeps all its facts: an `OSError` would keep no more than two of them."""
+    """A `TimeoutError` that pickles all its facts; `TimeoutError` alone, an `OSError`, keeps at most two arguments."""
 
     def __init__(self, *facts: object) -> None:
         super().__init__()
@@ -52,15 +55,15 @@ class _Timeout(ToolboxError, TimeoutError):  # noqa: N818 - not public
         return type(self), self._facts
 
 
-# --- what the framework says of itself
+# --- configuration and use of the framework
 
 
 class FrameworkError(ToolboxError, EndsInvocation):
-    """What the library says of itself: of its configuration and its use. Never handled, never sent to a model."""
+    """Base class of configuration and usage errors. They reach the caller and are never sent to a model."""
 
 
 class IllegalConfigurationError(FrameworkError):
-    """The program is put together wrongly; `.problems` has everything that is wrong."""
+    """The program's configuration is invalid; `.problems` lists all problems."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -74,9 +77,10 @@ class IllegalConfigurationError(FrameworkError):
 
 
 class MissingBeanError(FrameworkError):
-    """No bean provides what was asked for; `.near` names the beans that come close.
+    """No bean provides the requested type or name.
 
-    `.where` is the parameter that it was asked for, if it was for one. `.fix` says what to do, if not to register one.
+    `.near` has the names of similar beans, `.where` the parameter that needs the bean, if there is one, and `.fix` the
+    fix, if it is not to register a bean.
     """
 
     def __init__(self, wanted: str, near: Sequence[str] = (), where: str = "", fix: str = "") -> None:
@@ -87,12 +91,12 @@ class MissingBeanError(FrameworkError):
         place = f"{self.where}: " if self.where else ""
         near = f"; did you mean {' or '.join(self.near)}?" if self.near else ""
         fix = self.fix or "register one, or seed it into the request scope"
-        fix += ", or give the value" if self.where else ""
+        fix += ", or pass the argument yourself" if self.where else ""
         return f"{place}no bean provides {self.wanted}{near}; {fix}"
 
 
 class AmbiguousBeanError(FrameworkError):
-    """Several beans provide what was asked for; `.candidates` names them."""
+    """Several beans provide the requested type; `.candidates` has their names."""
 
     def __init__(self, wanted: str, candidates: Sequence[str]) -> None:
         super().__init__(wanted, tuple(candidates))
@@ -100,11 +104,11 @@ class AmbiguousBeanError(FrameworkError):
 
     def __str__(self) -> str:
         beans = ", ".join(self.candidates)
-        return f"{self.wanted} is provided by {beans}; ask for one of them by class or name, or bind() the one you mean"
+        return f"{self.wanted} is provided by {beans}; ask for one by its class or name, or choose one with bind()"
 
 
 class AsyncBeanError(FrameworkError):
-    """A bean has to be awaited and was asked for without; `.wanted` names it, `.path` the bean that must be awaited."""
+    """`get` was called for a bean that async code creates; `.path` leads from the bean to the async producer."""
 
     def __init__(self, wanted: str, path: str) -> None:
         super().__init__(wanted, path)
@@ -112,11 +116,11 @@ class AsyncBeanError(FrameworkError):
 
     def __str__(self) -> str:
         path = f" ({self.path})" if self.path != self.wanted else ""
-        return f"{self.wanted} is made by awaiting{path}; use `await aget(…)`"
+        return f"{self.wanted} is created by async code{path}; use `await aget(…)`"
 
 
 class ScopeNotActiveError(FrameworkError):
-    """A bean was asked for outside the scope it lives in, or in one that has ended."""
+    """A bean was requested outside its scope, or in a scope that has ended; `.reason` says which."""
 
     def __init__(self, wanted: str, reason: str) -> None:
         super().__init__(wanted, reason)
@@ -127,10 +131,10 @@ class ScopeNotActiveError(FrameworkError):
 
 
 class ContainerNotStartedError(FrameworkError):
-    """A container was used before it was started, or after it was stopped.
+    """A container was used before it was started or after it was stopped.
 
-    `.reason` is set in a process that was forked while the container was running: its event loop and its beans belong
-    to the parent.
+    `.reason` is set in a process that was forked while the container was running: its event loop and beans belong to
+    the parent process.
     """
 
     def __init__(self, what: str, reason: str = "") -> None:
@@ -141,16 +145,16 @@ class ContainerNotStartedError(FrameworkError):
         if self.reason:
             return (
                 f"{self.what}: {self.reason}; start the container in each process, after the fork "
-                "(`with container:` works here, and makes new beans)"
+                "(`with container:` works here and creates new beans)"
             )
         return (
             f"{self.what}: the container is not started; use it inside `async with container:` or `with container:` "
-            "(in a web application: while its lifespan runs, as inside `with TestClient(app)`)"
+            "(in a web application: while its lifespan runs; in tests: inside `with TestClient(app)`)"
         )
 
 
 class BlockingCallNotAllowedError(FrameworkError):
-    """A synchronous call that waits was made on a thread that runs an event loop."""
+    """A blocking call was made on a thread that runs an event loop."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -164,7 +168,7 @@ class BlockingCallNotAllowedError(FrameworkError):
 
 
 class MemoryInUseError(FrameworkError):
-    """A call that would wait for itself: a tool's, or a stream's reader's, in the conversation that it is part of."""
+    """A call would wait for itself: a tool, or the reader of a stream, called a service in its own conversation."""
 
     def __init__(self, service: str, memory_id: str) -> None:
         super().__init__(service, memory_id)
@@ -172,8 +176,8 @@ class MemoryInUseError(FrameworkError):
 
     def __str__(self) -> str:
         return (
-            f"conversation {self.memory_id!r} of {self.service} is in use by the call that this one is part of, or by "
-            "a stream that its caller still reads; use another memory id, or a service without a MemoryId parameter, "
+            f"conversation {self.memory_id!r} of {self.service} is in use by an outer call or by an open stream of the "
+            "same caller; use another memory id or a service without a MemoryId parameter, "
             "or close the stream first (`async with`, `aclose()`)"
         )
 
@@ -181,8 +185,13 @@ class MemoryInUseError(FrameworkError):
 # --- tools
 
 
-class ToolRetry(Exception):  # noqa: N818 - the contract's word
-    """Raised by a tool: what the model should know to try again. It becomes an error result; no handler sees it."""
+class ToolRetry(Exception):  # noqa: N818 - part of the public API
+    """Raise it in a tool to let the model try again.
+
+        raise ToolRetry("unknown room; call list_rooms first")
+
+    The model reads `text` as an error result. Error handlers do not get it.
+    """
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text)
@@ -190,23 +199,28 @@ class ToolRetry(Exception):  # noqa: N818 - the contract's word
 
 
 class ToolAbort(EndsInvocation):
-    """Raised by a tool: ends the invocation, and those around it, and reaches the caller unchanged."""
+    """Raise it, or a subclass, in a tool to end the invocation and all outer ones.
+
+        raise ToolAbort("the customer has no account")
+
+    The caller of the service gets the exception unchanged.
+    """
 
 
 class ToolArgumentsError(ToolboxError):
-    """A tool call's arguments cannot be used; `.problems` has a (path, message) for each fault."""
+    """The model called a tool with invalid arguments; `.problems` has a (path, message) pair for each problem."""
 
     def __init__(self, request: ToolExecutionRequest, problems: Sequence[tuple[Path, str]]) -> None:
         super().__init__(request, problems)
         self.request, self.problems = request, list(problems)
 
     def __str__(self) -> str:
-        faults = "; ".join(f"{path}: {message}" if path else message for path, message in self.problems)
-        return f"the arguments of tool {self.request.name!r} cannot be used: {faults}"
+        problems = "; ".join(f"{path}: {message}" if path else message for path, message in self.problems)
+        return f"invalid arguments for tool {self.request.name!r}: {problems}"
 
 
 class UnknownToolError(ToolboxError):
-    """The model asked for a tool that this call does not offer."""
+    """The model called a tool that is not offered in this call; `.tool_names` has the offered ones."""
 
     def __init__(self, request: ToolExecutionRequest, tool_names: Sequence[str]) -> None:
         super().__init__(request, tuple(tool_names))
@@ -214,11 +228,13 @@ class UnknownToolError(ToolboxError):
 
     def __str__(self) -> str:
         offered = ", ".join(self.tool_names) or "none"
-        return f"no tool {brief(self.request.name)!r}; offered: {offered}; add it to tools= or set on_unknown_tool="
+        return (
+            f"unknown tool {brief(self.request.name)!r}; offered: {offered}; add it to tools= or set on_unknown_tool="
+        )
 
 
 class ToolResultError(ToolboxError):
-    """A tool returned a value that cannot be written as JSON."""
+    """A tool returned a value that JSON cannot represent; `.reason` says why."""
 
     def __init__(self, tool: str, type_name: str, reason: str) -> None:
         super().__init__(tool, type_name, reason)
@@ -228,7 +244,7 @@ class ToolResultError(ToolboxError):
         if "surrogate" in self.reason:
             return (
                 f"the result of tool {self.tool!r} contains a lone surrogate, which is not a valid character "
-                f"({self.reason}); decode the bytes that it was read from with errors='replace', or use "
+                f"({self.reason}); decode the original bytes with errors='replace', or use "
                 "text.encode(errors='replace').decode()"
             )
         return (
@@ -238,7 +254,7 @@ class ToolResultError(ToolboxError):
 
 
 class ToolTimeoutError(_Timeout):
-    """A tool took longer than its `timeout`, in seconds."""
+    """A tool took longer than its `timeout` (seconds)."""
 
     def __init__(self, tool: str, timeout: float) -> None:
         super().__init__(tool, timeout)
@@ -249,7 +265,10 @@ class ToolTimeoutError(_Timeout):
 
 
 class TranscriptError(ToolboxError, ValueError):
-    """A text is no stored conversation or specification, or one cannot be stored; `.path` says where, `.what` why."""
+    """A text is not a stored conversation or specification, or a conversation cannot be stored.
+
+    `.path` is the place in the JSON, `.what` the problem.
+    """
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(path, what)
@@ -257,25 +276,26 @@ class TranscriptError(ToolboxError, ValueError):
 
     def __str__(self) -> str:
         place = f"{self.path} " if self.path else ""
-        return f"{place}{self.what}; use what messages_to_json or specification_to_json writes, with JSON attributes"
+        return f"{place}{self.what}; use only text from messages_to_json or specification_to_json, with JSON attributes"
 
 
 # --- services
 
 
 class ToolRoundsExceededError(ToolboxError):
-    """The model went on asking for tools; `.transcript` has the messages up to and including its last reply."""
+    """The model called tools in more rounds than allowed; `.transcript` has the messages including its last reply."""
 
     def __init__(self, limit: int, transcript: Sequence[Message] = ()) -> None:
         super().__init__(limit, tuple(transcript))
         self.limit, self.transcript = limit, tuple(transcript)
 
     def __str__(self) -> str:
-        return f"the model asked for tools again after {self.limit} rounds; raise max_tool_rounds= or change the prompt"
+        rounds = f"{self.limit} round{'' if self.limit == 1 else 's'}"
+        return f"the model asked for more tools after {rounds}; raise max_tool_rounds= or change the prompt"
 
 
 class ToolCallsLimitExceededError(ToolboxError):
-    """A reply asked for too many tools at once; none of them ran. `.transcript` ends with that reply."""
+    """One reply contained too many tool calls; none of them ran. `.transcript` ends with that reply."""
 
     def __init__(self, limit: int, attempted: int, transcript: Sequence[Message] = ()) -> None:
         super().__init__(limit, attempted, tuple(transcript))
@@ -283,27 +303,30 @@ class ToolCallsLimitExceededError(ToolboxError):
 
     def __str__(self) -> str:
         return (
-            f"the model asked for {self.attempted} tools in one reply, more than the {self.limit} allowed; "
+            f"the model asked for {self.attempted} tools in one reply; the limit is {self.limit}; "
             "raise max_tool_calls_per_response="
         )
 
 
 class OutputParsingError(ToolboxError):
-    """A reply is not what the method returns; `.text` is the reply, `.problems` a (path, message) for each fault."""
+    """A reply does not match the method's return type.
+
+    `.text` is the reply; `.problems` has a (path, message) pair for each problem.
+    """
 
     def __init__(self, text: str, problems: Sequence[tuple[Path, str]]) -> None:
         super().__init__(text, problems)
         self.text, self.problems = text, list(problems)
 
     def __str__(self) -> str:
-        faults = "; ".join(f"{path}: {message}" if path else message for path, message in self.problems)
+        problems = "; ".join(f"{path}: {message}" if path else message for path, message in self.problems)
         excerpt = self.text if len(self.text) <= 200 else f"{self.text[:200]}…"
-        fix = "make the type simpler, describe its fields, or raise max_output_retries="
-        return f"the model's reply is not of the declared type ({faults}); {fix}; it was: {excerpt}"
+        fix = "simplify the type, describe its fields, or raise max_output_retries="
+        return f"the model's reply does not match the declared type ({problems}); {fix}; the reply: {excerpt}"
 
 
 class InvocationTimeoutError(_Timeout):
-    """A call of a service took longer than its limit; `.limit` is in seconds."""
+    """A service call took longer than its limit; `.limit` is in seconds."""
 
     def __init__(self, service: str, method: str, limit: float) -> None:
         super().__init__(service, method, limit)
@@ -314,7 +337,7 @@ class InvocationTimeoutError(_Timeout):
 
 
 class InvalidMemoryIdError(ToolboxError, ValueError):
-    """A memory id that no store can keep; `.reason` says why. No store was asked."""
+    """Memory stores cannot keep this memory id; `.reason` says why. It is raised before any store is used."""
 
     def __init__(self, service: str, memory_id: str, reason: str) -> None:
         super().__init__(service, memory_id, reason)
@@ -325,7 +348,7 @@ class InvalidMemoryIdError(ToolboxError, ValueError):
 
 
 class MemoryLeaseLostError(ToolboxError):
-    """A call was not kept: its conversation had meanwhile gone to another process, for its lease ran out."""
+    """A call was not saved, because this process lost its lease on the conversation during the call."""
 
     def __init__(self, service: str, memory_id: str) -> None:
         super().__init__(service, memory_id)
@@ -333,8 +356,8 @@ class MemoryLeaseLostError(ToolboxError):
 
     def __str__(self) -> str:
         return (
-            f"conversation {self.memory_id!r} of {self.service} was not written: this process could not renew its "
-            "lease in time, and another may be in it now; ask again, or give the memory store a longer lease="
+            f"conversation {self.memory_id!r} of {self.service} was not saved: this process could not renew its lease "
+            "in time, so another process may use it now; call again, or give the memory store a longer lease="
         )
 
 
@@ -342,7 +365,7 @@ class MemoryLeaseLostError(ToolboxError):
 
 
 class TransactionRolledBackError(ToolboxError):
-    """A `@transactional` call ended well, and yet nothing of it was kept; `.reason` says why."""
+    """A `@transactional` call succeeded, but its changes were rolled back; `.reason` says why."""
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(what, reason)
@@ -356,7 +379,7 @@ class TransactionRolledBackError(ToolboxError):
 
 
 class ModelError(ToolboxError):
-    """A model did not answer, or not usably."""
+    """Base class of model errors: no reply, or an unusable one."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -367,7 +390,10 @@ class ModelError(ToolboxError):
 
 
 class ModelHttpError(ModelError):
-    """The server said no: `.status`, `.message` (the server's own), `.body` (an excerpt), `.request_id`."""
+    """The model server answered with an HTTP error status.
+
+    `.status`, `.message` (the server's text), `.body` (an excerpt), `.request_id` (if the server sent one).
+    """
 
     def __init__(self, status: int, message: str, body: str = "", request_id: str | None = None) -> None:
         super().__init__(message)
@@ -380,7 +406,7 @@ class ModelHttpError(ModelError):
 
 
 class ModelProtocolError(ModelError):
-    """What came back is no chat reply: `.body` has an excerpt of it."""
+    """The model server's response is not a chat reply; `.body` is an excerpt of it."""
 
     def __init__(self, message: str, body: str = "", status: int | None = None, request_id: str | None = None) -> None:
         super().__init__(message)
@@ -389,29 +415,29 @@ class ModelProtocolError(ModelError):
 
     def __str__(self) -> str:
         request = f" (request {self.request_id})" if self.request_id else ""
-        excerpt = f"; it began: {self.body}" if self.body else ""
+        excerpt = f"; the response begins: {self.body}" if self.body else ""
         return f"{self.message}{request}{excerpt}"
 
 
 class ModelConnectionError(ModelError):
-    """The server could not be reached, or the connection broke."""
+    """The model server cannot be reached, or the connection broke."""
 
 
 class ModelTimeoutError(ModelError, TimeoutError):
-    """The server did not answer in time."""
+    """The model server did not answer in time."""
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.message,)
 
 
 class ModelRefusedError(ModelError):
-    """The model refused, and said nothing else; the message is its refusal."""
+    """The model refused to answer; the message is its refusal."""
 
 
 class ModelTruncatedError(ModelError):
-    """The reply was cut at the token limit inside a tool call or a structured answer, or before it said anything.
+    """The token limit cut the reply: inside a tool call or structured answer, or before any text.
 
-    `.text` is what came.
+    `.text` is the part that arrived.
     """
 
     def __init__(self, message: str, text: str = "") -> None:
@@ -424,7 +450,10 @@ class ModelTruncatedError(ModelError):
 
 
 class RestClientError(ToolboxError):
-    """A REST call failed; `.status` is None when there was no reply, `.body` is an excerpt of it."""
+    """A REST call failed.
+
+    `.url`; `.status` (None without a reply); `.body` (an excerpt of the reply).
+    """
 
     def __init__(self, message: str, url: str, status: int | None = None, body: str = "") -> None:
         super().__init__(message, url, status, body)
@@ -437,11 +466,11 @@ class RestClientError(ToolboxError):
 
 
 class RestTimeoutError(RestClientError, TimeoutError):
-    """A REST service did not answer in time."""
+    """A REST server did not answer in time."""
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.message, self.url, self.status, self.body)
 
 
 class RestDecodeError(RestClientError):
-    """A REST service's reply is not of the declared type."""
+    """A REST server's reply does not match the declared return type."""

@@ -1,7 +1,7 @@
-"""What happened in an invocation, as data, and who is told of it: `EventListener`.
+"""Events of invocations, and `EventListener`, which receives them.
 
-Events are told as they happen, in the context in which it happens. Not here: who tells them (`tools.pipeline`,
-`services.layers`), the events of a stream (`chat`), listeners that log (`logs`) or trace (`otel`).
+Listeners are called immediately, in the context of the code that causes the event. Not here: sending the events
+(`tools.pipeline`, `services.layers`), stream events (`chat`), listeners for logs (`logs`) and traces (`otel`).
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ logger = logging.getLogger("toolbox.events")
 
 @dataclass(frozen=True, slots=True)
 class InvocationEvent:
-    """Something that happened in an invocation.
+    """Base class of all events. `context` is the invocation.
 
-    The events of one tool call have one context object, in which `request` is set; all others have the invocation's.
+    The events of a tool call share one context object, whose `request` is the tool call.
     """
 
     context: InvocationContext
 
     is_end: ClassVar[bool] = False
-    """Whether it ends what another event has begun."""
+    """True for events that end an operation, such as `ToolExecutedEvent`."""
 
     @property
     def invocation_id(self) -> str:
-        """Names the invocation: the same in all its events, and in no other's."""
+        """Return the id of the invocation, which all its events share."""
         return self.context.invocation_id
 
     @property
     def outer_invocation_id(self) -> str | None:
-        """Names the invocation that this one was begun in, as when a service is another's tool."""
+        """Return the id of the invocation that started this one, for example when a service is a tool, or None."""
         return self.context.outer_invocation_id
 
 
@@ -54,15 +54,15 @@ class InvocationEvent:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStartedEvent(InvocationEvent):
-    """A service method was called; it has not waited for its conversation yet."""
+    """A service method was called. It may still wait for its conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceCompletedEvent(InvocationEvent):
-    """The call has ended well, and its conversation is written.
+    """A service call succeeded, and its conversation is saved.
 
-    `response` is the model's last, `value` what the method returns, `token_usage` is summed over the call's replies
-    (None when no reply had one), `duration` is in seconds.
+    `response` is the model's last response, `value` the method's return value, `token_usage` the sum of all responses
+    of the call (None if no response had a usage), `duration` is in seconds.
     """
 
     response: ChatResponse
@@ -76,7 +76,10 @@ class ServiceCompletedEvent(InvocationEvent):
 
 @dataclass(frozen=True, slots=True)
 class ServiceFailedEvent(InvocationEvent):
-    """The call has failed; `asyncio.CancelledError` when it was cancelled or its stream was left."""
+    """A service call failed. `error` is `asyncio.CancelledError` if the call was cancelled or its stream was closed.
+
+    `duration` is in seconds.
+    """
 
     error: BaseException
     duration: float
@@ -89,7 +92,7 @@ class ServiceFailedEvent(InvocationEvent):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequestEvent(InvocationEvent):
-    """A model is asked."""
+    """A model request starts. `streaming` is True for a streaming request."""
 
     request: ChatRequest
     model: ChatModel
@@ -97,14 +100,14 @@ class ModelRequestEvent(InvocationEvent):
 
     @property
     def model_name(self) -> str:
-        """What the model is called: its `model`, else the name of its class."""
+        """Return the model's name: its attribute `model`, otherwise the name of its class."""
         name = getattr(self.model, "model", None)
         return name if isinstance(name, str) else type(self.model).__name__
 
 
 @dataclass(frozen=True, slots=True)
 class ModelResponseEvent(InvocationEvent):
-    """The model has answered; durations in seconds. `time_to_first_chunk` is None where nothing was streamed."""
+    """A model responded. Durations are in seconds; `time_to_first_chunk` is None for requests without streaming."""
 
     request: ChatRequest
     response: ChatResponse
@@ -116,7 +119,7 @@ class ModelResponseEvent(InvocationEvent):
 
 @dataclass(frozen=True, slots=True)
 class ModelFailedEvent(InvocationEvent):
-    """The model has not answered."""
+    """A model request failed. `duration` is in seconds."""
 
     request: ChatRequest
     error: BaseException
@@ -130,7 +133,7 @@ class ModelFailedEvent(InvocationEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolStartedEvent(InvocationEvent):
-    """A tool is called; `specification` is None when there is none of this name."""
+    """A tool call starts. `specification` is None for an unknown tool."""
 
     request: ToolExecutionRequest
     specification: ToolSpecification | None
@@ -138,7 +141,7 @@ class ToolStartedEvent(InvocationEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolExecutedEvent(InvocationEvent):
-    """The call has a result, which the model is told; `error` is what the tool raised, if it did."""
+    """A tool call has a result for the model. `error` is the exception of the tool, or None."""
 
     execution: ToolExecution
     error: Exception | None
@@ -148,7 +151,7 @@ class ToolExecutedEvent(InvocationEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolFailedEvent(InvocationEvent):
-    """The call has no result: what it raised ends the invocation, or it was cancelled."""
+    """A tool call has no result: its exception ends the invocation, or it was cancelled. `duration` is in seconds."""
 
     request: ToolExecutionRequest
     error: BaseException
@@ -162,38 +165,42 @@ class ToolFailedEvent(InvocationEvent):
 
 @dataclass(frozen=True, slots=True)
 class MemoryWrittenEvent(InvocationEvent):
-    """The conversation `context.memory_id` was written; `messages` is all that is kept of it now."""
+    """The conversation `context.memory_id` was saved; `messages` is its new content."""
 
     messages: tuple[Message, ...]
 
 
-# --- who is told
+# --- listeners
 
 
 class EventListener(Protocol):
-    """Is told of all that happens. A bean that is one is told by its container; register as many as you like.
+    """Receives the events of all invocations of a container. Implement it in a bean; register any number of listeners.
 
-    It is called where things happen, on the event loop, so it must be quick. It runs in the context in which the
-    service or the tool runs: context variables it sets when something starts are seen by what runs inside, and it
-    resets them when told of the end. What it raises is logged, and changes nothing.
+        @application_scoped
+        class Metrics(EventListener):
+            def on_event(self, event: InvocationEvent) -> None: ...
+
+    `on_event` runs on the event loop and must return quickly. It runs in the context of the service or tool: context
+    variables that it sets at the start of an operation are visible inside, and it can reset them at the end. Its
+    exceptions are logged and have no other effect.
     """
 
     def on_event(self, event: InvocationEvent) -> None:
-        """Something has happened."""
+        """Handle `event`."""
         ...
 
 
 class Listeners:
-    """Those who are told. The end of something is told in reverse, so that each undoes what it did last."""
+    """Sends events to the registered listeners; end events in reverse order, so that listeners can be nested."""
 
     def __init__(self, listeners: Iterable[EventListener]) -> None:
         self._listeners = tuple(listeners)
 
     def tell(self, event: InvocationEvent) -> None:
-        """Tells all of them."""
+        """Send `event` to all listeners."""
         for each in reversed(self._listeners) if event.is_end else self._listeners:
             try:
                 each.on_event(event)
             except Exception:
                 name = type(each).__name__
-                logger.exception("%s.on_event failed on a %s; nothing else has", name, type(event).__name__)
+                logger.exception("%s.on_event failed on %s; the call continues", name, type(event).__name__)

@@ -1,6 +1,6 @@
-"""Invocations in the program's logs: a listener that logs what happens, a filter that says which invocation logs.
+"""Logging of invocations: a listener that logs events, and a filter that adds the invocation to log records.
 
-Both put facts on the records as attributes, where a formatter for structured logs finds them. Not here: spans (`otel`).
+Both set attributes of the log records, for formatters of structured logs. Not here: traces and metrics (`otel`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Facts = Mapping[str, Any]
 
 
 def invocation_facts(context: InvocationContext | None) -> dict[str, Any]:
-    """Which invocation it is, under the names that log records have; all None outside of one."""
+    """Return the log record attributes of an invocation; all are None without an invocation."""
     if context is None:
         return dict.fromkeys(("invocation_id", "outer_invocation_id", "service", "method", "tool"))
     return {
@@ -45,25 +45,30 @@ def invocation_facts(context: InvocationContext | None) -> dict[str, Any]:
 
 
 class InvocationLogFilter(logging.Filter):
-    """Put on a handler, gives each record `invocation_id`, `outer_invocation_id`, `service`, `method` and `tool`.
+    """Adds the current invocation to log records. Add it to a log handler.
 
-    They say in which invocation, and in which tool call of it, the program has logged; None outside of one.
+        handler.addFilter(InvocationLogFilter())
+
+    Sets `invocation_id`, `outer_invocation_id`, `service`, `method` and `tool`; None outside of an invocation.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets every record pass."""
+        """Add the attributes and return True."""
         for name, value in invocation_facts(InvocationContext.current()).items():
-            if not hasattr(record, name):  # what the program says itself stays
+            if not hasattr(record, name):  # keep attributes that the program set
                 setattr(record, name, value)
         return True
 
 
 class LoggingListener(EventListener):
-    """Logs each event: its facts in the text, and as attributes of the record.
+    """Logs each event of service calls, model requests and tool calls. Register it as a bean.
 
-    Those are `event`, what `InvocationLogFilter` gives, and by event `duration` (seconds), `input_tokens`,
-    `output_tokens`, `finish_reason`, `model`, `messages` and `tool_calls` (how many), `is_error`, `error_type`. Nothing
-    of what was asked or answered is logged, nor the text of an error. A failure is a warning, a cancellation is not.
+        container.register(LoggingListener)
+
+    The records have the attributes `event`, those of `InvocationLogFilter`, and depending on the event `duration`
+    (seconds), `input_tokens`, `output_tokens`, `finish_reason`, `model`, `messages` and `tool_calls` (counts),
+    `is_error`, `error_type`. Messages, arguments, results and error texts are not logged. Failures are logged as
+    warnings, cancellations at `level`.
     """
 
     def __init__(self, logger: logging.Logger | str = "toolbox.invocations", level: int = logging.INFO) -> None:
@@ -71,25 +76,25 @@ class LoggingListener(EventListener):
         self._level = level
 
     def on_event(self, event: InvocationEvent) -> None:
-        """See `EventListener`."""
+        """Log `event`."""
         name, facts = _facts_of(event)
         failed = facts.get("error_type") not in (None, "CancelledError")
         level = max(self._level, logging.WARNING) if failed else self._level
         if not self._logger.isEnabledFor(level):
             return
         where = invocation_facts(event.context)
-        if _is_made_up(event):
+        if _is_unknown_tool(event):
             where["tool"] = None
-        told = " ".join(f"{key}={_short(value)}" for key, value in facts.items() if value is not None)
+        details = " ".join(f"{key}={_formatted(value)}" for key, value in facts.items() if value is not None)
         what = f"{where['service']}.{where['method']}" + (f" {where['tool']}" if where["tool"] else "")
         extra = {"event": name, **where, **facts}
         self._logger.log(
-            level, "%s: %s [%s] %s", name, for_line(what), where["invocation_id"], for_line(told), extra=extra
+            level, "%s: %s [%s] %s", name, for_line(what), where["invocation_id"], for_line(details), extra=extra
         )
 
 
-def _is_made_up(event: InvocationEvent) -> bool:
-    """Whether it is of a tool there is none of: its name is only what a model has said."""
+def _is_unknown_tool(event: InvocationEvent) -> bool:
+    """Return True for an event of an unknown tool: the model invented its name, which is not logged."""
     match event:
         case ToolStartedEvent(specification=specification):
             return specification is None
@@ -98,7 +103,7 @@ def _is_made_up(event: InvocationEvent) -> bool:
     return False
 
 
-def _short(value: Any) -> str:
+def _formatted(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 

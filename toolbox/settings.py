@@ -1,7 +1,7 @@
-"""What the environment says: limits, named models and REST keys, under the prefix `TOOLBOX_`.
+"""Settings from environment variables named `TOOLBOX_…`: limits, models, REST clients, MCP servers, databases.
 
-The home of pydantic_settings, which is why nobody imports this module before it is needed. Not here: which model a
-service gets (`models.selection`), what a REST client does with its settings (`rest`).
+Imported lazily, because pydantic_settings is slow to import. Not here: selecting a service's model
+(`models.selection`), applying the settings of a REST client (`rest`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .validation_text import HIDDEN
 
 
 def settings_key(name: str) -> str:
-    """How a model's or a REST client's name stands in the environment: lower case here, `-` and `.` as `_`."""
+    """Return a name as settings use it: lower case, with `_` for `-` and `.`."""
     return name.replace("-", "_").replace(".", "_").lower()
 
 
@@ -44,7 +44,7 @@ def _names(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
-"""Several names: a list, or one text with commas. In the environment also a JSON list."""
+"""A list of names, or a string with commas between them. Environment variables can also contain a JSON list."""
 
 
 def _shown_url(url: str) -> str:
@@ -53,7 +53,7 @@ def _shown_url(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return HIDDEN
-    # Where the text is not a URL of a host, or a password has an unescaped `/`, `?` or `#`, it may be anywhere.
+    # Not a URL with a host, or a password with an unescaped `/`, `?` or `#`: the secret can be anywhere in the text.
     if not parts.scheme or not parts.netloc or "@" in url.partition(parts.netloc)[2]:
         return HIDDEN
     query = f"?{HIDDEN}" if parts.query or parts.fragment else ""
@@ -61,14 +61,14 @@ def _shown_url(url: str) -> str:
 
 
 def _shown_mcp_url(url: str) -> str:
-    """Return the host of an MCP server's URL: hosted servers are often given a URL with a key in its path."""
+    """Return only the host of an MCP server's URL: URLs of hosted servers often have a key in the path."""
     shown = _shown_url(url)
     parts = urlsplit(shown)
     return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if parts.path.strip("/") and parts.netloc else shown
 
 
 class _Section(BaseModel):
-    # A misspelt key is an error; an error shows no value, which may be a secret.
+    # Misspelt keys are errors. Errors do not show values, which can be secrets.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=())
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
@@ -76,7 +76,7 @@ class _Section(BaseModel):
             show = self._shown.get(name or "") if value and not isinstance(value, SecretStr) else None
             yield name, value if show is None else show(value)
 
-    # How a setting is shown that is not a secret as a whole, but often holds one.
+    # How to show settings that are not secrets but often contain one.
     _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {
         "base_url": _shown_url,
         "url": _shown_url,
@@ -88,9 +88,9 @@ class _Section(BaseModel):
 
 
 class ModelSettings(_Section):
-    """One named model, `TOOLBOX_MODELS__<NAME>__<FIELD>`; times in seconds.
+    """Settings of one named model: `TOOLBOX_MODELS__<NAME>__<FIELD>`. Times are in seconds.
 
-    `provider` says which kind of server it is (`models.providers`); the other fields are what `OpenAiSettings` has.
+    `provider` is the kind of model server (`models.providers`). The other fields are those of `OpenAiSettings`.
     """
 
     provider: str = "openai"
@@ -121,14 +121,17 @@ class ModelSettings(_Section):
 
 
 class RestSettings(_Section):
-    """One REST client: `TOOLBOX_REST__<KEY>__<FIELD>`; times in seconds.
+    """Settings of one REST client: `TOOLBOX_REST__<KEY>__<FIELD>`. Times are in seconds.
 
-    `timeout` is for one request, from the connection to the end of its body; `connect_timeout` for the first part of
-    it. `retries` are for idempotent methods: on connection errors, 502, 503, 504, and 429 with `Retry-After`.
-    `max_reply_bytes` limits the body of a reply, counted after decoding; in a stream, each piece. `verify` is False,
-    or a file with certificates to trust; `client_certificate` a PEM file with key and certificate. An `api_key` goes
-    into the header `api_key_header`, or into the query as `api_key_query`. `proxy` is a URL; without one the
-    environment's is taken if `trust_environment`. `log`: a line per request at INFO, not DEBUG.
+    - `timeout`: limit of one request, from connecting to the end of the body. `connect_timeout`: limit of connecting.
+    - `retries`: for idempotent methods, on connection errors, 502, 503, 504, and 429 with `Retry-After`.
+      `retry_max_wait`: longest pause before a retry.
+    - `max_reply_bytes`: limit of a reply's body after decoding; in a stream, of each item.
+    - `verify`: False, or a file with trusted certificates. `client_certificate`: PEM file with key and certificate.
+    - `api_key`: sent in the header `api_key_header`, or in the query parameter `api_key_query` if that is set.
+    - `proxy`: URL of a proxy. Without it, `trust_environment` uses the environment's proxy settings.
+    - `propagate_headers`: headers that are copied from the incoming request.
+    - `log`: log each request at level INFO instead of DEBUG.
     """
 
     url: str | None = None
@@ -157,12 +160,13 @@ class RestSettings(_Section):
 
 
 class SqlSettings(_Section):
-    """The database of `toolbox.sql`, `TOOLBOX_SQL__<FIELD>`; times in seconds.
+    """Settings of the database of `toolbox.sql`: `TOOLBOX_SQL__<FIELD>`. Times are in seconds.
 
-    `url` is SQLAlchemy's; without a driver in it, an installed one is taken. `pool_size` connections are kept, and up
-    to `max_overflow` more opened; who finds none free waits for `pool_timeout`. `pool_recycle`: a connection older than
-    this is replaced. `pool_pre_ping`: each connection is tested before use, and replaced if the server has closed it.
-    `echo`: statements are logged.
+    - `url`: SQLAlchemy URL. Without a driver in the URL, an installed driver is used.
+    - `pool_size`: connections that stay open. `max_overflow`: additional connections under load. `pool_timeout`:
+      longest wait for a free connection. `pool_recycle`: maximum age of a connection.
+    - `pool_pre_ping`: test each connection before use, and replace it if the server closed it.
+    - `echo`: log SQL statements.
     """
 
     url: SecretStr | None = None
@@ -175,18 +179,19 @@ class SqlSettings(_Section):
 
 
 class RedisSettings(_Section):
-    """The server of `toolbox.redis`, `TOOLBOX_REDIS__<FIELD>`: `url` as `redis://host:6379/0`."""
+    """Settings of the server of `toolbox.redis`: `TOOLBOX_REDIS__<FIELD>`. `url` is `redis://host:6379/0`."""
 
     url: SecretStr | None = None
 
 
 class McpSettings(_Section):
-    """One MCP server: `TOOLBOX_MCP__<NAME>__<FIELD>`; times in seconds.
+    """Settings of one MCP server: `TOOLBOX_MCP__<NAME>__<FIELD>`. Times are in seconds.
 
-    A server over stdio has a `command` with `args`, `env` and `cwd`; one over HTTP a `url` with `headers`. `timeout` is
-    for one call, `connect_timeout` for starting or reaching the server. Of its tools those in `include` are offered,
-    else all, without those in `exclude` (names, or patterns such as `read_*`); under `names`, else after `prefix`.
-    `max_reply_bytes` limits a message of the server, counted after decoding.
+    - `command`, `args`, `env`, `cwd`: a server over stdio. `url`, `headers`: a server over HTTP.
+    - `timeout`: limit of one call. `connect_timeout`: limit of starting or reaching the server.
+    - `include`, `exclude`: names of tools, or patterns such as `read_*`. Without `include`, all tools are offered.
+    - `names`: new names for tools. `prefix`: prefix for all other names.
+    - `max_reply_bytes`: limit of one message of the server after decoding.
     """
 
     _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {**_Section._shown, "url": _shown_mcp_url}
@@ -207,13 +212,20 @@ class McpSettings(_Section):
 
 
 class ToolboxSettings(BaseSettings):
-    """The library's settings; each may be given here, else as `TOOLBOX_<FIELD>`, nested ones with `__`.
+    """Settings of the library. Arguments override the environment variables `TOOLBOX_<FIELD>`; nested fields use `__`.
 
-    `pool_size`: threads for blocking tools. `thread_limit`: threads of `@run_on_thread`. `stop_timeout` and
-    `slow_call_warning` in seconds. `max_result_chars`: a longer tool result is cut; None: never.
-    `max_tool_rounds`, `max_tool_calls_per_response` and `timeout` (seconds) limit the calls of every service that does
-    not set its own limit.
-    `dev_ui_token` opens the dev UI, of 8 characters or more; without one each start prints a new one.
+        Container(settings=ToolboxSettings(timeout=30, max_tool_rounds=5))
+
+    - `pool_size`: threads for blocking tools. `thread_limit`: threads of `@run_on_thread`.
+    - `stop_timeout`: seconds that running calls have when the container stops.
+    - `slow_call_warning`: seconds after which a call that blocks the event loop is logged.
+    - `max_result_chars`: longer tool results are truncated; None means no limit.
+    - `max_concurrent_tools`: tools of one reply that run at the same time.
+    - `max_tool_rounds`, `max_tool_calls_per_response`, `timeout` (seconds): limits of service calls, for services that
+      do not set their own.
+    - `demo`: use the demo model where no model is configured.
+    - `dev_ui_token`: token of the dev UI, at least 8 characters. Without it, each start prints a new token.
+    - `models`, `rest`, `mcp`, `sql`, `redis`: settings of models, REST clients, MCP servers and databases.
     """
 
     model_config = SettingsConfigDict(

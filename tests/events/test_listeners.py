@@ -368,7 +368,7 @@ async def test_a_listener_that_raises_is_logged_and_changes_nothing(caplog: pyte
 
     assert result.content == "fine"
     assert len(journal.events) == 8
-    assert caplog.records[0].getMessage() == "Broken.on_event failed on a ServiceStartedEvent; nothing else has"
+    assert caplog.records[0].getMessage() == "Broken.on_event failed on ServiceStartedEvent; the call continues"
     assert len(caplog.records) == 8
 
 

@@ -582,7 +582,7 @@ async def test_an_unknown_tool_is_raised_or_told(bench: Bench) -> None:
     request = ToolExecutionRequest("1", "extract_town", "{}")
     tools = {"a": tool_in(failing(ValueError())), "b": tool_in(failing(ValueError()))}
 
-    with pytest.raises(Exception, match="no tool 'extract_town'; offered: a, b"):
+    with pytest.raises(Exception, match="unknown tool 'extract_town'; offered: a, b"):
         await execute_tool(request, bench.environment(tools))
     bench.failures = ToolErrors(on_unknown_tool=return_to_model)
     outcome = await execute_tool(request, bench.environment(tools))

@@ -129,10 +129,12 @@ class McpServers:
 
 
 def mcp_toolbox(*names: str) -> Callable[[D], D]:
-    """Offer the tools of these MCP servers to a service method, or to all methods of a class. No names: all servers.
+    """Offer the tools of these MCP servers to a service method, or to all methods of a service class.
 
-    @mcp_toolbox("files")
-    async def chat(self, question: str) -> str: ...
+        @mcp_toolbox("files")
+        async def chat(self, question: str) -> str: ...
+
+    Without names, the tools of all servers are offered.
     """
     return provided_by(mcp_tools(*names))
 
