@@ -426,7 +426,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         IllegalConfigurationError,
         (
             "endpoint ask, parameter 'librarian': Librarian is a bean, and FastAPI would look for it in the request; "
-            "write `librarian: Inject[Librarian]`, with `from toolbox_fastapi import Inject`"
+            "write `librarian: Inject[Librarian]`, with `from toolbox import Inject`"
         ),
     ),
     (
@@ -531,7 +531,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         an_address_without_http,
         IllegalConfigurationError,
-        "OpenAiChatModel('m'): its address does not begin with http:// or https://; mend base_url=",
+        "OpenAiChatModel('m'): its address does not begin with http:// or https://; set base_url=",
     ),
     (
         a_session_of_the_other_kind,
