@@ -35,6 +35,7 @@ from toolbox import (
     non_blocking,
     tool_executor_from,
 )
+from toolbox.container import internals_of
 from toolbox.events import Listeners
 from toolbox.execution import LoopRunner, Workers
 from toolbox.tools.pipeline import ToolEnvironment, execute_tool
@@ -88,7 +89,7 @@ def in_a_service(container: Container, function: Any, *listeners: EventListener)
     environment = ToolEnvironment(
         {tool.name: tool},
         InvocationContext(Container, "chat"),
-        container,
+        internals_of(container).host.scope,
         LoopRunner(Workers()),
         ToolErrors(),
         listeners=Listeners(listeners) if listeners else None,

@@ -26,6 +26,14 @@ T = TypeVar("T")
 class Runner(Protocol):
     """Runs the parts of one invocation where they belong."""
 
+    def is_on_loop(self, execution: Execution) -> bool:
+        """Return True if such a call needs no other place than the task that it is asked for in."""
+        ...
+
+    def warn_if_slow(self, label: str, began: float) -> None:
+        """Warn once for each `label` if a call that began at `began` (`time.perf_counter`) held the loop for long."""
+        ...
+
     async def run(
         self,
         execution: Execution,
@@ -77,6 +85,11 @@ class LoopRunner:
 
     def __init__(self, workers: Workers, blocking_on: Executor | None = None) -> None:
         self._workers, self._blocking_on = workers, blocking_on
+        self.warn_if_slow = workers.warn_if_slow
+
+    def is_on_loop(self, execution: Execution) -> bool:
+        """See `Runner.is_on_loop`."""
+        return execution.is_coroutine or execution.model is ExecutionModel.NON_BLOCKING
 
     async def run(
         self,
@@ -186,6 +199,10 @@ class CallerRunner(LoopRunner):
         # A thread of a user's executor keeps its name.
         self._rename_caller = not self._caller_works_for and not is_of_an_executor(threading.current_thread())
         self.together = self.has_deadline = False
+
+    def is_on_loop(self, execution: Execution) -> bool:
+        """See `Runner.is_on_loop`."""
+        return execution.is_coroutine
 
     async def run(
         self,

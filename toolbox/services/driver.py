@@ -15,6 +15,7 @@ from typing import Any
 
 from ..chat import (
     BeforeToolExecution,
+    ChatResponse,
     CompleteResponse,
     CompleteToolCall,
     IntermediateResponse,
@@ -57,7 +58,8 @@ async def perform_model(effect: CallModel, invocation: Invocation) -> ModelRepli
     """Ask the model; in a stream, hand the pieces of its reply over as they come."""
     model, request = invocation.model, effect.request
     if invocation.pieces is None:
-        return ModelReplied(response_of(model, await model.chat(request)))
+        response = await model.chat(request)
+        return ModelReplied(response if type(response) is ChatResponse else response_of(model, response))
     async with aclosing(answer_stream(model, request)) as events:
         async for event in events:
             if isinstance(event, CompleteResponse):

@@ -191,7 +191,7 @@ class Invocation:
             context=self.context,
             scope=host.scope,
             runner=self.runner,
-            failures=plan.failures.over(host.failures),
+            failures=plan.failures.over(host.failures) if plan.has_handlers else host.failures,
             max_result_chars=plan.call_limits.max_result_chars,
             listeners=host.listeners,
         )

@@ -150,12 +150,14 @@ class MethodPlan:
     layers: Layers = Layers()
     where: str = field(init=False)
     is_async: bool = field(init=False)
+    has_handlers: bool = field(init=False)
     rules: Rules = field(init=False)
 
     def __post_init__(self) -> None:
         """Decide what is the same for all calls.
 
-        `where` names the method in problems and errors; `is_async`: its caller awaits, or iterates asynchronously.
+        `where` names the method in problems and errors; `is_async`: its caller awaits, or iterates asynchronously;
+        `has_handlers`: the service has error handlers of its own.
         """
         toolset = self.toolset
         if self.layers.tools:
@@ -163,6 +165,7 @@ class MethodPlan:
         object.__setattr__(self, "toolset", toolset)
         object.__setattr__(self, "where", f"{self.service.__name__}.{self.name}")
         object.__setattr__(self, "is_async", self.is_coroutine or (self.output.is_stream and not self.is_sync_stream))
+        object.__setattr__(self, "has_handlers", self.failures != ToolErrors())
         object.__setattr__(self, "rules", self.rules_for(toolset))
 
     @property

@@ -321,7 +321,7 @@ async def run_tool(call: ToolCall) -> Encoded:
         run = _Run(call, opened)
         if tool.bean is not None or tool.injected:
             await run.prepare()
-        if not tool.execution.is_coroutine:
+        if not tool.execution.is_coroutine and not environment.runner.is_on_loop(tool.execution):
             running = run.elsewhere(environment.runner)
         elif tool.timeout is None:
             return await run.on_loop()
@@ -386,13 +386,19 @@ class _Run:
             raise late from None
 
     async def on_loop(self) -> Encoded:
-        """Run a coroutine function, which needs no other place than the loop and the task it is in."""
+        """Run what needs no other place than the loop and the task it is in."""
+        tool = self._call.tool
+        began = None if tool.execution.is_coroutine else perf_counter()
+        if self._on_start is not None:
+            self._on_start()
         try:
             function, args, kwargs = self.bound()
             value = function(*args, **kwargs)
+            if began is not None:
+                self._call.environment.runner.warn_if_slow(tool.specification.name, began)
             if type(value) is CoroutineType or inspect.isawaitable(value):
                 value = await value
-            encoded = self._call.tool.encode(value)
+            encoded = tool.encode(value)
         except BaseException as error:
             await self.finish(error)
             raise

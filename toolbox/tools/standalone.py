@@ -177,6 +177,13 @@ class _CallingRunner:
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
 
+    def is_on_loop(self, execution: Execution) -> bool:
+        """See `Runner.is_on_loop`."""
+        return execution.is_coroutine
+
+    def warn_if_slow(self, label: str, began: float) -> None:
+        """See `Runner.warn_if_slow`; here no loop is held."""
+
     async def run(
         self,
         execution: Execution,
