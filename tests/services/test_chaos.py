@@ -1,4 +1,4 @@
-"""A call is interrupted at each of its await points: nothing stays open, and memory has all of it or nothing."""
+"""Calls cancelled at each of their await points leave nothing open and store all messages or none."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Opened:
-    """Counts what is open."""
+    """Counts the open sessions."""
 
     def __init__(self) -> None:
         self.opened = self.closed = 0
@@ -50,7 +50,7 @@ async def session(opened: Opened) -> AsyncIterator[Session]:
 
 
 class Tools:
-    """Tools of a dependent bean over a call-scoped session."""
+    """Tools of a dependent bean that uses a call-scoped session."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -80,7 +80,7 @@ class Together(Protocol):
 
 
 class Interrupted(Awaitable[Any]):
-    """Awaits a coroutine and cancels it when it suspends for the `at`-th time; `reached` tells whether it did."""
+    """Awaits a coroutine and cancels it at its `at`-th suspension; `reached` is True if it got that far."""
 
     def __init__(self, coroutine: Any, at: int) -> None:
         self.coroutine, self.at, self.reached = coroutine, at, False
@@ -97,7 +97,7 @@ class Interrupted(Awaitable[Any]):
             suspended += 1
             if suspended == self.at:
                 self.reached = True
-                # What it waits for is left alone, as a task does that is cancelled between two steps.
+                # A task that is cancelled between two steps cancels the future it waits for as well.
                 getattr(asked, "cancel", lambda: None)()
                 send, value = steps.throw, asyncio.CancelledError()
                 continue
@@ -108,7 +108,7 @@ class Interrupted(Awaitable[Any]):
 
 
 def reply(request: ChatRequest) -> AiMessage:
-    """Two rounds of tools and an answer, whatever was said before."""
+    """Return two rounds of tool calls and then an answer."""
     since = [type(each) for each in reversed(request.messages)].index(UserMessage)
     if since == 0:
         both = [tool_call("look", {"number": 1}, id="1"), tool_call("block", {"number": 2}, id="2")]
@@ -128,7 +128,7 @@ async def consume(service: Any, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["chat", "stream", "events"])
 @pytest.mark.parametrize("cls", [Service, Together])
-async def test_interrupted_anywhere_a_call_leaves_nothing_behind(cls: Any, way: str) -> None:
+async def test_calls_cancelled_at_any_await_leave_nothing_behind(cls: Any, way: str) -> None:
     at, reached = 0, True
     while reached:
         at += 1

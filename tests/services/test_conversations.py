@@ -1,9 +1,8 @@
-"""Conversations: what is kept, under which key, whose turn it is, windows, stores, and looking into them."""
+"""Conversations: stored messages, keys, turns, windows and `ChatMemory`."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -12,8 +11,6 @@ import pytest
 from toolbox import (
     DEFAULT,
     AiMessage,
-    ChatMemoryKey,
-    ChatMemoryStore,
     Container,
     IllegalConfigurationError,
     InvocationContext,
@@ -29,9 +26,7 @@ from toolbox import (
     ToolExecutionResultMessage,
     ToolProviderRequest,
     UserMessage,
-    application_scoped,
     create_ai_service,
-    produces,
     register_ai_service,
     return_to_model,
     system_message,
@@ -48,20 +43,20 @@ def said(request: Any) -> list[str]:
 
 
 @register_ai_service
-class Assistant(Protocol):
-    @system_message("Be kind.")
+class Other(Protocol):
     async def chat(self, session: MemoryId[str], text: str) -> str: ...
 
 
 @register_ai_service
-class Other(Protocol):
+class Assistant(Protocol):
+    @system_message("Be kind.")
     async def chat(self, session: MemoryId[str], text: str) -> str: ...
 
 
 # --- what is kept
 
 
-async def test_a_conversation_is_kept_per_service_and_id() -> None:
+async def test_conversations_are_kept_per_service_and_memory_id() -> None:
     model = ScriptedChatModel([f"answer {n}" for n in range(4)])
     async with Container(models={"default": model}).register(Assistant, Other) as container:
         assistant, other = container.get(Assistant), container.get(Other)
@@ -77,7 +72,7 @@ async def test_a_conversation_is_kept_per_service_and_id() -> None:
     ]
 
 
-async def test_methods_of_one_service_share_a_conversation() -> None:
+async def test_methods_of_a_service_share_its_conversations() -> None:
     class Two(Protocol):
         async def one(self, session: MemoryId[str], text: str) -> str: ...
 
@@ -96,7 +91,7 @@ async def test_methods_of_one_service_share_a_conversation() -> None:
 
 
 @pytest.mark.parametrize("memory_id", ["s", 7, UUID(int=1), ("a", 1)])
-async def test_an_id_of_any_type_is_its_text(memory_id: Any) -> None:
+async def test_memory_ids_of_any_type_are_keyed_by_their_text(memory_id: Any) -> None:
     class Typed(Protocol):
         async def chat(self, session: MemoryId[Any], text: str) -> str: ...
 
@@ -109,7 +104,7 @@ async def test_an_id_of_any_type_is_its_text(memory_id: Any) -> None:
         assert len(await container.chat_memory(Typed, memory_id).messages()) == 4
 
 
-async def test_the_tool_sees_the_id_as_it_was_given() -> None:
+async def test_tools_receive_the_memory_id_with_its_original_type() -> None:
     seen = []
 
     class Tools:
@@ -125,7 +120,7 @@ async def test_the_tool_sees_the_id_as_it_was_given() -> None:
     assert seen == [7]
 
 
-async def test_without_a_memory_id_every_call_stands_alone() -> None:
+async def test_calls_without_a_memory_id_share_no_messages() -> None:
     class Alone(Protocol):
         async def chat(self, text: str) -> str: ...
 
@@ -136,7 +131,7 @@ async def test_without_a_memory_id_every_call_stands_alone() -> None:
     assert said(model.requests[1]) == ["y"]
 
 
-async def test_an_id_that_is_none_keeps_nothing() -> None:
+async def test_a_memory_id_of_none_keeps_no_messages() -> None:
     seen = []
 
     @tool
@@ -155,7 +150,7 @@ async def test_an_id_that_is_none_keeps_nothing() -> None:
     assert seen == [None]
 
 
-async def test_tool_rounds_are_kept_whole() -> None:
+async def test_complete_tool_rounds_are_kept() -> None:
     @tool
     def add(a: int, b: int) -> int:
         return a + b
@@ -174,7 +169,7 @@ async def test_tool_rounds_are_kept_whole() -> None:
     )
 
 
-async def test_the_system_message_is_rendered_per_call_and_never_stored() -> None:
+async def test_system_messages_are_rendered_per_call_and_never_stored() -> None:
     @register_ai_service
     class Toned(Protocol):
         @system_message("Be {tone}.")
@@ -189,7 +184,7 @@ async def test_the_system_message_is_rendered_per_call_and_never_stored() -> Non
     assert list(kept) == [UserMessage("x"), AiMessage("a"), UserMessage("y"), AiMessage("b")]
 
 
-# --- whole or not at all
+# --- complete or not at all
 
 
 async def kept_after(*replies: Any, tools: Sequence[Any] = (), error: type[BaseException], **options: Any) -> list[Any]:
@@ -208,7 +203,7 @@ async def kept_after(*replies: Any, tools: Sequence[Any] = (), error: type[BaseE
         return kept
 
 
-async def test_a_call_that_fails_is_not_written_at_all() -> None:
+async def test_failed_calls_are_not_stored() -> None:
     @tool
     def stop() -> str:
         raise ToolAbort("stop")
@@ -225,7 +220,7 @@ async def test_a_call_that_fails_is_not_written_at_all() -> None:
     assert await kept_after(tool_call("fine"), tools=(fine,), max_tool_rounds=0, error=Exception) == before
 
 
-async def test_a_call_that_is_cancelled_is_not_written_at_all() -> None:
+async def test_cancelled_calls_are_not_stored() -> None:
     entered = asyncio.Event()
 
     @tool
@@ -246,7 +241,7 @@ async def test_a_call_that_is_cancelled_is_not_written_at_all() -> None:
     assert said(model.requests[-1]) == ["one", "first", "three"]
 
 
-async def test_a_stream_is_written_when_it_has_ended_and_not_when_it_is_left() -> None:
+async def test_streams_are_stored_when_they_end_and_not_when_they_are_closed_early() -> None:
     @register_ai_service
     class Streaming(Protocol):
         def text(self, session: MemoryId[str], text: str) -> AsyncIterator[str]: ...
@@ -273,7 +268,7 @@ async def test_a_stream_is_written_when_it_has_ended_and_not_when_it_is_left() -
 # --- turns
 
 
-async def test_calls_with_one_id_wait_for_each_other_and_others_do_not() -> None:
+async def test_calls_with_the_same_memory_id_run_one_after_another() -> None:
     order: list[str] = []
     gates = {"one": asyncio.Event(), "two": asyncio.Event(), "other": asyncio.Event()}
 
@@ -302,7 +297,7 @@ async def test_calls_with_one_id_wait_for_each_other_and_others_do_not() -> None
 
 
 @pytest.mark.parametrize("handler", [None, return_to_model])
-async def test_a_tool_that_calls_its_own_service_with_the_same_id_is_told_so(handler: Any) -> None:
+async def test_tools_that_reenter_their_conversation_raise_memory_in_use_error(handler: Any) -> None:
     class Tools:
         def __init__(self, container: Container) -> None:
             self.container = container
@@ -340,7 +335,7 @@ async def test_a_tool_that_calls_its_own_service_with_the_same_id_is_told_so(han
 
 
 @pytest.mark.parametrize("window", [MessageWindow(0), MessageWindow(-1), TokenWindow(-1), TokenWindow(0)])
-def test_a_window_of_nothing_is_a_problem_at_start(window: Any) -> None:
+def test_windows_that_keep_nothing_are_configuration_problems(window: Any) -> None:
     @register_ai_service(chat_memory=window)
     class Service(Protocol):
         async def chat(self, session: MemoryId[str], text: str) -> str: ...
@@ -367,12 +362,12 @@ async def conversation(window: Any, turns: int, *, rounds: bool = False) -> list
     return [[each.text or "call" for each in request.messages] for request in firsts]
 
 
-async def test_the_last_messages_are_kept() -> None:
+async def test_message_window_keeps_the_last_messages() -> None:
     requests = await conversation(MessageWindow(max_messages=2), 3)
     assert requests == [["q0"], ["q0", "a0", "q1"], ["q1", "a1", "q2"]]
 
 
-async def test_twenty_messages_are_the_default() -> None:
+async def test_default_window_keeps_twenty_messages() -> None:
     for window in (..., DEFAULT, MessageWindow()):
         requests = await conversation(window, 12)
         assert len(requests[10]) == 21
@@ -380,11 +375,11 @@ async def test_twenty_messages_are_the_default() -> None:
         assert len(requests[11]) == 21
 
 
-async def test_no_memory_at_all() -> None:
+async def test_chat_memory_none_keeps_no_messages() -> None:
     assert await conversation(None, 2) == [["q0"], ["q1"]]
 
 
-async def test_without_chat_memory_a_tool_still_sees_the_id() -> None:
+async def test_tools_receive_the_memory_id_when_memory_is_off() -> None:
     seen = []
 
     @tool
@@ -398,14 +393,14 @@ async def test_without_chat_memory_a_tool_still_sees_the_id() -> None:
     assert seen == ["s"]
 
 
-async def test_a_window_never_begins_with_an_orphan_result() -> None:
+async def test_windows_never_start_with_a_tool_result_without_its_call() -> None:
     requests = await conversation(MessageWindow(2), 2, rounds=True)
     assert requests[1] == ["a0", "q1"]
     requests = await conversation(MessageWindow(3), 2, rounds=True)
     assert requests[1] == ["call", "fine", "a0", "q1"]
 
 
-async def test_the_window_is_cut_between_calls_only() -> None:
+async def test_windows_are_applied_between_calls_and_not_within_one() -> None:
     @tool
     def fine() -> str:
         return "fine"
@@ -416,7 +411,7 @@ async def test_the_window_is_cut_between_calls_only() -> None:
     assert [len(request.messages) for request in model.requests] == [1, 3, 5]
 
 
-async def test_a_token_window_counts_with_what_it_is_given() -> None:
+async def test_token_window_uses_the_given_counter() -> None:
     counted: list[Message] = []
 
     def count(message: Message) -> int:
@@ -430,115 +425,10 @@ async def test_a_token_window_counts_with_what_it_is_given() -> None:
     assert await conversation(TokenWindow(1), 2) == [["q0"], ["q1"]]
 
 
-# --- stores
+# --- reading and changing a conversation
 
 
-@application_scoped
-class Store:
-    """A store that notes what is asked of it."""
-
-    def __init__(self) -> None:
-        self.kept: dict[ChatMemoryKey, list[Message]] = {}
-        self.asked: list[str] = []
-
-    async def get_messages(self, key: ChatMemoryKey) -> list[Message]:
-        self.asked.append("get")
-        return list(self.kept.get(key, ()))
-
-    async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-        self.asked.append("update")
-        self.kept[key] = list(messages)
-
-    async def delete_messages(self, key: ChatMemoryKey) -> None:
-        self.asked.append("delete")
-        self.kept.pop(key, None)
-
-
-class LockingStore(Store):
-    def __init__(self) -> None:
-        super().__init__()
-        self.locked: list[ChatMemoryKey] = []
-        self.held: set[ChatMemoryKey] = set()
-
-    @asynccontextmanager
-    async def lock(self, key: ChatMemoryKey) -> AsyncIterator[None]:
-        assert key not in self.held
-        self.locked.append(key)
-        self.held.add(key)
-        try:
-            yield
-        finally:
-            self.held.discard(key)
-
-
-async def test_the_store_bean_keeps_the_conversations() -> None:
-    model = ScriptedChatModel(["a", "b"])
-    container = Container(models={"default": model}).register(Other, Store).bind(ChatMemoryStore, Store)
-    async with container:
-        await container.get(Other).chat("s", "x")
-        store = container.get(Store)
-        assert store.asked == ["get", "update"]
-        [key] = store.kept
-        assert key.memory_id == "s"
-        assert "Other" in key.service
-        assert isinstance(key.service, str)
-        store.kept[key] = [UserMessage("from"), AiMessage("elsewhere")]
-        await container.get(Other).chat("s", "y")
-    assert said(model.requests[1]) == ["from", "elsewhere", "y"]
-
-
-async def test_a_store_that_looks_like_one_may_be_given_as_an_instance_or_by_a_producer() -> None:
-    store = Store()
-    container = Container(models={"default": ScriptedChatModel(["a"])}).register(Other)
-    async with container.register_instance(store, ChatMemoryStore):
-        await container.get(Other).chat("s", "x")
-    assert len(store.kept) == 1
-
-    produced = Store()
-
-    @produces(scope="application")
-    async def made() -> ChatMemoryStore:
-        return produced
-
-    async with Container(models={"default": ScriptedChatModel(["a"])}).register(Other, made) as container:
-        await container.get(Other).chat("s", "x")
-    assert len(produced.kept) == 1
-
-
-async def test_a_stores_own_lock_is_used() -> None:
-    store = LockingStore()
-    container = Container(models={"default": ScriptedChatModel(["a", "b"])}).register(Other)
-    async with container.register_instance(store, ChatMemoryStore):
-        await asyncio.gather(container.get(Other).chat("s", "x"), container.get(Other).chat("t", "y"))
-        assert {key.memory_id for key in store.locked} == {"s", "t"}
-        assert not store.held
-
-
-async def test_a_failed_call_asks_the_store_for_no_update() -> None:
-    store = LockingStore()
-    container = Container(models={"default": ScriptedChatModel([ConnectionError()])}).register(Other)
-    async with container.register_instance(store, ChatMemoryStore):
-        with pytest.raises(ConnectionError):
-            await container.get(Other).chat("s", "x")
-    assert store.asked == ["get"]
-    assert not store.held
-
-
-async def test_what_a_store_raises_reaches_the_caller() -> None:
-    class Full(Store):
-        async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-            raise OSError("disk full")
-
-    container = Container(models={"default": ScriptedChatModel(["a"])}).register(Other)
-    async with container.register_instance(Full(), ChatMemoryStore):
-        with pytest.raises(OSError, match="disk full"):
-            await container.get(Other).chat("s", "x")
-
-
-# --- looking into a conversation
-
-
-async def test_a_conversation_can_be_seeded_read_and_cleared() -> None:
+async def test_conversations_can_be_seeded_read_and_cleared() -> None:
     model = ScriptedChatModel(["a", "b"])
     async with Container(models={"default": model}).register(Assistant) as container:
         memory = container.chat_memory(Assistant, "s")
@@ -554,7 +444,7 @@ async def test_a_conversation_can_be_seeded_read_and_cleared() -> None:
     assert said(model.requests[1]) == ["Be kind.", "and now?"]
 
 
-async def test_what_is_added_waits_for_the_call_under_way() -> None:
+async def test_added_messages_wait_for_the_running_call() -> None:
     gate, asked = asyncio.Event(), asyncio.Event()
 
     async def reply(request: Any) -> str:
@@ -574,7 +464,7 @@ async def test_what_is_added_waits_for_the_call_under_way() -> None:
         assert [each.text for each in await memory.messages()] == ["x", "answer", "later"]  # type: ignore[union-attr]
 
 
-async def test_a_stored_conversation_that_broke_off_is_repaired_before_it_is_sent() -> None:
+async def test_incomplete_stored_conversations_are_repaired_before_they_are_sent() -> None:
     model = ScriptedChatModel(["a"])
     async with Container(models={"default": model}).register(Other) as container:
         request = ToolExecutionRequest("1", "gone", "{}")
@@ -592,7 +482,7 @@ async def test_a_stored_conversation_that_broke_off_is_repaired_before_it_is_sen
     assert sent[2].id == "1"  # type: ignore[union-attr]
 
 
-async def test_conversations_are_per_container() -> None:
+async def test_containers_do_not_share_conversations_in_memory() -> None:
     for _ in range(2):
         model = ScriptedChatModel(["a"])
         async with Container(models={"default": model}).register(Other) as container:
@@ -600,7 +490,7 @@ async def test_conversations_are_per_container() -> None:
         assert said(model.requests[0]) == ["x"]
 
 
-def test_a_synchronous_method_remembers_too() -> None:
+def test_synchronous_methods_keep_the_conversation() -> None:
     @register_ai_service
     class Sync(Protocol):
         def chat(self, session: MemoryId[str], text: str) -> str: ...
@@ -612,7 +502,7 @@ def test_a_synchronous_method_remembers_too() -> None:
     assert said(model.requests[1]) == ["x", "a", "y"]
 
 
-def test_calls_from_several_threads_take_turns() -> None:
+def test_calls_from_several_threads_run_one_after_another() -> None:
     @register_ai_service
     class Sync(Protocol):
         def chat(self, session: MemoryId[str], text: str) -> str: ...
@@ -628,7 +518,7 @@ def test_calls_from_several_threads_take_turns() -> None:
     assert sorted(len(request.messages) for request in model.requests) == [1, 3, 5, 7, 9, 11, 13, 15]
 
 
-# --- a tool that needs an id
+# --- tools that need a memory id
 
 
 class NeedsId:
@@ -647,7 +537,7 @@ class Alone(Protocol):
     async def chat(self, text: str) -> str: ...
 
 
-def test_a_tool_that_needs_an_id_offered_by_a_service_without_one_is_a_problem() -> None:
+def test_tools_that_require_a_memory_id_are_a_problem_in_methods_without_one() -> None:
     with pytest.raises(IllegalConfigurationError) as raised:
         create_ai_service(Alone, chat_model=ScriptedChatModel([]), tools=(NeedsId(),))
     [problem] = raised.value.problems
@@ -656,13 +546,13 @@ def test_a_tool_that_needs_an_id_offered_by_a_service_without_one_is_a_problem()
     assert "None" in problem.fix
 
 
-async def test_unless_it_says_that_none_will_do() -> None:
+async def test_tools_with_an_optional_memory_id_receive_none() -> None:
     model = ScriptedChatModel([tool_call("note"), "done"])
     await create_ai_service(Alone, chat_model=model, tools=(TakesNone(),)).chat("x")
     assert model.requests[1].messages[-1].text == "None"  # type: ignore[union-attr]
 
 
-async def test_a_provider_s_tool_that_needs_an_id_fails_the_call_of_such_a_service() -> None:
+async def test_provided_tools_that_require_a_memory_id_fail_calls_without_one() -> None:
     def provide(request: ToolProviderRequest) -> Any:
         from toolbox import ToolProviderResult
 
@@ -675,7 +565,7 @@ async def test_a_provider_s_tool_that_needs_an_id_fails_the_call_of_such_a_servi
     assert model.requests == []
 
 
-async def test_a_service_called_as_a_tool_has_no_memory() -> None:
+async def test_services_called_as_tools_have_no_memory() -> None:
     seen: list[Any] = []
 
     @tool
@@ -703,3 +593,31 @@ async def test_a_service_called_as_a_tool_has_no_memory() -> None:
     assert model.requests[0].tool_specifications[0].parameters["properties"].keys() == {"question"}
     assert seen == [None]
     assert said(model.requests[4]) == ["q"]
+
+
+async def test_tasks_that_outlive_their_call_can_use_its_conversation() -> None:
+    tasks: list[asyncio.Task[str]] = []
+
+    class Tools:
+        def __init__(self, container: Container) -> None:
+            self.container = container
+
+        @tool
+        async def later(self) -> str:
+            async def follow_up() -> str:
+                await ended.wait()
+                return await self.container.get(Remembering).chat("s", "follow up")
+
+            tasks.append(asyncio.create_task(follow_up()))
+            return "planned"
+
+    @register_ai_service(tools=(Tools,))
+    class Remembering(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> str: ...
+
+    ended = asyncio.Event()
+    model = ScriptedChatModel([tool_call("later"), "planned", "followed up"])
+    async with Container(models={"default": model}).register(Remembering) as container:
+        await container.get(Remembering).chat("s", "x")
+        ended.set()
+        assert await asyncio.wait_for(tasks[0], 5) == "followed up"

@@ -1,4 +1,4 @@
-"""Declaring services: Protocols and ABCs, what stays of them, what the container makes of them; without a container."""
+"""Declarations of services: Protocols, ABCs, options, and services with and without a container."""
 
 import asyncio
 import inspect
@@ -46,10 +46,10 @@ class Clock:
         return "noon"
 
 
-# --- what is marked stays
+# --- the decorator
 
 
-def test_the_class_is_returned_as_it_was() -> None:
+def test_register_ai_service_returns_the_class_unchanged() -> None:
     class Plain(Protocol):
         async def chat(self, text: str) -> str: ...
 
@@ -59,7 +59,7 @@ def test_the_class_is_returned_as_it_was() -> None:
     assert all(vars(Plain)[name] is value for name, value in before.items())
 
 
-def test_all_options_are_optional_and_named() -> None:
+def test_all_options_are_optional_keywords() -> None:
     @register_ai_service()
     class Empty(Protocol):
         async def chat(self, text: str) -> str: ...
@@ -89,7 +89,7 @@ def test_all_options_are_optional_and_named() -> None:
     assert Container(models={"default": ScriptedChatModel([])}).register(Empty, Full).check() == []
 
 
-def test_an_unknown_option_is_told_at_the_decorator() -> None:
+def test_unknown_options_are_rejected_by_the_decorator() -> None:
     with pytest.raises(TypeError, match="max_tool_round"):
 
         @register_ai_service(max_tool_round=3)  # type: ignore[call-overload]
@@ -115,7 +115,7 @@ class Assistant(Protocol):
         ...
 
 
-async def test_the_container_provides_one_implementation() -> None:
+async def test_container_returns_one_implementation_of_a_service() -> None:
     async with Container(models={"default": ScriptedChatModel(["hi"])}).register(Assistant) as container:
         assistant = container.get(Assistant)
         assert container.get(Assistant) is assistant
@@ -127,7 +127,7 @@ async def test_the_container_provides_one_implementation() -> None:
         assert assistant.chat.__doc__ == "Chats."
 
 
-async def test_a_service_is_injected_like_any_bean() -> None:
+async def test_services_are_injected_like_other_beans() -> None:
     @application_scoped
     class Desk:
         def __init__(self, assistant: Assistant) -> None:
@@ -137,7 +137,7 @@ async def test_a_service_is_injected_like_any_bean() -> None:
         assert (await container.get(Desk).assistant.chat("x")).content == "hi"
 
 
-async def test_a_service_of_a_runtime_checkable_protocol() -> None:
+async def test_services_are_instances_of_runtime_checkable_protocols() -> None:
     @register_ai_service
     @runtime_checkable
     class Checkable(Protocol):
@@ -147,7 +147,7 @@ async def test_a_service_of_a_runtime_checkable_protocol() -> None:
         assert isinstance(container.get(Checkable), Checkable)
 
 
-async def test_a_named_model_is_that_of_the_container() -> None:
+async def test_named_models_come_from_the_container() -> None:
     @register_ai_service(model="tool-use")
     class Other(Protocol):
         async def chat(self, text: str) -> str: ...
@@ -158,7 +158,7 @@ async def test_a_named_model_is_that_of_the_container() -> None:
         assert await container.get(Other).chat("x") == "tool-use"
 
 
-async def test_an_inherited_method_is_implemented() -> None:
+async def test_inherited_methods_are_implemented() -> None:
     class Base(Protocol):
         @system_message("Base.")
         async def base(self, text: str) -> str: ...
@@ -201,7 +201,7 @@ class Abstract(ABC):
         return cls.greeting
 
 
-async def test_the_concrete_methods_of_an_abc_stay() -> None:
+async def test_concrete_methods_of_an_abc_are_kept() -> None:
     model = ScriptedChatModel(["one", "two"])
     async with Container(models={"default": model}).register(Abstract) as container:
         service = container.get(Abstract)
@@ -214,7 +214,7 @@ async def test_the_concrete_methods_of_an_abc_stay() -> None:
     assert [request.messages[0] for request in model.requests] == [UserMessage("Q: x"), UserMessage("T: y")]
 
 
-async def test_the_concrete_methods_of_a_protocol_stay() -> None:
+async def test_concrete_methods_of_a_protocol_are_kept() -> None:
     @register_ai_service
     class Mixed(Protocol):
         async def chat(self, text: str) -> str: ...
@@ -226,7 +226,7 @@ async def test_the_concrete_methods_of_a_protocol_stay() -> None:
         assert await container.get(Mixed).twice("x") == ["a", "b"]
 
 
-async def test_bodies_of_all_empty_kinds_are_implemented() -> None:
+async def test_methods_with_empty_bodies_are_implemented() -> None:
     @register_ai_service
     class Kinds(Protocol):
         async def dots(self, text: str) -> str: ...
@@ -257,7 +257,7 @@ async def test_bodies_of_all_empty_kinds_are_implemented() -> None:
             assert await getattr(service, name)("x") == "a", name
 
 
-async def test_an_abc_whose_init_wants_beans_is_given_them() -> None:
+async def test_beans_are_injected_into_the_constructor_of_an_abc() -> None:
     @register_ai_service
     class WithBeans(ABC):
         def __init__(self, clock: Clock) -> None:
@@ -273,7 +273,7 @@ async def test_an_abc_whose_init_wants_beans_is_given_them() -> None:
         assert await container.get(WithBeans).at("x") == "noon: hi"
 
 
-def test_what_an_abcs_init_lacks_is_a_problem_at_start() -> None:
+def test_missing_beans_of_an_abc_constructor_are_a_problem() -> None:
     @register_ai_service
     class WithBeans(ABC):
         def __init__(self, clock: Clock) -> None:
@@ -287,7 +287,7 @@ def test_what_an_abcs_init_lacks_is_a_problem_at_start() -> None:
     assert "Clock" in problem.what
 
 
-def test_an_abc_whose_init_wants_something_needs_a_container() -> None:
+def test_abcs_with_required_constructor_parameters_need_a_container() -> None:
     class WithBeans(ABC):
         def __init__(self, clock: Clock) -> None:
             self.clock = clock
@@ -299,7 +299,7 @@ def test_an_abc_whose_init_wants_something_needs_a_container() -> None:
         create_ai_service(WithBeans, chat_model=ScriptedChatModel([]))
 
 
-async def test_an_abc_with_an_init_of_its_own() -> None:
+async def test_abcs_with_optional_constructor_parameters_need_no_container() -> None:
     class Counting(ABC):
         def __init__(self, start: int = 3) -> None:
             self.count = start
@@ -324,7 +324,7 @@ def problems_of(cls: Any) -> list[Problem]:
     return list(raised.value.problems)
 
 
-def test_a_class_that_is_no_interface_is_a_problem() -> None:
+def test_concrete_classes_are_a_problem() -> None:
     class Plain:
         async def chat(self, text: str) -> str:
             return text
@@ -334,14 +334,14 @@ def test_a_class_that_is_no_interface_is_a_problem() -> None:
     assert "Protocol" in problem.what + problem.fix
 
 
-def test_a_service_without_methods_is_a_problem() -> None:
+def test_services_without_methods_are_a_problem() -> None:
     class Empty(Protocol): ...
 
     [problem] = problems_of(Empty)
     assert problem.where == "Empty"
 
 
-def test_what_is_no_class_is_told_readably() -> None:
+def test_values_that_are_not_classes_are_rejected() -> None:
     def function(text: str) -> str:
         return text
 
@@ -352,7 +352,7 @@ def test_what_is_no_class_is_told_readably() -> None:
             create_ai_service(wrong, chat_model=ScriptedChatModel([]))  # type: ignore[arg-type]
 
 
-def test_variadic_parameters_are_a_problem() -> None:
+def test_variadic_parameters_of_methods_are_a_problem() -> None:
     class Variadic(Protocol):
         async def chat(self, text: str, *more: str) -> str: ...
 
@@ -361,7 +361,7 @@ def test_variadic_parameters_are_a_problem() -> None:
     assert [problem.where for problem in problems_of(Variadic)] == ["Variadic.chat", "Variadic.keywords"]
 
 
-def test_two_memory_ids_are_a_problem() -> None:
+def test_two_memory_ids_in_one_method_are_a_problem() -> None:
     class Two(Protocol):
         async def chat(self, a: MemoryId[str], b: MemoryId[str], text: str) -> str: ...
 
@@ -369,7 +369,7 @@ def test_two_memory_ids_are_a_problem() -> None:
     assert problem.where == "Two.chat"
 
 
-def test_a_parameter_without_annotation_is_a_problem_or_understood() -> None:
+def test_parameters_without_annotation_are_a_problem() -> None:
     class Bare(Protocol):
         async def chat(self, text) -> str: ...  # type: ignore[no-untyped-def]
 
@@ -378,7 +378,7 @@ def test_a_parameter_without_annotation_is_a_problem_or_understood() -> None:
     assert "text" in problem.what
 
 
-def test_all_problems_of_all_services_are_told_at_once() -> None:
+def test_all_problems_of_all_services_are_reported_together() -> None:
     @register_ai_service(max_tool_rounds=-1)
     class One(Protocol):
         async def chat(self, text: str): ...  # type: ignore[no-untyped-def]
@@ -397,7 +397,7 @@ def test_all_problems_of_all_services_are_told_at_once() -> None:
     assert all(str(problem) in str(raised.value) for problem in problems)
 
 
-def test_each_problem_is_told_once() -> None:
+def test_each_problem_is_reported_once() -> None:
     class Tools:
         @tool
         def broken(self, *args: int) -> int:
@@ -420,14 +420,14 @@ def test_each_problem_is_told_once() -> None:
     assert [problem.where for problem in problems] == ["Tools.broken"]
 
 
-async def test_a_service_after_stop_is_told_so() -> None:
+async def test_calls_after_the_container_stopped_are_rejected() -> None:
     async with Container(models={"default": ScriptedChatModel(["a"])}).register(Assistant) as container:
         assistant = container.get(Assistant)
     with pytest.raises(ContainerNotStartedError):
         await assistant.chat("x")
 
 
-async def test_a_container_may_be_started_again() -> None:
+async def test_containers_can_be_started_again() -> None:
     container = Container(models={"default": ScriptedChatModel(["a", "b"])}).register(Assistant)
     async with container:
         assert (await container.get(Assistant).chat("x")).content == "a"
@@ -435,7 +435,7 @@ async def test_a_container_may_be_started_again() -> None:
         assert (await container.get(Assistant).chat("x")).content == "b"
 
 
-async def test_a_fake_may_stand_for_a_service() -> None:
+async def test_services_can_be_overridden_with_a_fake() -> None:
     class Fake:
         async def chat(self, text: str) -> Result[str]:
             return Result("fake")
@@ -448,7 +448,7 @@ async def test_a_fake_may_stand_for_a_service() -> None:
 # --- without a container
 
 
-async def test_the_class_may_be_unmarked_and_all_options_are_taken() -> None:
+async def test_create_ai_service_accepts_unmarked_classes_and_all_options() -> None:
     class Plain(Protocol):
         async def chat(self, text: str) -> Result[int]: ...
 
@@ -460,7 +460,7 @@ async def test_the_class_may_be_unmarked_and_all_options_are_taken() -> None:
         await create_ai_service(Plain, chat_model=ScriptedChatModel(["no"]), max_output_retries=0).chat("x")
 
 
-async def test_a_marked_classs_options_hold_unless_given_anew() -> None:
+async def test_options_of_the_decorator_apply_unless_overridden() -> None:
     @register_ai_service(tools=(add,), max_tool_rounds=0, temperature=0.5)
     class Marked(Protocol):
         async def chat(self, text: str) -> str: ...
@@ -476,7 +476,7 @@ async def test_a_marked_classs_options_hold_unless_given_anew() -> None:
     assert await create_ai_service(Marked, chat_model=model, max_tool_rounds=1).chat("x") == "done"
 
 
-async def test_other_services_may_be_tools() -> None:
+async def test_services_can_be_tools_of_other_services() -> None:
     class Expert(Protocol):
         @tool("Asks the expert")
         async def ask(self, question: str) -> Result[str]: ...
@@ -493,7 +493,7 @@ async def test_other_services_may_be_tools() -> None:
     assert model.requests[0].tool_specifications[0].description == "Asks the expert"
 
 
-async def test_one_bound_method_of_a_service_may_be_a_tool() -> None:
+async def test_a_bound_method_of_a_service_can_be_a_tool() -> None:
     class Expert(Protocol):
         @tool
         async def ask(self, session: MemoryId[str], question: str) -> Result[str]: ...
@@ -511,7 +511,7 @@ async def test_one_bound_method_of_a_service_may_be_a_tool() -> None:
     assert [each.name for each in model.requests[0].tool_specifications] == ["ask"]
 
 
-async def test_tools_of_all_kinds_without_a_container() -> None:
+async def test_tools_of_all_kinds_work_without_a_container() -> None:
     class Held:
         @tool
         def who(self) -> str:
@@ -532,7 +532,7 @@ async def test_tools_of_all_kinds_without_a_container() -> None:
     assert [each.result for each in result.tool_executions] == ["Ada", "3", "ready", "mapped"]
 
 
-def test_synchronous_services_end_with_the_process() -> None:
+def test_synchronous_services_do_not_keep_the_process_alive() -> None:
     program = """
         from typing import Protocol
         from toolbox import create_ai_service, tool
@@ -558,7 +558,7 @@ def test_synchronous_services_end_with_the_process() -> None:
     assert (ended.stdout, ended.stderr, ended.returncode) == ("done\n", "", 0)
 
 
-async def test_a_service_works_from_a_worker_thread_and_the_loop_at_once() -> None:
+async def test_services_work_from_threads_and_the_event_loop_at_the_same_time() -> None:
     class Both(Protocol):
         async def chat(self, text: str) -> str: ...
 

@@ -1,32 +1,25 @@
-"""Mistakes a user makes, and what is said of them: the place, the fact, the fix; never a crash from inside."""
+"""Invalid declarations of services are reported with place, fact and fix."""
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import pytest
 
 from toolbox import (
     AiServiceTool,
-    ChatMemoryKey,
-    ChatMemoryStore,
     Container,
     IllegalConfigurationError,
-    MemoryId,
-    Message,
     Problem,
     ToolSpecification,
-    call_scoped,
     create_ai_service,
     register_ai_service,
-    request_scoped,
     system_message,
     tool,
     toolbox,
     user_message,
 )
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +40,9 @@ def problem_of(cls: Any = Assistant, **options: Any) -> Problem:
     [
         {"max_tool_rounds": "3"},
         {"max_tool_rounds": None},
+        {"max_tool_rounds": True},
+        {"max_tool_calls_per_response": -1},
+        {"timeout": 0},
         {"max_output_retries": 1.5},
         {"timeout": "5"},
         {"chat_memory": 20},
@@ -63,7 +59,7 @@ def problem_of(cls: Any = Assistant, **options: Any) -> Problem:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_an_option_of_the_wrong_kind_is_a_problem_at_start(options: dict[str, Any]) -> None:
+def test_options_with_invalid_values_are_a_problem(options: dict[str, Any]) -> None:
     problem = problem_of(**options)
     assert problem.where.startswith("Assistant")
     assert problem.fix
@@ -71,7 +67,7 @@ def test_an_option_of_the_wrong_kind_is_a_problem_at_start(options: dict[str, An
     assert name in problem.what or "provider" in problem.what
 
 
-def test_an_executor_of_the_wrong_shape_is_a_problem() -> None:
+def test_executors_with_the_wrong_parameters_are_a_problem() -> None:
     problem = problem_of(tools={ToolSpecification("short"): lambda request: "x"})
     assert "short" in problem.where
     assert "memory" in problem.what
@@ -79,7 +75,7 @@ def test_an_executor_of_the_wrong_shape_is_a_problem() -> None:
     assert "long" in problem.where
 
 
-def test_a_decorator_without_its_parentheses_is_told() -> None:
+def test_decorators_without_parentheses_are_reported() -> None:
     with pytest.raises(TypeError, match="parentheses"):
 
         class One(Protocol):
@@ -99,7 +95,7 @@ def test_a_decorator_without_its_parentheses_is_told() -> None:
     assert "@toolbox" in problem_of(Three).what
 
 
-def test_a_method_taken_from_its_class_is_told() -> None:
+def test_unbound_methods_as_tools_are_a_problem() -> None:
     class Calculator:
         @tool
         def double(self, x: int) -> int:
@@ -108,13 +104,13 @@ def test_a_method_taken_from_its_class_is_told() -> None:
     assert "instance" in problem_of(tools=[Calculator.double]).fix
 
 
-async def test_what_a_provider_may_not_give_is_told() -> None:
+async def test_invalid_results_of_a_tool_provider_are_rejected() -> None:
     service = create_ai_service(Assistant, chat_model=ScriptedChatModel([]), tool_provider=lambda request: 5)
     with pytest.raises(IllegalConfigurationError, match="gave 5"):
         await service.chat("x")
 
 
-def test_a_service_without_abstract_methods_is_told() -> None:
+def test_services_without_abstract_methods_are_a_problem() -> None:
     class Forgotten(ABC):  # noqa: B024 - the mistake
         async def chat(self, text: str) -> str: ...  # noqa: B027 - likewise
 
@@ -127,7 +123,7 @@ def test_a_service_without_abstract_methods_is_told() -> None:
     assert "body" in problem_of(Written).what
 
 
-def test_an_abstract_property_is_a_problem() -> None:
+def test_abstract_properties_are_a_problem() -> None:
     class Named(ABC):
         @property
         @abstractmethod
@@ -139,14 +135,14 @@ def test_an_abstract_property_is_a_problem() -> None:
     assert problem_of(Named).where == "Named.name"
 
 
-def test_a_stream_of_nothing_said_is_a_problem() -> None:
+def test_streams_without_an_item_type_are_a_problem() -> None:
     class Bare(Protocol):
         def chat(self, text: str) -> AsyncIterator: ...  # type: ignore[type-arg]
 
     assert "AsyncIterator[str]" in problem_of(Bare).what
 
 
-def test_a_tool_mark_on_a_class_is_told() -> None:
+def test_tool_rejects_classes() -> None:
     with pytest.raises(TypeError, match="function or method"):
 
         @tool
@@ -154,128 +150,7 @@ def test_a_tool_mark_on_a_class_is_told() -> None:
             pass
 
 
-def test_a_store_that_dies_with_its_request_is_a_problem() -> None:
-    @register_ai_service
-    class Remembering(Protocol):
-        async def chat(self, session: MemoryId[str], text: str) -> str: ...
-
-    @register_ai_service
-    class Another(Protocol):
-        async def chat(self, session: MemoryId[str], text: str) -> str: ...
-
-    class Store(ChatMemoryStore):
-        async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
-            return ()
-
-        async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None: ...
-
-        async def delete_messages(self, key: ChatMemoryKey) -> None: ...
-
-    model = ScriptedChatModel([])
-    for scoped in (request_scoped, call_scoped):
-        store = scoped(type("ScopedStore", (Store,), {}))
-        [problem] = Container(models={"default": model}).register(Remembering, Another, store).check()
-        assert "ScopedStore" in problem.what
-        assert "application" in problem.fix
-
-
-async def test_an_unmarked_store_lives_as_long_as_the_container() -> None:
-    stopped: list[bool] = []
-
-    class Store(ChatMemoryStore):
-        def __init__(self) -> None:
-            self.kept: dict[ChatMemoryKey, Sequence[Message]] = {}
-
-        async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
-            assert not stopped
-            return self.kept.get(key, ())
-
-        async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-            self.kept[key] = messages
-
-        async def delete_messages(self, key: ChatMemoryKey) -> None: ...
-
-        def stop(self) -> None:
-            stopped.append(True)
-
-    @register_ai_service
-    class Remembering(Protocol):
-        async def chat(self, session: MemoryId[str], text: str) -> str: ...
-
-    model = ScriptedChatModel(["a", "b"])
-    async with Container(models={"default": model}).register(Remembering, Store) as container:
-        for text in ("x", "y"):
-            async with container.request_scope():
-                await container.get(Remembering).chat("s", text)
-        assert stopped == []
-    assert stopped == [True]
-    assert len(model.requests[1].messages) == 3
-
-
-async def test_a_task_that_outlives_its_call_may_use_its_conversation() -> None:
-    tasks: list[asyncio.Task[str]] = []
-
-    class Tools:
-        def __init__(self, container: Container) -> None:
-            self.container = container
-
-        @tool
-        async def later(self) -> str:
-            async def follow_up() -> str:
-                await ended.wait()
-                return await self.container.get(Remembering).chat("s", "follow up")
-
-            tasks.append(asyncio.create_task(follow_up()))
-            return "planned"
-
-    @register_ai_service(tools=(Tools,))
-    class Remembering(Protocol):
-        async def chat(self, session: MemoryId[str], text: str) -> str: ...
-
-    ended = asyncio.Event()
-    model = ScriptedChatModel([tool_call("later"), "planned", "followed up"])
-    async with Container(models={"default": model}).register(Remembering) as container:
-        await container.get(Remembering).chat("s", "x")
-        ended.set()
-        assert await asyncio.wait_for(tasks[0], 5) == "followed up"
-
-
-async def test_two_containers_with_one_store_take_turns() -> None:
-    class Store:
-        def __init__(self) -> None:
-            self.kept: dict[ChatMemoryKey, Sequence[Message]] = {}
-
-        async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
-            return self.kept.get(key, ())
-
-        async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-            await asyncio.sleep(0)
-            self.kept[key] = messages
-
-        async def delete_messages(self, key: ChatMemoryKey) -> None: ...
-
-    @register_ai_service
-    class Remembering(Protocol):
-        async def chat(self, session: MemoryId[str], text: str) -> str: ...
-
-    async def slowly(request: Any) -> str:
-        await asyncio.sleep(0.001)
-        return "answer"
-
-    store = Store()
-
-    def container() -> Container:
-        made = Container(models={"default": ScriptedChatModel([slowly] * 5)}).register(Remembering)
-        return made.register_instance(store, ChatMemoryStore)
-
-    async with container() as one, container() as two:
-        calls = [each.get(Remembering).chat("s", "x") for each in (one, two) for _ in range(5)]
-        await asyncio.gather(*calls)
-    [kept] = store.kept.values()
-    assert len(kept) == 20
-
-
-async def test_problems_of_beans_of_tools_of_one_name_in_two_methods_are_both_told() -> None:
+async def test_missing_beans_of_tools_with_the_same_name_in_two_methods_are_reported() -> None:
     class Missing: ...
 
     class One:

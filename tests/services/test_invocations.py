@@ -1,4 +1,4 @@
-"""What an invocation carries: context, attributes, limits, cancellation; services as tools of others."""
+"""Invocations: context, notes, attributes, time limits, cancellation and nested services."""
 
 import asyncio
 import pickle
@@ -54,7 +54,7 @@ class Simple(Protocol):
 # --- the context
 
 
-async def test_a_tool_sees_the_invocation() -> None:
+async def test_tools_see_the_invocation_context() -> None:
     seen: list[InvocationContext] = []
 
     @tool
@@ -83,7 +83,7 @@ async def test_a_tool_sees_the_invocation() -> None:
     assert InvocationContext.current() is None
 
 
-async def test_without_limit_or_attributes_there_are_none() -> None:
+async def test_context_has_no_deadline_or_attributes_by_default() -> None:
     seen: list[InvocationContext] = []
 
     def note(request: ToolExecutionRequest, memory_id: object) -> str:
@@ -99,7 +99,7 @@ async def test_without_limit_or_attributes_there_are_none() -> None:
     assert seen[0].memory_id is None
 
 
-async def test_the_tools_of_one_invocation_share_it() -> None:
+async def test_tools_of_one_invocation_share_its_context() -> None:
     seen: list[InvocationContext] = []
 
     @tool
@@ -139,7 +139,7 @@ def read_on_a_thread(context: InvocationContext) -> dict[str, Any]:
     return context.notes
 
 
-async def test_the_tools_of_one_invocation_share_notes_on_every_thread() -> None:
+async def test_tools_of_one_invocation_share_notes_across_threads() -> None:
     model = ScriptedChatModel([tool_call("write", {"key": "a"}), tool_call("read"), tool_call("read_on_a_thread"), "x"])
     service = create_ai_service(Simple, chat_model=model, tools=(write, read, read_on_a_thread))
 
@@ -152,7 +152,7 @@ async def test_the_tools_of_one_invocation_share_notes_on_every_thread() -> None
     assert second is third
 
 
-async def test_every_invocation_begins_with_empty_notes() -> None:
+async def test_every_invocation_starts_with_empty_notes() -> None:
     model = ScriptedChatModel([tool_call("write", {"key": "a"}), "x", tool_call("write", {"key": "b"}), "x"])
     service = create_ai_service(Simple, chat_model=model, tools=write)
 
@@ -163,7 +163,7 @@ async def test_every_invocation_begins_with_empty_notes() -> None:
     assert [each.result_object for each in record.tool_executions] == [["a"], ["b"]]
 
 
-async def test_a_service_called_as_a_tool_has_its_own_notes() -> None:
+async def test_services_called_as_tools_have_their_own_notes() -> None:
     inner = create_ai_service(
         Desk, chat_model=ScriptedChatModel([tool_call("write", {"key": "inner"}), "x"]), tools=(write,)
     )
@@ -178,7 +178,7 @@ async def test_a_service_called_as_a_tool_has_its_own_notes() -> None:
     assert by_name[-1] == ("read", {"outer": 0})
 
 
-def test_notes_that_pickle_go_with_the_context_and_are_no_part_of_its_value() -> None:
+def test_picklable_notes_travel_with_the_context_and_do_not_affect_equality() -> None:
     context = InvocationContext(Simple, "chat", notes={"a": 1, "lock": threading.Lock()})
 
     assert pickle.loads(pickle.dumps(context)).notes == {"a": 1}
@@ -199,7 +199,7 @@ class OfItsOwn(Protocol):
     async def chat(self, text: str) -> str: ...
 
 
-async def test_a_container_limits_the_services_that_set_no_limit() -> None:
+async def test_container_limits_apply_to_services_without_their_own() -> None:
     settings = ToolboxSettings(max_tool_rounds=1)
     model = ScriptedChatModel([tool_call("read")] * 5)
     async with Container(models={"default": model}, settings=settings).register(Limited, OfItsOwn) as container:
@@ -211,7 +211,7 @@ async def test_a_container_limits_the_services_that_set_no_limit() -> None:
         assert raised.value.limit == 2
 
 
-async def test_the_limit_of_calls_in_one_reply_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tool_calls_limit_can_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBOX_MAX_TOOL_CALLS_PER_RESPONSE", "1")
     two = AiMessage(None, [tool_call("read"), tool_call("read")])
     async with Container(models={"default": ScriptedChatModel([two, two, "x"])}).register(
@@ -223,7 +223,7 @@ async def test_the_limit_of_calls_in_one_reply_comes_from_the_environment(monkey
         assert await container.get(OfItsOwn).chat("q") == "x"
 
 
-async def test_a_container_limits_the_time_of_the_services_that_set_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_container_timeout_applies_to_services_without_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow:
         async def chat(self, request: ChatRequest) -> ChatResponse:
             await asyncio.Event().wait()
@@ -245,7 +245,7 @@ async def test_a_container_limits_the_time_of_the_services_that_set_no_limit(mon
 
 @pytest.mark.parametrize("name", ["max_tool_rounds", "max_tool_calls_per_response", "timeout"])
 @pytest.mark.parametrize("value", ["0", "-1"])
-def test_a_container_wide_limit_below_1_is_a_problem(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_container_limits_below_1_are_a_problem(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"TOOLBOX_{name.upper()}", value)
 
     [problem] = Container().check()
@@ -257,7 +257,7 @@ def test_a_container_wide_limit_below_1_is_a_problem(monkeypatch: pytest.MonkeyP
 # --- attributes
 
 
-async def test_attributes_nest_and_are_merged() -> None:
+async def test_nested_attributes_are_merged() -> None:
     seen: list[dict[str, Any]] = []
 
     @tool
@@ -280,7 +280,7 @@ async def test_attributes_nest_and_are_merged() -> None:
     ]
 
 
-async def test_concurrent_calls_see_their_own() -> None:
+async def test_concurrent_calls_see_their_own_attributes() -> None:
     seen: dict[str, str] = {}
 
     @tool
@@ -318,7 +318,7 @@ def slow_service(**options: Any) -> Any:
     return create_ai_service(Simple, chat_model=model, tools=(forever,), **options)
 
 
-async def test_a_limit_ends_an_invocation() -> None:
+async def test_time_limit_ends_an_invocation() -> None:
     service = slow_service()
     with time_limit(0.02), pytest.raises(InvocationTimeoutError) as raised:
         await service.chat("x")
@@ -327,12 +327,12 @@ async def test_a_limit_ends_an_invocation() -> None:
     assert "0.02" in str(raised.value)
 
 
-async def test_a_services_time_out_ends_an_invocation() -> None:
+async def test_timeout_of_a_service_ends_an_invocation() -> None:
     with pytest.raises(InvocationTimeoutError, match=r"0\.02"):
         await slow_service(timeout=0.02).chat("x")
 
 
-async def test_the_shorter_of_both_counts() -> None:
+async def test_the_shorter_of_two_limits_applies() -> None:
     with time_limit(0.02), pytest.raises(InvocationTimeoutError, match=r"0\.02"):
         await slow_service(timeout=100).chat("x")
     with time_limit(100), pytest.raises(InvocationTimeoutError, match=r"0\.02"):
@@ -343,7 +343,7 @@ async def test_the_shorter_of_both_counts() -> None:
         await slow_service().chat("x")
 
 
-async def test_a_limit_holds_for_the_whole_block_and_no_longer() -> None:
+async def test_time_limit_covers_the_whole_block_only() -> None:
     service = create_ai_service(Simple, chat_model=ScriptedChatModel(["a", "b", "c"]))
     with time_limit(0.01):
         await service.chat("x")
@@ -353,7 +353,7 @@ async def test_a_limit_holds_for_the_whole_block_and_no_longer() -> None:
     await service.chat("x")
 
 
-async def test_a_slow_model_is_ended_too() -> None:
+async def test_time_limit_ends_a_slow_model_call() -> None:
     cancelled = asyncio.Event()
 
     async def reply(request: Any) -> str:
@@ -369,7 +369,7 @@ async def test_a_slow_model_is_ended_too() -> None:
     assert cancelled.is_set()
 
 
-def test_a_limit_ends_a_synchronous_call() -> None:
+def test_time_limit_ends_a_synchronous_call() -> None:
     service = slow_service()
     with time_limit(0.02), pytest.raises(InvocationTimeoutError):
         service.wait("x")
@@ -377,12 +377,12 @@ def test_a_limit_ends_a_synchronous_call() -> None:
         slow_service(timeout=0.02).wait("x")
 
 
-def test_a_limit_is_a_number_above_zero() -> None:
+def test_time_limit_must_be_above_zero() -> None:
     with pytest.raises(ValueError, match="time_limit"), time_limit(0):
         pass
 
 
-async def test_a_time_out_error_of_the_tools_is_not_ours() -> None:
+async def test_timeout_errors_raised_by_a_tool_are_tool_failures() -> None:
     @tool
     async def late() -> str:
         raise TimeoutError("the database")
@@ -409,7 +409,7 @@ def nested(inner_timeout: float | None = None, handler: Any = return_to_model) -
 ASK = tool_call("ask", {"question": "q"})
 
 
-async def test_a_limit_belongs_to_the_call_it_was_set_for() -> None:
+async def test_time_limit_of_the_outer_call_is_not_handled_by_its_tools() -> None:
     handled: list[Exception] = []
 
     def handler(error: Exception, context: InvocationContext) -> str:
@@ -426,7 +426,7 @@ async def test_a_limit_belongs_to_the_call_it_was_set_for() -> None:
     assert handled == []
 
 
-async def test_an_inner_services_own_time_out_is_the_tools_failure() -> None:
+async def test_timeout_of_an_inner_service_is_a_tool_failure() -> None:
     outer = nested(inner_timeout=0.02)
     model = ScriptedChatModel([ASK, tool_call("forever"), "done"])
     async with Container(models={"default": model}).register(outer) as container:
@@ -436,7 +436,7 @@ async def test_an_inner_services_own_time_out_is_the_tools_failure() -> None:
     assert "Inner.ask" in result.tool_executions[0].result
 
 
-async def test_a_limit_that_a_tool_sets_is_that_of_what_it_calls() -> None:
+async def test_time_limit_inside_a_tool_applies_to_its_calls() -> None:
     handled: list[Exception] = []
 
     def handler(error: Exception, context: InvocationContext) -> str:
@@ -467,7 +467,7 @@ async def test_a_limit_that_a_tool_sets_is_that_of_what_it_calls() -> None:
     assert isinstance(handled[0], InvocationTimeoutError)
 
 
-async def test_an_inner_invocation_has_its_callers_attributes_deadline_and_request_scope() -> None:
+async def test_inner_invocations_inherit_attributes_deadline_and_request_scope() -> None:
     seen: list[Any] = []
 
     @request_scoped
@@ -501,7 +501,7 @@ async def test_an_inner_invocation_has_its_callers_attributes_deadline_and_reque
 # --- cancellation
 
 
-async def test_cancelling_the_caller_cancels_async_tools_and_closes_scopes() -> None:
+async def test_cancelling_the_caller_cancels_async_tools_and_closes_their_scopes() -> None:
     entered = asyncio.Event()
     log: list[str] = []
     seen: list[InvocationContext] = []
@@ -541,7 +541,7 @@ async def test_cancelling_the_caller_cancels_async_tools_and_closes_scopes() -> 
         assert seen[0].cancelled
 
 
-async def test_a_blocking_tool_is_told_and_the_invocation_goes_on_at_once() -> None:
+async def test_cancelled_calls_do_not_wait_for_blocking_tools() -> None:
     entered, release = threading.Event(), threading.Event()
     log: list[Any] = []
 
@@ -573,7 +573,7 @@ async def test_a_blocking_tool_is_told_and_the_invocation_goes_on_at_once() -> N
     assert log == [True, "closed"]
 
 
-async def test_a_task_group_that_fails_cancels_its_calls() -> None:
+async def test_failing_task_groups_cancel_their_calls() -> None:
     entered = asyncio.Event()
     service = slow_service()
 
@@ -588,7 +588,7 @@ async def test_a_task_group_that_fails_cancels_its_calls() -> None:
             group.create_task(fail())
 
 
-async def test_asyncio_timeouts_work_as_anywhere() -> None:
+async def test_asyncio_timeout_ends_a_call() -> None:
     with pytest.raises(TimeoutError) as raised:
         async with asyncio.timeout(0.02):
             await slow_service().chat("x")
@@ -598,7 +598,7 @@ async def test_asyncio_timeouts_work_as_anywhere() -> None:
 # --- scopes of a request
 
 
-async def test_a_task_that_outlived_its_request_is_told_so() -> None:
+async def test_tasks_that_outlive_their_request_scope_raise_scope_not_active_error() -> None:
     @request_scoped
     class Session:
         @tool
@@ -626,7 +626,7 @@ async def test_a_task_that_outlived_its_request_is_told_so() -> None:
     assert len(model.requests) == 1
 
 
-async def test_two_containers_one_in_the_others_tool() -> None:
+async def test_tools_can_call_services_of_another_container() -> None:
     @request_scoped
     class Session:
         @tool
@@ -656,10 +656,10 @@ async def test_two_containers_one_in_the_others_tool() -> None:
     assert [each.result for each in result.tool_executions] == ["inner answer", "touched"]
 
 
-# --- from other loops and threads
+# --- other loops and threads
 
 
-def test_record_attributes_and_limit_hold_for_calls_from_another_loop_and_from_threads() -> None:
+def test_record_attributes_and_limit_apply_to_calls_from_other_loops_and_threads() -> None:
     seen: list[Any] = []
 
     @tool
@@ -699,7 +699,7 @@ def test_record_attributes_and_limit_hold_for_calls_from_another_loop_and_from_t
             service.wait("x")
 
 
-async def test_many_calls_at_once_keep_apart() -> None:
+async def test_concurrent_calls_do_not_mix_their_results() -> None:
     @tool
     async def double(n: int) -> int:
         await asyncio.sleep(0)

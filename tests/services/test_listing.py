@@ -1,4 +1,4 @@
-"""Services that are tools of each other: circles are found, however many paths there are between the services."""
+"""Cycles of services that are tools of each other."""
 
 from itertools import pairwise
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ def circles(*services: type[Any]) -> list[str]:
     return [each.what for each in problems if "each other" in each.what]
 
 
-def test_each_service_that_closes_a_circle_is_named_with_the_shortest_one() -> None:
+def test_every_service_cycle_is_reported_by_its_shortest_path() -> None:
     a, b, c = service("A"), service("B"), service("C")
     lists(a, b, c)
     lists(b, a)
@@ -37,7 +37,7 @@ def test_each_service_that_closes_a_circle_is_named_with_the_shortest_one() -> N
     ]
 
 
-def test_services_with_very_many_paths_between_them_are_checked_quickly() -> None:
+def test_service_graphs_with_very_many_paths_are_checked_quickly() -> None:
     layers = [[service(f"S{number:02}_{each}") for each in range(3)] for number in range(30)]
     for above, below in pairwise(layers):
         for cls in above:

@@ -1,4 +1,4 @@
-"""The tool loop, without any I/O."""
+"""The tool loop without I/O."""
 
 import pickle
 from datetime import UTC, datetime
@@ -83,7 +83,7 @@ def run_all(rules: Rules, state: State, effect: Effect, *, failed: bool = False)
 
 
 def follow(rules: Rules, *events: ModelReplied | str, mode: Any = "prompt") -> tuple[State, Effect]:
-    """Plays the model's replies; tools succeed, or fail after "failed"."""
+    """Run the loop with these model replies; tools succeed, or fail after "failed"."""
     effect: Effect
     state, effect = begin(rules, None, (), USER, mode=mode)
     failed = False
@@ -98,7 +98,7 @@ def follow(rules: Rules, *events: ModelReplied | str, mode: Any = "prompt") -> t
     return run_all(rules, state, effect, failed=failed)
 
 
-def test_a_reply_without_calls_ends_the_call() -> None:
+def test_replies_without_tool_calls_end_the_call() -> None:
     state, effect = follow(Rules(), says("5"))
 
     assert isinstance(effect, Finish)
@@ -106,7 +106,7 @@ def test_a_reply_without_calls_ends_the_call() -> None:
     assert state.remembered == (USER, AiMessage("5"))
 
 
-def test_the_model_is_asked_with_everything_so_far_and_the_system_message_first() -> None:
+def test_requests_contain_all_messages_with_the_system_message_first() -> None:
     system, before = SystemMessage("Add."), (UserMessage("hi"), AiMessage("ho"))
     effect: Effect
     state, effect = begin(Rules(), system, before, USER)
@@ -124,7 +124,7 @@ def test_the_model_is_asked_with_everything_so_far_and_the_system_message_first(
     ]
 
 
-def test_as_many_rounds_run_as_allowed_and_an_answer_may_follow() -> None:
+def test_an_answer_may_follow_the_last_allowed_round() -> None:
     _, effect = follow(Rules(max_rounds=2), asks(call()), asks(call()), says("5"))
     assert isinstance(effect, Finish)
 
@@ -135,7 +135,7 @@ def test_as_many_rounds_run_as_allowed_and_an_answer_may_follow() -> None:
     assert state.messages[-1] == AiMessage(None, [call(id_="last")])
 
 
-def test_a_reply_with_too_many_calls_fails_before_any_of_them_runs() -> None:
+def test_replies_with_too_many_calls_fail_before_any_tool_runs() -> None:
     _, effect = follow(Rules(max_calls=1), asks(call(id_="1"), call(id_="2")))
 
     assert isinstance(effect, Fail)
@@ -155,7 +155,7 @@ def test_a_reply_with_too_many_calls_fails_before_any_of_them_runs() -> None:
         (set(), ["add"], False, False),
     ],
 )
-def test_an_immediate_round_ends_the_call_when_all_of_it_is_immediate_and_nothing_failed(
+def test_immediate_rounds_end_the_call_if_every_tool_is_immediate_and_succeeds(
     immediate: set[str], calls: list[str], failed: bool, ends: bool
 ) -> None:
     requests = [call(name, str(number)) for number, name in enumerate(calls)]
@@ -167,7 +167,7 @@ def test_an_immediate_round_ends_the_call_when_all_of_it_is_immediate_and_nothin
         assert len(state.remembered) == 2 + len(calls)
 
 
-def test_token_usage_is_summed_and_none_when_no_reply_had_one() -> None:
+def test_token_usage_is_summed_or_none_if_no_reply_had_any() -> None:
     state, _ = follow(Rules(), asks(call(), usage=TokenUsage(1, 2)), says("5"), says("5"))
     assert state.token_usage == TokenUsage(1, 2)
 
@@ -178,7 +178,7 @@ def test_token_usage_is_summed_and_none_when_no_reply_had_one() -> None:
     assert state.token_usage is None
 
 
-def test_a_reply_that_does_not_validate_goes_back_and_is_not_remembered() -> None:
+def test_invalid_replies_go_back_to_the_model_and_are_not_remembered() -> None:
     rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE, max_output_retries=1)
     state, effect = follow(rules, says("five"))
     assert isinstance(effect, CallModel)
@@ -192,7 +192,7 @@ def test_a_reply_that_does_not_validate_goes_back_and_is_not_remembered() -> Non
     assert state.remembered == (USER, AiMessage('{"total": 5}'))
 
 
-def test_retries_are_counted_and_the_last_error_reaches_the_caller() -> None:
+def test_the_last_output_error_reaches_the_caller_after_all_retries() -> None:
     rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE, max_output_retries=1)
     _, effect = follow(rules, says("five"), says("six"))
 
@@ -201,7 +201,7 @@ def test_retries_are_counted_and_the_last_error_reaches_the_caller() -> None:
     assert effect.error.text == "six"
 
 
-def test_a_structured_reply_cut_at_the_token_limit_is_truncated() -> None:
+def test_structured_replies_cut_at_the_token_limit_raise_model_truncated_error() -> None:
     rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE)
     _, effect = follow(rules, says('{"total"', FinishReason.LENGTH))
 
@@ -209,7 +209,7 @@ def test_a_structured_reply_cut_at_the_token_limit_is_truncated() -> None:
     assert isinstance(effect.error, ModelTruncatedError)
 
 
-def test_the_answer_tools_call_is_the_answer_and_is_remembered_as_text() -> None:
+def test_calls_of_the_answer_tool_are_remembered_as_text() -> None:
     rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE)
     state, effect = follow(rules, asks(call(ANSWER_TOOL, arguments='{"total": 5}')), mode="tool")
 
@@ -218,7 +218,7 @@ def test_the_answer_tools_call_is_the_answer_and_is_remembered_as_text() -> None
     assert state.remembered[-1] == AiMessage('{"total": 5}')
 
 
-def test_a_bad_call_of_the_answer_tool_is_answered_with_its_errors() -> None:
+def test_invalid_calls_of_the_answer_tool_get_their_errors_as_result() -> None:
     rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE)
     state, effect = follow(rules, asks(call(ANSWER_TOOL, arguments='{"total": "x"}')), mode="tool")
 
@@ -239,7 +239,7 @@ def test_a_bad_call_of_the_answer_tool_is_answered_with_its_errors() -> None:
     st.integers(0, 4),
     st.one_of(st.none(), st.integers(0, 3)),
 )
-def test_whatever_the_model_replies_every_call_is_answered_once_and_right_after_it(
+def test_every_tool_call_is_answered_exactly_once_for_any_replies(
     replies: list[ModelReplied], max_rounds: int, max_calls: int | None
 ) -> None:
     rules = Rules(max_rounds=max_rounds, max_calls=max_calls, immediate=frozenset({"now"}))

@@ -1,4 +1,4 @@
-"""What a service says to the model: templates, files, functions, history, contents, the user's message."""
+"""Messages to the model: templates, files, functions, history, contents and the user message."""
 
 import sys
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def problems_of(cls: Any, **options: Any) -> list[Problem]:
 # --- templates
 
 
-async def test_the_page_s_first_service() -> None:
+async def test_first_service_of_the_documentation_renders_its_messages() -> None:
     class Assistant(Protocol):
         @system_message("You answer in {language}.")
         @user_message("Question: {question}")
@@ -76,7 +76,7 @@ async def test_the_page_s_first_service() -> None:
     )
 
 
-async def test_it_is_the_only_parameter_that_is_no_memory_id() -> None:
+async def test_it_is_the_only_parameter_besides_the_memory_id() -> None:
     class Assistant(Protocol):
         @user_message("Translate: {it}")
         async def one(self, text: str) -> str: ...
@@ -101,7 +101,7 @@ async def test_it_is_the_only_parameter_that_is_no_memory_id() -> None:
     assert said == [["Translate: x {y}"], ["Translate: x"], ["Number 3"], ["About z.", "Say z twice: z"]]
 
 
-def test_it_of_several_parameters_is_a_problem() -> None:
+def test_it_with_several_parameters_is_a_problem() -> None:
     class Assistant(Protocol):
         @user_message("{it}")
         async def chat(self, a: str, b: str) -> str: ...
@@ -111,7 +111,7 @@ def test_it_of_several_parameters_is_a_problem() -> None:
     assert "{it}" in problems[0].what
 
 
-async def test_a_parameter_named_it_is_itself() -> None:
+async def test_a_parameter_named_it_is_used_for_it() -> None:
     class Assistant(Protocol):
         @user_message("{it} and {other}")
         async def chat(self, it: str, other: str) -> str: ...
@@ -121,7 +121,7 @@ async def test_a_parameter_named_it_is_itself() -> None:
     assert model.requests[0].messages == (UserMessage("a and b"),)
 
 
-async def test_doubled_braces_are_braces() -> None:
+async def test_doubled_braces_are_rendered_as_braces() -> None:
     class Assistant(Protocol):
         @system_message('Answer as {{"city": "…"}}. {{}} {{x}}')
         async def chat(self, text: str) -> str: ...
@@ -134,7 +134,7 @@ async def test_doubled_braces_are_braces() -> None:
     )
 
 
-def test_a_doubled_brace_around_a_known_parameter_is_a_problem() -> None:
+def test_doubled_braces_around_a_known_parameter_are_a_problem() -> None:
     class Assistant(Protocol):
         @user_message("Hello {{name}}, {name}")
         async def chat(self, name: str) -> str: ...
@@ -148,7 +148,7 @@ def test_a_doubled_brace_around_a_known_parameter_is_a_problem() -> None:
 @pytest.mark.parametrize(
     "text", ["{name.first}", "{name[0]}", "{name!r}", "{name:>3}", "{}", "{0}", "{", "}", "{ name }"]
 )
-def test_nothing_but_a_name_may_stand_in_braces(text: str) -> None:
+def test_expressions_in_braces_are_a_problem(text: str) -> None:
     class Assistant(Protocol):
         @user_message(text)
         async def chat(self, name: str) -> str: ...
@@ -156,7 +156,7 @@ def test_nothing_but_a_name_may_stand_in_braces(text: str) -> None:
     assert all(problem.where == "Assistant.chat" for problem in problems_of(Assistant))
 
 
-def test_an_unknown_name_is_a_problem_at_start() -> None:
+def test_unknown_names_in_a_template_are_a_problem() -> None:
     class Assistant(Protocol):
         @system_message("Be {tone}.")
         @user_message("{quetsion}")
@@ -209,7 +209,7 @@ class Point:
         ((Colour.RED, date(2026, 1, 2)), '["red","2026-01-02"]'),
     ],
 )
-async def test_values_are_text_or_compact_json(value: object, text: str) -> None:
+async def test_values_are_rendered_as_text_or_compact_json(value: object, text: str) -> None:
     class Assistant(Protocol):
         @user_message("<{value}>")
         async def chat(self, value: object) -> str: ...
@@ -219,7 +219,7 @@ async def test_values_are_text_or_compact_json(value: object, text: str) -> None
     assert model.requests[0].messages == (UserMessage(f"<{text}>"),)
 
 
-async def test_the_values_of_defaults_are_taken() -> None:
+async def test_default_values_are_rendered() -> None:
     class Assistant(Protocol):
         @system_message("Be {tone}.")
         async def chat(self, text: str, tone: str = "kind") -> str: ...
@@ -231,7 +231,7 @@ async def test_the_values_of_defaults_are_taken() -> None:
     assert [request.messages[0].text for request in model.requests] == ["Be kind.", "Be stern.", "Be curt."]  # type: ignore[union-attr]
 
 
-async def test_odd_names_are_names() -> None:
+async def test_unusual_parameter_names_work_in_templates() -> None:
     class Assistant(Protocol):
         @user_message("{_private} {größe} {self_} {class_} {x1}")
         async def chat(self, _private: str, größe: int, self_: str, class_: str, x1: str) -> str: ...
@@ -241,7 +241,7 @@ async def test_odd_names_are_names() -> None:
     assert model.requests[0].messages == (UserMessage("a 2 c d e"),)
 
 
-async def test_parameters_named_like_ours_do_no_harm() -> None:
+async def test_parameters_may_have_names_that_the_framework_uses() -> None:
     class Assistant(Protocol):
         @user_message("{plan} {host} {as_tool} {name} {args} {kwargs}")
         async def chat(self, plan: str, host: str, as_tool: str, name: str, args: str, kwargs: str) -> str: ...
@@ -251,7 +251,7 @@ async def test_parameters_named_like_ours_do_no_harm() -> None:
     assert model.requests[0].messages == (UserMessage("a b c d e f"),)
 
 
-async def test_keyword_only_and_positional_only_parameters() -> None:
+async def test_keyword_only_and_positional_only_parameters_are_rendered() -> None:
     class Assistant(Protocol):
         @system_message("Be {tone}.")
         async def chat(self, text: str, /, *, tone: str) -> str: ...
@@ -261,7 +261,7 @@ async def test_keyword_only_and_positional_only_parameters() -> None:
     assert model.requests[0].messages == (SystemMessage("Be kind."), UserMessage("x"))
 
 
-def test_a_wrong_call_is_a_type_error() -> None:
+def test_calls_with_wrong_arguments_raise_type_error() -> None:
     class Assistant(Protocol):
         def chat(self, text: str) -> str: ...
 
@@ -280,7 +280,7 @@ def test_a_wrong_call_is_a_type_error() -> None:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a module beside which files can lie."""
+    """Return a function that creates a module with files next to it."""
 
     def make(source: str, **files: bytes) -> ModuleType:
         for name, content in files.items():
@@ -310,7 +310,7 @@ SERVICE_WITH_FILES = """
 """
 
 
-async def test_a_file_lies_beside_the_module_and_is_utf8(module: Any) -> None:
+async def test_template_files_are_read_as_utf8_next_to_the_module(module: Any) -> None:
     made = module(SERVICE_WITH_FILES, prompts__system_txt="Sei höflich.\n".encode(), user_txt=b"Question: {question}")
 
     assistant, model = service(made.Assistant)
@@ -321,7 +321,7 @@ async def test_a_file_lies_beside_the_module_and_is_utf8(module: Any) -> None:
     assert user == UserMessage("Question: why?")
 
 
-def test_a_file_is_read_at_start(module: Any) -> None:
+def test_template_files_are_checked_at_startup(module: Any) -> None:
     made = module(SERVICE_WITH_FILES, prompts__system_txt=b"Be {tone}.")
 
     texts = [str(problem) for problem in problems_of(made.Assistant)]
@@ -329,7 +329,7 @@ def test_a_file_is_read_at_start(module: Any) -> None:
     assert any("{tone}" in text for text in texts)
 
 
-def test_a_file_that_is_no_utf8_is_a_problem(module: Any) -> None:
+def test_template_files_with_another_encoding_are_a_problem(module: Any) -> None:
     made = module(SERVICE_WITH_FILES, prompts__system_txt=b"\xff\xfe", user_txt=b"{question}")
 
     [problem] = problems_of(made.Assistant)
@@ -337,7 +337,7 @@ def test_a_file_that_is_no_utf8_is_a_problem(module: Any) -> None:
     assert "UTF-8" in str(problem)
 
 
-async def test_a_byte_order_mark_is_no_part_of_the_message(module: Any) -> None:
+async def test_byte_order_marks_are_removed_from_template_files(module: Any) -> None:
     made = module(SERVICE_WITH_FILES, prompts__system_txt=b"\xef\xbb\xbfBe kind.", user_txt=b"{question}")
 
     assistant, model = service(made.Assistant)
@@ -346,7 +346,7 @@ async def test_a_byte_order_mark_is_no_part_of_the_message(module: Any) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\t\n", b"\xef\xbb\xbf"])
-def test_an_empty_or_blank_file_is_a_problem(module: Any, content: bytes) -> None:
+def test_empty_or_blank_template_files_are_a_problem(module: Any, content: bytes) -> None:
     made = module(SERVICE_WITH_FILES, prompts__system_txt=content, user_txt=b"{question}")
 
     [problem] = problems_of(made.Assistant)
@@ -356,7 +356,7 @@ def test_an_empty_or_blank_file_is_a_problem(module: Any, content: bytes) -> Non
 
 @pytest.mark.parametrize("decorator", [system_message, user_message])
 @pytest.mark.parametrize("text", ["", "  ", "\n"])
-def test_an_empty_or_blank_template_is_a_problem(decorator: Any, text: str) -> None:
+def test_empty_or_blank_templates_are_a_problem(decorator: Any, text: str) -> None:
     class Assistant(Protocol):
         @decorator(text)
         async def chat(self, question: str) -> str: ...
@@ -365,7 +365,7 @@ def test_an_empty_or_blank_template_is_a_problem(decorator: Any, text: str) -> N
     assert problem.what == f"the template of @{decorator.__name__} is empty"
 
 
-def test_text_and_file_are_one_of_two() -> None:
+def test_message_decorators_require_either_text_or_a_file() -> None:
     with pytest.raises(TypeError):
         system_message("x", file="y.txt")
     with pytest.raises(TypeError):
@@ -375,7 +375,7 @@ def test_text_and_file_are_one_of_two() -> None:
 # --- the system message
 
 
-async def test_it_may_stand_on_the_class_and_the_methods_own_wins() -> None:
+async def test_system_message_of_a_method_overrides_that_of_the_class() -> None:
     @system_message("Class: {text}")
     class Assistant(Protocol):
         async def chat(self, text: str, more: str) -> str: ...
@@ -390,7 +390,7 @@ async def test_it_may_stand_on_the_class_and_the_methods_own_wins() -> None:
     assert model.requests[1].messages == (SystemMessage("Method"), UserMessage("c"))
 
 
-async def test_it_may_be_a_function_sync_or_async() -> None:
+async def test_system_messages_can_be_made_by_sync_and_async_functions() -> None:
     threads = []
 
     def persona(context: InvocationContext) -> str:
@@ -448,7 +448,7 @@ class Greeter(Protocol):
     async def later(self, text: str) -> str: ...
 
 
-async def test_a_function_may_be_injected_beans_of_the_current_scope() -> None:
+async def test_beans_of_the_current_scope_are_injected_into_system_message_functions() -> None:
     model = ScriptedChatModel(["ok"] * 2)
     async with Container(models={"default": model}).register(Greeter, User, Clock) as container:
         async with container.request_scope():
@@ -461,7 +461,7 @@ async def test_a_function_may_be_injected_beans_of_the_current_scope() -> None:
     assert model.requests[1].messages[0] == SystemMessage("You talk to Ada, None.")
 
 
-def test_a_function_s_missing_bean_is_a_problem_at_start() -> None:
+def test_missing_beans_of_system_message_functions_are_a_problem() -> None:
     container = Container(models={"default": ScriptedChatModel([])}).register(Greeter, User)
 
     [problem] = container.check()
@@ -469,7 +469,7 @@ def test_a_function_s_missing_bean_is_a_problem_at_start() -> None:
     assert "Greeter.chat" in problem.where
 
 
-def test_a_function_s_parameter_that_nothing_fills_is_a_problem() -> None:
+def test_unknown_parameters_of_system_message_functions_are_a_problem() -> None:
     def persona(context: InvocationContext, tone: str) -> str:
         return tone
 
@@ -482,7 +482,7 @@ def test_a_function_s_parameter_that_nothing_fills_is_a_problem() -> None:
     assert "tone" in problem.what
 
 
-async def test_what_a_function_raises_reaches_the_caller() -> None:
+async def test_errors_of_system_message_functions_reach_the_caller() -> None:
     def broken(context: InvocationContext) -> str:
         raise LookupError("no persona")
 
@@ -499,7 +499,7 @@ async def test_what_a_function_raises_reaches_the_caller() -> None:
 # --- the user's message
 
 
-async def test_without_template_the_one_parameter_left_is_the_users_message() -> None:
+async def test_the_remaining_parameter_is_the_user_message() -> None:
     class Assistant(Protocol):
         @system_message("Be {tone}.")
         async def chat(self, tone: str, text: str) -> str: ...
@@ -532,7 +532,7 @@ async def test_without_template_the_one_parameter_left_is_the_users_message() ->
     ]
 
 
-async def test_a_list_of_messages_is_history_before_it() -> None:
+async def test_lists_of_messages_are_sent_as_history() -> None:
     class Assistant(Protocol):
         @system_message("S")
         async def chat(self, history: list[Message], text: str) -> str: ...
@@ -551,7 +551,7 @@ async def test_a_list_of_messages_is_history_before_it() -> None:
     assert history == [UserMessage("q"), AiMessage("a")]
 
 
-async def test_history_and_memory_together() -> None:
+async def test_history_and_memory_can_be_combined() -> None:
     class Assistant(Protocol):
         async def chat(self, session: MemoryId[str], history: list[Message], text: str) -> str: ...
 
@@ -563,7 +563,7 @@ async def test_history_and_memory_together() -> None:
     assert said == ["x", "one", "h3", "h4", "y"]
 
 
-async def test_contents_are_appended() -> None:
+async def test_content_parameters_are_appended_to_the_user_message() -> None:
     class Assistant(Protocol):
         async def chat(self, text: str, image: ImageContent) -> str: ...
 
@@ -591,7 +591,7 @@ async def test_contents_are_appended() -> None:
     ]
 
 
-async def test_an_image_alone_is_a_users_message() -> None:
+async def test_an_image_alone_is_a_user_message() -> None:
     class Assistant(Protocol):
         @system_message("Describe the image.")
         async def describe(self, image: ImageContent) -> str: ...
@@ -602,7 +602,7 @@ async def test_an_image_alone_is_a_users_message() -> None:
     assert model.requests[0].messages == (SystemMessage("Describe the image."), UserMessage([image]))
 
 
-def test_any_other_parameter_left_over_is_a_problem() -> None:
+def test_unused_parameters_are_a_problem() -> None:
     class Assistant(Protocol):
         @user_message("{text}")
         async def template(self, text: str, unused: int) -> str: ...
@@ -619,7 +619,7 @@ def test_any_other_parameter_left_over_is_a_problem() -> None:
     assert all(problem.fix for problem in problems)
 
 
-def test_a_method_that_says_nothing_is_a_problem() -> None:
+def test_methods_without_a_user_message_are_a_problem() -> None:
     class Assistant(Protocol):
         async def chat(self) -> str: ...
 
@@ -627,7 +627,7 @@ def test_a_method_that_says_nothing_is_a_problem() -> None:
     assert problem.where == "Assistant.chat"
 
 
-async def test_a_method_with_a_whole_template_needs_no_parameter() -> None:
+async def test_methods_with_a_complete_template_need_no_parameters() -> None:
     class Assistant(Protocol):
         @user_message("Tell a joke.")
         async def joke(self) -> str: ...
@@ -637,7 +637,7 @@ async def test_a_method_with_a_whole_template_needs_no_parameter() -> None:
     assert model.requests[0].messages == (UserMessage("Tell a joke."),)
 
 
-async def test_what_is_used_in_the_system_message_may_be_used_in_the_users_too() -> None:
+async def test_parameters_can_be_used_in_both_messages() -> None:
     class Assistant(Protocol):
         @system_message("About {topic}.")
         @user_message("Tell me of {topic}: {question}")

@@ -1,4 +1,4 @@
-"""Replies read into the declared type."""
+"""Parsing of replies into the declared type."""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -63,7 +63,7 @@ def read(type_: Any, text: str) -> Any:
         (dict[str, int], '{"value": 3}', {"value": 3}),
     ],
 )
-def test_a_reply_is_read_with_and_without_its_wrapper(type_: Any, text: str, value: object) -> None:
+def test_replies_are_parsed_with_and_without_the_wrapper(type_: Any, text: str, value: object) -> None:
     assert read(type_, text) == value
 
 
@@ -94,7 +94,7 @@ BERN = '{"name": "Bern", "people": 3}'
         (City | Pair, 'A pair: {"left": 1, "right": 2}', Pair(1, 2)),
     ],
 )
-def test_one_json_value_is_read_whatever_words_are_around_it(type_: Any, text: str, value: object) -> None:
+def test_a_single_json_value_is_parsed_from_surrounding_text(type_: Any, text: str, value: object) -> None:
     assert read(type_, text) == value
 
 
@@ -108,7 +108,7 @@ def test_one_json_value_is_read_whatever_words_are_around_it(type_: Any, text: s
         (int, '{"value": 1} {"value": 2}'),
     ],
 )
-def test_several_json_values_are_not_read(type_: Any, text: str) -> None:
+def test_several_json_values_are_rejected(type_: Any, text: str) -> None:
     with pytest.raises(OutputParsingError) as caught:
         read(type_, text)
 
@@ -133,12 +133,12 @@ class Loose:
         "{'name': 'a'}",
     ],
 )
-def test_a_part_of_another_value_is_not_read(text: str) -> None:
+def test_parts_of_a_json_value_are_not_parsed(text: str) -> None:
     with pytest.raises(OutputParsingError):
         read(Loose, text)
 
 
-def test_the_faults_of_a_value_in_prose_are_those_of_the_value() -> None:
+def test_errors_of_a_value_in_prose_name_the_fields_of_the_value() -> None:
     with pytest.raises(OutputParsingError) as caught:
         read(City, 'Here: {"name": "Bern", "people": "many"}')
 
@@ -165,7 +165,7 @@ def test_the_faults_of_a_value_in_prose_are_those_of_the_value() -> None:
     ],
     ids=lambda text: text[:8],
 )
-def test_hostile_replies_are_refused_in_linear_time(text: str) -> None:
+def test_hostile_replies_are_rejected_in_linear_time(text: str) -> None:
     began = time.process_time()
 
     with pytest.raises(OutputParsingError):
@@ -177,7 +177,7 @@ def test_hostile_replies_are_refused_in_linear_time(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no idea", '{"name": "Bern"}', '{"name": "Bern", "people": "many"}', "[1"])
-def test_a_reply_that_does_not_validate_tells_where(text: str) -> None:
+def test_validation_errors_name_the_path(text: str) -> None:
     with pytest.raises(OutputParsingError) as caught:
         read(City, text)
 
@@ -185,7 +185,7 @@ def test_a_reply_that_does_not_validate_tells_where(text: str) -> None:
     assert caught.value.problems
 
 
-def test_a_type_that_is_no_object_is_asked_for_in_a_wrapper() -> None:
+def test_types_other_than_objects_are_requested_in_a_wrapper() -> None:
     structure = read_output(list[City]).structure
 
     assert structure is not None
@@ -194,7 +194,7 @@ def test_a_type_that_is_no_object_is_asked_for_in_a_wrapper() -> None:
     assert structure.schema["properties"]["value"]["items"]["required"] == ["name", "people"]
 
 
-def test_a_reply_s_schema_is_as_short_as_a_tool_s() -> None:
+def test_output_schemas_are_as_short_as_tool_schemas() -> None:
     structure = read_output(City).structure
 
     assert structure is not None
@@ -216,11 +216,11 @@ def test_a_reply_s_schema_is_as_short_as_a_tool_s() -> None:
         (City, Output(Shape.VALUE, Kind.STRUCTURED, City)),
     ],
 )
-def test_a_return_annotation_tells_shape_and_kind(annotation: object, output: Output) -> None:
+def test_return_annotations_determine_shape_and_kind(annotation: object, output: Output) -> None:
     assert read_output(annotation) == output
 
 
-def test_a_synchronous_stream_of_anything_but_text_is_refused() -> None:
+def test_synchronous_streams_of_other_types_than_text_are_rejected() -> None:
     with pytest.raises(TypeError, match="Iterator"):
         read_output(Iterator[City])
 
@@ -254,11 +254,11 @@ def items(type_: Any, text: str, size: int) -> list[Any]:
         (' [ {"name": "B", "people": 1} , ] ', [("B", 1)]),
     ],
 )
-def test_items_come_as_soon_as_they_are_complete(size: int, text: str, found: list[tuple[str, int]]) -> None:
+def test_items_are_parsed_as_soon_as_they_are_complete(size: int, text: str, found: list[tuple[str, int]]) -> None:
     assert items(City, text, size) == [City(name=name, people=people) for name, people in found]
 
 
-def test_scalar_items_end_at_their_comma() -> None:
+def test_scalar_items_end_at_the_comma() -> None:
     structure = read_output(AsyncIterator[int]).structure
     assert structure is not None
     assert structure.item_adapter is not None
@@ -284,12 +284,12 @@ def test_scalar_items_end_at_their_comma() -> None:
         'Here: [{"x": 1}, {"value": [{"name": "B", "people": 1}]}]',
     ],
 )
-def test_a_list_that_does_not_end_is_an_error(text: str) -> None:
+def test_incomplete_lists_are_rejected(text: str) -> None:
     with pytest.raises(OutputParsingError):
         items(City, text, 5)
 
 
-def test_a_bad_item_is_an_error_where_it_stands() -> None:
+def test_invalid_items_are_rejected_at_their_position() -> None:
     with pytest.raises(OutputParsingError) as caught:
         items(City, '[{"name": "B", "people": "x"}]', 4)
 
@@ -307,6 +307,6 @@ def test_a_bad_item_is_an_error_where_it_stands() -> None:
     ],
     ids=["a long item", "many items at once", "brackets in a text before it", "blanks before it", "escapes"],
 )
-def test_reading_items_costs_what_their_length_does(text: str, size: int, count: int) -> None:
-    """With a cost that grows as the square, each of them would take minutes."""
+def test_items_are_parsed_in_linear_time(text: str, size: int, count: int) -> None:
+    """With quadratic cost, each case would take minutes."""
     assert len(items(str | int, text, size)) == count

@@ -1,4 +1,4 @@
-"""`check()` and the start after it read a program once, and again when something has changed in between."""
+"""`check()` and the next start analyze a program once, and again after a change."""
 
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ from toolbox import Container, DemoChatModel, IllegalConfigurationError, applica
 
 
 class Counted:
-    """An answer that counts how often its schema is made."""
+    """A return type that counts how often its schema is built."""
 
     schemas = 0
 
@@ -37,7 +37,7 @@ def container() -> Container:
     return Container(models={"default": DemoChatModel()}).register(Assistant)
 
 
-def test_a_start_after_a_check_plans_no_service_again() -> None:
+def test_start_after_check_reuses_the_plans() -> None:
     program = container()
     assert program.check() == []
     planned = Counted.schemas
@@ -48,7 +48,7 @@ def test_a_start_after_a_check_plans_no_service_again() -> None:
     assert Counted.schemas == planned
 
 
-def test_each_start_has_beans_of_its_own() -> None:
+def test_each_start_creates_new_beans() -> None:
     program = container().register(Added)
     assert program.check() == []
     with program:
@@ -57,7 +57,7 @@ def test_each_start_has_beans_of_its_own() -> None:
         assert program.get(Added) is not first
 
 
-def test_what_is_registered_after_a_check_is_started() -> None:
+def test_beans_registered_after_check_are_started() -> None:
     program = container().register(Needy)
     assert [each.where for each in program.check()] == ["Needy.added"]
 

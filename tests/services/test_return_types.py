@@ -1,4 +1,4 @@
-"""What a service method returns: every type, how it is asked for, how the reply is read."""
+"""Return types of service methods: formats, output modes, retries and `Result`."""
 
 import json
 from collections.abc import AsyncIterator
@@ -85,25 +85,25 @@ async def answer(annotation: Any, *replies: Any, **options: Any) -> Any:
     return await service.chat("x")
 
 
-# --- every type
+# --- types
 
 
 @pytest.mark.parametrize("reply", ["hello", "", " spaced ", "```json\n{}\n```", "null"])
-async def test_text_is_as_it_is(reply: str) -> None:
+async def test_text_replies_are_returned_unchanged(reply: str) -> None:
     assert await answer(str, reply) == reply
 
 
-async def test_an_empty_reply_is_an_empty_text() -> None:
+async def test_empty_replies_are_returned_as_empty_text() -> None:
     assert await answer(str, AiMessage(None)) == ""
     assert (await answer(Result[str], AiMessage(None))).content == ""
 
 
-async def test_none_drops_the_reply() -> None:
+async def test_methods_that_return_none_discard_the_reply() -> None:
     assert await answer(None, "whatever") is None
     assert (await answer(Result[None], "whatever")).content is None
 
 
-async def test_an_ai_message_is_the_reply_itself() -> None:
+async def test_methods_that_return_ai_message_return_the_reply_itself() -> None:
     message = AiMessage("hi", reasoning="because", attributes={"a": 1})
     assert await answer(AiMessage, message) is message
     assert (await answer(Result[AiMessage], message)).content is message
@@ -172,7 +172,7 @@ VALUES: list[tuple[Any, str, Any]] = [
 
 
 @pytest.mark.parametrize(("annotation", "reply", "value"), VALUES, ids=[f"{a}-{r}" for a, r, _ in VALUES])
-async def test_a_reply_becomes_the_declared_type(annotation: Any, reply: str, value: object) -> None:
+async def test_replies_are_converted_to_the_declared_type(annotation: Any, reply: str, value: object) -> None:
     got = await answer(annotation, reply)
 
     assert got == value
@@ -180,7 +180,7 @@ async def test_a_reply_becomes_the_declared_type(annotation: Any, reply: str, va
     assert (await answer(Result[annotation], reply)).content == value
 
 
-async def test_a_type_that_is_no_object_is_wrapped_and_an_object_is_not() -> None:
+async def test_types_other_than_objects_are_wrapped_in_the_schema() -> None:
     service, model = service_of(int, "3", supports=True)
     await service.chat("x")
     schema = model.requests[0].response_format.schema  # type: ignore[union-attr]
@@ -199,7 +199,7 @@ async def test_a_type_that_is_no_object_is_wrapped_and_an_object_is_not() -> Non
 # --- output modes
 
 
-async def test_schema_where_the_model_supports_it_else_prompt() -> None:
+async def test_output_mode_is_schema_if_the_model_supports_it_and_prompt_otherwise() -> None:
     service, model = service_of(City, '{"name": "x"}', supports=True)
     await service.chat("x")
     assert model.requests[0].response_format is not None
@@ -214,7 +214,7 @@ async def test_schema_where_the_model_supports_it_else_prompt() -> None:
     assert '"name"' in text
 
 
-async def test_a_mode_that_is_set_is_taken() -> None:
+async def test_the_configured_output_mode_is_used() -> None:
     service, model = service_of(City, '{"name": "x"}', supports=True, output_mode="prompt")
     await service.chat("x")
     assert model.requests[0].response_format is None
@@ -235,7 +235,7 @@ async def test_a_mode_that_is_set_is_taken() -> None:
     assert list(model.requests[0].tool_specifications[0].parameters["properties"]) == ["name", "founded"]
 
 
-async def test_text_is_asked_for_in_no_mode() -> None:
+async def test_text_methods_use_no_output_mode() -> None:
     for mode in ("schema", "tool", "prompt"):
         service, model = service_of(str, "hi", supports=True, output_mode=mode)
         assert await service.chat("x") == "hi"
@@ -244,7 +244,7 @@ async def test_text_is_asked_for_in_no_mode() -> None:
         assert model.requests[0].messages == (UserMessage("x"),)
 
 
-async def test_what_is_asked_for_in_words_is_not_remembered() -> None:
+async def test_format_instructions_are_not_remembered() -> None:
     class Assistant(Protocol):
         async def chat(self, session: MemoryId[str], text: str) -> City: ...
 
@@ -256,7 +256,7 @@ async def test_what_is_asked_for_in_words_is_not_remembered() -> None:
     assert model.requests[1].messages[:2] == (UserMessage("one"), AiMessage('{"name": "a"}'))
 
 
-async def test_in_mode_tool_other_tools_run_before() -> None:
+async def test_other_tools_run_before_the_answer_tool() -> None:
     ran = []
 
     def find(name: str) -> str:
@@ -276,11 +276,11 @@ async def test_in_mode_tool_other_tools_run_before() -> None:
     assert isinstance(result.messages[-1], AiMessage)
 
 
-async def test_in_mode_tool_an_answer_in_text_is_read_too() -> None:
+async def test_text_replies_are_parsed_in_output_mode_tool() -> None:
     assert await answer(City, '{"name": "Bern"}', output_mode="tool") == City(name="Bern")
 
 
-async def test_structured_output_after_tools_keeps_asking_for_it() -> None:
+async def test_the_response_format_is_sent_again_after_tool_rounds() -> None:
     def find() -> str:
         return "found"
 
@@ -293,7 +293,7 @@ async def test_structured_output_after_tools_keeps_asking_for_it() -> None:
 # --- replies that do not validate
 
 
-async def test_a_bad_reply_goes_back_with_its_errors() -> None:
+async def test_invalid_replies_go_back_to_the_model_with_their_errors() -> None:
     service, model = service_of(Result[City], '{"nome": "Bern"}', '{"name": "Bern"}')
     result = await service.chat("x")
 
@@ -305,7 +305,7 @@ async def test_a_bad_reply_goes_back_with_its_errors() -> None:
     assert result.messages == (UserMessage("x"), AiMessage('{"name": "Bern"}'))
 
 
-async def test_only_the_good_reply_is_remembered() -> None:
+async def test_only_the_valid_reply_is_remembered() -> None:
     class Assistant(Protocol):
         async def chat(self, session: MemoryId[str], text: str) -> int: ...
 
@@ -318,7 +318,7 @@ async def test_only_the_good_reply_is_remembered() -> None:
     assert earlier == [UserMessage("how many?"), AiMessage("3")]
 
 
-async def test_then_the_error_has_the_reply_and_its_problems() -> None:
+async def test_output_parsing_error_has_the_reply_and_its_problems() -> None:
     service, model = service_of(City, "one", '{"name": 1.5, "founded": "x"}', '{"founded": "never"}')
     with pytest.raises(OutputParsingError) as raised:
         await service.chat("x")
@@ -330,7 +330,7 @@ async def test_then_the_error_has_the_reply_and_its_problems() -> None:
 
 
 @pytest.mark.parametrize(("retries", "asked"), [(0, 1), (1, 2), (2, 3)])
-async def test_as_often_as_allowed(retries: int, asked: int) -> None:
+async def test_max_output_retries_limits_the_retries(retries: int, asked: int) -> None:
     service, model = service_of(int, *["no"] * 5, max_output_retries=retries)
     with pytest.raises(OutputParsingError):
         await service.chat("x")
@@ -338,14 +338,14 @@ async def test_as_often_as_allowed(retries: int, asked: int) -> None:
 
 
 @pytest.mark.parametrize("reply", ["", "no JSON", "{", '{"name": NaN}', "[1]"])
-async def test_what_is_no_json_is_an_error(reply: str) -> None:
+async def test_replies_that_are_not_valid_json_are_rejected(reply: str) -> None:
     with pytest.raises(OutputParsingError) as raised:
         await answer(City, reply, max_output_retries=0)
     assert raised.value.text == reply
     assert raised.value.problems
 
 
-async def test_a_bad_answer_by_tool_goes_back_as_its_result() -> None:
+async def test_invalid_calls_of_the_answer_tool_go_back_as_error_results() -> None:
     def reply(arguments: dict[str, Any]) -> Any:
         return lambda request: tool_call(request.tool_specifications[-1].name, arguments)
 
@@ -357,18 +357,18 @@ async def test_a_bad_answer_by_tool_goes_back_as_its_result() -> None:
     assert "name" in last.text
 
 
-async def test_an_enum_that_is_none_of_them_is_an_error() -> None:
+async def test_unknown_enum_values_are_rejected() -> None:
     with pytest.raises(OutputParsingError):
         await answer(Colour, "blue", max_output_retries=0)
 
 
-async def test_a_structured_reply_that_was_cut_is_truncated() -> None:
+async def test_truncated_structured_replies_raise_model_truncated_error() -> None:
     cut = ChatResponse(AiMessage('{"name": "Be'), finish_reason=FinishReason.LENGTH)
     with pytest.raises(ModelTruncatedError):
         await answer(City, cut)
 
 
-async def test_plain_text_that_was_cut_comes_back() -> None:
+async def test_truncated_text_replies_are_returned() -> None:
     cut = ChatResponse(AiMessage("Once upon"), finish_reason=FinishReason.LENGTH)
     result = await answer(Result[str], cut)
     assert result.content == "Once upon"
@@ -382,7 +382,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-async def test_a_result_has_all_of_the_call() -> None:
+async def test_result_has_usage_messages_and_tool_executions() -> None:
     request = tool_call("add", {"a": 1, "b": 2})
     asked = ChatResponse(AiMessage(None, [request]), TokenUsage(10, 5, 2, 1), FinishReason.TOOL_EXECUTION)
     said = ChatResponse(AiMessage("3"), TokenUsage(20, 7, 3, 2), FinishReason.STOP)
@@ -406,7 +406,7 @@ async def test_a_result_has_all_of_the_call() -> None:
     assert isinstance(result.messages, tuple)
 
 
-async def test_usage_is_summed_over_what_had_one_and_none_without() -> None:
+async def test_token_usage_is_summed_and_none_if_unknown() -> None:
     request = tool_call("add", {"a": 1, "b": 2})
     result = await answer(
         Result[str],
@@ -418,14 +418,14 @@ async def test_usage_is_summed_over_what_had_one_and_none_without() -> None:
     assert (await answer(Result[str], "x")).token_usage is None
 
 
-async def test_usage_of_replies_that_went_back_counts() -> None:
+async def test_token_usage_includes_rejected_replies() -> None:
     result = await answer(
         Result[int], ChatResponse(AiMessage("no"), TokenUsage(1, 2)), ChatResponse(AiMessage("3"), TokenUsage(10, 20))
     )
     assert result.token_usage == TokenUsage(11, 22)
 
 
-async def test_the_messages_are_of_this_call_only() -> None:
+async def test_result_messages_are_those_of_the_call_only() -> None:
     class Assistant(Protocol):
         async def chat(self, session: MemoryId[str], text: str) -> Result[str]: ...
 
@@ -434,12 +434,12 @@ async def test_the_messages_are_of_this_call_only() -> None:
     assert (await service.chat("room", "y")).messages == (UserMessage("y"), AiMessage("two"))
 
 
-async def test_a_bare_result_is_one_of_text() -> None:
+async def test_a_result_without_type_argument_contains_text() -> None:
     assert (await answer(Result, "hi")).content == "hi"
 
 
 @pytest.mark.parametrize("reason", list(FinishReason))
-async def test_the_reason_is_the_models(reason: FinishReason) -> None:
+async def test_finish_reason_comes_from_the_model(reason: FinishReason) -> None:
     if reason is FinishReason.TOOL_EXECUTION:
         return
     result = await answer(Result[str], ChatResponse(AiMessage("x"), finish_reason=reason))
@@ -465,7 +465,7 @@ class CityExtractor(Extractor[City], Protocol):
     async def count(self, text: str) -> int: ...
 
 
-async def test_a_type_variable_is_what_the_service_says_it_is() -> None:
+async def test_type_variables_are_resolved_by_the_service_class() -> None:
     model = ScriptedChatModel(['{"name": "a"}', '[{"name": "b"}]', '[{"name": "c"}]', "3"])
     async with Container(models={"default": model}).register(CityExtractor) as container:
         extractor = container.get(CityExtractor)
@@ -484,7 +484,7 @@ def problems_of(cls: Any) -> list[Problem]:
     return list(raised.value.problems)
 
 
-def test_no_return_annotation_is_a_problem() -> None:
+def test_missing_return_annotations_are_a_problem() -> None:
     class Assistant(Protocol):
         async def chat(self, text: str): ...  # type: ignore[no-untyped-def]
 
@@ -493,7 +493,7 @@ def test_no_return_annotation_is_a_problem() -> None:
     assert "return" in problem.what
 
 
-def test_a_type_that_pydantic_cannot_read_is_a_problem() -> None:
+def test_types_that_pydantic_cannot_validate_are_a_problem() -> None:
     class Socket: ...
 
     class Assistant(Protocol):
@@ -509,7 +509,7 @@ def test_a_type_that_pydantic_cannot_read_is_a_problem() -> None:
     assert all(len(str(problem)) < 400 for problem in problems)
 
 
-def test_a_coroutine_that_returns_a_stream_is_a_problem() -> None:
+def test_async_methods_that_return_a_stream_are_a_problem() -> None:
     class Assistant(Protocol):
         async def chat(self, text: str) -> AsyncIterator[str]: ...
 
@@ -518,12 +518,12 @@ def test_a_coroutine_that_returns_a_stream_is_a_problem() -> None:
     assert "def chat" in problem.fix
 
 
-async def test_sequential_json_of_a_reply_is_not_guessed() -> None:
+async def test_replies_with_several_json_values_are_rejected() -> None:
     with pytest.raises(OutputParsingError):
         await answer(City, '{"name": "a"}{"name": "b"}', max_output_retries=0)
 
 
-async def test_the_schema_that_is_sent_is_json() -> None:
+async def test_the_schema_is_sent_as_json() -> None:
     for annotation in (City, Node, list[City], Colour, City | None, dict[str, Point]):
         service, model = service_of(annotation, "x", supports=True, max_output_retries=0)
         with pytest.raises(OutputParsingError):
@@ -531,7 +531,7 @@ async def test_the_schema_that_is_sent_is_json() -> None:
         json.dumps(model.requests[0].response_format.schema)  # type: ignore[union-attr]
 
 
-async def test_a_services_answer_by_tool_may_not_clash_with_its_tools() -> None:
+async def test_the_answer_tool_does_not_clash_with_other_tools() -> None:
     class Tools:
         @tool
         def final_answer(self) -> str:
@@ -541,7 +541,7 @@ async def test_a_services_answer_by_tool_may_not_clash_with_its_tools() -> None:
         service_of(City, output_mode="tool", tools=(Tools(),))
 
 
-async def test_a_system_message_stays_first_when_a_reply_goes_back() -> None:
+async def test_the_system_message_stays_first_after_an_output_retry() -> None:
     from toolbox import system_message
 
     class Assistant(Protocol):
@@ -553,7 +553,7 @@ async def test_a_system_message_stays_first_when_a_reply_goes_back() -> None:
     assert all(request.messages[0] == SystemMessage("Count.") for request in model.requests)
 
 
-async def test_the_answer_tools_arguments_are_repaired_as_those_of_any_tool() -> None:
+async def test_arguments_of_the_answer_tool_are_repaired_like_other_arguments() -> None:
     call = ToolExecutionRequest("1", "final_answer", '{"name": "Be\nrn",}')
 
     assert await answer(City, call, output_mode="tool") == City(name="Be\nrn")

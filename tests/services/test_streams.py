@@ -1,10 +1,10 @@
-"""Streams of services: what they yield, when they start, and what becomes of them when they are left."""
+"""Streams of services: text, items, events and synchronous iterators; order, errors, closing and context."""
 
 import asyncio
-import contextvars
 import gc
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import pytest
@@ -13,35 +13,40 @@ from pydantic import BaseModel
 from toolbox import (
     AiMessage,
     BeforeToolExecution,
-    BlockingCallNotAllowedError,
     ChatRequest,
     ChatResponse,
     CompleteResponse,
     CompleteToolCall,
+    Container,
     FinishReason,
     IntermediateResponse,
     InvocationContext,
     InvocationTimeoutError,
     MemoryId,
-    MemoryInUseError,
     OutputParsingError,
+    PartialReasoning,
     PartialResponse,
-    ReturnBehavior,
+    PartialToolCall,
     StreamEvent,
     TokenStream,
-    ToolCallsLimitExceededError,
+    TokenUsage,
+    ToolAbort,
+    ToolArgumentsError,
     ToolExecuted,
-    UserMessage,
+    ToolExecutionResultMessage,
+    UnknownToolError,
     create_ai_service,
     invocation_attributes,
+    invocation_record,
+    register_ai_service,
+    request_scoped,
+    system_message,
     time_limit,
     tool,
 )
-from toolbox.services.standalone import _process
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
-variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
 
 class City(BaseModel):
@@ -49,514 +54,697 @@ class City(BaseModel):
 
 
 class Streaming(Protocol):
-    def text(self, question: str) -> AsyncIterator[str]: ...
-    def cities(self, question: str) -> AsyncIterator[City]: ...
-    def events(self, question: str) -> TokenStream: ...
-    def remembered(self, session: MemoryId[str], question: str) -> AsyncIterator[str]: ...
-    def lines(self, question: str) -> Iterator[str]: ...
-    async def chat(self, session: MemoryId[str], question: str) -> str: ...
+    def text(self, text: str) -> AsyncIterator[str]: ...
+
+    def events(self, text: str) -> TokenStream: ...
+
+    def items(self, text: str) -> AsyncIterator[City]: ...
+
+    def numbers(self, text: str) -> AsyncIterator[int]: ...
 
 
 @tool
-def add(a: int, b: int) -> int:
+async def add(a: int, b: int) -> int:
     return a + b
 
 
-def asks(**arguments: Any) -> AiMessage:
-    return AiMessage("Let me see. ", [tool_call("add", arguments)])
+@tool
+def block(text: str = "") -> str:
+    return text
 
 
-def service(*replies: Any, tools: Any = (add,), **options: Any) -> Streaming:
-    return create_ai_service(Streaming, chat_model=ScriptedChatModel(replies), tools=tools, **options)
+@tool
+def fail() -> str:
+    raise ValueError("broken")
 
 
-async def test_the_text_of_all_rounds_is_streamed() -> None:
-    pieces = [piece async for piece in service(asks(a=1, b=2), "It is three.").text("q")]
-
-    assert "".join(pieces) == "Let me see. It is three."
-    assert len(pieces) > 2
+def streaming(*replies: Any, **options: Any) -> tuple[Any, ScriptedChatModel]:
+    model = ScriptedChatModel(replies)
+    return create_ai_service(Streaming, chat_model=model, tools=(add, block, fail), **options), model
 
 
-async def test_a_model_without_stream_streams_its_whole_reply() -> None:
-    class Whole:
+ADD = tool_call("add", {"a": 1, "b": 2})
+
+
+async def names(stream: AsyncIterator[Any]) -> list[str]:
+    return [type(each).__name__ async for each in stream]
+
+
+# --- text
+
+
+async def test_text_is_streamed_in_pieces() -> None:
+    service, _ = streaming("Hello there, Ada")
+    assert [each async for each in service.text("x")] == ["Hello ", "there, ", "Ada"]
+
+
+async def test_text_of_all_rounds_is_streamed() -> None:
+    service, _ = streaming(AiMessage("Let me see.", [ADD]), "It is 3.")
+    assert "".join([each async for each in service.text("x")]) == "Let me see.It is 3."
+
+
+async def test_reasoning_is_not_part_of_the_text() -> None:
+    service, _ = streaming(AiMessage("Hi", reasoning="He says hello"))
+    assert [each async for each in service.text("x")] == ["Hi"]
+
+
+async def test_empty_replies_are_empty_streams() -> None:
+    service, _ = streaming(AiMessage(None))
+    assert [each async for each in service.text("x")] == []
+
+
+async def test_models_without_stream_send_the_whole_reply_at_once() -> None:
+    class Plain:
         async def chat(self, request: ChatRequest) -> ChatResponse:
-            return ChatResponse(AiMessage("all at once"))
+            return ChatResponse(AiMessage("Hello there"))
 
-    stream = create_ai_service(Streaming, chat_model=Whole()).text("q")
-
-    assert [piece async for piece in stream] == ["all at once"]
-
-
-async def test_events_come_in_order_and_the_last_is_the_whole() -> None:
-    events = [event async for event in service(asks(a=1, b=2), "three").events("q")]
-    kinds = [type(each) for each in events if not isinstance(each, PartialResponse)]
-
-    assert kinds[-4:] == [IntermediateResponse, BeforeToolExecution, ToolExecuted, CompleteResponse]
-    assert CompleteToolCall in kinds
-    executed = next(each for each in events if isinstance(each, ToolExecuted))
-    assert executed.execution.result == "3"
-    last = events[-1]
-    assert isinstance(last, CompleteResponse)
-    assert last.response.ai_message.text == "three"
+    service: Any = create_ai_service(Streaming, chat_model=Plain())
+    assert [each async for each in service.text("x")] == ["Hello there"]
+    assert await names(service.events("x")) == ["PartialResponse", "CompleteResponse"]
 
 
-async def test_items_come_one_by_one() -> None:
-    stream = service(asks(a=1, b=2), '{"value": [{"name": "Bern"}, {"name": "Basel"}]}').cities("q")
+async def test_streams_are_async_iterators_with_aclose() -> None:
+    service, _ = streaming("a", "b")
+    for stream in (service.text("x"), service.events("x")):
+        assert aiter(stream) is stream
+        assert hasattr(stream, "aclose")
+        async for _ in stream:
+            pass
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        await stream.aclose()
 
-    assert [city async for city in stream] == [City(name="Bern"), City(name="Basel")]
+
+async def test_async_generator_and_async_iterable_are_text_streams() -> None:
+    class Spelled(Protocol):
+        def generator(self, text: str) -> AsyncGenerator[str, None]: ...
+
+        def iterable(self, text: str) -> AsyncIterable[str]: ...
+
+    service: Any = create_ai_service(Spelled, chat_model=ScriptedChatModel(["a b", "c d"]))
+    assert [each async for each in service.generator("x")] == ["a ", "b"]
+    assert [each async for each in service.iterable("x")] == ["c ", "d"]
 
 
-async def test_a_bad_item_is_raised_where_it_stands() -> None:
-    stream = service('[{"name": "Bern"}, {"nme": "Basel"}]').cities("q")
+# --- items
 
+
+async def test_items_are_yielded_as_soon_as_they_are_complete() -> None:
+    gate = asyncio.Event()
+
+    class Slow:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise AssertionError("not asked for")
+
+        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+            yield PartialResponse('{"value": [{"name": "Bern"}')
+            yield PartialResponse(', {"name"')
+            await gate.wait()
+            yield PartialResponse(': "Basel"}]}')
+            yield CompleteResponse(ChatResponse(AiMessage("…")))
+
+    service: Any = create_ai_service(Streaming, chat_model=Slow())
+    stream = service.items("x")
     assert await anext(stream) == City(name="Bern")
-    with pytest.raises(OutputParsingError):
-        await anext(stream)
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    gate.set()
+    assert await waiting == City(name="Basel")
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
 
 
-async def test_a_reply_without_a_list_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        ("[1, 2, 3]", [1, 2, 3]),
+        ("[]", []),
+        ('{"value": [1]}', [1]),
+        ('{"value":[]}', []),
+        ("```json\n[1, 2]\n```", [1, 2]),
+        ("```\n[1]\n```", [1]),
+        ('```json\n{"value": [1]}\n```', [1]),
+        (' \n [ "4" ,5] ', [4, 5]),
+        ("Here you are:\n\n```json\n[1, 2]\n```\nEnjoy!", [1, 2]),
+    ],
+)
+async def test_lists_are_parsed_with_and_without_a_wrapper(reply: str, found: list[int]) -> None:
+    service, _ = streaming(reply)
+    assert [each async for each in service.numbers("x")] == found
+
+
+async def test_invalid_items_raise_at_their_position() -> None:
+    service, _ = streaming('[{"name": "Bern"}, {"nome": "Basel"}, {"name": "Genf"}]')
+    stream = service.items("x")
+    assert await anext(stream) == City(name="Bern")
+    with pytest.raises(OutputParsingError) as raised:
+        await anext(stream)
+    assert "nome" in raised.value.text
+    assert raised.value.problems[0][0] == "name"
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+@pytest.mark.parametrize("reply", ["no list", "[1, 2", "", '{"values": [1]}', "[1 2]", "[1, x]"])
+async def test_incomplete_and_missing_lists_are_rejected(reply: str) -> None:
+    service, _ = streaming(reply)
     with pytest.raises(OutputParsingError):
-        _ = [city async for city in service("none").cities("q")]
+        async for _ in service.numbers("x"):
+            pass
 
 
-async def test_an_immediate_round_ends_the_stream_with_its_reply() -> None:
+async def test_items_are_requested_as_a_list() -> None:
+    service, model = streaming("[]")
+    async for _ in service.items("x"):
+        pass
+    assert "JSON" in model.requests[0].messages[0].text  # type: ignore[union-attr]
+
+    model = ScriptedChatModel(["[]"], supports_response_format=True)
+    service = create_ai_service(Streaming, chat_model=model)
+    async for _ in service.items("x"):
+        pass
+    schema = model.requests[0].response_format.schema  # type: ignore[union-attr]
+    assert schema["properties"]["value"]["type"] == "array"
+
+
+async def test_items_are_yielded_after_tool_rounds() -> None:
+    service, _ = streaming(AiMessage("Let me look.", [ADD]), "[1, 2]")
+    assert [each async for each in service.numbers("x")] == [1, 2]
+
+
+# --- events
+
+
+async def test_events_of_a_reply_without_tools() -> None:
+    response = ChatResponse(AiMessage("a b", reasoning="r"), TokenUsage(1, 2), FinishReason.STOP)
+    service, _ = streaming(response)
+    assert [each async for each in service.events("x")] == [
+        PartialReasoning("r"),
+        PartialResponse("a "),
+        PartialResponse("b"),
+        CompleteResponse(response),
+    ]
+
+
+async def test_events_of_a_tool_round_are_in_order() -> None:
+    first = AiMessage("See:", [ADD, tool_call("block", {"text": "t"})])
+    service, _ = streaming(first, "done")
+    events = [each async for each in service.events("x")]
+
+    kinds = [type(each).__name__ for each in events if not isinstance(each, PartialToolCall)]
+    assert kinds == [
+        "PartialResponse",
+        "CompleteToolCall",
+        "CompleteToolCall",
+        "IntermediateResponse",
+        "BeforeToolExecution",
+        "ToolExecuted",
+        "BeforeToolExecution",
+        "ToolExecuted",
+        "PartialResponse",
+        "CompleteResponse",
+    ]
+    intermediate = next(each for each in events if isinstance(each, IntermediateResponse))
+    assert intermediate.response.ai_message == first
+    befores = [each.request for each in events if isinstance(each, BeforeToolExecution)]
+    assert befores == list(first.tool_execution_requests)
+    executed = [each.execution for each in events if isinstance(each, ToolExecuted)]
+    assert [each.result for each in executed] == ["3", "t"]
+    partial = [each for each in events if isinstance(each, PartialToolCall)]
+    assert {each.index for each in partial} == {0, 1}
+    assert "".join(each.partial_arguments for each in partial if each.index == 0) == ADD.arguments
+    assert partial[0].id == ADD.id
+    assert partial[0].name == "add"
+    complete = [each for each in events if isinstance(each, CompleteToolCall)]
+    assert [(each.index, each.request) for each in complete] == list(enumerate(first.tool_execution_requests))
+
+
+async def test_concurrent_results_are_streamed_as_they_finish_and_sent_in_call_order() -> None:
+    gate = asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        await gate.wait()
+        return "slow"
+
+    @tool
+    async def quick() -> str:
+        return "quick"
+
+    model = ScriptedChatModel([AiMessage(None, [tool_call("slow"), tool_call("quick")]), "done"])
+    service = create_ai_service(Streaming, chat_model=model, tools=(slow, quick), concurrent_tools=True)
+    executed = []
+    async for event in service.events("x"):
+        if isinstance(event, ToolExecuted):
+            executed.append(event.execution.result)
+            gate.set()
+    assert executed == ["quick", "slow"]
+    results = [each.text for each in model.requests[1].messages if isinstance(each, ToolExecutionResultMessage)]
+    assert results == ["slow", "quick"]
+
+
+async def test_concurrent_tools_start_as_soon_as_their_call_is_complete() -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def early() -> str:
+        started.set()
+        return "early"
+
+    first, second = tool_call("early"), tool_call("early")
+
+    class Model:
+        def __init__(self) -> None:
+            self.rounds = 0
+
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise AssertionError("not asked for")
+
+        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+            self.rounds += 1
+            if self.rounds > 1:
+                yield CompleteResponse(ChatResponse(AiMessage("done")))
+                return
+            yield CompleteToolCall(0, first)
+            await asyncio.wait_for(started.wait(), 5)  # before the reply is complete
+            yield CompleteToolCall(1, second)
+            yield CompleteResponse(ChatResponse(AiMessage(None, [first, second])))
+
+    service: Any = create_ai_service(Streaming, chat_model=Model(), tools=(early,), concurrent_tools=True)
+    events = [each async for each in service.events("x")]
+    kinds = [type(each).__name__ for each in events]
+    assert kinds.count("ToolExecuted") == 2
+    assert kinds.index("BeforeToolExecution") < kinds.index("IntermediateResponse")
+    for request in (first, second):
+        before = next(n for n, e in enumerate(events) if isinstance(e, BeforeToolExecution) and e.request is request)
+        after = next(n for n, e in enumerate(events) if isinstance(e, ToolExecuted) and e.execution.request is request)
+        assert before < after
+
+
+async def test_concurrent_tools_start_while_the_consumer_handles_the_call_event() -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def early() -> str:
+        started.set()
+        return "early"
+
+    model = ScriptedChatModel([tool_call("early"), "done"])
+    service = create_ai_service(Streaming, chat_model=model, tools=(early,), concurrent_tools=True)
+    async for event in service.events("x"):
+        if isinstance(event, CompleteToolCall):
+            await asyncio.wait_for(started.wait(), 5)
+
+
+async def test_an_abort_of_a_concurrent_tool_ends_the_model_stream() -> None:
+    model_closed = asyncio.Event()
+
+    @tool
+    async def stop() -> str:
+        raise ToolAbort("stop")
+
+    class Model:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise AssertionError("not asked for")
+
+        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+            try:
+                yield CompleteToolCall(0, tool_call("stop"))
+                while True:
+                    await asyncio.sleep(0)
+                    yield PartialResponse("x")
+            finally:
+                model_closed.set()
+
+    service: Any = create_ai_service(Streaming, chat_model=Model(), tools=(stop,), concurrent_tools=True)
+    with pytest.raises(ToolAbort):
+        async for _ in service.text("x"):
+            pass
+    assert model_closed.is_set()
+
+
+async def test_sequential_tools_start_after_the_reply_is_complete() -> None:
+    started: list[str] = []
+
+    @tool
+    async def early() -> str:
+        started.append("early")
+        return "early"
+
+    model = ScriptedChatModel([tool_call("early"), "done"])
+    service = create_ai_service(Streaming, chat_model=model, tools=(early,))
+    async for event in service.events("x"):
+        if isinstance(event, (CompleteToolCall, IntermediateResponse)):
+            assert started == []
+    assert started == ["early"]
+
+
+async def test_event_streams_can_be_declared_by_event_type() -> None:
+    from toolbox import ServiceEvent
+
+    class Spelled(Protocol):
+        def events(self, text: str) -> AsyncIterator[ServiceEvent]: ...
+
+    service: Any = create_ai_service(Spelled, chat_model=ScriptedChatModel(["a"]))
+    assert await names(service.events("x")) == ["PartialResponse", "CompleteResponse"]
+
+
+async def test_immediate_rounds_end_the_stream_with_their_reply() -> None:
+    from toolbox import ReturnBehavior
+
     @tool(return_behavior=ReturnBehavior.IMMEDIATE)
-    def now() -> int:
-        return 1
+    def now() -> str:
+        return "now"
 
-    reply = AiMessage(None, [tool_call("now")])
-
-    class Events(Protocol):
-        def events(self, question: str) -> TokenStream: ...
-
-    made = create_ai_service(Events, chat_model=ScriptedChatModel([reply]), tools=[now])
-    events = [event async for event in made.events("q")]
-
-    assert [type(each) for each in events][-3:] == [BeforeToolExecution, ToolExecuted, CompleteResponse]
-    assert not any(isinstance(each, IntermediateResponse) for each in events)
-    last = events[-1]
-    assert isinstance(last, CompleteResponse)
-    assert last.response.ai_message == reply
+    for together in (False, True):
+        model = ScriptedChatModel([tool_call("now")])
+        service = create_ai_service(Streaming, chat_model=model, tools=(now,), concurrent_tools=together)
+        kinds = await names(service.events("x"))
+        assert kinds[-3:] == ["BeforeToolExecution", "ToolExecuted", "CompleteResponse"]
+        assert "IntermediateResponse" not in kinds
 
 
-async def test_limits_and_errors_are_raised_in_the_iteration() -> None:
-    two = AiMessage(None, [tool_call("add", {"a": 1, "b": 1}, id="1"), tool_call("add", {"a": 1, "b": 1}, id="2")])
-    stream = service(two, max_tool_calls_per_response=1).text("q")
-    with pytest.raises(ToolCallsLimitExceededError):
-        _ = [piece async for piece in stream]
-
-    with pytest.raises(RuntimeError, match="down"):
-        _ = [piece async for piece in service(RuntimeError("down")).text("q")]
+# --- errors
 
 
-async def test_nothing_starts_before_the_first_step() -> None:
-    model = ScriptedChatModel(["a"])
-    stream = create_ai_service(Streaming, chat_model=model).text("q")
-    await stream.aclose()  # type: ignore[attr-defined]  # every stream has it
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (tool_call("unknown"), UnknownToolError),
+        (tool_call("add", "{"), ToolArgumentsError),
+        (ConnectionError("gone"), ConnectionError),
+    ],
+)
+@pytest.mark.parametrize("method", ["text", "events", "items"])
+@pytest.mark.parametrize("together", [False, True])
+async def test_errors_are_raised_in_the_iteration(
+    reply: Any, error: type[Exception], method: str, together: bool
+) -> None:
+    service, _ = streaming(reply, concurrent_tools=together)
+    stream = getattr(service, method)("x")
+    with pytest.raises(error):
+        async for _ in stream:
+            pass
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
 
+
+async def test_aborts_are_raised_unchanged_in_the_iteration() -> None:
+    error = ToolAbort("stop")
+
+    @tool
+    def stop() -> str:
+        raise error
+
+    service: Any = create_ai_service(Streaming, chat_model=ScriptedChatModel([tool_call("stop")]), tools=(stop,))
+    seen = []
+    with pytest.raises(ToolAbort) as raised:
+        async for event in service.events("x"):
+            seen.append(type(event).__name__)
+    assert raised.value is error
+    assert "BeforeToolExecution" in seen
+    assert "ToolExecuted" not in seen
+
+
+async def test_tool_failures_do_not_end_the_stream() -> None:
+    service, _ = streaming(tool_call("fail"), "done")
+    events = [each async for each in service.events("x")]
+    [executed] = [each.execution for each in events if isinstance(each, ToolExecuted)]
+    assert executed.is_error
+    assert executed.result == "broken"
+
+
+async def test_wrong_arguments_are_rejected_at_the_call() -> None:
+    service, _ = streaming("a")
+    with pytest.raises(TypeError, match="text"):
+        service.events()
+
+
+# --- starting and closing
+
+
+async def test_streams_that_are_never_iterated_start_nothing() -> None:
+    service, model = streaming("a")
+    service.text("x")
+    stream = service.events("x")
+    await stream.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    gc.collect()
     assert model.requests == []
-    assert [piece async for piece in stream] == []
 
 
-async def test_context_attributes_and_limit_are_those_of_the_call_that_made_it() -> None:
-    seen: list[tuple[str, Any]] = []
-
-    @tool
-    async def look(context: InvocationContext) -> str:
-        seen.append((variable.get(), dict(context.attributes)))
-        return "ok"
-
-    variable.set("made")
-    with invocation_attributes(tenant="acme"):
-        stream = service(AiMessage(None, [tool_call("look")]), "done", tools=[look]).text("q")
-    variable.set("later")
-
-    async def consume() -> str:
-        return "".join([piece async for piece in stream])
-
-    assert await asyncio.create_task(consume()) == "done"
-    assert seen == [("made", {"tenant": "acme"})]
-    assert InvocationContext.current() is None
-
-
-async def test_a_stream_may_be_consumed_by_another_task_at_each_step() -> None:
-    stream = service(asks(a=1, b=2), "It is three.").text("q")
-    pieces = []
-    while True:
-        try:
-            pieces.append(await asyncio.create_task(anext(stream)))  # type: ignore[arg-type]  # a coroutine
-        except StopAsyncIteration:
-            break
-
-    assert "".join(pieces) == "Let me see. It is three."
-
-
-async def test_a_limit_ends_the_stream() -> None:
-    @tool
-    async def wait() -> None:
-        await asyncio.Event().wait()
-
-    with time_limit(0.05):
-        stream = service(AiMessage(None, [tool_call("wait")]), tools=[wait]).text("q")
-    with pytest.raises(InvocationTimeoutError):
-        _ = [piece async for piece in stream]
-
-
-class Slow:
-    """A model whose stream never ends, and which tells when it is closed."""
+class Watched:
+    """A model with an endless stream that signals when it is closed."""
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
-        self.yielded = 0
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
-        return ChatResponse(AiMessage("whole"), finish_reason=FinishReason.STOP)
+        raise AssertionError("not asked for")
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         try:
             while True:
-                self.yielded += 1
-                yield PartialResponse("x")
+                yield PartialResponse("x ")
                 await asyncio.sleep(0)
         finally:
             self.closed.set()
 
 
-async def test_a_slow_consumer_slows_the_reading() -> None:
-    model = Slow()
-    stream = create_ai_service(Streaming, chat_model=model).text("q")
-    for _ in range(3):
-        await anext(stream)
-        for _ in range(20):
-            await asyncio.sleep(0)
-
-    assert model.yielded == 3
-    await stream.aclose()  # type: ignore[attr-defined]  # every stream has it
-
-
-async def test_a_stream_that_is_left_closes_the_models_and_gives_the_turn_back() -> None:
-    model = Slow()
-    made = create_ai_service(Streaming, chat_model=model)
-    stream = made.remembered("s", "q")
-    await anext(stream)
-    await stream.aclose()  # type: ignore[attr-defined]  # every stream has it
-
-    assert model.closed.is_set()
-    assert await made.chat("s", "again") == "whole"
-
-
-async def test_a_stream_that_is_dropped_is_closed() -> None:
-    model = Slow()
-    made = create_ai_service(Streaming, chat_model=model)
-    async for _ in made.remembered("s", "q"):
+@pytest.mark.parametrize("method", ["text", "events"])
+async def test_closing_a_stream_closes_the_model_stream(method: str) -> None:
+    model = Watched()
+    service: Any = create_ai_service(Streaming, chat_model=model)
+    stream = getattr(service, method)("x")
+    async for _ in stream:
         break
-    gc.collect()
-    await model.closed.wait()
-
-    assert await made.chat("s", "again") == "whole"
-
-
-async def test_cancelling_the_consumer_closes_the_models_stream() -> None:
-    model = Slow()
-    made = create_ai_service(Streaming, chat_model=model)
-    begun = asyncio.Event()
-
-    async def consume() -> None:
-        async for _ in made.remembered("s", "q"):
-            begun.set()
-
-    task = asyncio.create_task(consume())
-    await begun.wait()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    gc.collect()
-    await model.closed.wait()
-
-    assert await made.chat("s", "again") == "whole"
+    assert not model.closed.is_set()
+    await stream.aclose()
+    assert model.closed.is_set()
 
 
-async def test_together_a_tool_starts_as_soon_as_its_call_is_complete() -> None:
-    release = asyncio.Event()
-    order: list[str] = []
+async def test_streams_are_context_managers() -> None:
+    model = Watched()
+    service: Any = create_ai_service(Streaming, chat_model=model)
+    async with service.events("x") as events:
+        await anext(events)
+    assert model.closed.is_set()
 
-    class Early:
-        asked = 0
 
-        async def chat(self, request: ChatRequest) -> ChatResponse:
-            raise AssertionError
-
-        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-            self.asked += 1
-            if self.asked == 2:
-                yield CompleteResponse(ChatResponse(AiMessage("done")))
-                return
-            call = tool_call("early", {}, id="1")
-            yield CompleteToolCall(0, call)
-            await release.wait()
-            order.append("reply complete")
-            yield CompleteResponse(ChatResponse(AiMessage(None, [call])))
+async def test_cancelling_the_reader_cancels_its_tools() -> None:
+    entered, cancelled = asyncio.Event(), asyncio.Event()
 
     @tool
-    async def early() -> str:
-        order.append("tool ran")
-        release.set()
-        return "early"
+    async def slow() -> str:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return "never"
 
-    made = create_ai_service(Streaming, chat_model=Early(), tools=[early], concurrent_tools=True)
-    events = [event async for event in made.events("q")]
+    for together in (False, True):
+        entered.clear()
+        cancelled.clear()
+        model = ScriptedChatModel([tool_call("slow")])
+        service: Any = create_ai_service(Streaming, chat_model=model, tools=(slow,), concurrent_tools=together)
+        stream = service.events("x")
 
-    assert order == ["tool ran", "reply complete"]
-    assert sum(isinstance(each, ToolExecuted) for each in events) == 1
+        async def consume(stream: Any = stream) -> None:
+            async for _ in stream:
+                pass
+
+        task = asyncio.create_task(consume())
+        await asyncio.wait_for(entered.wait(), 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert cancelled.is_set()
 
 
-async def test_blocking_tools_leave_the_loop_by_themselves() -> None:
-    threads: list[threading.Thread] = []
+async def test_closing_a_stream_cancels_tools_that_started_early() -> None:
+    entered, cancelled = asyncio.Event(), asyncio.Event()
 
     @tool
-    def block() -> str:
+    async def slow() -> str:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return "never"
+
+    model = ScriptedChatModel([tool_call("slow")])
+    service: Any = create_ai_service(Streaming, chat_model=model, tools=(slow,), concurrent_tools=True)
+    stream = service.events("x")
+    async for event in stream:
+        if isinstance(event, IntermediateResponse):
+            break
+    await asyncio.wait_for(entered.wait(), 5)
+    await stream.aclose()
+    assert cancelled.is_set()
+
+
+# --- context and limits
+
+
+variable: ContextVar[str] = ContextVar("variable", default="unset")
+
+
+@request_scoped
+class Session:
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.number = self.made
+        self.stopped = False
+
+    @tool
+    def number_of(self) -> int:
+        assert not self.stopped
+        return self.number
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+async def test_streams_use_the_scope_and_attributes_of_their_call() -> None:
+    seen: list[Any] = []
+
+    @tool
+    def note(context: InvocationContext) -> str:
+        seen.append((variable.get(), dict(context.attributes)))
+        return "noted"
+
+    @register_ai_service(tools=(note, Session))
+    class Scoped(Protocol):
+        def events(self, text: str) -> TokenStream: ...
+
+    model = ScriptedChatModel([AiMessage(None, [tool_call("note"), tool_call("number_of")]), "done"])
+    async with Container(models={"default": model}).register(Scoped) as container, container.request_scope():
+        session = container.get(Session)
+        variable.set("at the call")
+        with invocation_attributes(tenant="a"):
+            stream = container.get(Scoped).events("x")
+        variable.set("afterwards")
+        async with container.request_scope():
+            results = [each.execution.result async for each in stream if isinstance(each, ToolExecuted)]
+    assert seen == [("at the call", {"tenant": "a"})]
+    assert results == ["noted", str(session.number)]
+
+
+async def test_consumers_of_a_stream_do_not_see_the_invocation_context() -> None:
+    service, _ = streaming(ADD, "a b c")
+    async for _ in service.events("x"):
+        assert InvocationContext.current() is None
+
+
+async def test_time_limit_of_the_call_ends_the_stream() -> None:
+    model = Watched()
+    service: Any = create_ai_service(Streaming, chat_model=model)
+    with time_limit(0.02):
+        stream = service.text("x")
+    with pytest.raises(InvocationTimeoutError):
+        async for _ in stream:
+            pass
+    assert model.closed.is_set()
+
+
+async def test_timeout_of_the_service_ends_the_stream() -> None:
+    model = Watched()
+    service: Any = create_ai_service(Streaming, chat_model=model, timeout=0.02)
+    with pytest.raises(InvocationTimeoutError) as raised:
+        async for _ in service.events("x"):
+            pass
+    assert isinstance(raised.value, TimeoutError)
+    assert model.closed.is_set()
+
+
+async def test_time_limit_around_the_iteration_does_not_apply_to_the_call() -> None:
+    service, _ = streaming("a b c")
+    stream = service.text("x")
+    with time_limit(1000):
+        assert [each async for each in stream] == ["a ", "b ", "c"]
+
+
+async def test_records_around_the_call_include_the_stream() -> None:
+    service, _ = streaming(ADD, "done")
+    with invocation_record() as record:
+        stream = service.text("x")
+    async for _ in stream:
+        pass
+    assert [each.result for each in record.tool_executions] == ["3"]
+
+
+# --- synchronous streams
+
+
+class Sync(Protocol):
+    @system_message("Be brief.")
+    def text(self, text: str) -> Iterator[str]: ...
+
+
+def test_synchronous_streams_are_iterators_that_run_tools_on_the_callers_thread() -> None:
+    threads = []
+
+    @tool
+    def where() -> str:
         threads.append(threading.current_thread())
-        return "x"
+        return "here"
 
-    stream = service(AiMessage(None, [tool_call("block")]), "done", tools=[block]).text("q")
-    assert "".join([piece async for piece in stream]) == "done"
-    assert threads[0] is not threading.current_thread()
-
-
-def test_a_synchronous_stream_serves_its_tools_on_the_callers_thread() -> None:
-    threads: list[threading.Thread] = []
-
-    @tool
-    def block() -> str:
-        threads.append(threading.current_thread())
-        return "x"
-
-    stream = service(AiMessage(None, [tool_call("block")]), "all done", tools=[block]).lines("q")
-
-    assert "".join(stream) == "all done"
+    model = ScriptedChatModel([AiMessage("See: ", [tool_call("where")]), "a b"])
+    service: Any = create_ai_service(Sync, chat_model=model, tools=(where,))
+    stream = service.text("x")
+    assert isinstance(stream, Iterator)
+    assert model.requests == []
+    assert list(stream) == ["See: ", "a ", "b"]
     assert threads == [threading.current_thread()]
 
 
-async def test_a_synchronous_stream_is_refused_on_a_loops_thread() -> None:
-    model = ScriptedChatModel(["x"])
-    with pytest.raises(BlockingCallNotAllowedError):
-        create_ai_service(Streaming, chat_model=model).lines("q")
-    assert model.requests == []
+def test_closing_a_synchronous_stream_closes_the_model_stream() -> None:
+    closed = threading.Event()
 
+    class Model:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise AssertionError("not asked for")
 
-def test_a_synchronous_stream_that_is_left_is_closed() -> None:
-    stream = service("a b c d").lines("q")
-    next(stream)
-    stream.close()  # type: ignore[attr-defined]  # a generator
-
-    with pytest.raises(StopIteration):
-        next(stream)
-
-
-# --- one reader at a time, and who leaves from elsewhere
-
-
-class Waiting:
-    """A model whose stream gives a piece and waits to be let go on."""
-
-    def __init__(self) -> None:
-        self.go_on, self.closed = asyncio.Event(), asyncio.Event()
-
-    async def chat(self, request: ChatRequest) -> ChatResponse:
-        return ChatResponse(AiMessage("whole"))
-
-    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        try:
-            yield PartialResponse("a")
-            await self.go_on.wait()
-            yield PartialResponse("b")
-            yield CompleteResponse(ChatResponse(AiMessage("ab")))
-        finally:
-            self.closed.set()
-
-
-async def waiting_for_the_next(stream: AsyncIterator[Any]) -> "asyncio.Task[Any]":
-    async def following() -> Any:
-        return await anext(stream, None)
-
-    task = asyncio.create_task(following())
-    await asyncio.sleep(0)
-    return task
-
-
-async def test_a_second_reader_is_refused_and_the_first_reads_on() -> None:
-    model = Waiting()
-    made = create_ai_service(Streaming, chat_model=model)
-    stream = made.remembered("s", "q")
-    await anext(stream)
-    first = await waiting_for_the_next(stream)
-
-    with pytest.raises(RuntimeError, match="one at a time"):
-        await anext(stream)
-    model.go_on.set()
-
-    assert await first == "b"
-    assert [piece async for piece in stream] == []
-    assert await made.chat("s", "again") == "whole"
-
-
-@pytest.mark.parametrize("closers", [1, 2])
-async def test_who_waits_for_the_next_item_of_a_stream_that_is_left_finds_its_end(closers: int) -> None:
-    model = Waiting()
-    made = create_ai_service(Streaming, chat_model=model)
-    stream: Any = made.remembered("s", "q")
-    await anext(stream)
-    reader = await waiting_for_the_next(stream)
-
-    await asyncio.gather(*(stream.aclose() for _ in range(closers)))
-
-    assert model.closed.is_set()
-    assert await reader is None
-    assert reader.cancelling() == 0
-    assert await made.chat("s", "again") == "whole"
-
-
-async def test_a_reader_who_is_cancelled_while_the_stream_is_left_stays_cancelled() -> None:
-    stream: Any = create_ai_service(Streaming, chat_model=Waiting()).text("q")
-    await anext(stream)
-    reader = await waiting_for_the_next(stream)
-    reader.cancel()
-    await stream.aclose()
-
-    with pytest.raises(asyncio.CancelledError):
-        await reader
-
-
-async def test_a_tool_that_heeds_no_cancellation_ends_before_a_left_stream_does() -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    @tool
-    async def stubborn() -> str:
-        begun.set()
-        while not go_on.is_set():
+        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
             try:
-                await go_on.wait()
-            except asyncio.CancelledError:
-                go_on.set()
-        return "done"
+                while True:
+                    yield PartialResponse("x")
+            finally:
+                closed.set()
 
-    stream: Any = service(AiMessage(None, [tool_call("stubborn")]), "end", tools=[stubborn]).events("q")
-
-    async def read() -> list[Any]:
-        return [event async for event in stream]
-
-    reader = asyncio.create_task(read())
-    await begun.wait()
-    await stream.aclose()
-
-    assert not any(isinstance(event, CompleteResponse) for event in await reader)
+    service: Any = create_ai_service(Sync, chat_model=Model())
+    stream = service.text("x")
+    assert next(stream) == "x"
+    stream.close()
+    assert closed.wait(5)
 
 
-async def test_a_tool_cannot_leave_the_stream_that_runs_it() -> None:
-    streams: list[Any] = []
-
-    @tool
-    async def leave() -> None:
-        await streams[0].aclose()
-
-    streams.append(service(AiMessage(None, [tool_call("leave")]), "end", tools=[leave]).events("q"))
-    [executed] = [event async for event in streams[0] if isinstance(event, ToolExecuted)]
-
-    assert "ToolAbort" in executed.execution.result
+def test_synchronous_streams_raise_errors_in_the_iteration() -> None:
+    service: Any = create_ai_service(Sync, chat_model=ScriptedChatModel([ConnectionError("gone")]))
+    with pytest.raises(ConnectionError):
+        list(service.text("x"))
 
 
-# --- who reads a conversation's stream, and asks in the same conversation
+# --- streams as tools
 
 
-async def test_a_reader_that_asks_in_the_conversation_it_reads_is_told_at_once() -> None:
-    made = create_ai_service(Streaming, chat_model=Waiting())
-    async with made.remembered("s", "q") as stream:  # type: ignore[attr-defined]  # every stream has it
-        await anext(stream)
-        with pytest.raises(MemoryInUseError, match="aclose"):
-            await made.chat("s", "and?")
-        assert await made.chat("other", "and?") == "whole"
+async def test_streaming_methods_cannot_be_tools() -> None:
+    @register_ai_service
+    class Inner(Protocol):
+        @tool
+        def tell(self, about: str) -> AsyncIterator[str]: ...
 
-    assert await made.chat("s", "and now?") == "whole"
+    @register_ai_service(tools=(Inner,))
+    class Outer(Protocol):
+        async def chat(self, session: MemoryId[str], text: str) -> str: ...
 
-
-async def test_another_task_than_the_reader_waits_for_its_turn() -> None:
-    model = Waiting()
-    made = create_ai_service(Streaming, chat_model=model)
-    stream = made.remembered("s", "q")
-    await anext(stream)
-    other = asyncio.create_task(made.chat("s", "and?"))
-    await asyncio.sleep(0)
-    model.go_on.set()
-
-    assert [piece async for piece in stream] == ["b"]
-    assert await other == "whole"
-
-
-async def test_who_has_handed_a_stream_over_waits_for_its_turn() -> None:
-    model = Waiting()
-    made = create_ai_service(Streaming, chat_model=model)
-    stream = made.remembered("s", "q")
-    await anext(stream)
-    reader = await waiting_for_the_next(stream)
-    asyncio.get_running_loop().call_soon(model.go_on.set)
-    asking = asyncio.create_task(made.chat("s", "and?"))
-
-    assert await reader == "b"
-    assert await waiting_for_the_next(stream)
-    assert await asking == "whole"
-
-
-def test_a_thread_that_asks_in_the_conversation_it_reads_is_told_at_once() -> None:
-    class Lines(Protocol):
-        def lines(self, session: MemoryId[str], question: str) -> Iterator[str]: ...
-        def chat(self, session: MemoryId[str], question: str) -> str: ...
-
-    made = create_ai_service(Lines, chat_model=ScriptedChatModel(["one two", "three"]))
-    lines = made.lines("s", "q")
-    next(lines)
-    with pytest.raises(MemoryInUseError):
-        made.chat("s", "and?")
-
-    assert [*lines]
-    assert made.chat("s", "and now?") == "three"
-
-
-def test_a_plain_iterator_dropped_by_the_garbage_collector_on_the_loop_holds_nothing_up() -> None:
-    class Held:
-        lines: Iterator[str]
-        itself: Any
-
-    model, collected = Slow(), threading.Event()
-    made = create_ai_service(Streaming, chat_model=model)
-    held = Held()
-    held.itself, held.lines = held, made.lines("q")
-
-    def collect() -> None:
-        gc.collect()
-        collected.set()
-
-    next(held.lines)
-    gc.disable()
-    try:
-        del held
-        _process.loop().call_soon_threadsafe(collect)
-
-        assert collected.wait(10)
-    finally:
-        gc.enable()
-    assert next(iter(service("still there").lines("q")))
-
-
-@pytest.mark.parametrize("reply", ['[{"name": "Bern"}', "no list", ""])
-async def test_a_stream_of_items_that_ends_badly_is_not_remembered(reply: str) -> None:
-    class Listing(Protocol):
-        def cities(self, session: MemoryId[str], question: str) -> AsyncIterator[City]: ...
-
-    model = ScriptedChatModel([reply, "[]"])
-    made = create_ai_service(Listing, chat_model=model)
-    with pytest.raises(OutputParsingError):
-        [city async for city in made.cities("s", "first")]
-    assert [city async for city in made.cities("s", "second")] == []
-
-    assert next(each.text for each in model.requests[1].messages if isinstance(each, UserMessage)).startswith("second")
+    container = Container(models={"default": ScriptedChatModel([])}).register(Outer)
+    [problem] = container.check()
+    assert problem.where == "Inner.tell"
+    assert "stream" in problem.what

@@ -16,35 +16,35 @@ def rendered(text: str, **values: object) -> str:
     return template.render(values)
 
 
-def test_a_variable_takes_its_value_and_doubled_braces_are_braces() -> None:
+def test_variables_are_replaced_and_doubled_braces_are_kept_as_braces() -> None:
     assert rendered('Hello {name}, answer {{"a": 1}}', name="Ann") == 'Hello Ann, answer {"a": 1}'
 
 
-def test_a_value_is_never_read_as_a_template() -> None:
+def test_values_are_never_parsed_as_templates() -> None:
     assert rendered("{a} {b}", a="{b}", b="{{x}}") == "{b} {{x}}"
 
 
-def test_a_template_without_variables_is_its_text() -> None:
+def test_templates_without_variables_render_unchanged() -> None:
     assert rendered("") == ""
     assert rendered("plain") == "plain"
 
 
 @pytest.mark.parametrize("text", ["{", "}", "{a.b}", "{a b}", "{0}", "{a!r}", "{a:>3}", "{}", 'say {"a": 1}'])
-def test_a_lone_brace_is_a_fault_that_shows_its_place(text: str) -> None:
+def test_errors_of_a_single_brace_show_the_position(text: str) -> None:
     _, faults = parse(text)
 
     assert faults
     assert "doubled" in faults[0]
 
 
-def test_the_java_spelling_of_a_known_variable_is_noticed() -> None:
+def test_doubled_braces_around_a_known_variable_are_detected() -> None:
     assert doubled_names("Hello {{name}} and {{ other }} and {{unknown}}", frozenset({"name", "other"})) == [
         "name",
         "other",
     ]
 
 
-def test_a_value_between_braces_is_not_the_java_spelling() -> None:
+def test_values_between_literal_braces_are_accepted() -> None:
     assert doubled_names("{{{name}}} and {{{{name}}}}", frozenset({"name"})) == []
     assert rendered("{{{name}}} and {{{{name}}}}", name="Ann") == "{Ann} and {{name}}"
 
@@ -72,5 +72,5 @@ class Point(BaseModel):
         (None, "null"),
     ],
 )
-def test_values_stand_as_text_and_structures_as_compact_json(value: object, text: str) -> None:
+def test_values_are_text_and_structures_compact_json(value: object, text: str) -> None:
     assert text_of(value) == text

@@ -21,6 +21,7 @@ from toolbox import (
     ReturnBehavior,
     SystemMessage,
     TokenStream,
+    TokenUsage,
     ToolAbort,
     ToolboxSettings,
     ToolCallsLimitExceededError,
@@ -99,7 +100,7 @@ def results(model: ScriptedChatModel, number: int = -1) -> list[str]:
 # --- rounds
 
 
-async def test_model_tools_results_model() -> None:
+async def test_tool_results_go_back_to_the_model() -> None:
     service, model, _ = assistant(calls("sync", "later"), calls("sync"), "done")
     result = await service.chat("x")
 
@@ -114,10 +115,10 @@ async def test_model_tools_results_model() -> None:
         "ToolExecutionResultMessage",
     ]
     assert [each.request.name for each in result.tool_executions] == ["sync", "later", "sync"]
-    assert all(request.tool_specifications == model.requests[0].tool_specifications for request in model.requests)
+    assert all(request.tool_specifications is model.requests[0].tool_specifications for request in model.requests)
 
 
-async def test_text_beside_calls_does_not_end_the_loop() -> None:
+async def test_text_next_to_tool_calls_does_not_end_the_loop() -> None:
     request = tool_call("sync", {"n": 3})
     service, _, _ = assistant(AiMessage("Let me see.", [request]), "done")
     result = await service.chat("x")
@@ -126,7 +127,7 @@ async def test_text_beside_calls_does_not_end_the_loop() -> None:
     assert result.messages[1] == AiMessage("Let me see.", [request])
 
 
-async def test_results_answer_their_requests_in_call_order() -> None:
+async def test_results_are_sent_in_call_order() -> None:
     message = calls("later", "sync", "fail", "later")
     service, model, _ = assistant(message, "done")
     result = await service.chat("x")
@@ -139,7 +140,7 @@ async def test_results_answer_their_requests_in_call_order() -> None:
     assert [each.is_error for each in result.tool_executions] == [False, False, True, False]
 
 
-async def test_one_tool_after_another_by_default() -> None:
+async def test_tools_run_one_after_another_by_default() -> None:
     service, _, tools = assistant(calls("later", "sync", "later"), "done")
     await service.chat("x")
     assert tools.ran == [("later", 0), ("sync", 1), ("later", 2)]
@@ -153,11 +154,11 @@ async def test_calls_without_an_id_or_with_the_same_id_all_run() -> None:
         assert results(model) == ["1", "2"]
 
 
-# --- together
+# --- concurrent tools
 
 
 class Meeting:
-    """Tools that wait for each other: they end only when all run at once."""
+    """Tools that end only if all of them run at the same time."""
 
     def __init__(self, parties: int) -> None:
         self.barrier = threading.Barrier(parties, timeout=5)
@@ -182,7 +183,7 @@ class Meeting:
 
 
 @pytest.mark.parametrize("name", ["block", "wait"])
-async def test_together_tools_of_a_round_run_at_once_and_results_keep_their_order(name: str) -> None:
+async def test_concurrent_tools_run_at_the_same_time_and_keep_the_order_of_results(name: str) -> None:
     meeting = Meeting(3)
     message = AiMessage(None, [tool_call(name, {"n": n}) for n in range(3)])
     model = ScriptedChatModel([message, "done"])
@@ -194,7 +195,7 @@ async def test_together_tools_of_a_round_run_at_once_and_results_keep_their_orde
     assert threading.current_thread() not in meeting.threads
 
 
-async def test_together_on_an_executor_of_ones_own() -> None:
+async def test_concurrent_tools_can_run_on_a_given_executor() -> None:
     meeting = Meeting(2)
     message = AiMessage(None, [tool_call("block", {"n": n}) for n in range(2)])
     model = ScriptedChatModel([message, "done"])
@@ -204,7 +205,7 @@ async def test_together_on_an_executor_of_ones_own() -> None:
         assert set(meeting.threads) == set(executor._threads)
 
 
-async def test_at_most_max_concurrent_tools_at_once() -> None:
+async def test_max_concurrent_tools_limits_concurrency() -> None:
     running: list[int] = [0]
     most: list[int] = [0]
 
@@ -230,7 +231,7 @@ async def test_at_most_max_concurrent_tools_at_once() -> None:
     assert results(model) == [str(n) for n in range(7)]
 
 
-async def test_together_what_a_handler_raises_is_the_callers_and_the_rest_is_cancelled() -> None:
+async def test_errors_of_a_handler_cancel_the_other_concurrent_tools() -> None:
     cancelled = asyncio.Event()
     error = LookupError("handler")
 
@@ -261,7 +262,7 @@ async def test_together_what_a_handler_raises_is_the_callers_and_the_rest_is_can
     assert len(model.requests) == 1
 
 
-def test_together_a_single_call_of_a_synchronous_method_stays_on_the_callers_thread() -> None:
+def test_single_tool_calls_of_synchronous_methods_stay_on_the_callers_thread() -> None:
     threads: list[threading.Thread] = []
 
     @tool
@@ -284,13 +285,13 @@ def test_together_a_single_call_of_a_synchronous_method_stays_on_the_callers_thr
 # --- limits
 
 
-async def test_as_many_rounds_as_allowed_and_an_answer() -> None:
+async def test_an_answer_may_follow_the_last_allowed_round() -> None:
     service, _, tools = assistant(calls("sync"), calls("sync"), "done", max_tool_rounds=2)
     assert (await service.chat("x")).content == "done"
     assert len(tools.ran) == 2
 
 
-async def test_a_further_reply_with_calls_raises_and_none_of_its_tools_runs() -> None:
+async def test_exceeding_max_tool_rounds_raises_before_any_tool_runs() -> None:
     last = calls("sync", "later")
     service, model, tools = assistant(calls("sync"), calls("sync"), last, "never", max_tool_rounds=2)
     with pytest.raises(ToolRoundsExceededError) as raised:
@@ -303,14 +304,14 @@ async def test_a_further_reply_with_calls_raises_and_none_of_its_tools_runs() ->
     assert raised.value.transcript == (*model.requests[2].messages, last)
 
 
-async def test_no_round_at_all_may_be_allowed() -> None:
+async def test_max_tool_rounds_can_be_zero() -> None:
     service, _, tools = assistant(calls("sync"), max_tool_rounds=0)
     with pytest.raises(ToolRoundsExceededError):
         await service.chat("x")
     assert tools.ran == []
 
 
-async def test_ten_rounds_are_the_default() -> None:
+async def test_default_max_tool_rounds_is_ten() -> None:
     service, _, tools = assistant(*[calls("sync")] * 10, "done")
     assert (await service.chat("x")).content == "done"
     service, _, tools = assistant(*[calls("sync")] * 11, "done")
@@ -319,7 +320,7 @@ async def test_ten_rounds_are_the_default() -> None:
     assert len(tools.ran) == 10
 
 
-async def test_a_reply_with_too_many_calls_raises_and_none_of_them_runs() -> None:
+async def test_too_many_tool_calls_in_a_reply_raise_before_any_tool_runs() -> None:
     message = calls("sync", "sync", "sync")
     service, _, tools = assistant(calls("sync", "sync"), message, max_tool_calls_per_response=2)
     with pytest.raises(ToolCallsLimitExceededError) as raised:
@@ -332,19 +333,19 @@ async def test_a_reply_with_too_many_calls_raises_and_none_of_them_runs() -> Non
     assert "2" in str(raised.value)
 
 
-async def test_the_limit_of_calls_is_per_response() -> None:
+async def test_tool_calls_limit_applies_per_response() -> None:
     service, _, tools = assistant(calls("sync", "sync"), calls("sync", "sync"), "done", max_tool_calls_per_response=2)
     await service.chat("x")
     assert len(tools.ran) == 4
 
 
-async def test_without_a_limit_any_number_of_calls_runs() -> None:
+async def test_any_number_of_tool_calls_runs_without_a_limit() -> None:
     service, _, tools = assistant(calls(*["sync"] * 50), "done")
     await service.chat("x")
     assert len(tools.ran) == 50
 
 
-async def test_limits_hold_in_streams_and_together_too() -> None:
+async def test_limits_apply_to_streams_and_concurrent_tools() -> None:
     class Streaming(Protocol):
         def chat(self, text: str) -> TokenStream: ...
 
@@ -374,7 +375,7 @@ async def test_limits_hold_in_streams_and_together_too() -> None:
         {"timeout": -1},
     ],
 )
-def test_a_negative_limit_is_a_problem(options: dict[str, Any]) -> None:
+def test_negative_limits_are_a_problem(options: dict[str, Any]) -> None:
     [name] = options
     with pytest.raises(IllegalConfigurationError) as raised:
         assistant(**options)
@@ -394,7 +395,7 @@ def test_a_negative_limit_is_a_problem(options: dict[str, Any]) -> None:
 # --- forced choice and parameters
 
 
-async def test_a_forced_choice_is_relaxed_after_the_first_round() -> None:
+async def test_forced_tool_choice_is_relaxed_after_the_first_round() -> None:
     for choice in ("required", "sync"):
         service, model, _ = assistant(calls("sync"), calls("later"), "done", tool_choice=choice)
         await service.chat("x")
@@ -402,21 +403,21 @@ async def test_a_forced_choice_is_relaxed_after_the_first_round() -> None:
         assert all(request.tool_choice in (None, "auto") for request in model.requests[1:])
 
 
-async def test_auto_and_none_stay() -> None:
+async def test_tool_choices_auto_and_none_are_sent_in_every_round() -> None:
     for choice in ("auto", "none"):
         service, model, _ = assistant(calls("sync"), "done", tool_choice=choice)
         await service.chat("x")
         assert [request.tool_choice for request in model.requests] == [choice, choice]
 
 
-def test_a_choice_of_no_tool_is_a_problem() -> None:
+def test_tool_choice_with_an_unknown_tool_is_a_problem() -> None:
     with pytest.raises(IllegalConfigurationError, match="nothing_like_it"):
         assistant(tool_choice="nothing_like_it")
     with pytest.raises(IllegalConfigurationError, match="tool_choice is 'required', but the method offers no tools"):
         create_ai_service(Assistant, chat_model=ScriptedChatModel([]), tool_choice="required")
 
 
-async def test_parameters_are_sent_by_the_wires_names() -> None:
+async def test_parameters_are_sent_with_their_wire_names() -> None:
     service, model, _ = assistant(
         calls("sync"), "done", temperature=0.5, parameters={"seed": 1, "reasoning_effort": "low"}
     )
@@ -426,7 +427,7 @@ async def test_parameters_are_sent_by_the_wires_names() -> None:
     )
 
 
-async def test_a_temperature_of_zero_is_sent_and_none_is_not() -> None:
+async def test_temperature_zero_is_sent_and_none_is_not() -> None:
     service, model, _ = assistant("done", temperature=0)
     await service.chat("x")
     assert model.requests[0].parameters == {"temperature": 0}
@@ -455,7 +456,7 @@ async def test_a_temperature_of_zero_is_sent_and_none_is_not() -> None:
     ],
 )
 @pytest.mark.parametrize("together", [False, True])
-async def test_it_ends_when_all_of_a_round_is_immediate_and_nothing_failed(
+async def test_immediate_return_requires_that_every_tool_is_immediate_and_succeeds(
     names: tuple[str, ...], ends: bool, together: bool
 ) -> None:
     service, model, _ = assistant(calls(*names), "done", concurrent_tools=together, on_unknown_tool=return_to_model)
@@ -472,7 +473,7 @@ async def test_it_ends_when_all_of_a_round_is_immediate_and_nothing_failed(
         assert results(model)[-1] is not None
 
 
-async def test_the_value_is_in_the_last_execution() -> None:
+async def test_the_value_of_an_immediate_tool_is_in_the_last_execution() -> None:
     service, _, _ = assistant(calls("sync"), calls("now", "now"))
     result = await service.chat("x")
 
@@ -481,7 +482,7 @@ async def test_the_value_is_in_the_last_execution() -> None:
     assert [each.result_object for each in result.tool_executions] == [0, 0, 1]
 
 
-async def test_a_tool_without_value_is_success() -> None:
+async def test_immediate_tools_without_a_value_succeed() -> None:
     service, _, _ = assistant(calls("now_nothing"))
     result = await service.chat("x")
     assert result.tool_executions[-1].result == "Success"
@@ -489,8 +490,7 @@ async def test_a_tool_without_value_is_success() -> None:
     assert result.content is None
 
 
-async def test_usage_and_messages_are_there() -> None:
-    from toolbox import TokenUsage
+async def test_immediate_results_have_usage_and_messages() -> None:
 
     message = calls("now")
     service, _, _ = assistant(ChatResponse(message, TokenUsage(1, 2), FinishReason.TOOL_EXECUTION))
@@ -500,7 +500,7 @@ async def test_usage_and_messages_are_there() -> None:
     assert len(result.messages) == 3
 
 
-async def test_it_is_remembered_and_the_next_turn_works() -> None:
+async def test_immediate_returns_are_remembered() -> None:
     class Remembering(Protocol):
         async def chat(self, session: MemoryId[str], text: str) -> Result[str]: ...
 
@@ -515,7 +515,7 @@ async def test_it_is_remembered_and_the_next_turn_works() -> None:
     ]
 
 
-async def test_methods_of_all_allowed_returns() -> None:
+async def test_immediate_tools_work_with_every_allowed_return_type() -> None:
     class Allowed(Protocol):
         async def result(self, text: str) -> Result[str]: ...
 
@@ -536,7 +536,7 @@ async def test_methods_of_all_allowed_returns() -> None:
     assert len(model.requests) == 4
 
 
-def test_a_method_that_has_no_place_for_it_is_a_problem() -> None:
+def test_immediate_tools_are_a_problem_in_methods_with_other_return_types() -> None:
     class Plain(Protocol):
         async def chat(self, text: str) -> str: ...
 
@@ -551,7 +551,7 @@ def test_a_method_that_has_no_place_for_it_is_a_problem() -> None:
     assert all("now" in problem.what and "Result" in problem.fix for problem in raised.value.problems)
 
 
-def test_the_problems_text_is_readable() -> None:
+def test_problem_of_an_immediate_tool_names_the_allowed_return_types() -> None:
     class Plain(Protocol):
         async def chat(self, text: str) -> str: ...
 
@@ -567,7 +567,7 @@ def test_the_problems_text_is_readable() -> None:
     )
 
 
-async def test_a_provider_s_immediate_tool_fails_the_call_of_such_a_method() -> None:
+async def test_provided_immediate_tools_fail_calls_with_other_return_types() -> None:
     class Plain(Protocol):
         async def chat(self, text: str) -> str: ...
 
@@ -583,27 +583,27 @@ async def test_a_provider_s_immediate_tool_fails_the_call_of_such_a_method() -> 
     assert model.requests == []
 
 
-# --- what is sent
+# --- requests
 
 
-async def test_the_specifications_are_those_of_the_tools() -> None:
+async def test_tool_specifications_are_sent_unchanged() -> None:
     service, model, tools = assistant("done")
     await service.chat("x")
     assert list(model.requests[0].tool_specifications) == tool_specifications_from(tools)
 
 
-async def test_the_system_message_is_first_in_every_round() -> None:
-    class Told(Protocol):
+async def test_system_message_is_first_in_every_round() -> None:
+    class Brief(Protocol):
         @system_message("Be brief.")
         async def chat(self, text: str) -> Result[str]: ...
 
     model = ScriptedChatModel([calls("sync"), calls("sync"), "done"])
-    result = await create_ai_service(Told, chat_model=model, tools=(Tools(),)).chat("x")
+    result = await create_ai_service(Brief, chat_model=model, tools=(Tools(),)).chat("x")
     assert all(request.messages[0] == SystemMessage("Be brief.") for request in model.requests)
     assert SystemMessage("Be brief.") not in result.messages
 
 
-async def test_what_the_model_raises_reaches_the_caller() -> None:
+async def test_model_errors_reach_the_caller() -> None:
     error = ConnectionError("gone")
 
     def reply(request: ChatRequest) -> str:
@@ -615,7 +615,7 @@ async def test_what_the_model_raises_reaches_the_caller() -> None:
     assert raised.value is error
 
 
-async def test_an_abort_ends_the_call_at_once() -> None:
+async def test_tool_abort_ends_the_call_immediately() -> None:
     class Enough(ToolAbort):
         pass
 
@@ -640,3 +640,24 @@ async def test_an_abort_ends_the_call_at_once() -> None:
         assert raised.value is error
         assert len(model.requests) == 1
     assert len(tools.ran) <= 1
+
+
+async def test_thousands_of_concurrent_tool_calls_run_in_linear_time() -> None:
+    """With quadratic cost, this would take minutes."""
+
+    @tool
+    async def note(n: int) -> int:
+        await asyncio.sleep(0)
+        return n
+
+    calls = [tool_call("note", {"n": n}) for n in range(10_000)]
+    model = ScriptedChatModel([AiMessage(tool_execution_requests=calls), "noted"])
+
+    class Assistant(Protocol):
+        async def chat(self, text: str) -> Result[str]: ...
+
+    assistant = create_ai_service(Assistant, chat_model=model, tools=[note], concurrent_tools=True)
+    async with asyncio.timeout(60):
+        result = await assistant.chat("x")
+
+    assert [execution.result for execution in result.tool_executions] == [str(n) for n in range(10_000)]

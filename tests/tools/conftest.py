@@ -1,4 +1,4 @@
-"""What the tests of a single tool call share: an environment with the real runner and a scope that notes its end."""
+"""Fixtures for tests of a single tool call: an environment with the real runner and a recording scope."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolbox.tools.sources import read_tools
 
 
 class NotedScope:
-    """A scope whose beans are given, and which notes what happens to its call scopes in `events`."""
+    """A scope with the given beans that records its call scopes in `events`."""
 
     def __init__(self, beans: dict[Any, Any] | None = None, close_error: Exception | None = None) -> None:
         self.beans, self.close_error = beans or {}, close_error
@@ -51,7 +51,7 @@ class NotedScope:
 
 
 class Bench:
-    """Runs tools by themselves, as a service would."""
+    """Runs single tools as a service would."""
 
     def __init__(self) -> None:
         self.workers = Workers(pool_size=2)
@@ -66,14 +66,14 @@ class Bench:
         )
 
     async def run(self, source: Any, arguments: str = "{}") -> ToolOutcome:
-        """The outcome of one call of the only tool of `source`."""
+        """Return the outcome of one call of the only tool of `source`."""
         tool = tool_in(source)
         request = ToolExecutionRequest("1", tool.specification.name, arguments)
         return await execute_tool(request, self.environment({tool.name: tool}))
 
 
 def tool_in(source: Any) -> Tool:
-    """The only tool of `source`."""
+    """Return the only tool of `source`."""
     [tool], problems = read_tools((source,), "here")
     assert not problems
     return tool
@@ -89,7 +89,7 @@ def bench() -> Iterator[Bench]:
 
 @pytest.fixture
 def problems_of() -> Callable[..., list[str]]:
-    """The texts of the problems of sources."""
+    """Return a function that lists the problems of sources as text."""
 
     def read(*sources: Any) -> list[str]:
         return [str(each) for each in read_tools(sources, "here")[1]]

@@ -1,4 +1,4 @@
-"""A tool is described once in a process, whoever lists it, and again when it has changed."""
+"""Tools are described once per process, and again after a change."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ from toolbox import (
 
 
 class Counted:
-    """A parameter's type that counts how often its schema is made."""
+    """A parameter type that counts how often its schema is built."""
 
     schemas = 0
 
@@ -56,7 +56,7 @@ class Second(Protocol):
     async def chat(self, question: str) -> str: ...
 
 
-def test_a_tool_is_described_once_for_all_services_and_containers() -> None:
+def test_tools_are_described_once_for_all_services_and_containers() -> None:
     names = [each.name for each in (*tool_specifications_from(Listed), tool_specification_from(look_around))]
     assert names == ["look_up", "look_around"]
     before = Counted.schemas
@@ -71,7 +71,7 @@ def test_a_tool_is_described_once_for_all_services_and_containers() -> None:
     assert Counted.schemas == before
 
 
-def test_a_tool_that_was_replaced_is_described_anew() -> None:
+def test_replaced_tools_are_described_again() -> None:
     class Changing:
         @tool
         def answer(self, text: str) -> str:
@@ -91,7 +91,7 @@ def test_a_tool_that_was_replaced_is_described_anew() -> None:
     assert list(specification.parameters["properties"]) == ["number"]
 
 
-def test_a_function_marked_again_is_described_anew() -> None:
+def test_functions_marked_again_are_described_again() -> None:
     def answer(text: str) -> str:
         """Answers."""
         return text
@@ -101,7 +101,7 @@ def test_a_function_marked_again_is_described_anew() -> None:
     assert tool_specification_from(tool(name="reply")(answer)).name == "reply"
 
 
-def test_two_objects_of_a_class_are_tools_of_their_own() -> None:
+def test_tools_of_two_objects_of_a_class_are_separate() -> None:
     class Greeter:
         def __init__(self, greeting: str) -> None:
             self.greeting = greeting
@@ -117,7 +117,7 @@ def test_two_objects_of_a_class_are_tools_of_their_own() -> None:
     assert (hello(request, None).text, goodbye(request, None).text) == ("hello", "goodbye")
 
 
-def test_describing_a_tool_keeps_neither_its_class_nor_its_function_alive() -> None:
+def test_descriptions_do_not_keep_classes_and_functions_alive() -> None:
     def make() -> list[weakref.ref[Any]]:
         class Local:
             @tool

@@ -1,4 +1,4 @@
-"""Tools and services in a module whose annotations are text, as many are written."""
+"""Tools and services in a module with `from __future__ import annotations`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Assistant(Protocol):
     def wait(self, text: str) -> Iterator[str]: ...
 
 
-async def test_a_module_of_textual_annotations_works() -> None:
+async def test_modules_with_future_annotations_work() -> None:
     model = ScriptedChatModel(
         [tool_call("find", {"city": {"name": "Bern"}}), '{"name": "Basel"}', "a b", tool_call("nothing"), "c"]
     )
@@ -90,7 +90,7 @@ async def test_a_module_of_textual_annotations_works() -> None:
         assert events[-1] == "CompleteResponse"
 
 
-def test_the_schema_is_that_of_the_types() -> None:
+def test_schemas_are_built_from_the_resolved_types() -> None:
     find, nothing = tool_specifications_from(Tools)
 
     assert list(find.parameters["properties"]) == ["city", "limit"]
@@ -98,7 +98,7 @@ def test_the_schema_is_that_of_the_types() -> None:
     assert nothing.parameters == {"type": "object", "properties": {}}
 
 
-def test_a_tool_in_a_function_knows_the_classes_beside_it() -> None:
+def test_tools_in_a_function_can_use_its_local_classes() -> None:
     class Local(BaseModel):
         x: int
 
@@ -114,7 +114,7 @@ def test_a_tool_in_a_function_knows_the_classes_beside_it() -> None:
     assert take.parameters["properties"]["value"]["properties"] == {"x": {"type": "integer"}}
 
 
-def test_an_unmarked_function_in_a_function_knows_what_it_closes_over() -> None:
+def test_unmarked_functions_can_use_the_local_classes_of_their_closure() -> None:
     class Local(BaseModel):
         x: int
 
@@ -125,7 +125,7 @@ def test_an_unmarked_function_in_a_function_knows_what_it_closes_over() -> None:
     assert result.text == "3"
 
 
-async def test_a_service_in_a_function_knows_the_classes_beside_it() -> None:
+async def test_services_in_a_function_can_use_its_local_classes() -> None:
     class Answer(BaseModel):
         text: str
 
@@ -171,7 +171,7 @@ async def test_a_service_in_a_function_knows_the_classes_beside_it() -> None:
     assert model.requests[0].messages[0].text.startswith('{"name":"Ada"}: x')  # type: ignore[union-attr]
 
 
-async def test_an_unmarked_service_in_a_function_knows_the_classes_beside_it() -> None:
+async def test_unmarked_services_in_a_function_can_use_its_local_classes() -> None:
     class Answer(BaseModel):
         text: str
 
@@ -183,7 +183,7 @@ async def test_an_unmarked_service_in_a_function_knows_the_classes_beside_it() -
     assert await service.chat("x") == Answer(text="a")
 
 
-async def test_an_abc_in_a_function_knows_the_classes_beside_it() -> None:
+async def test_abcs_in_a_function_can_use_its_local_classes() -> None:
     class Answer(BaseModel):
         text: str
 
@@ -199,7 +199,7 @@ async def test_an_abc_in_a_function_knows_the_classes_beside_it() -> None:
         assert await container.get(Local).shout("x") == "A"
 
 
-async def test_a_service_as_tool_in_a_function_knows_the_classes_beside_it() -> None:
+async def test_services_as_tools_in_a_function_can_use_its_local_classes() -> None:
     class Question(BaseModel):
         text: str
 
@@ -222,7 +222,7 @@ async def test_a_service_as_tool_in_a_function_knows_the_classes_beside_it() -> 
     assert model.requests[1].messages[0].text.startswith('{"text":"q"}')  # type: ignore[union-attr]
 
 
-async def test_a_local_name_that_a_service_uses_may_be_defined_after_it() -> None:
+async def test_local_classes_can_be_defined_after_the_service() -> None:
     class Local(Protocol):
         async def chat(self, text: str) -> Later: ...
 
@@ -234,7 +234,7 @@ async def test_a_local_name_that_a_service_uses_may_be_defined_after_it() -> Non
     assert await service.chat("x") == Later(text="a")
 
 
-def test_a_name_under_type_checking_is_a_problem_that_says_so() -> None:
+def test_names_imported_under_type_checking_are_a_problem() -> None:
     class Hidden(Protocol):
         async def chat(self, text: Fraction) -> str: ...
 
@@ -254,7 +254,7 @@ def test_a_name_under_type_checking_is_a_problem_that_says_so() -> None:
         tool_specification_from(take)
 
 
-async def test_history_and_literals_are_understood() -> None:
+async def test_history_and_literals_work_with_future_annotations() -> None:
     class Local(Protocol):
         async def chat(self, history: list[Message], text: str) -> Literal["yes", "no"]: ...
 

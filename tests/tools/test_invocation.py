@@ -1,11 +1,10 @@
-"""One call of a tool: its scope, its place, its end, and what the model is told when it goes wrong."""
+"""One tool call: parameters, call scope, timeout, and errors for the model."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -24,15 +23,11 @@ from toolbox import (
     ToolArgumentsError,
     ToolErrors,
     ToolExecutionRequest,
-    ToolExecutionResult,
     ToolExecutionResultMessage,
     ToolResultError,
-    ToolRetry,
     ToolTimeoutError,
-    hide_details,
     non_blocking,
     return_to_model,
-    run_on,
     tool,
 )
 from toolbox.tools.pipeline import execute_tool
@@ -42,10 +37,10 @@ from .conftest import Bench, NotedScope, tool_in
 pytestmark = pytest.mark.anyio
 
 
-# --- what comes of a call
+# --- outcomes
 
 
-async def test_the_outcome_has_all_for_the_caller_and_for_the_model(bench: Bench) -> None:
+async def test_outcomes_have_the_execution_and_the_message(bench: Bench) -> None:
     async def add(a: int, b: int) -> dict[str, int]:
         return {"sum": a + b}
 
@@ -59,19 +54,7 @@ async def test_the_outcome_has_all_for_the_caller_and_for_the_model(bench: Bench
     assert message == ToolExecutionResultMessage("1", "add", '{"sum":3}')
 
 
-async def test_a_ready_result_keeps_its_attributes_and_contents(bench: Bench) -> None:
-    async def look() -> ToolExecutionResult:
-        parts = [TextContent("seen"), ImageContent(url="http://x/y.png")]
-        return ToolExecutionResult("seen", 7, attributes={"k": 1}, contents=parts)
-
-    outcome = await bench.run(look)
-
-    assert (outcome.execution.result_object, outcome.execution.attributes) == (7, {"k": 1})
-    assert outcome.message.attributes == {"k": 1}
-    assert len(outcome.message.contents) == 2
-
-
-async def test_a_long_result_is_cut_with_a_note(bench: Bench) -> None:
+async def test_long_results_are_cut_with_a_note(bench: Bench) -> None:
     @tool(max_result_chars=10)
     async def long() -> str:
         return "x" * 100
@@ -83,7 +66,7 @@ async def test_a_long_result_is_cut_with_a_note(bench: Bench) -> None:
     assert outcome.execution.result_object == "x" * 100
 
 
-async def test_the_texts_among_contents_are_cut_and_images_stay(bench: Bench) -> None:
+async def test_long_content_parts_are_cut_and_images_kept(bench: Bench) -> None:
     image = ImageContent(url="http://x/y.png")
 
     async def look() -> list[Any]:
@@ -99,10 +82,10 @@ async def test_the_texts_among_contents_are_cut_and_images_stay(bench: Bench) ->
     assert outcome.message.text.startswith("abc\nde\n[cut")
 
 
-# --- what is filled in
+# --- hidden parameters
 
 
-async def test_hidden_parameters_are_filled_and_keys_of_their_names_ignored(bench: Bench) -> None:
+async def test_hidden_parameters_are_filled_and_not_read_from_the_arguments(bench: Bench) -> None:
     seen: list[Any] = []
 
     async def look(
@@ -120,42 +103,7 @@ async def test_hidden_parameters_are_filled_and_keys_of_their_names_ignored(benc
     assert context.request.name == "look"
 
 
-async def test_the_context_is_current_in_the_tool_on_every_thread_and_not_after(bench: Bench) -> None:
-    def name() -> str:
-        context = InvocationContext.current()
-        assert context is not None
-        assert context.request is not None
-        return context.request.name
-
-    async def asynchronous() -> str:
-        return name()
-
-    def blocking() -> str:
-        assert threading.current_thread() is not threading.main_thread()
-        return name()
-
-    assert (await bench.run(asynchronous)).message.text == "asynchronous"
-    assert (await bench.run(blocking)).message.text == "blocking"
-    assert InvocationContext.current() is None
-
-
-async def test_a_bean_is_looked_up_for_each_call(bench: Bench) -> None:
-    class Counter:
-        def __init__(self, start: int) -> None:
-            self.count = start
-
-        @tool
-        async def next(self) -> int:
-            self.count += 1
-            return self.count
-
-    bench.scope.beans[Counter] = Counter(1)
-    assert (await bench.run(Counter)).message.text == "2"
-    bench.scope.beans[Counter] = Counter(10)
-    assert (await bench.run(Counter)).message.text == "11"
-
-
-async def test_a_bean_may_say_how_it_is_called_as_a_tool_and_what_its_value_stands_for(bench: Bench) -> None:
+async def test_beans_can_replace_their_tool_call_and_its_value(bench: Bench) -> None:
     class Answer:
         def __tool_value__(self) -> str:
             return "the content"
@@ -182,7 +130,7 @@ async def test_a_bean_may_say_how_it_is_called_as_a_tool_and_what_its_value_stan
 # --- the call scope
 
 
-async def test_the_scope_ends_before_the_result_goes_out(bench: Bench) -> None:
+async def test_call_scopes_end_before_the_result_is_returned(bench: Bench) -> None:
     async def work() -> None: ...
 
     await bench.run(work)
@@ -190,7 +138,7 @@ async def test_the_scope_ends_before_the_result_goes_out(bench: Bench) -> None:
     assert bench.scope.events == ["entered", ("closed", None), "left"]
 
 
-async def test_a_blocking_tools_scope_is_closed_on_its_thread_after_its_result_is_written(bench: Bench) -> None:
+async def test_scopes_of_blocking_tools_close_on_their_thread_after_encoding_the_result(bench: Bench) -> None:
     threads: list[Any] = []
 
     class Lazy(NotedScope):
@@ -210,24 +158,7 @@ async def test_a_blocking_tools_scope_is_closed_on_its_thread_after_its_result_i
     assert scope.events == ["entered", ("closed here", None), ("closed", None), "left"]
 
 
-@pytest.mark.parametrize("blocking", [True, False])
-async def test_the_tools_exception_is_thrown_into_its_scope(bench: Bench, blocking: bool) -> None:
-    error = LookupError("nothing there")
-
-    def blocks() -> None:
-        raise error
-
-    async def awaits() -> None:
-        raise error
-
-    outcome = await bench.run(blocks if blocking else awaits)
-
-    assert (outcome.message.text, outcome.message.is_error) == ("nothing there", True)
-    assert ("closed", error) in bench.scope.events
-    assert bench.scope.events[-1] == "left"
-
-
-async def test_a_result_that_cannot_be_written_ends_the_scope_as_an_error(bench: Bench) -> None:
+async def test_results_that_cannot_be_encoded_end_the_scope_with_an_error(bench: Bench) -> None:
     class Odd: ...
 
     async def give() -> Any:
@@ -243,7 +174,7 @@ async def test_a_result_that_cannot_be_written_ends_the_scope_as_an_error(bench:
 
 
 @pytest.mark.parametrize("value", ["name\udcff", {"names": ["name\udcff"]}])
-async def test_a_result_with_a_lone_surrogate_is_an_error_that_says_what_to_do(bench: Bench, value: Any) -> None:
+async def test_results_with_lone_surrogates_are_errors_with_a_fix(bench: Bench, value: Any) -> None:
     def give() -> object:
         return value
 
@@ -256,7 +187,7 @@ async def test_a_result_with_a_lone_surrogate_is_an_error_that_says_what_to_do(b
     outcome.message.text.encode()
 
 
-async def test_a_scope_that_fails_to_close_makes_the_tool_fail(bench: Bench) -> None:
+async def test_errors_while_closing_the_scope_are_tool_failures(bench: Bench) -> None:
     def work() -> str:
         return "done"
 
@@ -266,7 +197,9 @@ async def test_a_scope_that_fails_to_close_makes_the_tool_fail(bench: Bench) -> 
     assert (outcome.message.text, outcome.execution.is_error) == ("commit failed", True)
 
 
-async def test_a_tools_own_error_goes_before_its_scopes(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tool_errors_take_precedence_over_errors_while_closing_the_scope(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     def work() -> str:
         raise LookupError("the tool's")
 
@@ -277,7 +210,7 @@ async def test_a_tools_own_error_goes_before_its_scopes(bench: Bench, caplog: py
     assert "the scope's" in caplog.text
 
 
-async def test_beans_are_not_opened_for_arguments_that_cannot_be_used(bench: Bench) -> None:
+async def test_scopes_are_not_opened_for_invalid_arguments(bench: Bench) -> None:
     async def work(n: int) -> None: ...
 
     with pytest.raises(ToolArgumentsError):
@@ -286,27 +219,10 @@ async def test_beans_are_not_opened_for_arguments_that_cannot_be_used(bench: Ben
     assert bench.scope.events == []
 
 
-# --- time
+# --- timeouts and cancellation
 
 
-async def test_a_late_asynchronous_tool_is_cancelled_and_is_an_error(bench: Bench) -> None:
-    ended: list[str] = []
-
-    @tool(timeout=0.01)
-    async def wait() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("tool")
-
-    outcome = await bench.run(wait)
-
-    assert ended == ["tool"]
-    assert outcome.message.text == "tool 'wait' took longer than its timeout of 0.01 s"
-    assert outcome.execution.is_error
-
-
-async def test_a_late_blocking_tool_goes_on_alone_and_its_scope_is_closed_when_it_is_left(bench: Bench) -> None:
+async def test_scopes_of_late_blocking_tools_close_when_their_thread_ends(bench: Bench) -> None:
     leave, closed = threading.Event(), asyncio.Event()
     late: list[bool] = []
 
@@ -339,33 +255,8 @@ async def test_a_late_blocking_tool_goes_on_alone_and_its_scope_is_closed_when_i
     assert bench.context.cancelled is False
 
 
-async def test_a_tools_own_timeout_error_is_its_own(bench: Bench) -> None:
-    @tool(timeout=10)
-    async def fail() -> None:
-        raise TimeoutError("the database")
-
-    assert (await bench.run(fail)).message.text == "the database"
-
-
-async def test_a_timeout_goes_to_the_handler(bench: Bench) -> None:
-    seen: list[Exception] = []
-
-    def note(error: Exception, context: InvocationContext) -> str:
-        seen.append(error)
-        return "late"
-
-    @tool(timeout=0.01)
-    async def wait() -> None:
-        await asyncio.Event().wait()
-
-    bench.failures = ToolErrors(on_tool_execution_error=note)
-
-    assert (await bench.run(wait)).message.text == "late"
-    assert isinstance(seen[0], TimeoutError)
-
-
 @pytest.mark.parametrize("timeout", [None, 60.0])
-async def test_cancellation_is_never_handled_and_closes_the_scope(bench: Bench, timeout: float | None) -> None:
+async def test_cancellation_skips_the_handlers_and_closes_the_scope(bench: Bench, timeout: float | None) -> None:
     started = asyncio.Event()
 
     @tool(timeout=timeout)
@@ -387,21 +278,7 @@ async def test_cancellation_is_never_handled_and_closes_the_scope(bench: Bench, 
 # --- places
 
 
-def elsewhere(n: int) -> int:
-    return n + 1
-
-
-async def test_a_function_runs_in_another_process(bench: Bench) -> None:
-    import multiprocessing
-
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        outcome = await bench.run(run_on(pool)(elsewhere), '{"n": 1}')
-
-    assert outcome.message.text == "2"
-    assert bench.scope.events == ["entered", ("closed", None), "left"]
-
-
-async def test_a_def_that_returns_an_awaitable_is_awaited_and_then_written(bench: Bench) -> None:
+async def test_awaitables_returned_by_def_tools_are_awaited(bench: Bench) -> None:
     async def rest() -> str:
         return "awaited"
 
@@ -417,7 +294,7 @@ async def test_a_def_that_returns_an_awaitable_is_awaited_and_then_written(bench
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-async def test_a_stop_iteration_is_a_failure_like_any_other(bench: Bench, blocking: bool) -> None:
+async def test_stop_iteration_is_a_tool_failure(bench: Bench, blocking: bool) -> None:
     def first() -> Any:
         return next(iter([]))
 
@@ -430,7 +307,7 @@ async def test_a_stop_iteration_is_a_failure_like_any_other(bench: Bench, blocki
     assert "StopIteration" in outcome.message.text
 
 
-# --- what the model is told
+# --- errors
 
 
 class Boom(Exception):
@@ -448,7 +325,7 @@ def failing(error: BaseException) -> Any:
     ("error", "text"),
     [(Boom("it broke"), "it broke"), (Boom(), "Boom"), (Boom("  "), "Boom"), (Boom("\ud800"), "\\ud800")],
 )
-async def test_by_default_the_model_reads_the_message_and_the_log_has_it(
+async def test_tool_exceptions_are_sent_to_the_model_and_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture, error: Exception, text: str
 ) -> None:
     outcome = await bench.run(failing(error))
@@ -459,28 +336,9 @@ async def test_by_default_the_model_reads_the_message_and_the_log_has_it(
     assert "boom" in record.getMessage()
 
 
-async def test_hidden_details_stay_in_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    bench.failures = ToolErrors(on_tool_execution_error=hide_details)
-
-    outcome = await bench.run(failing(Boom("password: 123")))
-
-    assert outcome.message.text == "The tool 'boom' failed."
-    assert "password: 123" in caplog.text
-
-
-async def test_a_retry_needs_no_handler(bench: Bench) -> None:
-    bench.failures = ToolErrors(on_tool_execution_error=lambda error, context: 1 / 0)  # type: ignore[arg-type,return-value]  # never called
-
-    outcome = await bench.run(failing(ToolRetry("use the full name")))
-
-    assert (outcome.message.text, outcome.execution.is_error) == ("use the full name", True)
-
-
 @pytest.mark.parametrize("error", [ToolAbort("enough"), ScopeNotActiveError("Bean", "it has ended")])
 @pytest.mark.parametrize("grouped", [False, True])
-async def test_aborts_and_the_librarys_own_errors_are_never_handled(
-    bench: Bench, error: Exception, grouped: bool
-) -> None:
+async def test_aborts_and_framework_errors_skip_the_handlers(bench: Bench, error: Exception, grouped: bool) -> None:
     raised = ExceptionGroup("tasks", [ValueError(), error]) if grouped else error
     bench.failures = ToolErrors(on_tool_execution_error=lambda error, context: "handled")
 
@@ -490,7 +348,7 @@ async def test_aborts_and_the_librarys_own_errors_are_never_handled(
     assert caught.value is raised
 
 
-async def test_a_missing_bean_reaches_the_caller(bench: Bench) -> None:
+async def test_missing_beans_raise_for_the_caller(bench: Bench) -> None:
     class Service:
         @tool
         def work(self) -> None: ...
@@ -502,49 +360,7 @@ async def test_a_missing_bean_reaches_the_caller(bench: Bench) -> None:
     assert any(isinstance(each, tuple) and each[0] == "closed" for each in bench.scope.events)
 
 
-async def test_a_handler_gets_the_tools_own_exception_and_the_context(bench: Bench) -> None:
-    seen: list[Any] = []
-
-    async def handle(error: Exception, context: InvocationContext) -> ToolExecutionResult:
-        seen.extend([error, context.memory_id, context.request])
-        return ToolExecutionResult("never mind", result_object=3, attributes={"a": 1})
-
-    bench.failures = ToolErrors(on_tool_execution_error=handle)
-    error = Boom()
-    outcome = await bench.run(failing(error))
-
-    assert seen[0] is error
-    assert seen[1] == "m1"
-    assert seen[2].name == "boom"
-    assert (outcome.message.text, outcome.execution.is_error) == ("never mind", False)
-    assert outcome.execution.result_object == 3
-    assert outcome.message.attributes == {"a": 1}
-
-
-async def test_a_blocking_handler_runs_on_a_thread_and_what_it_raises_reaches_the_caller(bench: Bench) -> None:
-    threads: list[threading.Thread] = []
-    other = Boom("from the handler")
-
-    def handle(error: Exception, context: InvocationContext) -> str:
-        threads.append(threading.current_thread())
-        raise other
-
-    bench.failures = ToolErrors(on_tool_execution_error=handle)
-    with pytest.raises(Boom) as caught:
-        await bench.run(failing(Boom()))
-
-    assert caught.value is other
-    assert threads[0] is not threading.main_thread()
-
-
-async def test_a_handler_that_returns_nothing_says_so(bench: Bench) -> None:
-    bench.failures = ToolErrors(on_tool_execution_error=lambda error, context: None)  # type: ignore[arg-type,return-value]  # a mistake
-
-    with pytest.raises(TypeError, match="returned NoneType"):
-        await bench.run(failing(Boom()))
-
-
-async def test_arguments_errors_have_a_handler_of_their_own(bench: Bench) -> None:
+async def test_arguments_errors_have_their_own_handler(bench: Bench) -> None:
     async def add(a: int) -> int:
         return a
 
@@ -560,14 +376,7 @@ async def test_arguments_errors_have_a_handler_of_their_own(bench: Bench) -> Non
     ]
 
 
-async def test_an_inner_services_arguments_error_is_the_tools_failure(bench: Bench) -> None:
-    inner = ToolArgumentsError(ToolExecutionRequest("9", "inner", "{"), [("", "broken")])
-    bench.failures = ToolErrors(on_tool_execution_error=lambda error, context: "failure")
-
-    assert (await bench.run(failing(inner))).message.text == "failure"
-
-
-async def test_an_executor_may_refuse_its_arguments(bench: Bench) -> None:
+async def test_executors_can_raise_tool_arguments_error(bench: Bench) -> None:
     from toolbox import ToolSpecification
 
     def execute(request: ToolExecutionRequest, memory_id: object) -> str:
@@ -578,7 +387,7 @@ async def test_an_executor_may_refuse_its_arguments(bench: Bench) -> None:
     assert "not like this" in (await bench.run({ToolSpecification("by_hand"): execute})).message.text
 
 
-async def test_an_unknown_tool_is_raised_or_told(bench: Bench) -> None:
+async def test_unknown_tools_raise_or_are_returned_to_the_model(bench: Bench) -> None:
     request = ToolExecutionRequest("1", "extract_town", "{}")
     tools = {"a": tool_in(failing(ValueError())), "b": tool_in(failing(ValueError()))}
 
@@ -591,34 +400,7 @@ async def test_an_unknown_tool_is_raised_or_told(bench: Bench) -> None:
     assert outcome.execution.is_error
 
 
-async def test_a_services_handlers_go_before_the_containers() -> None:
-    def own(error: Exception, context: InvocationContext) -> str:
-        return "own"
-
-    outer = ToolErrors(on_unknown_tool=return_to_model, on_tool_execution_error=hide_details)
-
-    assert ToolErrors(on_tool_execution_error=own).over(outer) == ToolErrors(return_to_model, None, own)
-
-
-async def test_many_calls_at_once_do_not_disturb_each_other(bench: Bench) -> None:
-    async def echo(n: int, context: InvocationContext) -> list[Any]:
-        await asyncio.sleep(0)
-        current = InvocationContext.current()
-        assert current is not None
-        assert current.request is not None
-        assert context.request is not None
-        return [n, current.request.arguments == context.request.arguments == f'{{"n":{n}}}']
-
-    made = tool_in(echo)
-    environment = bench.environment({made.name: made})
-    outcomes = await asyncio.gather(
-        *(execute_tool(ToolExecutionRequest(str(n), "echo", f'{{"n":{n}}}'), environment) for n in range(100))
-    )
-
-    assert [each.execution.result_object for each in outcomes] == [[n, True] for n in range(100)]
-
-
-async def test_an_annotated_string_is_not_mistaken_for_a_bean(bench: Bench) -> None:
+async def test_annotated_strings_are_not_injected(bench: Bench) -> None:
     async def greet(name: Annotated[str, "who"] = "you") -> str:
         return f"hello {name}"
 
@@ -626,9 +408,7 @@ async def test_an_annotated_string_is_not_mistaken_for_a_bean(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("error", [ScopeNotActiveError("User", "no request"), ToolAbort("stop")])
-async def test_what_a_result_raises_while_it_is_written_reaches_the_caller_and_not_the_model(
-    bench: Bench, error: Exception
-) -> None:
+async def test_framework_errors_while_encoding_a_result_reach_the_caller(bench: Bench, error: Exception) -> None:
     class Lazy(BaseModel):
         @model_serializer
         def written(self) -> dict[str, str]:

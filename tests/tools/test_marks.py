@@ -1,4 +1,4 @@
-"""`@tool`: what it may stand on, what it may say, what it leaves behind, what is refused."""
+"""`@tool`: names, descriptions, supported functions, inheritance and invalid marks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
@@ -42,7 +42,7 @@ def problems_of(source: Any) -> list[Problem]:
 # --- the mark
 
 
-def test_bare_the_name_is_the_functions_and_the_description_its_docstrings_first_paragraph() -> None:
+def test_name_and_description_default_to_the_function_name_and_first_docstring_paragraph() -> None:
     @tool
     def add(a: int) -> int:
         """Adds numbers,
@@ -59,7 +59,7 @@ def test_bare_the_name_is_the_functions_and_the_description_its_docstrings_first
     assert specification(add).description == "Adds numbers,\nall of them."
 
 
-def test_without_docstring_there_is_no_description() -> None:
+def test_tools_without_docstring_have_no_description() -> None:
     @tool
     def add(a: int) -> int:
         return a
@@ -67,7 +67,7 @@ def test_without_docstring_there_is_no_description() -> None:
     assert specification(add).description is None
 
 
-def test_several_strings_are_joined_by_a_newline() -> None:
+def test_description_strings_are_joined_with_newlines() -> None:
     @tool("Adds", "two numbers")
     def add(a: int) -> int:
         """Not this."""
@@ -76,7 +76,7 @@ def test_several_strings_are_joined_by_a_newline() -> None:
     assert specification(add).description == "Adds\ntwo numbers"
 
 
-def test_name_description_and_metadata_are_taken() -> None:
+def test_name_description_and_metadata_are_used() -> None:
     @tool(name="sum", description="Sums", return_behavior=ReturnBehavior.IMMEDIATE, metadata={"k": 1}, timeout=5.0)
     def add(a: int) -> int:
         return a
@@ -89,7 +89,7 @@ def test_name_description_and_metadata_are_taken() -> None:
     )
 
 
-def test_with_empty_parentheses_it_is_as_bare() -> None:
+def test_empty_parentheses_change_nothing() -> None:
     @tool()
     def add() -> int:
         """Adds."""
@@ -98,7 +98,7 @@ def test_with_empty_parentheses_it_is_as_bare() -> None:
     assert specification(add) == ToolSpecification("add", "Adds.", NOTHING)
 
 
-def test_the_decorated_object_stays_what_it_was() -> None:
+def test_tool_returns_the_function_unchanged() -> None:
     def add(a: int, b: int = 2) -> int:
         return a + b
 
@@ -107,7 +107,7 @@ def test_the_decorated_object_stays_what_it_was() -> None:
     assert add(1) == 3
 
 
-async def test_a_coroutine_function_stays_what_it_was() -> None:
+async def test_tool_returns_coroutine_functions_unchanged() -> None:
     @tool
     async def add(a: int, b: int = 2) -> int:
         return a + b
@@ -115,12 +115,12 @@ async def test_a_coroutine_function_stays_what_it_was() -> None:
     assert await add(1, b=1) == 2
 
 
-def test_a_description_given_twice_is_a_type_error() -> None:
+def test_two_descriptions_raise_type_error() -> None:
     with pytest.raises(TypeError, match="description"):
         tool("Adds", description="Adds")
 
 
-# --- what it may stand on
+# --- supported functions
 
 
 class Calculator:
@@ -160,7 +160,7 @@ class Calculator:
         return 0
 
 
-def test_tools_of_any_visibility_and_kind_are_found_in_order() -> None:
+def test_private_static_and_class_methods_are_found_in_order() -> None:
     names = [each.name for each in tool_specifications_from(Calculator)]
 
     assert names == [
@@ -175,7 +175,7 @@ def test_tools_of_any_visibility_and_kind_are_found_in_order() -> None:
     assert [each.name for each in tool_specifications_from(Calculator())] == names
 
 
-async def test_each_of_them_can_be_called_through_a_service() -> None:
+async def test_every_kind_of_method_can_be_called_through_a_service() -> None:
     class Assistant(Protocol):
         async def chat(self, text: str) -> str: ...
 
@@ -197,7 +197,7 @@ async def test_each_of_them_can_be_called_through_a_service() -> None:
     assert results == ["1", "hidden", "very hidden", "3", "4", "Calculator", "Calculator"]
 
 
-def test_each_of_them_can_be_called_directly() -> None:
+def test_every_kind_of_method_can_be_called_directly() -> None:
     assert Calculator().add(1, 2) == 3
     assert Calculator.static_outside(3) == 3
     assert Calculator.static_inside(4) == 4
@@ -205,12 +205,12 @@ def test_each_of_them_can_be_called_directly() -> None:
     assert Calculator().class_inside() == "Calculator"
 
 
-def test_a_bound_method_is_one_tool() -> None:
+def test_bound_methods_are_tools() -> None:
     assert specification(Calculator().add).name == "add"
     assert specification(Calculator.class_inside).name == "class_inside"
 
 
-def test_static_and_class_methods_need_no_instance() -> None:
+def test_static_and_class_methods_do_not_need_an_instance() -> None:
     class Statics:
         @tool
         @staticmethod
@@ -266,19 +266,19 @@ def run(source: object, name: str) -> Any:
     return executor(ToolExecutionRequest("1", name, "{}"), None).text
 
 
-def test_tools_are_found_along_the_mro() -> None:
+def test_inherited_tools_are_found() -> None:
     assert {each.name for each in tool_specifications_from(Both)} == {"shared", "only_base", "mixed", "own"}
     assert run(Both(), "mixed") == "mixed"
 
 
-def test_an_override_replaces_and_keeps_the_mark() -> None:
+def test_overrides_keep_the_mark_of_the_base_method() -> None:
     [shared] = [each for each in tool_specifications_from(Keeps) if each.name == "shared"]
 
     assert shared.description == "Base's"
     assert run(Keeps(), "shared") == "kept"
 
 
-def test_an_override_that_is_marked_anew_has_its_own_mark() -> None:
+def test_marked_overrides_replace_the_mark() -> None:
     assert {each.name: each.description for each in tool_specifications_from(Anew)} == {
         "renamed": "Anew's",
         "only_base": None,
@@ -286,7 +286,7 @@ def test_an_override_that_is_marked_anew_has_its_own_mark() -> None:
     assert run(Anew(), "renamed") == "anew"
 
 
-def test_an_abstract_method_gives_its_mark_to_the_implementation() -> None:
+def test_implementations_inherit_the_mark_of_the_abstract_method() -> None:
     class Interface(ABC):
         @tool("From the interface")
         @abstractmethod
@@ -300,11 +300,11 @@ def test_an_abstract_method_gives_its_mark_to_the_implementation() -> None:
     assert found.description == "From the interface"
 
 
-# --- what is refused
+# --- problems
 
 
 @pytest.mark.parametrize("name", ["", "with space", "ä", "a.b", "x" * 65, "a/b"])
-def test_a_name_outside_the_alphabet_is_a_problem(name: str) -> None:
+def test_invalid_tool_names_are_a_problem(name: str) -> None:
     class Tools:
         @tool(name=name)
         def add(self) -> int:
@@ -316,7 +316,7 @@ def test_a_name_outside_the_alphabet_is_a_problem(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_9", "x" * 64, "-", "_"])
-def test_a_name_of_the_alphabet_is_taken(name: str) -> None:
+def test_valid_tool_names_are_accepted(name: str) -> None:
     @tool(name=name)
     def add() -> int:
         return 1
@@ -324,7 +324,7 @@ def test_a_name_of_the_alphabet_is_taken(name: str) -> None:
     assert specification(add).name == name
 
 
-def test_variadic_parameters_are_problems() -> None:
+def test_variadic_parameters_of_tools_are_a_problem() -> None:
     class Tools:
         @tool
         def many(self, *args: int, **kwargs: int) -> int:
@@ -336,7 +336,7 @@ def test_variadic_parameters_are_problems() -> None:
     assert "**kwargs" in problems[1].what
 
 
-def test_a_parameter_without_annotation_is_a_problem() -> None:
+def test_tool_parameters_without_annotation_are_a_problem() -> None:
     class Tools:
         @tool
         def add(self, a, b: int):  # type: ignore[no-untyped-def]
@@ -348,7 +348,7 @@ def test_a_parameter_without_annotation_is_a_problem() -> None:
     assert "annotation" in problem.what
 
 
-def test_a_generator_is_a_problem() -> None:
+def test_generators_as_tools_are_a_problem() -> None:
     class Tools:
         @tool
         def count(self) -> Iterator[int]:
@@ -361,14 +361,7 @@ def test_a_generator_is_a_problem() -> None:
     assert {each.where for each in problems_of(Tools)} == {"Tools.count", "Tools.later"}
 
 
-def test_a_class_without_tools_is_a_problem() -> None:
-    class Nothing: ...
-
-    [problem] = problems_of(Nothing)
-    assert "Nothing" in str(problem)
-
-
-def test_two_tools_of_one_name_in_a_class_are_a_problem() -> None:
+def test_duplicate_tool_names_in_a_class_are_a_problem() -> None:
     class Tools:
         @tool
         def one(self) -> int:
@@ -384,7 +377,7 @@ def test_two_tools_of_one_name_in_a_class_are_a_problem() -> None:
     assert "Tools.other" in problem.what
 
 
-def test_all_of_them_are_told_at_once_and_at_start() -> None:
+def test_all_problems_of_tools_are_reported_together() -> None:
     class Tools:
         @tool(name="not a name")
         def one(self) -> int:
@@ -407,7 +400,7 @@ def test_all_of_them_are_told_at_once_and_at_start() -> None:
     assert [each.where for each in container.check()] == ["Tools.one", "Tools.two", "Tools.three"]
 
 
-def test_a_method_toolbox_is_checked_like_the_class_tools() -> None:
+def test_tools_of_a_toolbox_are_checked() -> None:
     class Tools:
         @tool
         def two(self, *args: int) -> int:
@@ -423,7 +416,7 @@ def test_a_method_toolbox_is_checked_like_the_class_tools() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0])
-def test_a_time_out_of_nothing_is_a_problem(timeout: float) -> None:
+def test_timeouts_below_zero_are_a_problem(timeout: float) -> None:
     @tool(timeout=timeout)
     def add() -> int:
         return 1

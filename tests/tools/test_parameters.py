@@ -1,4 +1,4 @@
-"""A tool's parameters: descriptions, defaults, what is hidden from the model, the schema it sees."""
+"""Parameters of tools: descriptions, defaults, hidden parameters and schemas."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ def call(function: Any, arguments: str = "{}", memory_id: object = None) -> Any:
 # --- descriptions
 
 
-def test_text_in_the_annotation_describes() -> None:
+def test_strings_in_annotated_are_descriptions() -> None:
     def f(a: Annotated[int, "first", "of all"], b: Annotated[int, Field(description="second")]) -> int:
         return a
 
@@ -90,7 +90,7 @@ def sphinx(a: int, b: int) -> int:
 
 
 @pytest.mark.parametrize("function", [google, numpy, sphinx])
-def test_docstrings_of_all_styles_describe(function: Any) -> None:
+def test_google_numpy_and_sphinx_docstrings_are_descriptions(function: Any) -> None:
     assert tool_specification_from(function).description == "Adds."
     assert properties(function) == {
         "a": {"type": "integer", "description": "the first"},
@@ -98,7 +98,7 @@ def test_docstrings_of_all_styles_describe(function: Any) -> None:
     }
 
 
-def test_text_goes_before_field_and_field_before_docstring() -> None:
+def test_annotated_strings_override_fields_and_fields_override_docstrings() -> None:
     def f(
         a: Annotated[int, "text", Field(description="field")], b: Annotated[int, Field(description="field")], c: int
     ) -> int:
@@ -118,10 +118,10 @@ def test_text_goes_before_field_and_field_before_docstring() -> None:
     }
 
 
-# --- required, defaults
+# --- required parameters and defaults
 
 
-def test_without_default_required_with_one_optional() -> None:
+def test_parameters_without_default_are_required() -> None:
     def f(a: int, b: str = "x", c: list[int] | None = None, d: int | None = 3) -> int:
         return a
 
@@ -129,7 +129,7 @@ def test_without_default_required_with_one_optional() -> None:
     assert list(properties(f)) == ["a", "b", "c", "d"]
 
 
-def test_an_absent_or_null_argument_takes_the_default() -> None:
+def test_missing_and_null_arguments_use_the_default() -> None:
     def f(a: int = 1, b: int | None = 2, c: str | None = None) -> list[Any]:
         return [a, b, c]
 
@@ -138,7 +138,7 @@ def test_an_absent_or_null_argument_takes_the_default() -> None:
     assert call(f, '{"a": 5, "b": 6, "c": ""}') == [5, 6, ""]
 
 
-def test_a_mutable_default_is_made_anew_for_each_call() -> None:
+def test_mutable_defaults_are_copied_for_each_call() -> None:
     class Box(BaseModel):
         items: list[int] = []
 
@@ -158,7 +158,7 @@ def test_a_mutable_default_is_made_anew_for_each_call() -> None:
         assert result.result_object == [1, 1, 1, 1]
 
 
-def test_a_default_of_pydantics_field_counts() -> None:
+def test_defaults_of_pydantic_fields_are_used() -> None:
     def f(
         a: int = Field(3, description="number"),
         b: list[int] = Field(default_factory=list),  # noqa: B008 - as pydantic's users write it
@@ -170,7 +170,7 @@ def test_a_default_of_pydantics_field_counts() -> None:
     assert call(f) == [3, []]
 
 
-def test_a_required_parameter_that_admits_none_may_be_left_out() -> None:
+def test_required_optional_parameters_may_be_missing() -> None:
     def f(a: int | None, b: str) -> list[Any]:
         return [a, b]
 
@@ -179,7 +179,7 @@ def test_a_required_parameter_that_admits_none_may_be_left_out() -> None:
     assert call(f, '{"a": null, "b": "x"}') == [None, "x"]
 
 
-def test_keyword_only_and_positional_only_parameters_are_filled() -> None:
+def test_keyword_only_and_positional_only_parameters_are_passed() -> None:
     def f(a: int, b: int = 5, /, *, c: int, d: int = 7) -> list[int]:
         return [a, b, c, d]
 
@@ -193,7 +193,7 @@ def test_keyword_only_and_positional_only_parameters_are_filled() -> None:
 class Bean: ...
 
 
-def test_what_is_filled_in_is_hidden_also_through_none() -> None:
+def test_injected_parameters_are_hidden_also_if_optional() -> None:
     class Tools:
         @tool
         def f(
@@ -217,7 +217,7 @@ def test_what_is_filled_in_is_hidden_also_through_none() -> None:
     }
 
 
-def test_a_tool_without_visible_parameters_has_an_empty_object() -> None:
+def test_tools_without_visible_parameters_have_an_empty_object() -> None:
     def nothing() -> int:
         return 1
 
@@ -228,14 +228,14 @@ def test_a_tool_without_visible_parameters_has_an_empty_object() -> None:
     assert parameters(hidden) == NOTHING
 
 
-def test_a_key_never_reaches_a_hidden_parameter() -> None:
+def test_arguments_never_reach_hidden_parameters() -> None:
     def f(memory: MemoryId[str | None], context: InvocationContext | None, a: int = 0) -> list[Any]:
         return [memory, context, a]
 
     assert call(f, '{"memory": "x", "context": "y", "a": 1, "other": 2}', "room 7") == ["room 7", None, 1]
 
 
-def test_the_memory_id_of_a_bare_executor_is_given_with_the_request() -> None:
+def test_executors_receive_the_memory_id() -> None:
     def f(memory: MemoryId[int]) -> object:
         return memory
 
@@ -296,7 +296,7 @@ def has_no(key: str, schema: Any) -> bool:
     return not isinstance(schema, list) or all(has_no(key, each) for each in schema)
 
 
-def test_enums_are_offered_by_value() -> None:
+def test_enums_are_described_by_value() -> None:
     def f(colour: Colour, level: Level, text: Literal["a", "b"]) -> str:
         return repr([colour, level, text])
 
@@ -324,7 +324,7 @@ def test_types_are_inlined_and_have_no_titles() -> None:
     assert person["properties"]["address"]["description"] == "Where someone lives."
 
 
-def test_a_property_named_title_stays() -> None:
+def test_properties_named_title_are_kept() -> None:
     def f(title: str, movie: Movie) -> str:
         return title + movie["title"]
 
@@ -332,7 +332,7 @@ def test_a_property_named_title_stays() -> None:
     assert list(properties(f)["movie"]["properties"]) == ["title"]
 
 
-def test_the_parameters_own_description_goes_before_its_classs() -> None:
+def test_descriptions_of_parameters_override_those_of_their_class() -> None:
     def f(a: Annotated[Address, "the old one"], b: Address) -> str:
         return a.street
 
@@ -340,7 +340,7 @@ def test_the_parameters_own_description_goes_before_its_classs() -> None:
     assert properties(f)["b"]["description"] == "Where someone lives."
 
 
-def test_a_recursive_type_is_referred_to() -> None:
+def test_recursive_types_are_references() -> None:
     def f(node: Node) -> int:
         return len(node.children)
 
@@ -358,7 +358,7 @@ def test_two_recursive_parameters_keep_their_own_descriptions() -> None:
     assert properties(f)["b"]["description"] == "second"
 
 
-def test_a_parameter_with_a_default_is_shown_without_it() -> None:
+def test_defaults_are_not_part_of_the_schema() -> None:
     def f(a: int = 3, b: str | None = None) -> int:
         return a
 
@@ -408,7 +408,7 @@ JSON_OF: list[tuple[Any, str, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "json", "value"), JSON_OF, ids=[str(each[0]) for each in JSON_OF])
-def test_all_that_pydantic_validates_arrives_as_its_type(kind: Any, json: str, value: object) -> None:
+def test_arguments_are_converted_to_every_pydantic_type(kind: Any, json: str, value: object) -> None:
     def f(a):  # type: ignore[no-untyped-def]
         return [a]
 

@@ -1,4 +1,4 @@
-"""What a tool returns, as the model reads it and as the program finds it."""
+"""Results of tools: text for the model and values for the program."""
 
 import json
 from collections.abc import Awaitable, Coroutine
@@ -38,11 +38,11 @@ class Assistant(Protocol):
     async def chat(self, text: str) -> Result[str]: ...
 
 
-Told = tuple[ToolExecutionResultMessage, ToolExecution]
+Received = tuple[ToolExecutionResultMessage, ToolExecution]
 
 
-async def told(*tools: Any, name: str | None = None, **options: Any) -> Told:
-    """What the model and the program get of one call of a tool."""
+async def received(*tools: Any, name: str | None = None, **options: Any) -> Received:
+    """Return the message for the model and the execution for the program of one tool call."""
     model = ScriptedChatModel([tool_call(name or tools[0].__name__), "done"])
     result = await create_ai_service(Assistant, chat_model=model, tools=tools, **options).chat("x")
     message = model.requests[1].messages[-1]
@@ -118,23 +118,23 @@ CITY = City(name="Zürich", founded=date(1200, 1, 2))
         ({"at": Point(1, 2.5)}, ..., '{"at":{"x":1,"y":2.5}}'),
     ],
 )
-async def test_the_text_for_the_model(value: object, annotation: Any, text: str) -> None:
-    message, execution = await told(returning(value, annotation))
+async def test_values_are_encoded_as_text_or_json(value: object, annotation: Any, text: str) -> None:
+    message, execution = await received(returning(value, annotation))
 
     assert message.text == text
     assert not message.is_error
     assert execution.result_object == value
 
 
-async def test_none_of_a_tool_that_is_annotated_in_text() -> None:
+async def test_none_is_success_with_a_string_annotation() -> None:
     def give() -> "None":
         return None
 
-    message, _ = await told(give)
+    message, _ = await received(give)
     assert message.text == "Success"
 
 
-async def test_what_an_awaitable_annotation_says_inside_counts() -> None:
+async def test_the_type_inside_an_awaitable_annotation_is_used() -> None:
     async def later() -> None: ...
 
     async def missing() -> str | None:
@@ -146,14 +146,14 @@ async def test_what_an_awaitable_annotation_says_inside_counts() -> None:
     def awaitable() -> Awaitable[str | None]:
         return missing()
 
-    assert (await told(later))[0].text == "Success"
-    assert (await told(missing))[0].text == "null"
-    assert (await told(coroutine))[0].text == "Success"
-    assert (await told(awaitable))[0].text == "null"
+    assert (await received(later))[0].text == "Success"
+    assert (await received(missing))[0].text == "null"
+    assert (await received(coroutine))[0].text == "Success"
+    assert (await received(awaitable))[0].text == "null"
 
 
-async def test_the_program_finds_the_value_itself() -> None:
-    _, execution = await told(returning(CITY, City))
+async def test_tool_execution_has_the_value_itself() -> None:
+    _, execution = await received(returning(CITY, City))
 
     assert execution.result_object is CITY
     assert execution.request.name == "give"
@@ -162,17 +162,17 @@ async def test_the_program_finds_the_value_itself() -> None:
     assert 0 <= execution.duration < 10
 
 
-async def test_a_ready_result_goes_through_as_it_is() -> None:
-    ready = ToolExecutionResult("told", {"raw": 1}, False, {"status": 7})
-    message, execution = await told(returning(ready))
+async def test_tool_execution_results_are_used_unchanged() -> None:
+    ready = ToolExecutionResult("ready", {"raw": 1}, False, {"status": 7})
+    message, execution = await received(returning(ready))
 
-    assert (message.text, message.is_error, message.attributes) == ("told", False, {"status": 7})
+    assert (message.text, message.is_error, message.attributes) == ("ready", False, {"status": 7})
     assert execution.result_object == {"raw": 1}
     assert execution.attributes == {"status": 7}
 
 
-async def test_a_ready_error_is_an_error() -> None:
-    message, execution = await told(returning(ToolExecutionResult("no", "object", is_error=True)))
+async def test_tool_execution_results_with_is_error_are_errors() -> None:
+    message, execution = await received(returning(ToolExecutionResult("no", "object", is_error=True)))
 
     assert message.is_error
     assert message.text == "no"
@@ -180,48 +180,48 @@ async def test_a_ready_error_is_an_error() -> None:
     assert execution.result_object is None
 
 
-async def test_content_parts_are_contents_and_their_texts_the_text() -> None:
+async def test_content_parts_are_sent_as_contents() -> None:
     image = ImageContent(url="http://x/y.png")
     parts = [TextContent("a"), image, TextContent("b")]
 
-    message, execution = await told(returning(parts))
+    message, execution = await received(returning(parts))
     assert message.contents == (TextContent("a"), image, TextContent("b"))
     assert message.text == "a\nb"
     assert execution.result_object == parts
 
-    message, _ = await told(returning(image))
+    message, _ = await received(returning(image))
     assert message.contents == (image,)
     assert message.text == ""
 
-    message, _ = await told(returning(TextContent("only"), TextContent))
+    message, _ = await received(returning(TextContent("only"), TextContent))
     assert message.contents == (TextContent("only"),)
     assert message.text == "only"
 
 
 async def test_aliases_are_used() -> None:
-    message, _ = await told(returning(Aliased(inner_name="x"), Aliased))
+    message, _ = await received(returning(Aliased(inner_name="x"), Aliased))
 
     assert json.loads(message.text) == {"outerName": "x"}
 
 
-async def test_what_cannot_be_written_is_the_tools_error_and_names_its_type() -> None:
+async def test_values_that_cannot_be_encoded_are_errors_that_name_their_type() -> None:
     class Socket: ...
 
-    message, execution = await told(returning(Socket()))
+    message, execution = await received(returning(Socket()))
     assert message.is_error
     assert "Socket" in message.text
     assert execution.is_error
     assert execution.result_object is None
 
 
-async def test_an_awaitable_of_a_def_is_awaited() -> None:
+async def test_awaitables_returned_by_a_def_are_awaited() -> None:
     async def inner() -> int:
         return 3
 
     def outer():  # type: ignore[no-untyped-def]
         return inner()
 
-    message, _ = await told(outer)
+    message, _ = await received(outer)
     assert message.text == "3"
 
 
@@ -231,18 +231,18 @@ async def test_an_awaitable_of_a_def_is_awaited() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "Success"), ("42", "42"), (42, "42"), ({"a": 1}, '{"a":1}'), ("", "")]
 )
-async def test_an_executors_value_is_told_as_of_a_tool_without_annotation(value: object, text: str) -> None:
+async def test_values_of_executors_are_encoded_like_unannotated_values(value: object, text: str) -> None:
     specification = ToolSpecification("by_hand")
 
-    message, execution = await told({specification: lambda request, memory_id: value}, name="by_hand")
+    message, execution = await received({specification: lambda request, memory_id: value}, name="by_hand")
     assert message.text == text
     assert execution.result_object == value
 
-    message, _ = await told(AiServiceTool(specification, lambda request, memory_id: value), name="by_hand")
+    message, _ = await received(AiServiceTool(specification, lambda request, memory_id: value), name="by_hand")
     assert message.text == text
 
 
-async def test_an_executors_awaitable_is_awaited() -> None:
+async def test_awaitables_of_executors_are_awaited() -> None:
     async def later(request: ToolExecutionRequest, memory_id: object) -> str:
         return request.arguments
 
@@ -250,11 +250,11 @@ async def test_an_executors_awaitable_is_awaited() -> None:
         return later(request, memory_id)
 
     for executor in (later, sooner):
-        message, _ = await told({ToolSpecification("by_hand"): executor}, name="by_hand")
+        message, _ = await received({ToolSpecification("by_hand"): executor}, name="by_hand")
         assert message.text == "{}"
 
 
-async def test_an_executor_may_be_an_object_with_call() -> None:
+async def test_executors_can_be_callable_objects() -> None:
     class Sync:
         def __call__(self, request: ToolExecutionRequest, memory_id: object) -> str:
             return "sync"
@@ -263,14 +263,14 @@ async def test_an_executor_may_be_an_object_with_call() -> None:
         async def __call__(self, request: ToolExecutionRequest, memory_id: object) -> str:
             return "async"
 
-    assert (await told({ToolSpecification("f"): Sync()}, name="f"))[0].text == "sync"
-    assert (await told({ToolSpecification("f"): Async()}, name="f"))[0].text == "async"
+    assert (await received({ToolSpecification("f"): Sync()}, name="f"))[0].text == "sync"
+    assert (await received({ToolSpecification("f"): Async()}, name="f"))[0].text == "async"
 
 
 # --- low level
 
 
-def test_an_executor_of_a_function_gives_a_result() -> None:
+def test_tool_executor_from_returns_a_result() -> None:
     def add(a: int, b: int = 2) -> int:
         return a + b
 
@@ -279,7 +279,7 @@ def test_an_executor_of_a_function_gives_a_result() -> None:
     assert executor(ToolExecutionRequest("1", "add", '{"a": "1"}'), None) == ToolExecutionResult("3", 3)
 
 
-async def test_an_executor_of_a_coroutine_function_is_awaited() -> None:
+async def test_tool_executor_from_a_coroutine_function_is_awaited() -> None:
     async def add(a: int) -> int:
         return a
 
@@ -287,7 +287,7 @@ async def test_an_executor_of_a_coroutine_function_is_awaited() -> None:
     assert await executed == ToolExecutionResult("1", 1)
 
 
-def test_an_executors_failing_function_is_an_error_result() -> None:
+def test_tool_executor_from_returns_errors_as_results() -> None:
     def fail() -> int:
         raise ValueError("broken")
 
@@ -302,7 +302,7 @@ def test_an_executors_failing_function_is_an_error_result() -> None:
     )
 
 
-async def test_tools_from_an_object_are_a_mapping_that_a_service_takes() -> None:
+async def test_tools_from_returns_a_mapping_for_services() -> None:
     class Tools:
         @tool
         def one(self) -> int:
@@ -317,7 +317,7 @@ async def test_tools_from_an_object_are_a_mapping_that_a_service_takes() -> None
     one, two = (executor(ToolExecutionRequest("1", "x", ""), None) for executor in tools.values())
     assert one == ToolExecutionResult("1", 1)
     assert await two == ToolExecutionResult("2", 2)  # type: ignore[misc]
-    assert (await told(tools, name="two"))[0].text == "2"
+    assert (await received(tools, name="two"))[0].text == "2"
 
     model = ScriptedChatModel([tool_call("one"), "done"])
     assert (await create_ai_service(Assistant, chat_model=model, tools=tools).chat("x")).content == "done"
@@ -326,7 +326,7 @@ async def test_tools_from_an_object_are_a_mapping_that_a_service_takes() -> None
 # --- limits of a result's text
 
 
-async def test_a_tools_own_limit_goes_before_the_services_and_that_before_the_containers() -> None:
+async def test_result_limits_of_tools_override_services_and_services_override_containers() -> None:
     class Tools:
         @tool(max_result_chars=5)
         def five(self) -> str:
@@ -361,11 +361,11 @@ async def test_a_tools_own_limit_goes_before_the_services_and_that_before_the_co
     assert all(len(each) > each.count("x") for each in results)  # the note that says so
 
 
-async def test_a_text_as_long_as_the_limit_is_not_cut() -> None:
-    message, execution = await told(returning("x" * 10), max_result_chars=10)
+async def test_results_as_long_as_the_limit_are_not_cut() -> None:
+    message, execution = await received(returning("x" * 10), max_result_chars=10)
     assert message.text == "x" * 10
 
-    message, execution = await told(returning("x" * 11), max_result_chars=10)
+    message, execution = await received(returning("x" * 11), max_result_chars=10)
     assert message.text.startswith("x" * 10)
     assert "11" in message.text
     assert execution.result_object == "x" * 11

@@ -1,4 +1,4 @@
-"""For every type that pydantic validates: the schema accepts what a tool returns of it, and a tool takes it back.
+"""Values of every type that pydantic validates match their schema and are accepted as arguments again.
 
 The exceptions are in `NOT_BACK`, each with its reason.
 """
@@ -222,21 +222,21 @@ def tool_of(kind: Any) -> Callable[..., Any]:
 
 
 def encoded(kind: Any, value: Any) -> str:
-    """What a tool that returns `value` tells the model, as JSON: a text is told without quotes."""
+    """Return what the model receives for `value`, as JSON."""
 
     def give() -> Any:
         return value
 
     give.__annotations__ = {"return": kind}
-    told = tool_executor_from(give)(ToolExecutionRequest("1", "give", "{}"), None)
-    assert not told.is_error, told.text
+    result = tool_executor_from(give)(ToolExecutionRequest("1", "give", "{}"), None)
+    assert not result.is_error, result.text
     if value is None and kind is None:
         return "null"  # "Success"
-    return json.dumps(told.text) if isinstance(value, str) else told.text
+    return json.dumps(result.text) if isinstance(value, str) else result.text
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_a_tool_returns_fits_the_schema_and_is_taken_back(name: str) -> None:
+def test_results_match_the_schema_and_are_accepted_as_arguments(name: str) -> None:
     kind, values = CASES[name]
     function = tool_of(kind)
     judge = Draft202012Validator(tool_specification_from(function).parameters)
@@ -256,27 +256,27 @@ def test_what_a_tool_returns_fits_the_schema_and_is_taken_back(name: str) -> Non
 
 
 NOT_BACK: dict[str, tuple[Any, Any, str]] = {
-    "bytes that are no UTF-8": (bytes, b"\xff", "pydantic writes bytes as text: they are a tool error"),
-    "not a number": (float, float("nan"), "JSON has no NaN: it is told as null, which is no number"),
-    "infinity": (float, float("inf"), "likewise"),
-    "secrets": (pydantic.SecretStr, pydantic.SecretStr("s"), "they are told as asterisks, as they should be"),
-    "JSON in a text": (pydantic.Json[list[int]], [1], "what is taken is text, what is told is its value"),
-    "dates beside texts": (Union[str, datetime.date], datetime.date(2024, 1, 1), "a text is a text first"),  # noqa: UP007
-    "sets beside lists": (Union[list[int], set[int]], {1}, "a list is a list first"),  # noqa: UP007
-    "patterns with flags": (re.Pattern[str], re.compile("a", re.IGNORECASE), "the flags are not told"),
-    "dictionaries by tuples": (dict[tuple[int, int], str], {(1, 2): "a"}, "JSON keys are texts"),
-    "enums of tuples": (enum.Enum("Pairs", {"A": (1, 2)}), None, "a JSON list is no tuple"),
+    "bytes that are not UTF-8": (bytes, b"\xff", "pydantic writes bytes as text: they are a tool error"),
+    "not a number": (float, float("nan"), "JSON has no NaN: it is written as null, which is not a number"),
+    "infinity": (float, float("inf"), "JSON has no infinity: it is written as null"),
+    "secrets": (pydantic.SecretStr, pydantic.SecretStr("s"), "they are written as asterisks on purpose"),
+    "JSON in a text": (pydantic.Json[list[int]], [1], "the argument is text, the result is its value"),
+    "dates or strings": (Union[str, datetime.date], datetime.date(2024, 1, 1), "strings are tried first"),  # noqa: UP007
+    "sets or lists": (Union[list[int], set[int]], {1}, "lists are tried first"),  # noqa: UP007
+    "patterns with flags": (re.Pattern[str], re.compile("a", re.IGNORECASE), "the flags are not part of the text"),
+    "dictionaries by tuples": (dict[tuple[int, int], str], {(1, 2): "a"}, "JSON keys are strings"),
+    "enums of tuples": (enum.Enum("Pairs", {"A": (1, 2)}), None, "a JSON list is not a tuple"),
     "a Literal of a plain enum": (Literal[Color.RED], Color.RED, "pydantic takes the members of a StrEnum only"),
-    "what says how it is written": (
+    "custom serializers": (
         Annotated[int, pydantic.PlainSerializer(lambda value: f"#{value}")],
         3,
-        "its author decided how it is written",
+        "the serializer decides how it is written",
     ),
 }
 
 
 @pytest.mark.parametrize("name", NOT_BACK)
-def test_what_does_not_come_back_is_listed_with_its_reason(name: str) -> None:
+def test_exceptions_from_the_round_trip_are_listed_with_a_reason(name: str) -> None:
     kind, value, reason = NOT_BACK[name]
     value = next(iter(kind)) if value is None else value
     take = tool_executor_from(tool_of(kind))

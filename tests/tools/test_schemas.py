@@ -1,4 +1,4 @@
-"""What a model reads of a type, and the strict form of it."""
+"""JSON schemas of types and their strict form."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parameters(function: Any) -> Any:
     return tool_specification_from(function).parameters
 
 
-def test_the_specification_of_the_page() -> None:
+def test_specification_of_the_documentation_example() -> None:
     @tool(name="sum", description="…", metadata={"k": 1})
     def add(a: int, b: Annotated[int, "second"] = 0) -> int:
         return a + b
@@ -73,7 +73,7 @@ def test_the_specification_of_the_page() -> None:
     )
 
 
-def test_a_type_used_twice_is_in_both_places_with_the_nearer_description() -> None:
+def test_types_used_twice_are_inlined_with_the_closer_description() -> None:
     schema = schema_of(TypeAdapter(Person))
     home, work = schema["properties"]["home"], schema["properties"]["work"]
 
@@ -84,7 +84,7 @@ def test_a_type_used_twice_is_in_both_places_with_the_nearer_description() -> No
     assert schema["properties"]["friends"]["items"] == {"$ref": "#/$defs/Person"}
 
 
-def test_types_that_contain_each_other_are_finite() -> None:
+def test_schemas_of_mutually_recursive_types_are_finite() -> None:
     def take(a: A, more: list[C]) -> None: ...
 
     schema = parameters(take)
@@ -96,7 +96,7 @@ def test_types_that_contain_each_other_are_finite() -> None:
     assert not judge.is_valid({"a": {"b": {"a": {"c": [1]}, "c": {}}}, "more": []})
 
 
-def test_no_titles_defaults_or_references_to_what_is_inlined() -> None:
+def test_schemas_have_no_titles_defaults_or_unused_references() -> None:
     def take(person: Address, kind: Annotated[A | Address, Field(title="X")] | None = None, n: int = 3) -> None: ...
 
     text = json.dumps(parameters(take))
@@ -106,7 +106,7 @@ def test_no_titles_defaults_or_references_to_what_is_inlined() -> None:
     assert "Address" not in text
 
 
-def test_null_is_shown_where_it_means_something() -> None:
+def test_null_is_part_of_the_schema_only_where_it_has_a_meaning() -> None:
     def take(needed: int | None, left_out: int | None = None, inside: Address | None = None) -> None: ...
 
     found = parameters(take)
@@ -139,7 +139,7 @@ def test_collections_and_maps() -> None:
 # --- strict
 
 
-def test_what_may_be_left_out_inside_has_no_strict_form_unless_null_means_the_same() -> None:
+def test_nested_optional_fields_have_no_strict_form_unless_null_is_allowed() -> None:
     class Town(BaseModel):
         country: str = "France"
 
@@ -156,7 +156,7 @@ class Place(BaseModel):
     country: str | None
 
 
-def test_the_strict_form() -> None:
+def test_strict_schemas_require_every_property() -> None:
     def take(
         place: Annotated[Place, "where"],
         age: Annotated[int, Field(ge=0)] = 3,
@@ -189,14 +189,14 @@ def test_the_strict_form() -> None:
 
 
 @pytest.mark.parametrize("kind", [Any, dict[str, int], dict, list, tuple[int, str], A, Person])
-def test_what_has_no_strict_form(kind: Any) -> None:
+def test_maps_tuples_and_unknown_types_have_no_strict_form(kind: Any) -> None:
     def take(value: Any) -> None: ...
 
     take.__annotations__["value"] = kind
     assert not is_strict_compatible(parameters(take))
 
 
-def test_nothing_is_strictly_nothing() -> None:
+def test_tools_without_parameters_have_an_empty_strict_form() -> None:
     def take() -> None: ...
 
     assert strict_parameters(parameters(take)) == {
@@ -207,7 +207,7 @@ def test_nothing_is_strictly_nothing() -> None:
     }
 
 
-def test_tagged_unions_and_recursion_may_be_strict() -> None:
+def test_tagged_unions_and_recursive_types_have_a_strict_form() -> None:
     class Leaf(BaseModel):
         kind: Literal["leaf"]
 
@@ -246,7 +246,7 @@ made_elsewhere.__doc__ = "Args:\r\n    city: where\r\n    days: how many\r\n"
 
 
 @pytest.mark.parametrize("function", [begins_on_the_first_line, begins_on_the_next_line, made_elsewhere])
-def test_a_docstring_of_arguments_alone_describes_them(function: Callable[..., None]) -> None:
+def test_docstrings_with_arguments_only_describe_the_parameters(function: Callable[..., None]) -> None:
     specification = tool_specification_from(function)
 
     assert specification.description is None

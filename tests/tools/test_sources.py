@@ -1,4 +1,4 @@
-"""Where tools come from, and what is wrong with them."""
+"""Sources of tools and their problems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from toolbox import (
     ToolExecutionRequest,
     ToolProviderResult,
     ToolSpecification,
-    blocking,
     non_blocking,
     run_on_thread,
     tool,
@@ -66,24 +65,17 @@ def names(*sources: Any) -> list[str]:
     return [each.specification.name for each in tools]
 
 
-# --- kinds of source
+# --- kinds of sources
 
 
-def test_all_kinds_of_source_in_order() -> None:
-    ready = AiServiceTool(ToolSpecification("ready"), by_hand)
-    mapping = {ToolSpecification("mapped"): by_hand, ToolSpecification("also"): by_hand}
-
-    assert names(double, mapping, Calculator, ready) == ["double", "mapped", "also", "add", "zero", "ready"]
-
-
-def test_a_class_is_a_bean_and_its_static_tools_need_none() -> None:
+def test_classes_are_beans_and_static_tools_need_none() -> None:
     (add, zero), _ = read_tools([Calculator], "here")
 
     assert (add.bean, add.member, add.where) == (Calculator, "add", "Calculator.add")
     assert (zero.bean, zero.function) == (None, Calculator.zero)
 
 
-def test_a_named_bean_is_looked_up_with_its_name() -> None:
+def test_named_beans_are_looked_up_with_their_name() -> None:
     named: Any = Annotated[Calculator, "name"]
     (add, _), problems = read_tools([named], "here")
 
@@ -91,7 +83,7 @@ def test_a_named_bean_is_looked_up_with_its_name() -> None:
     assert add.bean is named
 
 
-def test_bean_types_are_the_classes_that_need_an_instance() -> None:
+def test_bean_types_are_classes_that_need_an_instance() -> None:
     class Statics:
         @staticmethod
         @tool
@@ -105,22 +97,7 @@ async def call(bench: Bench, source: Any, arguments: str = "{}") -> str:
 
 
 @pytest.mark.anyio
-async def test_instances_bound_methods_and_partial_calls(bench: Bench) -> None:
-    class Greeter:
-        def __init__(self, word: str) -> None:
-            self.word = word
-
-        @tool
-        async def greet(self, name: str) -> str:
-            return f"{self.word} {name}"
-
-    assert await call(bench, Greeter("hello"), '{"name": "Ann"}') == "hello Ann"
-    assert await call(bench, Greeter("hi").greet, '{"name": "Ann"}') == "hi Ann"
-    assert await call(bench, functools.partial(double, 4)) == "8"
-
-
-@pytest.mark.anyio
-async def test_an_executor_of_ours_given_to_a_service_is_a_tool_like_any_other(bench: Bench) -> None:
+async def test_executors_from_tools_from_are_decoded_like_functions(bench: Bench) -> None:
     async def fails(n: int) -> None:
         raise LookupError("x")
 
@@ -133,7 +110,7 @@ async def test_an_executor_of_ours_given_to_a_service_is_a_tool_like_any_other(b
 
 
 @pytest.mark.anyio
-async def test_an_executor_by_hand_gets_the_request_and_the_memory_id(bench: Bench) -> None:
+async def test_executors_receive_the_request_and_the_memory_id(bench: Bench) -> None:
     class Executor:
         async def __call__(self, request: ToolExecutionRequest, memory_id: object) -> object:
             return by_hand(request, memory_id)
@@ -143,17 +120,26 @@ async def test_an_executor_by_hand_gets_the_request_and_the_memory_id(bench: Ben
     assert tool_in({ToolSpecification("by_hand"): Executor()}).execution is COROUTINE
 
 
-def test_a_providers_list_becomes_a_tuple() -> None:
+@pytest.mark.anyio
+async def test_partials_are_tools_with_their_remaining_parameters(bench: Bench) -> None:
+    def scaled(factor: int, value: int) -> int:
+        return factor * value
+
+    assert await call(bench, functools.partial(scaled, 2), '{"value": 3}') == "6"
+    assert await call(bench, functools.partial(double, 4)) == "8"
+
+
+def test_tool_provider_results_are_tuples() -> None:
     result = ToolProviderResult([double])
 
     assert result == ToolProviderResult((double,))
     assert hash(result) == hash(ToolProviderResult((double,)))
 
 
-# --- where they run
+# --- execution models
 
 
-def test_what_kind_of_function_runs_where() -> None:
+def test_functions_get_their_execution_model_from_marks_and_kind() -> None:
     class Kinds:
         @tool
         def plain(self) -> None: ...
@@ -185,17 +171,6 @@ def test_what_kind_of_function_runs_where() -> None:
     assert places(Overriding) == [COROUTINE, COROUTINE, NON_BLOCKING, NON_BLOCKING, THREAD]
 
 
-def test_a_blocking_coroutine_is_a_problem(problems_of: Problems) -> None:
-    class Wrong:
-        @tool
-        @blocking
-        async def work(self) -> None: ...
-
-    [problem] = problems_of(Wrong)
-
-    assert problem.startswith("Wrong.work: an `async def` tool cannot be marked blocking")
-
-
 # --- inheritance
 
 
@@ -225,7 +200,7 @@ class Child(Base):
     def more(self) -> None: ...
 
 
-def test_an_override_keeps_the_mark_and_takes_its_own_signature() -> None:
+def test_overrides_keep_the_mark_and_use_their_own_signature() -> None:
     found = {each.name: each for each in tool_specifications_from(Child)}
 
     assert list(found) == ["sum", "described", "more"]
@@ -234,11 +209,11 @@ def test_an_override_keeps_the_mark_and_takes_its_own_signature() -> None:
     assert found["described"].description == "By the base."
 
 
-def test_a_private_name_is_taken_as_written() -> None:
+def test_private_names_are_not_mangled() -> None:
     class Private:
         @tool
         def __secret(self) -> str:
-            return "told"
+            return "secret"
 
         @tool
         def _hidden(self) -> None: ...
@@ -246,10 +221,10 @@ def test_a_private_name_is_taken_as_written() -> None:
     assert names(Private) == ["__secret", "_hidden"]
     [secret, _] = tools_from(Private()).values()
     result: Any = secret(ToolExecutionRequest("1", "__secret", "{}"), None)
-    assert result.text == "told"
+    assert result.text == "secret"
 
 
-def test_protocol_methods_are_tools_of_their_bean() -> None:
+def test_methods_of_a_protocol_are_tools_of_its_bean() -> None:
     class Booking(Protocol):
         @tool
         async def cancel(self, number: str) -> bool: ...
@@ -293,7 +268,7 @@ class Odd:
     def limits(self) -> None: ...
 
 
-def test_everything_that_is_wrong_is_told_with_place_and_fix(problems_of: Problems) -> None:
+def test_all_mistakes_of_a_class_are_reported_with_place_and_fix(problems_of: Problems) -> None:
     found = problems_of(Odd)
 
     assert [each.split(":")[0] for each in found] == [
@@ -326,15 +301,6 @@ def test_everything_that_is_wrong_is_told_with_place_and_fix(problems_of: Proble
         assert fact in text
 
 
-def test_two_tools_of_one_name_are_a_problem_that_names_both(problems_of: Problems) -> None:
-    def add(a: int) -> int:
-        return a
-
-    [problem] = problems_of(Calculator, add, double)
-
-    assert problem.startswith("here: 2 tools are called 'add': Calculator.add, add; give one another name")
-
-
 @pytest.mark.parametrize(
     ("source", "fact"),
     [
@@ -347,19 +313,13 @@ def test_two_tools_of_one_name_are_a_problem_that_names_both(problems_of: Proble
         (AiServiceTool(ToolSpecification("late"), by_hand, timeout=-1), "timeout is -1"),
     ],
 )
-def test_what_is_no_tool_is_a_problem(problems_of: Problems, source: Any, fact: str) -> None:
+def test_invalid_tool_sources_are_a_problem(problems_of: Problems, source: Any, fact: str) -> None:
     [problem] = problems_of(source)
 
     assert fact in problem
 
 
-def test_a_description_given_twice_is_a_type_error() -> None:
-    twice: Any = tool
-    with pytest.raises(TypeError, match="twice"):
-        twice("Adds", description="Adds")
-
-
-def test_marks_are_found_on_what_they_stand_on() -> None:
+def test_marks_are_found_on_their_function() -> None:
     marked = toolbox(Calculator, double)(double)
 
     assert toolbox_of(marked) == (Calculator, double)
@@ -369,10 +329,10 @@ def test_marks_are_found_on_what_they_stand_on() -> None:
     assert toolbox_of(toolbox()(by_hand)) == ()
 
 
-# --- what a tool needs
+# --- injected parameters
 
 
-def test_what_is_hidden_is_told_to_whoever_checks() -> None:
+def test_tools_list_the_memory_id_and_beans_that_they_need() -> None:
     def needs(
         me: MemoryId[str], it: Inject[Calculator], other: Inject[Calculator] | None, d: Inject[int] = 1
     ) -> None: ...
@@ -391,10 +351,10 @@ def test_what_is_hidden_is_told_to_whoever_checks() -> None:
     assert second.specification.parameters == {"type": "object", "properties": {}}
 
 
-# --- names that only a function knows
+# --- local classes
 
 
-def test_classes_of_a_function_are_known_to_its_tools() -> None:
+def test_tools_can_use_local_classes_of_their_function() -> None:
     from pydantic import BaseModel
 
     class Local(BaseModel):
@@ -426,7 +386,7 @@ def made_tools() -> Any:
     return Tools
 
 
-def test_classes_of_a_function_that_has_returned_are_known_to_its_tools() -> None:
+def test_tools_can_use_local_classes_after_their_function_returned() -> None:
     [specification] = tool_specifications_from(made_tools())
 
     assert specification.parameters["properties"]["value"]["properties"] == {"n": {"type": "integer"}}
@@ -453,7 +413,7 @@ class Points(Crud[Point]):
     """Points."""
 
 
-def test_an_inherited_tool_of_a_generic_base_takes_what_its_type_variable_stands_for() -> None:
+def test_inherited_tools_of_a_generic_base_use_the_type_argument() -> None:
     [specification] = tool_specifications_from(Points)
 
     assert specification.parameters["properties"]["item"]["properties"] == {"x": {"type": "integer"}}
@@ -462,7 +422,7 @@ def test_an_inherited_tool_of_a_generic_base_takes_what_its_type_variable_stands
 # --- names and defaults of parameters
 
 
-def test_an_alias_is_the_parameters_name_for_the_model() -> None:
+def test_aliases_are_the_parameter_names_for_the_model() -> None:
     @tool
     def flights(
         start: Annotated[str, Field(alias="from")],
@@ -498,13 +458,13 @@ def test_an_alias_is_the_parameters_name_for_the_model() -> None:
 
 
 class AiServiceTools:
-    """Has one tool, given to it."""
+    """A class with the given function as its only tool."""
 
     def __new__(cls, function: Any) -> Any:
         return type("Holder", (), {"tool": staticmethod(function)})()
 
 
-def test_aliases_that_clash_or_are_invalid_are_problems(problems_of: Problems) -> None:
+def test_duplicate_and_invalid_aliases_are_a_problem(problems_of: Problems) -> None:
     def clashing(a: Annotated[int, Field(alias="b")], b: int) -> int:
         return a
 
@@ -528,7 +488,7 @@ def test_aliases_that_clash_or_are_invalid_are_problems(problems_of: Problems) -
     assert "AliasChoices" in found[3]
 
 
-def test_a_default_that_is_not_of_the_parameters_type_is_a_problem(problems_of: Problems) -> None:
+def test_defaults_of_another_type_are_a_problem(problems_of: Problems) -> None:
     def text(limit: int = "many") -> int:  # type: ignore[assignment]  # the mistake
         return limit
 
@@ -556,7 +516,7 @@ def test_a_default_that_is_not_of_the_parameters_type_is_a_problem(problems_of: 
     assert len(found) == 5
 
 
-def test_defaults_that_only_the_tool_understands_are_left_alone(problems_of: Problems) -> None:
+def test_sentinels_and_other_special_defaults_are_accepted(problems_of: Problems) -> None:
     absent: Any = object()
 
     def failing() -> int:
@@ -576,7 +536,7 @@ def test_defaults_that_only_the_tool_understands_are_left_alone(problems_of: Pro
     assert problems_of(fine) == []
 
 
-def test_a_class_without_tools_has_no_specifications() -> None:
+def test_classes_without_tools_are_rejected() -> None:
     class Empty:
         def method(self) -> None: ...
 
@@ -585,7 +545,7 @@ def test_a_class_without_tools_has_no_specifications() -> None:
             tool_specifications_from(source)
 
 
-def test_what_cannot_hold_tools_is_named(problems_of: Problems) -> None:
+def test_values_that_cannot_have_tools_are_named(problems_of: Problems) -> None:
     found = problems_of(None, 5, "add")
 
     assert found[0] == "here: None is among its tools; give a class, an object or a function"
@@ -593,7 +553,7 @@ def test_what_cannot_hold_tools_is_named(problems_of: Problems) -> None:
     assert "'add' is among its tools" in found[2]
 
 
-def test_a_type_that_is_left_out_is_asked_for(problems_of: Problems) -> None:
+def test_markers_without_a_type_are_a_problem(problems_of: Problems) -> None:
     def conversation(session: MemoryId) -> str:
         return ""
 
@@ -606,7 +566,7 @@ def test_a_type_that_is_left_out_is_asked_for(problems_of: Problems) -> None:
     ]
 
 
-def test_advice_about_models_is_left_out(problems_of: Problems) -> None:
+def test_problems_contain_no_advice_for_pydantic_models(problems_of: Problems) -> None:
     class Bean: ...
 
     def bean(bean: Bean) -> None: ...

@@ -1,4 +1,4 @@
-"""Conversations and specifications as JSON, and back."""
+"""Conversations and specifications as JSON."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ messages = st.one_of(
 
 @given(st.lists(messages, max_size=5))
 @settings(deadline=None)
-def test_any_conversation_comes_back_as_it_was(conversation: list[Any]) -> None:
+def test_generated_conversations_survive_json(conversation: list[Any]) -> None:
     text = messages_to_json(conversation)
 
     assert messages_from_json(text) == tuple(conversation)
     assert messages_from_json(text.encode()) == tuple(conversation)
 
 
-def test_the_form_says_its_version_and_leaves_out_what_is_empty() -> None:
+def test_json_has_a_version_and_no_empty_fields() -> None:
     text = messages_to_json([UserMessage("é"), AiMessage("ok"), AiMessage("")])
 
     assert text == (
@@ -64,7 +64,7 @@ def test_the_form_says_its_version_and_leaves_out_what_is_empty() -> None:
     )
 
 
-def test_a_message_alone() -> None:
+def test_single_messages_survive_json() -> None:
     message = ToolExecutionResultMessage("1", "add", "3", is_error=True, attributes={"a": [1]})
 
     assert message_from_dict(json.loads(json.dumps(message_to_dict(message)))) == message
@@ -78,7 +78,7 @@ def test_a_message_alone() -> None:
         ToolSpecification("add", ""),
     ],
 )
-def test_a_specification_comes_back_as_it_was(specification: ToolSpecification) -> None:
+def test_specifications_survive_json(specification: ToolSpecification) -> None:
     assert specification_from_json(specification_to_json(specification)) == specification
 
 
@@ -108,7 +108,7 @@ def test_a_specification_comes_back_as_it_was(specification: ToolSpecification) 
         ('{"version":1,"messages":[{"type":"user","contents":[{"type":"x"}]}]}', "messages.0.contents.0.type", "'x'"),
     ],
 )
-def test_what_is_no_conversation_is_refused_with_its_place(text: str, path: str, what: str) -> None:
+def test_invalid_conversations_are_rejected_with_the_path(text: str, path: str, what: str) -> None:
     with pytest.raises(TranscriptError) as raised:
         messages_from_json(text)
 
@@ -117,12 +117,12 @@ def test_what_is_no_conversation_is_refused_with_its_place(text: str, path: str,
 
 
 @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
-def test_what_json_cannot_say_is_refused(value: object) -> None:
+def test_values_that_json_does_not_support_are_rejected(value: object) -> None:
     with pytest.raises(TranscriptError, match="cannot be written as JSON"):
         messages_to_json([AiMessage("x", attributes={"a": value})])
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_values_that_are_not_messages_are_rejected() -> None:
     wrong: Any = "hello"
     with pytest.raises(TranscriptError, match="str is no message"):
         messages_to_json([wrong])

@@ -1,4 +1,4 @@
-"""Windows, repair, and whose turn it is in a conversation."""
+"""Memory ids, message windows, repair of conversations and the order of turns."""
 
 import asyncio
 import threading
@@ -17,7 +17,6 @@ from toolbox import (
     InMemoryChatMemoryStore,
     InvalidMemoryIdError,
     MemoryId,
-    MemoryInUseError,
     Message,
     MessageWindow,
     SystemMessage,
@@ -43,7 +42,7 @@ KEY = ChatMemoryKey("Service", "1")
 
 
 class Store(InMemoryChatMemoryStore):
-    """Notes what it is asked."""
+    """Records the requested keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class Assistant(Protocol):
 
 
 @pytest.mark.parametrize("memory_id", ["a\0b", "\udc80", "x" * 3000, "日" * 1000])
-async def test_a_memory_id_that_no_database_can_keep_is_refused_before_a_store_is_asked(memory_id: str) -> None:
+async def test_invalid_memory_ids_are_rejected_before_the_store_is_called(memory_id: str) -> None:
     store, model = Store(), ScriptedChatModel([])
     container = Container(models={"default": model}).register(Assistant)
     container.register_instance(store, ChatMemoryStore)
@@ -86,13 +85,7 @@ async def test_a_memory_id_that_no_database_can_keep_is_refused_before_a_store_i
     assert model.requests == []
 
 
-def test_a_window_never_begins_with_an_orphan_tool_result() -> None:
-    assert MessageWindow(2).newest(ROUND) == (AiMessage("five"),)
-    assert MessageWindow(3).newest(ROUND) == tuple(ROUND[1:])
-    assert MessageWindow(10).newest(ROUND) == tuple(ROUND)
-
-
-def test_a_token_window_keeps_what_fits() -> None:
+def test_token_window_keeps_the_messages_that_fit() -> None:
     window = TokenWindow(3, count=lambda message: 1)
 
     assert window.newest(ROUND) == tuple(ROUND[1:])
@@ -100,20 +93,20 @@ def test_a_token_window_keeps_what_fits() -> None:
     assert estimate_tokens(UserMessage("four")) == 5
 
 
-def test_calls_that_were_never_answered_are_answered_with_an_error() -> None:
+def test_unanswered_tool_calls_get_an_error_result() -> None:
     other = ToolExecutionRequest("2", "sub", "{}")
     stored = [UserMessage("a"), AiMessage(None, [REQUEST, other]), ToolExecutionResultMessage.of(REQUEST, "5")]
 
-    mended = repaired([*stored, UserMessage("b")])
+    fixed = repaired([*stored, UserMessage("b")])
 
-    assert mended[:3] == tuple(stored)
-    answer = mended[3]
+    assert fixed[:3] == tuple(stored)
+    answer = fixed[3]
     assert isinstance(answer, ToolExecutionResultMessage)
     assert (answer.id, answer.tool_name, answer.is_error) == ("2", "sub", True)
-    assert mended[4] == UserMessage("b")
+    assert fixed[4] == UserMessage("b")
 
 
-def test_results_without_calls_and_system_messages_are_dropped() -> None:
+def test_tool_results_without_calls_and_system_messages_are_removed() -> None:
     assert repaired([ToolExecutionResultMessage.of(REQUEST, "5"), SystemMessage("x"), UserMessage("a")]) == (
         UserMessage("a"),
     )
@@ -135,7 +128,7 @@ messages = st.lists(
 
 
 @given(messages)
-def test_whatever_is_stored_what_is_sent_answers_every_call_once_right_after_it(stored: list[Message]) -> None:
+def test_repaired_conversations_answer_every_tool_call_exactly_once(stored: list[Message]) -> None:
     waiting: set[str] = set()
     for message in repaired(stored):
         if isinstance(message, ToolExecutionResultMessage):
@@ -148,14 +141,14 @@ def test_whatever_is_stored_what_is_sent_answers_every_call_once_right_after_it(
 
 
 @given(messages, st.integers(1, 6))
-def test_repairing_what_is_in_order_changes_nothing(stored: list[Message], size: int) -> None:
+def test_valid_conversations_are_not_changed_by_the_repair(stored: list[Message], size: int) -> None:
     once = repaired(MessageWindow(size).newest(repaired(stored)))
 
     assert repaired(once) == once
 
 
 class Order:
-    """Who was in a conversation, in the order of coming and going."""
+    """Records the visits of a conversation in their order."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -172,7 +165,7 @@ class Order:
                 self.inside -= 1
 
 
-async def test_calls_with_one_id_wait_for_each_other_first_come_first_served() -> None:
+async def test_turns_are_first_come_first_served() -> None:
     memories, order = ChatMemories(InMemoryChatMemoryStore()), Order()
 
     await asyncio.gather(*(order.visit(memories, str(number)) for number in range(20)))
@@ -180,13 +173,7 @@ async def test_calls_with_one_id_wait_for_each_other_first_come_first_served() -
     assert order.seen == [str(number) for number in range(20)]
 
 
-async def test_other_ids_do_not_wait() -> None:
-    memories = ChatMemories(InMemoryChatMemoryStore())
-    async with memories.turn(KEY), memories.turn(ChatMemoryKey("Service", "2")):
-        pass
-
-
-async def test_one_who_gives_up_waiting_does_not_keep_the_turn() -> None:
+async def test_cancelled_waiters_do_not_keep_the_turn() -> None:
     memories, order = ChatMemories(InMemoryChatMemoryStore()), Order()
     leave = asyncio.Event()
 
@@ -208,7 +195,7 @@ async def test_one_who_gives_up_waiting_does_not_keep_the_turn() -> None:
 
 
 @pytest.mark.parametrize("steps", range(6))
-async def test_a_turn_given_up_at_any_moment_is_passed_on(steps: int) -> None:
+async def test_a_turn_cancelled_at_any_moment_is_passed_on(steps: int) -> None:
     memories, order = ChatMemories(InMemoryChatMemoryStore()), Order()
     holder = asyncio.create_task(order.visit(memories, "a"))
     waiting = asyncio.create_task(order.visit(memories, "b"))
@@ -222,14 +209,7 @@ async def test_a_turn_given_up_at_any_moment_is_passed_on(steps: int) -> None:
     assert memories._turns._waiting == {}
 
 
-async def test_the_tools_of_a_call_may_not_enter_its_conversation() -> None:
-    memories = ChatMemories(InMemoryChatMemoryStore())
-    async with memories.turn(KEY):
-        with pytest.raises(MemoryInUseError, match="'1'"):
-            await asyncio.create_task(Order().visit(memories, "x"))
-
-
-def test_turns_hold_between_loops() -> None:
+def test_turns_work_across_event_loops() -> None:
     memories, order = ChatMemories(InMemoryChatMemoryStore()), Order()
 
     async def visits(name: str) -> None:
@@ -243,31 +223,3 @@ def test_turns_hold_between_loops() -> None:
         thread.join()
 
     assert len(order.seen) == 200
-
-
-class LockingStore(InMemoryChatMemoryStore):
-    def __init__(self) -> None:
-        super().__init__()
-        self.locked: list[ChatMemoryKey] = []
-        self._lock = asyncio.Lock()
-
-    def lock(self, key: ChatMemoryKey) -> asyncio.Lock:
-        self.locked.append(key)
-        return self._lock
-
-
-async def test_a_stores_own_lock_is_used() -> None:
-    store = LockingStore()
-    await Order().visit(ChatMemories(store), "a")
-
-    assert store.locked == [KEY]
-
-
-async def test_messages_are_kept_and_forgotten() -> None:
-    store = InMemoryChatMemoryStore()
-    said: Sequence[Message] = [UserMessage("a")]
-    await store.update_messages(KEY, said)
-    assert await store.get_messages(KEY) == (UserMessage("a"),)
-
-    await store.delete_messages(KEY)
-    assert await store.get_messages(KEY) == ()

@@ -1,4 +1,4 @@
-"""Arguments that are hard: exact numbers, deep and long texts, what a type's own validators raise."""
+"""Difficult arguments: exact numbers, deep and long JSON, errors of custom validators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolbox.tools.standalone import tool_executor_from
 
 
 def taken(function: Any, arguments: str) -> Any:
-    """What `function`, which returns what it was given, is given."""
+    """Return the arguments that `function` returns after decoding `arguments`."""
     return tool_executor_from(function)(ToolExecutionRequest("1", "give", arguments), None).result_object
 
 
@@ -27,7 +27,7 @@ def refused(function: Any, arguments: str) -> ToolArgumentsError:
 
 
 class Line(BaseModel):
-    """A strict model takes dates and the like from JSON only."""
+    """A strict model: pydantic converts decimals from JSON only."""
 
     model_config = ConfigDict(strict=True)
     price: Decimal
@@ -66,11 +66,11 @@ def anything(value: Any) -> Any:
         '"1.10"',
     ],
 )
-def test_decimals_are_taken_from_the_text(number: str) -> None:
+def test_decimals_are_exact(number: str) -> None:
     assert str(taken(price, f'{{"value": {number}}}')) == str(Decimal(number.strip('"')))
 
 
-def test_decimals_beside_other_numbers() -> None:
+def test_decimals_are_exact_next_to_floats() -> None:
     text = '{"value": 3.1400000000000000001, "share": 0.30000000000000000001, "anything": [1.5], "name": 1.10}'
 
     value, share, other, name = taken(mixed, text)
@@ -79,7 +79,7 @@ def test_decimals_beside_other_numbers() -> None:
     assert type(share) is float
 
 
-def test_decimals_in_strict_models() -> None:
+def test_decimals_are_exact_in_strict_models() -> None:
     [line] = taken(lines, '{"value": [{"price": 1.10, "name": "a", "share": 1.25}]}')
 
     assert (str(line.price), line.share) == ("1.10", 1.25)
@@ -87,14 +87,14 @@ def test_decimals_in_strict_models() -> None:
 
 @given(st.decimals(allow_nan=False, allow_infinity=False))
 @settings(deadline=None, max_examples=200)
-def test_any_decimal_is_exact(number: Decimal) -> None:
+def test_generated_decimals_are_exact(number: Decimal) -> None:
     # a JSON number needs a digit before the exponent's sign, and has no leading zeros: Decimal writes such
     assert taken(price, f'{{"value": {number}}}') == number
 
 
 @given(st.integers())
 @settings(deadline=None, max_examples=100)
-def test_any_integer_is_exact_also_as_a_text(number: int) -> None:
+def test_generated_integers_are_exact_also_as_strings(number: int) -> None:
     def give(value: int, text: str) -> tuple[int, str]:
         return value, text
 
@@ -102,16 +102,16 @@ def test_any_integer_is_exact_also_as_a_text(number: int) -> None:
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity", "[NaN]", '{"a": Infinity}'])
-def test_what_json_does_not_know_is_refused_anywhere(constant: str) -> None:
+def test_nan_and_infinity_are_rejected_everywhere(constant: str) -> None:
     refused(anything, f'{{"value": {constant}}}')
 
 
-def test_texts_may_speak_of_such_constants() -> None:
+def test_strings_may_contain_nan_and_infinity() -> None:
     assert taken(anything, '{"value": "NaN and Infinity"}') == "NaN and Infinity"
 
 
 @pytest.mark.parametrize("number", ['"nan"', '"inf"', "1e999"])
-def test_no_float_is_infinite(number: str) -> None:
+def test_infinite_floats_are_rejected(number: str) -> None:
     def give(value: float) -> float:
         return value
 
@@ -121,7 +121,7 @@ def test_no_float_is_infinite(number: str) -> None:
 @pytest.mark.parametrize("depth", [150, 10_000, 100_000])
 @pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
 @pytest.mark.parametrize("whole", [True, False])
-def test_any_depth_is_a_value_or_a_typed_error(depth: int, opened: str, closed: str, whole: bool) -> None:
+def test_any_nesting_depth_is_accepted_or_rejected_cleanly(depth: int, opened: str, closed: str, whole: bool) -> None:
     text = f'{{"value":{opened * depth}{"1" if whole else ""}{closed * depth if whole else ""}}}'
     if depth == 150 and whole:
         assert taken(anything, text) is not None
@@ -129,7 +129,7 @@ def test_any_depth_is_a_value_or_a_typed_error(depth: int, opened: str, closed: 
         refused(anything, text)
 
 
-def test_ten_megabytes_are_taken() -> None:
+def test_ten_megabytes_of_text_are_accepted() -> None:
     long = "x" * 10_000_000
 
     assert taken(anything, f'{{"value": "{long}"}}') == long
@@ -144,7 +144,7 @@ def test_ten_megabytes_are_taken() -> None:
         "," * 4_000_000,
     ],
 )
-def test_long_broken_texts_are_refused_in_linear_time(text: str) -> None:
+def test_long_invalid_json_is_rejected_in_linear_time(text: str) -> None:
     began = time.process_time()
 
     refused(anything, text)
@@ -154,7 +154,7 @@ def test_long_broken_texts_are_refused_in_linear_time(text: str) -> None:
 
 @given(st.text(max_size=60))
 @settings(deadline=None, max_examples=300)
-def test_any_text_is_arguments_or_a_typed_error(text: str) -> None:
+def test_generated_text_is_accepted_or_rejected_cleanly(text: str) -> None:
     for function in (anything, price, mixed):
         try:
             taken(function, text)
@@ -162,7 +162,7 @@ def test_any_text_is_arguments_or_a_typed_error(text: str) -> None:
             str(error).encode()
 
 
-def test_numbers_for_texts_in_all_places() -> None:
+def test_numbers_are_converted_to_strings_at_every_level() -> None:
     class Address(BaseModel):
         zip: str
 
@@ -174,21 +174,21 @@ def test_numbers_for_texts_in_all_places() -> None:
     assert taken(give, text) == (["a", "2", "3.50"], {"a": "1e3"}, ["1"], "12345")
 
 
-def test_a_union_prefers_the_number() -> None:
+def test_unions_prefer_the_number() -> None:
     def give(value: int | str) -> Any:
         return value
 
     assert taken(give, '{"value": 5}') == 5
 
 
-def test_numbers_become_texts_in_a_repaired_text_too() -> None:
+def test_numbers_are_converted_to_strings_in_repaired_json() -> None:
     def give(value: str, other: int) -> Any:
         return value, other
 
     assert taken(give, '{}{"value": 1.10, "other": "7",}') == ("1.10", 7)
 
 
-def test_a_mended_text_does_not_hide_another_fault() -> None:
+def test_converted_strings_do_not_hide_other_errors() -> None:
     def give(value: str, other: int) -> Any:
         return value, other
 
@@ -208,18 +208,18 @@ def raising(error: Exception) -> Any:
     return give
 
 
-def test_what_a_types_own_validator_raises_is_an_arguments_error() -> None:
+def test_errors_of_validators_are_arguments_errors() -> None:
     assert refused(raising(KeyError("a")), '{"value": 1}').problems == [("", "KeyError: 'a'")]
     assert refused(raising(ValueError("odd")), '{"value": 1}').problems == [("value", "Value error, odd")]
 
 
 @pytest.mark.parametrize("error", [ToolAbort("stop"), FrameworkError("own")])
-def test_what_must_reach_the_caller_does_from_a_validator_too(error: Exception) -> None:
+def test_aborts_and_framework_errors_of_validators_reach_the_caller(error: Exception) -> None:
     with pytest.raises(type(error)):
         taken(raising(error), '{"value": 1}')
 
 
-def test_a_validator_may_ask_for_another_try() -> None:
+def test_validators_can_raise_tool_retry() -> None:
     result = tool_executor_from(raising(ToolRetry("say a number")))(
         ToolExecutionRequest("1", "g", '{"value": 1}'), None
     )
@@ -227,7 +227,7 @@ def test_a_validator_may_ask_for_another_try() -> None:
     assert (result.is_error, result.text) == (True, "say a number")
 
 
-def test_no_arguments_at_all_in_a_request_made_by_hand() -> None:
+def test_requests_without_arguments_are_accepted() -> None:
     def give(value: int = 3) -> int:
         return value
 
@@ -236,14 +236,14 @@ def test_no_arguments_at_all_in_a_request_made_by_hand() -> None:
     assert tool_executor_from(give)(request, None).result_object == 3
 
 
-def test_an_alias_is_the_name_that_the_model_uses() -> None:
+def test_arguments_are_read_by_alias() -> None:
     def give(value: Annotated[int, Field(alias="other")] = 1, *, more: Annotated[str, Field(alias="class")]) -> Any:
         return value, more
 
     assert taken(give, '{"other": 5, "class": "x", "value": 7}') == (5, "x")
 
 
-def test_a_models_own_validator_speaks_with_its_path() -> None:
+def test_errors_of_model_validators_have_their_path() -> None:
     class Odd(BaseModel):
         n: int
 
