@@ -82,7 +82,7 @@ def refusing(step: ToolStep, tool: Tool) -> ToolStep:
     return refuse_negative
 
 
-async def test_a_layer_refuses_a_tool_by_its_decoded_arguments() -> None:
+async def test_layers_can_refuse_a_tool_by_its_decoded_arguments() -> None:
     made = assistant(
         Layers(tools=(refusing,)), asks(tool_call("add", {"a": "-1", "b": 2}), ADD), says("done"), says("done")
     )
@@ -94,7 +94,7 @@ async def test_a_layer_refuses_a_tool_by_its_decoded_arguments() -> None:
     ]
 
 
-async def test_a_layer_may_run_a_tool_again_with_other_arguments() -> None:
+async def test_layers_can_run_a_tool_again_with_other_arguments() -> None:
     def doubling(step: ToolStep, tool: Tool) -> ToolStep:
         async def run(call: ToolCall) -> Encoded:
             first = await step(call)
@@ -130,7 +130,7 @@ def limited(tokens: int) -> Callable[[Perform], Perform]:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_layer_counts_tokens_and_ends_the_invocation(streamed: bool) -> None:
+async def test_layers_can_count_tokens_and_end_the_invocation(streamed: bool) -> None:
     made = assistant(Layers(effects=(limited(20),)), asks(ADD), asks(ADD), says("never"))
     with pytest.raises(TooExpensive, match="22"):
         if streamed:
@@ -139,7 +139,7 @@ async def test_a_layer_counts_tokens_and_ends_the_invocation(streamed: bool) -> 
             await made.ask("q")
 
 
-async def test_a_layer_around_the_model_may_ask_again_and_a_stream_still_comes_in_pieces() -> None:
+async def test_model_layers_can_call_the_model_again_and_streams_stay_incremental() -> None:
     def twice(perform: Perform) -> Perform:
         async def ask(effect: CallModel | RunTool, invocation: Invocation) -> Any:
             await perform(effect, invocation)
@@ -155,7 +155,7 @@ async def test_a_layer_around_the_model_may_ask_again_and_a_stream_still_comes_i
     assert events[-1].response.ai_message.text == "three four"
 
 
-async def test_a_layer_around_the_invocation_sees_how_it_ends() -> None:
+async def test_invocation_layers_see_the_outcome() -> None:
     seen: list[object] = []
 
     @asynccontextmanager
@@ -223,7 +223,7 @@ asyncio.run(main())
 """
 
 
-def test_a_layer_stores_the_state_and_a_new_process_runs_only_what_has_not_run(tmp_path: Path) -> None:
+def test_stored_states_resume_in_a_new_process_without_repeating_tools(tmp_path: Path) -> None:
     store, log = tmp_path / "state.json", tmp_path / "log"
 
     def process(dies: int) -> "subprocess.CompletedProcess[str]":
@@ -247,7 +247,7 @@ variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", defau
 @pytest.mark.parametrize("concurrent_tools", [False, True])
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_context_variable_that_a_tool_sets_never_reaches_the_caller(
+async def test_context_variables_set_by_a_tool_do_not_reach_the_caller(
     concurrent_tools: bool, calls: int, streamed: bool
 ) -> None:
     seen: list[str] = []
@@ -274,7 +274,7 @@ async def test_a_context_variable_that_a_tool_sets_never_reaches_the_caller(
 # --- streams
 
 
-async def test_a_tool_runs_once_whatever_the_indexes_of_a_models_stream() -> None:
+async def test_tools_run_once_for_any_call_indexes_in_a_stream() -> None:
     ran: list[int] = []
 
     @tool
@@ -305,7 +305,7 @@ async def test_a_tool_runs_once_whatever_the_indexes_of_a_models_stream() -> Non
     assert sorted(each.result for each in executed) == ["1", "2"]
 
 
-async def test_the_end_of_a_stream_has_the_usage_of_all_rounds() -> None:
+async def test_the_last_event_of_a_stream_has_the_usage_of_all_rounds() -> None:
     made = create_ai_service(Assistant, chat_model=ScriptedChatModel([asks(ADD), says("three")]), tools=[add])
     events = [event async for event in made.events("q")]
 

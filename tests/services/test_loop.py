@@ -267,7 +267,7 @@ def test_every_tool_call_is_answered_exactly_once_for_any_replies(
 # --- one finished tool is one event
 
 
-def test_each_finished_tool_is_in_the_state_and_the_rest_still_waits() -> None:
+def test_finished_tools_are_stored_in_the_state_while_others_are_pending() -> None:
     state, _ = begin(Rules(), None, (), USER)
     first, second = call(id_="1"), call(id_="2")
     state, effect = advance(Rules(), state, asks(first, second))
@@ -284,7 +284,7 @@ def test_each_finished_tool_is_in_the_state_and_the_rest_still_waits() -> None:
     assert [each.id for each in effect.request.messages[-2:]] == ["1", "2"]  # type: ignore[union-attr]  # results
 
 
-def test_a_suspended_call_ends_the_round_when_the_others_have_run_and_runs_when_it_is_answered() -> None:
+def test_suspended_calls_end_the_round_and_run_after_their_answer() -> None:
     state, _ = begin(Rules(), None, (), USER)
     first, second = call(id_="1"), call(id_="2")
     state, _ = advance(Rules(), state, asks(first, second))
@@ -302,7 +302,7 @@ def test_a_suspended_call_ends_the_round_when_the_others_have_run_and_runs_when_
     assert state.pending[0].details == {"by": "ann"}
 
 
-def test_a_call_that_started_early_is_matched_by_what_it_asks_and_answered_in_the_replys_order() -> None:
+def test_calls_that_started_early_are_matched_by_content_and_answered_in_reply_order() -> None:
     rules = Rules()
     state, _ = begin(rules, None, (), USER)
     first, second = call(id_="1"), call(id_="2")
@@ -318,7 +318,7 @@ def test_a_call_that_started_early_is_matched_by_what_it_asks_and_answered_in_th
     assert [each.id for each in effect.request.messages[-2:]] == ["1", "2"]  # type: ignore[union-attr]  # results
 
 
-def test_messages_that_came_on_the_way_are_sent_and_not_remembered() -> None:
+def test_messages_added_during_a_call_are_sent_and_not_remembered() -> None:
     state, _ = begin(Rules(), None, (), USER)
     aside = (AiMessage("rude"), UserMessage("Be polite."))
     state, effect = advance(Rules(), state, ModelReplied(asks(call()).response, aside))
@@ -333,7 +333,7 @@ def test_messages_that_came_on_the_way_are_sent_and_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
-def test_a_state_survives_json_between_any_two_events(rounds: int) -> None:
+def test_states_survive_json_between_any_two_events(rounds: int) -> None:
     rules = Rules(kind=Kind.STRUCTURED, structure=STRUCTURE)
     effect: Effect
     state, effect = begin(rules, SystemMessage("Add."), (UserMessage("hi"),), USER, prompted=UserMessage("2 + 3? JSON"))
@@ -356,6 +356,6 @@ def test_a_state_survives_json_between_any_two_events(rounds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 1}', '{"version": 1, "history": 3}'])
-def test_what_is_not_a_state_is_refused(text: str) -> None:
+def test_invalid_states_are_rejected(text: str) -> None:
     with pytest.raises(TranscriptError):
         State.from_json(text)
