@@ -307,7 +307,7 @@ def test_errors_are_toolbox_errors_but_what_a_tool_says() -> None:
         "BlockingCallNotAllowedError",
         "MemoryInUseError",
     }
-    errors = {name: each for name in toolbox.__all__ if isinstance(each := getattr(toolbox, name), type)}
+    errors = {name: each for name in dir(toolbox) if isinstance(each := getattr(toolbox, name), type)}
     errors = {name: each for name, each in errors.items() if issubclass(each, Exception)}
 
     assert {name for name, each in errors.items() if issubclass(each, FrameworkError)} == framework | {"FrameworkError"}

@@ -55,7 +55,10 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     listed = {each.rpartition(".")[2] for each in REFERENCE}
     spelt_out = {name for each in SPELT_OUT for name in vars(importlib.import_module(each))}
 
-    assert [f"::: {module}.{name}" for name in there.__all__ if name not in listed | spelt_out] == []
+    # The root also exports names that its `__all__` does not advertise, written `X as X`.
+    others = re.findall(r"\b(\w+) as \1\b", Path(str(there.__file__)).read_text(encoding="utf-8"))
+
+    assert [f"::: {module}.{name}" for name in (*there.__all__, *others) if name not in listed | spelt_out] == []
 
 
 def test_no_name_is_in_the_reference_twice() -> None:
