@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Keep tests from model servers; where there is pytest-asyncio, its tests get fixtures that it runs."""
     config.addinivalue_line("markers", f"{ALLOW}: lets the test send requests to model servers")
-    config.stash[_RULES] = _Rules()
+    config.stash[_RULES] = _ModelRequestPolicy()
     plugin = config.pluginmanager.get_plugin("asyncio")
     if (make := getattr(plugin, "fixture", None)) is not None:
         fixtures: Any = ModuleType("toolbox-asyncio")
@@ -93,7 +93,7 @@ class ModelRequestRefusedError(AssertionError):
         return REFUSED.format(url=self.url)
 
 
-class _Rules:
+class _ModelRequestPolicy:
     """Decides for the running test which model is asked, and whether a model server may be.
 
     A server on this machine that the test itself has started is not a model: it is refused only where the environment
@@ -140,7 +140,7 @@ class _Rules:
         return self.scripted
 
 
-_RULES = pytest.StashKey[_Rules]()
+_RULES = pytest.StashKey[_ModelRequestPolicy]()
 
 
 def _is_local(url: str) -> bool:

@@ -90,7 +90,7 @@ class _Section(BaseModel):
 class ModelSettings(_Section):
     """Settings of one named model: `TOOLBOX_MODELS__<NAME>__<FIELD>`. Times are in seconds.
 
-    `provider` is the kind of model server (`models.providers`). The other fields are those of `OpenAiSettings`.
+    `provider` is the kind of model server (`models.selection`). The other fields are those of `OpenAiSettings`.
     """
 
     provider: str = "openai"

@@ -91,7 +91,7 @@ async def test_bodies_come_back_byte_for_byte(serve: Serve, tmp_path: Path) -> N
         file = tmp_path / f"{number}.json"
         await recorded(serve, file, [Scripted(body)])
 
-        [exchange] = Recording(file)._tape.exchanges
+        [exchange] = Recording(file)._traffic.exchanges
 
         assert exchange.reply.chunks == (body,)
 
@@ -109,7 +109,7 @@ async def test_streams_come_back_in_their_pieces(serve: Serve, tmp_path: Path) -
     again = await streamed(recording)
 
     assert again == live
-    assert b"".join(recording._tape.exchanges[0].reply.chunks) == whole
+    assert b"".join(recording._traffic.exchanges[0].reply.chunks) == whole
     assert "drei" in file.read_text(encoding="utf-8")
 
 

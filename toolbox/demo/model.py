@@ -26,8 +26,19 @@ from ..chat import (
 )
 from ..chat_streams import events_of, words
 from ..json_text import compact_json, parse_json, strict_arguments
-from .prompts import Prompt, answer, scalar_for
-from .schema_values import Schema, branches, example, fits, resolved, schema_in, types_of, values_named
+from .values import (
+    Prompt,
+    Schema,
+    answer,
+    branches,
+    example,
+    fits,
+    resolved,
+    scalar_for,
+    schema_in,
+    types_of,
+    values_named,
+)
 
 
 class DemoChatModel:
@@ -50,10 +61,10 @@ class DemoChatModel:
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """The next call, or the answer."""
-        turn = Turn.of(request.messages)
-        if (call := _next_call(request, turn)) is not None:
+        current = CurrentQuestion.of(request.messages)
+        if (call := _next_call(request, current)) is not None:
             return ChatResponse(AiMessage(tool_execution_requests=(call,)), finish_reason=FinishReason.TOOL_EXECUTION)
-        return ChatResponse(AiMessage(_answer(request, turn)), finish_reason=FinishReason.STOP)
+        return ChatResponse(AiMessage(_answer(request, current)), finish_reason=FinishReason.STOP)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """The same, word by word."""
@@ -65,7 +76,7 @@ class DemoChatModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ToolOutput:
     """What a tool gave: the value its text stands for; a plain string is a `str`."""
 
     tool: str
@@ -74,25 +85,25 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class CurrentQuestion:
     """The last question of a conversation and what has been done for it since, in order."""
 
     system: str
     question: str
-    events: tuple[ToolExecutionRequest | Finding, ...]
+    events: tuple[ToolExecutionRequest | ToolOutput, ...]
     calls_before: int
 
     @classmethod
-    def of(cls, messages: Sequence[Message]) -> Turn:
+    def of(cls, messages: Sequence[Message]) -> CurrentQuestion:
         """Reads a conversation; the question is the last user message that no images of a tool result make up."""
         start = max((at for at, each in enumerate(messages) if isinstance(each, UserMessage) and each.text), default=0)
         question = messages[start] if messages else None
-        events: list[ToolExecutionRequest | Finding] = []
+        events: list[ToolExecutionRequest | ToolOutput] = []
         for message in messages[start:]:
             if isinstance(message, AiMessage):
                 events += message.tool_execution_requests
             elif isinstance(message, ToolExecutionResultMessage):
-                events.append(Finding(message.tool_name, _value_of(message.text), message.is_error))
+                events.append(ToolOutput(message.tool_name, _value_of(message.text), message.is_error))
         return cls(
             system="\n".join(each.text for each in messages if isinstance(each, SystemMessage)),
             question=question.text if isinstance(question, UserMessage) else "",
@@ -101,9 +112,9 @@ class Turn:
         )
 
     @property
-    def findings(self) -> list[Finding]:
+    def outputs(self) -> list[ToolOutput]:
         """What the tools gave, the oldest first."""
-        return [each for each in self.events if isinstance(each, Finding)]
+        return [each for each in self.events if isinstance(each, ToolOutput)]
 
     def called(self) -> set[str]:
         """The tools that were called."""
@@ -111,9 +122,9 @@ class Turn:
 
     def named(self, name: str, schema: object, root: Schema) -> Iterator[object]:
         """Values under this name that fit, of the newest result first."""
-        for finding in reversed(self.findings):
-            if not finding.is_error:
-                yield from (value for value in values_named(name, finding.value) if fits(value, schema, root))
+        for output in reversed(self.outputs):
+            if not output.is_error:
+                yield from (value for value in values_named(name, output.value) if fits(value, schema, root))
 
     def unused_texts(self) -> Iterator[str]:
         """The plain-string results that no later call was given, the newest first."""
@@ -160,37 +171,37 @@ def _value_of(text: str) -> object:
 # --- the next call
 
 
-def _next_call(request: ChatRequest, turn: Turn) -> ToolExecutionRequest | None:
+def _next_call(request: ChatRequest, current: CurrentQuestion) -> ToolExecutionRequest | None:
     if request.tool_choice == "none":
         return None
-    called = turn.called()
+    called = current.called()
     open_tools = [each for each in request.tool_specifications if each.name not in called]
     forced = request.tool_choice not in (None, "auto")
     if forced and request.tool_choice != "required":
         open_tools = [each for each in open_tools if each.name == request.tool_choice]
     for tool in open_tools:
-        if (arguments := _filled(tool, turn)) is not None:
-            return _call(tool, arguments, turn)
+        if (arguments := _filled(tool, current)) is not None:
+            return _call(tool, arguments, current)
     if forced and open_tools and not called:
-        return _call(open_tools[0], _guessed(open_tools[0].parameters, turn), turn)
+        return _call(open_tools[0], _guessed(open_tools[0].parameters, current), current)
     return None
 
 
-def _call(tool: ToolSpecification, arguments: Mapping[str, Any], turn: Turn) -> ToolExecutionRequest:
-    return ToolExecutionRequest(f"demo_{turn.calls_before + 1}", tool.name, compact_json(arguments))
+def _call(tool: ToolSpecification, arguments: Mapping[str, Any], current: CurrentQuestion) -> ToolExecutionRequest:
+    return ToolExecutionRequest(f"demo_{current.calls_before + 1}", tool.name, compact_json(arguments))
 
 
-def _filled(tool: ToolSpecification, turn: Turn) -> dict[str, Any] | None:
+def _filled(tool: ToolSpecification, current: CurrentQuestion) -> dict[str, Any] | None:
     """The arguments of a call of `tool`, or None when a required one cannot be filled."""
     schema = tool.parameters
     arguments: dict[str, Any] = {}
-    texts, values = turn.unused_texts(), turn.unused_values()
+    texts, values = current.unused_texts(), current.unused_values()
     for name, each in schema.get("properties", {}).items():
-        found = next(turn.named(name, each, schema), _MISSING)
+        found = next(current.named(name, each, schema), _MISSING)
         if found is _MISSING and name in schema.get("required", ()):
-            found = _value_for(each, schema, turn.question, values)
+            found = _value_for(each, schema, current.question, values)
         if found is _MISSING and name in schema.get("required", ()):
-            found = _text_for(each, schema, turn, texts)
+            found = _text_for(each, schema, current, texts)
             if found is _MISSING:
                 return None
         if found is not _MISSING:
@@ -256,15 +267,15 @@ def _date_in(text: str, form: str) -> object:
     return day if form == "date" else text
 
 
-def _text_for(schema: object, root: Schema, turn: Turn, texts: Iterator[str]) -> object:
+def _text_for(schema: object, root: Schema, current: CurrentQuestion, texts: Iterator[str]) -> object:
     """A text for a `str` parameter: the newest plain-string result, else the user's text."""
     if not fits_text(schema, root):
         return _MISSING
     for text in texts:
         if fits(text, schema, root):
             return text
-    usable = turn.question.strip() and not turn.question_is_used() and fits(turn.question, schema, root)
-    return turn.question if usable else _MISSING
+    usable = current.question.strip() and not current.question_is_used() and fits(current.question, schema, root)
+    return current.question if usable else _MISSING
 
 
 def fits_text(schema: object, root: Schema) -> bool:
@@ -279,57 +290,57 @@ _MISSING = object()
 # --- the answer
 
 
-def _answer(request: ChatRequest, turn: Turn) -> str:
-    prompt = Prompt(turn.system, turn.question)
-    if turn.findings:
-        text = _sentence(turn.findings, turn.question)
+def _answer(request: ChatRequest, current: CurrentQuestion) -> str:
+    prompt = Prompt(current.system, current.question)
+    if current.outputs:
+        text = _sentence(current.outputs, current.question)
     elif request.tool_specifications and request.tool_choice != "none":
         names = ", ".join(each.name for each in request.tool_specifications)
         text = f"I cannot answer that: nothing said so far fills the arguments of my tools ({names})."
     else:
         text = answer(prompt)
-    schema = request.response_format.schema if request.response_format is not None else _schema_shown(turn)
+    schema = request.response_format.schema if request.response_format is not None else _schema_shown(current)
     if schema is None:
         return text
-    return compact_json(_guessed(schema, turn, text))
+    return compact_json(_guessed(schema, current, text))
 
 
-def _schema_shown(turn: Turn) -> Schema | None:
-    return schema_in(turn.question) or schema_in(turn.system)
+def _schema_shown(current: CurrentQuestion) -> Schema | None:
+    return schema_in(current.question) or schema_in(current.system)
 
 
-def _guessed(schema: Schema, turn: Turn, text: str | None = None) -> Any:
+def _guessed(schema: Schema, current: CurrentQuestion, text: str | None = None) -> Any:
     """A value of `schema`: from the results where a property has the name, else from the prompt."""
-    prompt = Prompt(turn.system, turn.question)
+    prompt = Prompt(current.system, current.question)
 
     def fill(name: str | None, each: Schema) -> object:
-        found = next(turn.named(name, each, schema), None) if name is not None else None
+        found = next(current.named(name, each, schema), None) if name is not None else None
         return found if found is not None else scalar_for(name, each, prompt, text)
 
     return example(schema, schema, fill)
 
 
-def _sentence(findings: Sequence[Finding], question: str) -> str:
+def _sentence(outputs: Sequence[ToolOutput], question: str) -> str:
     """What the last tools gave, for a person to read."""
-    last = [replace(each, value=_asked_for(each.value, question.casefold())) for each in findings[-3:]]
+    last = [replace(each, value=_asked_for(each.value, question.casefold())) for each in outputs[-3:]]
     if last[-1].is_error or _is_nothing(last[-1].value):
         return f"I am sorry, I could not find an answer. {_phrases(last)}"
     return f"Here is what I found. {_phrases(last)}"
 
 
-def _phrases(findings: Sequence[Finding]) -> str:
-    return " ".join(f"{_phrase(each)}." for each in findings)
+def _phrases(outputs: Sequence[ToolOutput]) -> str:
+    return " ".join(f"{_phrase(each)}." for each in outputs)
 
 
-def _phrase(finding: Finding) -> str:
-    title = finding.tool.replace("_", " ")
-    if finding.is_error:
-        return f"{title} failed: {_said(finding.value).rstrip('.')}"
-    if finding.value is DONE:
+def _phrase(output: ToolOutput) -> str:
+    title = output.tool.replace("_", " ")
+    if output.is_error:
+        return f"{title} failed: {_said(output.value).rstrip('.')}"
+    if output.value is DONE:
         return f"{title} is done"
-    if _is_nothing(finding.value):
+    if _is_nothing(output.value):
         return f"{title} found nothing"
-    return f"{title}: {_said(finding.value).rstrip('.')}"
+    return f"{title}: {_said(output.value).rstrip('.')}"
 
 
 def _asked_for(value: object, question: str) -> object:

@@ -39,7 +39,7 @@ LEFT_OUT = "left_out"
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class PartialCall:
     """A tool call as far as it is known."""
 
     position: int
@@ -81,8 +81,8 @@ class ReplyAccumulator:
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
         self._held: dict[str, str] = {}  # half a character of a channel
-        self._calls: list[Call] = []
-        self._at_index: dict[Hashable, list[Call]] = {}
+        self._calls: list[PartialCall] = []
+        self._at_index: dict[Hashable, list[PartialCall]] = {}
         self._ids: set[str] = set()
 
     def take_events(self) -> list[StreamEvent]:
@@ -112,20 +112,20 @@ class ReplyAccumulator:
         """A piece of a refusal."""
         self._refusal.append(piece)
 
-    def call_piece(self, index: object, call_id: object, name: object, arguments: object) -> Call:
+    def call_piece(self, index: object, call_id: object, name: object, arguments: object) -> PartialCall:
         """A fragment of a call, which belongs to the call that the rules say, or opens a new one."""
         key, identity, fragment = key_of(index), _text_of(call_id), self._name_in(name)
         call = self._continued(key, identity, fragment, arguments) or self._open(key)
         self._add(call, identity, fragment, arguments)
         return call
 
-    def whole_call(self, call_id: object, name: object, arguments: object) -> Call:
+    def whole_call(self, call_id: object, name: object, arguments: object) -> PartialCall:
         """A call of a reply that came whole: always one of its own."""
         call = self._open(None)
         self._add(call, _text_of(call_id), self._name_in(name), arguments)
         return call
 
-    def end_call(self, call: Call, arguments: object) -> None:
+    def end_call(self, call: PartialCall, arguments: object) -> None:
         """Says that a call is complete, and what its arguments are, where the wire says it all again."""
         text = argument_text(arguments)
         if text and call.complete is None:
@@ -134,7 +134,7 @@ class ReplyAccumulator:
             call.fragments = [text]
         self._report(call)
 
-    def id_of(self, call: Call) -> str:
+    def id_of(self, call: PartialCall) -> str:
         """The id that a call has in the reply."""
         return self._completed(call).id
 
@@ -215,7 +215,7 @@ class ReplyAccumulator:
 
     def _continued(
         self, key: Hashable | None, identity: str | None, name: str | None, arguments: object
-    ) -> Call | None:
+    ) -> PartialCall | None:
         """The call that a fragment continues; None: it opens one."""
         if key is not None:
             return self._continued_at(self._at_index.get(key, []), identity, name, arguments)
@@ -233,7 +233,9 @@ class ReplyAccumulator:
         goes_on = last.name == name and last.fragments and not _ends_object(last)
         return last if goes_on and (last.id is None or can_only_continue(arguments)) else None
 
-    def _continued_at(self, here: list[Call], identity: str | None, name: str | None, arguments: object) -> Call | None:
+    def _continued_at(
+        self, here: list[PartialCall], identity: str | None, name: str | None, arguments: object
+    ) -> PartialCall | None:
         if not here:
             # Servers that count fragments instead of calls keep the id, and name only the first.
             return None if identity is None or name is not None else self._with_id(self._calls, identity)
@@ -247,7 +249,7 @@ class ReplyAccumulator:
         # One vendor changes the id within a call; an opener always names its function.
         return None if name is not None else last
 
-    def _is_another(self, call: Call, name: str | None, arguments: object) -> bool:
+    def _is_another(self, call: PartialCall, name: str | None, arguments: object) -> bool:
         """Whether a name on a call's own key is that of the next call, from a server that numbers nothing."""
         if name is None or call.name is None:
             return False
@@ -263,20 +265,20 @@ class ReplyAccumulator:
         name = _text_of(value)
         return None if name in ("null", "None") and name not in self._tool_names else name
 
-    def _open(self, key: Hashable | None) -> Call:
+    def _open(self, key: Hashable | None) -> PartialCall:
         if self._calls:
             self._report(self._calls[-1])
-        call = Call(len(self._calls))
+        call = PartialCall(len(self._calls))
         self._calls.append(call)
         if key is not None:
             self._at_index.setdefault(key, []).append(call)
         return call
 
     @staticmethod
-    def _with_id(calls: list[Call], identity: str) -> Call | None:
+    def _with_id(calls: list[PartialCall], identity: str) -> PartialCall | None:
         return next((call for call in reversed(calls) if call.id == identity), None)
 
-    def _add(self, call: Call, identity: str | None, name: str | None, arguments: object) -> None:
+    def _add(self, call: PartialCall, identity: str | None, name: str | None, arguments: object) -> None:
         if call.complete is not None:
             return  # its tool may be running; what is said again about it changes nothing
         if call.id is None:
@@ -288,7 +290,7 @@ class ReplyAccumulator:
             call.fragments.append(piece)
             self.events.append(PartialToolCall(call.position, call.id, call.name, piece))
 
-    def _name(self, call: Call, fragment: str) -> None:
+    def _name(self, call: PartialCall, fragment: str) -> None:
         """A name is set once. A different fragment is joined only where it can be nothing but the rest of a name."""
         if call.name is None:
             call.name = fragment
@@ -306,9 +308,9 @@ class ReplyAccumulator:
 
     # --- completing
 
-    def _real_calls(self) -> list[Call]:
+    def _real_calls(self) -> list[PartialCall]:
         """The calls that name their function. Arguments alone belong to the call before, if that has too few."""
-        real: list[Call] = []
+        real: list[PartialCall] = []
         for call in self._calls:
             if call.name is not None:
                 real.append(call)
@@ -316,12 +318,12 @@ class ReplyAccumulator:
                 real[-1].fragments += call.fragments
         return real
 
-    def _report(self, call: Call) -> None:
+    def _report(self, call: PartialCall) -> None:
         """Reports a call as complete before the reply ends, as soon as another one has begun: its tool may start."""
         if call.name is not None and call.complete is None and _is_complete(call):
             self._completed(call)
 
-    def _completed(self, call: Call) -> ToolExecutionRequest:
+    def _completed(self, call: PartialCall) -> ToolExecutionRequest:
         if call.complete is None:
             name = self._known(call.name or "")
             call.complete = ToolExecutionRequest(
@@ -358,23 +360,23 @@ class ReplyAccumulator:
             (self.text if channel == "text" else self.reasoning)("\ufffd")
 
 
-def _is_usable(call: Call) -> bool:
+def _is_usable(call: PartialCall) -> bool:
     """Whether this call's arguments are there, and whole."""
     text = call.arguments
     return bool(text.strip()) and strict_arguments(text) is not None
 
 
-def _ends_object(call: Call) -> bool:
+def _ends_object(call: PartialCall) -> bool:
     """Whether the arguments so far are a whole object; looks at the last fragment first, which is mostly enough."""
     return call.fragments[-1:] != [] and call.fragments[-1].rstrip().endswith("}") and _is_usable(call)
 
 
-def _is_complete(call: Call) -> bool:
+def _is_complete(call: PartialCall) -> bool:
     """Whether nothing can follow: the arguments are an object with something in it."""
     return _ends_object(call) and bool(strict_arguments(call.arguments))
 
 
-def _is_another_object(call: Call, arguments: object) -> bool:
+def _is_another_object(call: PartialCall, arguments: object) -> bool:
     """Whether a whole object comes where another one has been said."""
     text = argument_text(arguments).strip()
     if not text.startswith("{") or not text.endswith("}") or not _is_complete(call):

@@ -31,7 +31,7 @@ def prepared(http_client: Any, max_reply_bytes: int | None) -> Any:
 
     def build(method: str, url: Any, **others: Any) -> Any:
         if len(body := others.get("content") or b"") > LARGE:
-            others["content"] = _Pieces(body)
+            others["content"] = _LargeBody(body)
             others["headers"] = [*others["headers"], ("content-length", str(len(body)))]
         return build_request(method, read(url), **others)
 
@@ -43,7 +43,7 @@ def prepared(http_client: Any, max_reply_bytes: int | None) -> Any:
     return http_client
 
 
-class _Pieces:
+class _LargeBody:
     """A large body, which can be sent more than once."""
 
     def __init__(self, body: bytes) -> None:

@@ -26,8 +26,10 @@ from ..chat import (
 )
 from ..errors import ModelHttpError, ModelProtocolError
 from ..json_text import compact_json, object_text
-from .accumulator import Call, ReplyAccumulator, merged_details
-from .encoding import (
+from .accumulator import PartialCall, ReplyAccumulator, merged_details
+from .reply_details import add_extras, further_usage, replace_extras, usage_of
+from .server_errors import error_in
+from .wire_encoding import (
     Fields,
     ToolBytes,
     data_url,
@@ -39,8 +41,6 @@ from .encoding import (
     strict_answer,
     strict_tool,
 )
-from .reply_details import add_extras, further_usage, replace_extras, usage_of
-from .server_errors import error_in
 
 REASONING_FIELD = "reasoning_field"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -436,7 +436,7 @@ class ChatInterpreter:
         name, arguments = part.get("name"), part.get("arguments")
         if name is None and isinstance(function, str):
             name = function
-        call: Call
+        call: PartialCall
         if whole:
             call = self.reply.whole_call(entry.get("id"), name, arguments)
         else:

@@ -25,8 +25,11 @@ from ..chat import (
 )
 from ..errors import ModelHttpError
 from ..json_text import compact_json, object_text
-from .accumulator import Call, ReplyAccumulator, key_of
-from .encoding import (
+from .accumulator import PartialCall, ReplyAccumulator, key_of
+from .reply_details import add_extras, further_usage, replace_extras, usage_of
+from .server_errors import error_in, message_of
+from .sse import excerpt
+from .wire_encoding import (
     Fields,
     ToolBytes,
     data_url,
@@ -38,9 +41,6 @@ from .encoding import (
     strict_answer,
     strict_tool,
 )
-from .reply_details import add_extras, further_usage, replace_extras, usage_of
-from .server_errors import error_in, message_of
-from .sse import excerpt
 
 LAYOUT = "responses_output"
 """The attribute of a reply that keeps the order of its items: thoughts whole, its text and its calls by name and id."""
@@ -190,7 +190,7 @@ class ResponsesInterpreter:
         self.reply = reply
         self.answered = False
         self.ended = False
-        self._calls: dict[object, Call] = {}
+        self._calls: dict[object, PartialCall] = {}
         self._places: dict[object, object] = {}  # of items by their ids, for events that have nothing else
         self._layout: list[Any] = []
         self._said: dict[tuple[object, str], dict[object, list[str]]] = {}  # by item and kind, then by part
@@ -294,7 +294,7 @@ class ResponsesInterpreter:
             elif not said or text not in everything:
                 self._piece(key, name, part, text)
 
-    def _call(self, key: object, part: Mapping[str, Any]) -> Call:
+    def _call(self, key: object, part: Mapping[str, Any]) -> PartialCall:
         self.answered = True
         call = self.reply.call_piece(key, part.get("call_id"), part.get("name"), part.get("arguments"))
         self._calls[key] = call
@@ -394,11 +394,11 @@ class ResponsesInterpreter:
         for item in self._output.values():
             self._keep(item)
         thoughts = [each for each in self._layout if isinstance(each, dict) and self._can_return(each)]
-        if not thoughts or not any(isinstance(each, Call) for each in self._layout):
+        if not thoughts or not any(isinstance(each, PartialCall) for each in self._layout):
             return
         layout: list[Any] = []
         for each in self._layout:
-            if isinstance(each, Call) and each.name is not None:
+            if isinstance(each, PartialCall) and each.name is not None:
                 layout.append(self.reply.id_of(each))
             elif each == "" or each in thoughts:
                 layout.append(each)
@@ -452,7 +452,7 @@ def _is_known(item: object, layout: list[Any]) -> bool:
         return "" in layout
     if item.get("type") == "function_call":
         identity = item.get("call_id") or item.get("id")
-        return any(isinstance(each, Call) and each.id == identity for each in layout)
+        return any(isinstance(each, PartialCall) and each.id == identity for each in layout)
     return _without_nulls(item) in layout
 
 

@@ -5,6 +5,7 @@ Not here: pytest's fixtures (`pytest_plugin`), a real model's replies played bac
 
 from .assertions import (
     CalledTool,
+    EventRecord,
     ExpectedCall,
     assert_no_tool_calls,
     assert_tool_calls,
@@ -13,7 +14,6 @@ from .assertions import (
     system_text,
     user_text,
 )
-from .record import EventRecord
 from .scripted import ScriptedChatModel, tool_call
 
 __all__ = [

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import zip_longest
 from typing import Any, Protocol, TypeAlias
 
 from ..chat import (
@@ -21,11 +23,56 @@ from ..chat import (
     ToolExecutionResultMessage,
     UserMessage,
 )
+from ..events import EventListener, InvocationEvent, ModelRequestEvent, ToolExecutedEvent
 from ..json_text import compact_json, object_text
-from .pairing import Likeness, Pair, pairs_in_any_order, pairs_in_order
 from .scripted import ScriptedChatModel
 
 _WIDTH = 60
+
+
+@dataclass(slots=True, eq=False)
+class EventRecord(EventListener):
+    """Keeps all events of its container: `record = EventRecord(); container.register_instance(record)`.
+
+    Unlike `invocation_record()`, which follows a context, it sees also what a server under test does.
+    """
+
+    events: list[InvocationEvent] = field(default_factory=list)
+
+    def on_event(self, event: InvocationEvent) -> None:
+        """Keeps it."""
+        self.events.append(event)
+
+    @property
+    def tool_executions(self) -> list[ToolExecution]:
+        """The tool calls that have a result, in the order they ended."""
+        return [each.execution for each in self.events if isinstance(each, ToolExecutedEvent)]
+
+    @property
+    def requests(self) -> list[ChatRequest]:
+        """What models were sent, in order."""
+        return [each.request for each in self.events if isinstance(each, ModelRequestEvent)]
+
+
+class Likeness(IntEnum):
+    """How an expected call and an actual one are alike."""
+
+    NONE = 0
+    SAME_TOOL = 1
+    FITS = 2
+
+
+Table: TypeAlias = Sequence[Sequence[Likeness]]
+"""For each expected call its likeness with each actual one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is shown in one line: the positions of an expected and an actual call; one of them may be None."""
+
+    expected: int | None
+    actual: int | None
+    fits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +277,80 @@ def _expected(expected: Expected) -> ExpectedCall:
     if isinstance(expected, ToolExecutionRequest):
         return ExpectedCall(expected.name, json.loads(object_text(expected.arguments)), exactly=True)
     return expected
+
+
+# --- matching expected and actual calls
+
+
+def pairs_in_order(table: Table, actual: int) -> list[Pair]:
+    """As many that fit as can be, then as many of the same tool, and beside each other what is left between."""
+    pairs: list[Pair] = []
+    start = (0, 0)
+    for left, right in _longest_run(table, actual):
+        pairs += _unlike(range(start[0], left), range(start[1], right))
+        pairs.append(Pair(left, right, table[left][right] is Likeness.FITS))
+        start = left + 1, right + 1
+    return [*pairs, *_unlike(range(start[0], len(table)), range(start[1], actual))]
+
+
+def _longest_run(table: Table, actual: int) -> Iterator[tuple[int, int]]:
+    # One that fits counts more than all that are of the same tool together.
+    worth = {Likeness.SAME_TOOL: 1, Likeness.FITS: len(table) + 1}
+    best = [[0] * (actual + 1) for _ in range(len(table) + 1)]
+    for left in reversed(range(len(table))):
+        for right in reversed(range(actual)):
+            apart = max(best[left + 1][right], best[left][right + 1])
+            likeness = table[left][right]
+            best[left][right] = max(apart, best[left + 1][right + 1] + worth[likeness]) if likeness else apart
+    left = right = 0
+    while left < len(table) and right < actual:
+        likeness = table[left][right]
+        if likeness and best[left][right] == best[left + 1][right + 1] + worth[likeness]:
+            yield left, right
+            left, right = left + 1, right + 1
+        elif best[left + 1][right] >= best[left][right + 1]:
+            left += 1
+        else:
+            right += 1
+
+
+def pairs_in_any_order(table: Table, actual: int) -> list[Pair]:
+    """As many that fit as can be: a call that two expected ones fit goes to the one that has no other."""
+    fitting = _matched(table, range(len(table)), range(actual), Likeness.FITS)
+    expected = [left for left in range(len(table)) if left not in fitting]
+    unexpected = [right for right in range(actual) if right not in fitting.values()]
+    alike = _matched(table, expected, unexpected, Likeness.SAME_TOOL)
+    return [
+        *(Pair(left, right, True) for left, right in sorted(fitting.items())),
+        *(Pair(left, right, False) for left, right in sorted(alike.items())),
+        *_unlike(
+            [left for left in expected if left not in alike],
+            [right for right in unexpected if right not in alike.values()],
+        ),
+    ]
+
+
+def _matched(table: Table, expected: Sequence[int], actual: Sequence[int], least: Likeness) -> dict[int, int]:
+    """A largest matching: who comes later may send an earlier one on to another call."""
+    taken: dict[int, int] = {}
+
+    def find(left: int, seen: set[int]) -> bool:
+        for right in actual:
+            if table[left][right] >= least and right not in seen:
+                seen.add(right)
+                if right not in taken or find(taken[right], seen):
+                    taken[right] = left
+                    return True
+        return False
+
+    for left in expected:
+        find(left, set())
+    return {left: right for right, left in taken.items()}
+
+
+def _unlike(expected: Sequence[int], actual: Sequence[int]) -> Iterator[Pair]:
+    for left, right in zip_longest(expected, actual):
+        yield Pair(left, right, False)
 
 
 # --- showing them
