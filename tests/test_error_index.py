@@ -1,4 +1,4 @@
-"""The error index tells of every error that users can meet, and of none that there is not."""
+"""The error index has an entry for every public error and no other entries."""
 
 import importlib
 import inspect
@@ -38,7 +38,7 @@ def test_every_public_error_has_its_entry(module: str) -> None:
     assert public_errors(module) - {*entries(), errors.ToolboxError.__name__} == set()
 
 
-def test_every_entry_is_an_error_and_there_once() -> None:
+def test_every_entry_is_an_existing_error_and_occurs_once() -> None:
     known = {name for module in MODULES for name in public_errors(module)} | INTERNAL_NAMES_THAT_USERS_SEE
     ours = [name for name in entries() if name not in ("TypeError", "ModuleNotFoundError", "AssertionError")]
 

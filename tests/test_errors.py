@@ -1,4 +1,4 @@
-"""Every error keeps its facts through pickling and copying, and says what to do."""
+"""Errors keep their facts when pickled and copied, and their texts are readable."""
 
 import copy
 import inspect
@@ -12,7 +12,7 @@ from toolbox.chat import AiMessage, ToolExecutionRequest, UserMessage
 from toolbox.errors import Problem
 
 REQUEST = ToolExecutionRequest("c1", "add", '{"a": "x"}')
-# One value for each name that an error's constructor may have.
+# A value for each parameter of the errors' constructors.
 FACTS: dict[str, Any] = {
     "attempted": 7,
     "body": "<html>",
@@ -56,12 +56,12 @@ def made(kind: type[Exception]) -> Exception:
         return kind([Problem("Checkout.payments", "no bean provides Payments", "register one")])
     if "__init__" in vars(kind) or issubclass(kind, (errors.ModelError, errors.RestClientError)):
         return kind(**{name: FACTS[name] for name in inspect.signature(kind).parameters})
-    return kind("what was said")
+    return kind("a text")
 
 
 @pytest.mark.parametrize("kind", all_errors())
 @pytest.mark.parametrize("again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
-def test_every_error_survives_with_its_facts(kind: type[Exception], again: Any) -> None:
+def test_errors_keep_their_facts_when_pickled_and_copied(kind: type[Exception], again: Any) -> None:
     error = made(kind)
 
     other = again(error)
@@ -73,7 +73,7 @@ def test_every_error_survives_with_its_facts(kind: type[Exception], again: Any) 
 
 
 @pytest.mark.parametrize("kind", all_errors())
-def test_every_error_has_a_text_that_shows_no_repr_of_its_arguments(kind: type[Exception]) -> None:
+def test_error_texts_do_not_contain_the_repr_of_arguments(kind: type[Exception]) -> None:
     text = str(made(kind))
 
     assert text
@@ -81,13 +81,13 @@ def test_every_error_has_a_text_that_shows_no_repr_of_its_arguments(kind: type[E
     assert "ToolExecutionRequest(" not in text
 
 
-def test_what_is_an_error_of_the_library() -> None:
+def test_all_errors_except_tool_signals_are_toolbox_errors() -> None:
     outside = {kind.__name__ for kind in all_errors() if not issubclass(kind, errors.ToolboxError)}
 
     assert outside == {"ToolRetry", "ToolAbort", "EndsInvocation"}
 
 
-def test_what_the_framework_says_of_itself() -> None:
+def test_configuration_and_usage_errors_are_framework_errors() -> None:
     framework = {kind.__name__ for kind in all_errors() if issubclass(kind, errors.FrameworkError)}
 
     assert framework == {
@@ -103,13 +103,13 @@ def test_what_the_framework_says_of_itself() -> None:
     }
 
 
-def test_time_outs_are_timeout_errors_too() -> None:
+def test_timeouts_are_timeout_errors() -> None:
     late = {kind.__name__ for kind in all_errors() if issubclass(kind, TimeoutError)}
 
     assert late == {"ToolTimeoutError", "InvocationTimeoutError", "ModelTimeoutError", "RestTimeoutError"}
 
 
-def test_several_problems_are_all_in_the_text() -> None:
+def test_the_text_lists_all_problems() -> None:
     problems = [Problem(f"Bean{n}", f"fault {n}", f"fix {n}") for n in range(3)]
 
     text = str(errors.IllegalConfigurationError(problems))

@@ -1,4 +1,4 @@
-"""What listeners are told, in which order and where; and that they change nothing."""
+"""Events: their order and context, and listeners that fail."""
 
 import asyncio
 import contextvars
@@ -59,7 +59,7 @@ mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="outs
 
 @application_scoped
 class Journal(EventListener):
-    """Keeps the events, and what of the context it is told them in."""
+    """Records events and the context in which they arrive."""
 
     def __init__(self) -> None:
         self.events: list[InvocationEvent] = []
@@ -172,10 +172,10 @@ def container_with(*replies: Any, listeners: tuple[Any, ...] = (), **options: An
     return container, journal
 
 
-# --- what is told
+# --- events of calls
 
 
-async def test_a_call_is_told_from_its_start_to_its_end() -> None:
+async def test_listeners_receive_the_events_of_a_call_in_order() -> None:
     reply = ChatResponse(AiMessage("done"), TokenUsage(7, 2))
     container, journal = container_with(tool_call("where", {"n": 1}, id="c1"), reply)
     async with container:
@@ -235,7 +235,7 @@ async def test_a_service_called_as_a_tool_names_the_invocation_it_was_begun_in()
     assert outer.outer_invocation_id is None
 
 
-async def test_each_is_told_inside_the_invocation_a_tool_s_with_its_request() -> None:
+async def test_events_have_the_context_of_the_invocation_and_tool_call() -> None:
     container, journal = container_with(tool_call("where", id="c7"), "done")
     async with container:
         await container.get(Assistant).ask("Go")
@@ -247,7 +247,7 @@ async def test_each_is_told_inside_the_invocation_a_tool_s_with_its_request() ->
         assert (seen.request.id if seen.request else None) == ("c7" if of_tool else None)
 
 
-async def test_a_conversation_that_is_written_is_told_before_the_end() -> None:
+async def test_memory_written_comes_before_the_end_of_the_call() -> None:
     container, journal = container_with("Hello, Ann")
     async with container:
         await container.get(Assistant).remember("ann", "I am Ann")
@@ -262,7 +262,7 @@ async def test_a_conversation_that_is_written_is_told_before_the_end() -> None:
 # --- what goes wrong
 
 
-async def test_a_tool_s_error_that_the_model_is_told_is_an_execution_with_its_error() -> None:
+async def test_a_tool_error_that_the_model_reads_is_an_executed_event_with_the_error() -> None:
     container, journal = container_with(tool_call("fail"), "pity")
     async with container:
         await container.get(Assistant).ask("Go")
@@ -273,7 +273,7 @@ async def test_a_tool_s_error_that_the_model_is_told_is_an_execution_with_its_er
     assert journal.names[-1] == "ServiceCompleted"
 
 
-async def test_what_ends_the_invocation_is_told_of_the_tool_and_of_the_service() -> None:
+async def test_an_error_that_ends_the_invocation_fails_the_tool_and_the_service() -> None:
     container, journal = container_with(tool_call("abort"))
     async with container:
         with pytest.raises(ToolAbort) as caught:
@@ -284,7 +284,7 @@ async def test_what_ends_the_invocation_is_told_of_the_tool_and_of_the_service()
     assert journal.of(ServiceFailedEvent).error is caught.value
 
 
-async def test_a_tool_that_is_not_there_is_told_without_specification() -> None:
+async def test_the_event_of_an_unknown_tool_has_no_specification() -> None:
     container, journal = container_with(tool_call("nowhere"))
     async with container:
         with pytest.raises(UnknownToolError):
@@ -375,7 +375,7 @@ async def test_a_listener_that_raises_is_logged_and_changes_nothing(caplog: pyte
 # --- streams
 
 
-async def test_a_stream_is_told_as_it_goes_with_the_time_to_its_first_piece() -> None:
+async def test_stream_events_have_the_time_to_the_first_chunk() -> None:
     container, journal = container_with(tool_call("where"), "a b c")
     async with container:
         assert [piece async for piece in container.get(Assistant).texts("Go")] == ["a ", "b ", "c"]
@@ -386,7 +386,7 @@ async def test_a_stream_is_told_as_it_goes_with_the_time_to_its_first_piece() ->
     assert journal.names[-1] == "ServiceCompleted"
 
 
-async def test_a_stream_nobody_reads_is_not_told() -> None:
+async def test_a_stream_that_is_not_read_sends_no_events() -> None:
     container, journal = container_with("a b c")
     async with container:
         container.get(Assistant).texts("Go")
@@ -517,7 +517,7 @@ async def test_a_stream_that_is_left_or_dropped_is_undone_in_its_own_context(cap
     assert caplog.records == []
 
 
-def test_from_synchronous_code_with_a_container_of_its_own_loop() -> None:
+def test_synchronous_code_receives_events_on_the_loop_of_the_container() -> None:
     container, journal = container_with(tool_call("where_on_a_worker"), "a b", "a b", listeners=(Marks(),))
     with container:
         assert container.get(Assistant).ask_and_wait("Go") == "a b"
@@ -571,13 +571,13 @@ async def test_a_listener_that_cannot_listen_is_a_problem_at_start() -> None:
     assert any("on_event is async def" in fact for fact in facts)
 
 
-async def test_a_service_without_a_container_tells_nobody() -> None:
+async def test_a_service_without_a_container_sends_no_events() -> None:
     service = create_ai_service(Assistant, chat_model=ScriptedChatModel(["done"]))
 
     assert (await service.ask("Go")).content == "done"
 
 
-async def test_tools_that_are_called_from_outside_are_told_too() -> None:
+async def test_tools_called_outside_of_services_send_events() -> None:
     from toolbox.tools.sources import read_tools
 
     container, journal = container_with()

@@ -1,4 +1,4 @@
-"""Log lines of the library: what comes from outside cannot begin a line of its own."""
+"""Log lines of the library: input from outside cannot start a new line."""
 
 import importlib
 import io
@@ -33,7 +33,7 @@ def test_every_logger_of_the_library_writes_single_lines() -> None:
 
 @pytest.fixture
 def written() -> io.StringIO:
-    """What a plain handler writes of everything."""
+    """Return the lines that a plain handler writes."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     root = logging.getLogger()

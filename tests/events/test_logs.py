@@ -81,9 +81,9 @@ async def test_nothing_that_was_said_is_logged(caplog: pytest.LogCaptureFixture)
         async with container_with(tool_call("divide", {"a": 4711}), "a secret") as container:
             await container.get(Maths).ask("a private question")
 
-    told = "".join(str(vars(each)) for each in caplog.records if each.name == "toolbox.invocations")
-    assert not any(said in told for said in ("4711", "secret", "private", "division"))
-    assert "ZeroDivisionError" in told
+    records = "".join(str(vars(each)) for each in caplog.records if each.name == "toolbox.invocations")
+    assert not any(said in records for said in ("4711", "secret", "private", "division"))
+    assert "ZeroDivisionError" in records
 
 
 @pytest.mark.parametrize("service", [Maths, ForgivingMaths])
@@ -95,9 +95,9 @@ async def test_a_name_that_the_model_made_up_is_not_logged(
             with suppress(UnknownToolError):
                 await container.get(service).ask("?")
 
-    told = [vars(each) for each in caplog.records if each.name == "toolbox.invocations"]
-    assert "secret" not in str(told)
-    assert "UnknownToolError" in str(told)
+    records = [vars(each) for each in caplog.records if each.name == "toolbox.invocations"]
+    assert "secret" not in str(records)
+    assert "UnknownToolError" in str(records)
 
 
 async def test_what_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

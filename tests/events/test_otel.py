@@ -111,7 +111,7 @@ class Telemetry:
         return lines
 
     def points(self, name: str) -> list[HistogramDataPoint]:
-        """What was measured under this name."""
+        """Return the data points of a metric."""
         data = self.reader.get_metrics_data()
         return [
             point
@@ -450,7 +450,7 @@ async def test_tools_that_run_together_have_each_its_own_span(telemetry: Telemet
     assert sorted(telemetry.tree[1:]) == sorted(["  chat", "  chat", *(f"  execute_tool {name}" for name in names)])
 
 
-async def test_a_tool_that_starts_while_its_model_still_streams_is_no_part_of_that_request(
+async def test_a_tool_that_starts_while_its_model_streams_is_not_inside_that_request(
     telemetry: Telemetry,
 ) -> None:
     async with container_with(telemetry, tool_call("look"), "done") as container:
@@ -459,7 +459,7 @@ async def test_a_tool_that_starts_while_its_model_still_streams_is_no_part_of_th
     assert telemetry.tree == ["invoke_agent Together", "  chat", "  execute_tool look", "  chat"]
 
 
-async def test_calls_at_once_are_traces_of_their_own(telemetry: Telemetry) -> None:
+async def test_concurrent_calls_are_separate_traces(telemetry: Telemetry) -> None:
     def reply(request: Any) -> Any:
         return "done" if len(request.messages) > 1 else tool_call("look")
 
@@ -613,7 +613,7 @@ async def test_a_rest_client_s_request_carries_the_span_of_the_tool(telemetry: T
         assert received.header("traceparent") == f"00-{span.context.trace_id:032x}-{id_of(span)}-03"
 
 
-async def test_an_mcp_server_is_told_the_span_of_the_tool(telemetry: Telemetry) -> None:
+async def test_mcp_servers_receive_the_span_of_the_tool(telemetry: Telemetry) -> None:
     program = Path(__file__).parent / "tracing_server.py"
     environment = {"PYTHONPATH": str(program.parent.parent.parent)}
 
@@ -635,7 +635,7 @@ async def test_an_mcp_server_is_told_the_span_of_the_tool(telemetry: Telemetry) 
 # --- what goes wrong
 
 
-async def test_a_tool_s_error_is_told_by_its_type_and_the_call_goes_on(telemetry: Telemetry) -> None:
+async def test_a_tool_error_is_recorded_by_type_and_the_call_continues(telemetry: Telemetry) -> None:
     async with container_with(telemetry, tool_call("fail"), tool_call("refuse"), "done") as container:
         await container.get(Assistant).ask("Go")
 
@@ -647,7 +647,7 @@ async def test_a_tool_s_error_is_told_by_its_type_and_the_call_goes_on(telemetry
     assert SECRET not in telemetry.text
 
 
-async def test_an_error_that_ends_the_call_is_that_of_all_spans_around_it(telemetry: Telemetry) -> None:
+async def test_an_error_that_ends_the_call_is_recorded_on_all_outer_spans(telemetry: Telemetry) -> None:
     async with container_with(telemetry, tool_call("consult", {"question": "?"}), tool_call("abort")) as container:
         with pytest.raises(ToolAbort):
             await container.get(Front).ask("Go")
@@ -663,7 +663,7 @@ async def test_an_error_that_ends_the_call_is_that_of_all_spans_around_it(teleme
     assert SECRET not in telemetry.text
 
 
-async def test_a_model_server_s_refusal_is_told_by_its_status(telemetry: Telemetry) -> None:
+async def test_an_http_error_of_a_model_server_is_recorded_by_its_status(telemetry: Telemetry) -> None:
     async with serving([Scripted(json.dumps({"error": {"message": SECRET}}).encode(), status=401)]) as server:
         model = OpenAiChatModel("m", server.url, max_retries=0)
         container = Container(models={"default": model}).register(Assistant)
@@ -680,7 +680,7 @@ async def test_a_model_server_s_refusal_is_told_by_its_status(telemetry: Telemet
     assert SECRET not in telemetry.text
 
 
-async def test_a_tool_that_nobody_offers_gives_no_span_its_name(telemetry: Telemetry) -> None:
+async def test_spans_do_not_contain_the_name_of_an_unknown_tool(telemetry: Telemetry) -> None:
     async with container_with(telemetry, tool_call(SECRET), "done") as container:
         with pytest.raises(UnknownToolError):
             await container.get(Assistant).ask("Go")
@@ -690,7 +690,7 @@ async def test_a_tool_that_nobody_offers_gives_no_span_its_name(telemetry: Telem
     assert SECRET not in telemetry.text
 
 
-async def test_a_call_that_is_cancelled_ends_its_spans_and_is_no_error(telemetry: Telemetry) -> None:
+async def test_a_cancelled_call_ends_its_spans_without_an_error_status(telemetry: Telemetry) -> None:
     begun = asyncio.Event()
 
     @tool
@@ -754,7 +754,7 @@ def test_what_ends_in_another_context_than_it_began_in_leaves_both_as_they_are(t
     assert sorted(telemetry.tree) == ["here", "invoke_agent Assistant"]
 
 
-async def test_what_cannot_be_told_leaves_no_span_open(telemetry: Telemetry, caplog: pytest.LogCaptureFixture) -> None:
+async def test_spans_end_even_if_recording_fails(telemetry: Telemetry, caplog: pytest.LogCaptureFixture) -> None:
     class Unspeakable(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
@@ -924,7 +924,7 @@ async def test_a_trace_that_is_not_sampled_says_nothing_and_is_still_measured() 
     assert len(telemetry.points("gen_ai.invoke_agent.duration")) == 1
 
 
-def test_without_opentelemetry_the_way_to_it_is_named() -> None:
+def test_without_opentelemetry_the_error_names_the_extra() -> None:
     program = """
 import sys
 sys.modules["opentelemetry"] = None

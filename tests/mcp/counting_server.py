@@ -1,4 +1,4 @@
-"""An MCP server over stdio, made of a container's tools: what `toolbox.mcp.serve_stdio` serves."""
+"""An MCP server over stdio that `toolbox.mcp.serve_stdio` makes of a container's tools."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from toolbox.mcp import serve_stdio
 
 @request_scoped
 class Visit:
-    """One per call."""
+    """A bean that exists once per call."""
 
     count = 0
 

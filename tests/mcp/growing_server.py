@@ -1,4 +1,4 @@
-"""An MCP server over stdio that has one tool more once `grow` has been called, and says so."""
+"""An MCP server over stdio that adds a tool and sends a notification when `grow` is called."""
 
 from mcp.server.mcpserver import Context, MCPServer
 
@@ -9,8 +9,8 @@ server = MCPServer("growing")
 async def grow(context: Context) -> str:
     """Adds a tool."""
     server.add_tool(grown)
-    await context.notify_tools_changed()  # the newer protocol's way
-    await context.session.send_tool_list_changed()  # the older one's
+    await context.notify_tools_changed()  # newer protocol
+    await context.session.send_tool_list_changed()  # older protocol
     return "grown"
 
 

@@ -1,6 +1,7 @@
-"""An MCP server over stdio that sends whatever a file of replies says, byte for byte.
+"""An MCP server over stdio that sends scripted replies.
 
-Replies are lists of values per method, the last of which is repeated. A string is a command: `die`, `flood`, `long`.
+The argument is JSON with a list of replies per method; the last reply is repeated. A string is a command, such as
+`die`, `flood` or `long`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""An MCP server over stdio that says which process it is, and waits for good when asked to."""
+"""An MCP server over stdio with a tool that returns its process id and a tool that never ends."""
 
 import asyncio
 import os

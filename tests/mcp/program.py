@@ -1,4 +1,4 @@
-"""A program whose tools the command line serves, and which prints whenever it can."""
+"""A program for `toolbox mcp` that prints text at import, at creation and in its tool."""
 
 from toolbox import Container, application_scoped, tool
 

@@ -1,4 +1,4 @@
-"""An MCP server over stdio of the newer protocol, which tells how far it has come and what it thinks."""
+"""An MCP server over stdio with the newer protocol that sends progress and log messages."""
 
 import warnings
 
@@ -11,7 +11,7 @@ server = MCPServer("telling")
 async def work(context: Context) -> str:
     """Works, and tells about it."""
     await context.report_progress(1, 2, "half")
-    with warnings.catch_warnings(action="ignore"):  # the protocol means to give up logs one day
+    with warnings.catch_warnings(action="ignore"):  # log messages are deprecated in the protocol
         await context.log("warning", {"left": 1}, logger_name="work")
     await context.report_progress(2, 2)
     return "done"

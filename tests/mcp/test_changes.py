@@ -1,4 +1,4 @@
-"""MCP servers over streamable HTTP, and servers whose tools change while they are used."""
+"""MCP servers over streamable HTTP, and servers whose tools change."""
 
 import asyncio
 import sys
@@ -29,7 +29,7 @@ class Assistant(Protocol):
     async def chat(self, question: str) -> Result[str]: ...
 
 
-async def test_a_server_over_http_is_used_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_servers_offer_their_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     app, serving_container = FastAPI(), Container()
     install(app, serving_container)
     mount_mcp(app, serving_container, [add])
@@ -43,7 +43,7 @@ async def test_a_server_over_http_is_used_like_any_other(monkeypatch: pytest.Mon
     assert result.tool_executions[0].result == "5"
 
 
-async def test_a_tool_that_a_server_adds_is_offered_from_then_on() -> None:
+async def test_tools_that_a_server_adds_later_are_offered() -> None:
     growing = mcp_server("remote", command=sys.executable, args=[str(GROWING)])
     grow = AiMessage(None, [tool_call("grow")])
     model = ScriptedChatModel([grow, "grown", "seen"])
@@ -52,7 +52,7 @@ async def test_a_tool_that_a_server_adds_is_offered_from_then_on() -> None:
         await container.get(Assistant).chat("grow")
         server = container.get(McpServers).server("remote")
         async with asyncio.timeout(10):
-            while len(await server.tools()) < 2:  # the news travels beside the answers
+            while len(await server.tools()) < 2:  # the notification can arrive after the reply
                 await server.call("grow", {})
         await container.get(Assistant).chat("look")
 

@@ -1,4 +1,4 @@
-"""MCP servers as tools of services: real servers over stdio, ours and those that others wrote."""
+"""Tools of MCP servers in services: real servers over stdio, our own and those of other authors."""
 
 import asyncio
 import logging
@@ -62,7 +62,7 @@ def container(*replies: Any, server: Any = None, cls: Any = Assistant) -> tuple[
     return made, model
 
 
-async def test_a_methods_mcp_toolbox_offers_the_servers_tools_and_runs_them() -> None:
+async def test_mcp_toolbox_offers_and_runs_the_tools_of_a_server() -> None:
     asks = AiMessage(None, [tool_call("add", {"a": 2}, id="1"), tool_call("visit_number", id="2")])
     made, model = container(asks, "three", "none")
     async with made:
@@ -77,7 +77,7 @@ async def test_a_methods_mcp_toolbox_offers_the_servers_tools_and_runs_them() ->
     assert model.requests[2].tool_specifications == ()
 
 
-async def test_each_call_of_a_served_tool_has_a_request_scope_of_its_own() -> None:
+async def test_each_call_of_a_served_tool_has_a_separate_request_scope() -> None:
     made, _ = container()
     async with made:
         server = made.get(McpServers).server("counter")
@@ -86,13 +86,13 @@ async def test_each_call_of_a_served_tool_has_a_request_scope_of_its_own() -> No
     assert texts == ['{"number":1}', '{"number":2}', '{"number":3}']
 
 
-async def test_a_failing_tool_is_a_tool_failure_and_bad_arguments_are_bad_arguments() -> None:
+async def test_failing_tools_and_invalid_arguments_are_reported_to_the_model() -> None:
     failing = AiMessage(None, [tool_call("fail", id="1")])
     made, model = container(failing, "sorry")
     async with made:
         assert (await made.get(Assistant).chat("q")).content == "sorry"
     last = model.requests[1].messages[-1]
-    assert last.text == "The tool 'fail' failed."  # the server hides why
+    assert last.text == "The tool 'fail' failed."  # the server hides the exception
 
     made, model = container(AiMessage(None, [tool_call("add", "not json", id="1")]), "sorry")
     async with made:
@@ -101,7 +101,7 @@ async def test_a_failing_tool_is_a_tool_failure_and_bad_arguments_are_bad_argume
     assert issubclass(ToolArgumentsError, Exception)
 
 
-async def test_tools_are_filtered_and_renamed() -> None:
+async def test_tools_can_be_filtered_and_renamed() -> None:
     server = counter(include=["add", "visit_*"], exclude=["visit_number"], prefix="count_")
     made, model = container(AiMessage(None, [tool_call("count_add", {"a": 1})]), "2", server=server)
     async with made:
@@ -111,7 +111,7 @@ async def test_tools_are_filtered_and_renamed() -> None:
     assert result.tool_executions[0].result == "2"
 
 
-async def test_a_name_that_no_model_takes_is_made_one() -> None:
+async def test_invalid_characters_in_tool_names_are_replaced() -> None:
     server = mcp_server("counter", command=sys.executable, args=[str(TELLING)])
     made, model = container(AiMessage(None, [tool_call("notes_list")]), "none", server=server)
     async with made:
@@ -121,7 +121,7 @@ async def test_a_name_that_no_model_takes_is_made_one() -> None:
     assert result.tool_executions[0].result == "no notes"
 
 
-async def test_a_server_that_dies_fails_its_call_and_is_started_again() -> None:
+async def test_a_dead_server_fails_the_call_and_is_restarted_by_the_next() -> None:
     made, _ = container()
     async with made:
         server = made.get(McpServers).server("counter")
@@ -131,7 +131,7 @@ async def test_a_server_that_dies_fails_its_call_and_is_started_again() -> None:
         assert (await server.call("add", {"a": 2})).content[0].text == "3"
 
 
-async def test_a_server_that_cannot_be_started_costs_a_call_its_tools_and_is_logged(
+async def test_an_unreachable_server_is_logged_and_the_call_continues_without_its_tools(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made, model = container("without", server=mcp_server("counter", command="no-such-command"))
@@ -148,7 +148,7 @@ class Wrong(Protocol):
     async def chat(self, question: str) -> str: ...
 
 
-def test_an_unknown_server_is_a_problem_at_start() -> None:
+def test_unknown_servers_are_reported_at_startup() -> None:
     made, _ = container(cls=Wrong)
 
     [problem] = made.check()
@@ -156,21 +156,21 @@ def test_an_unknown_server_is_a_problem_at_start() -> None:
     assert "TOOLBOX_MCP__NOWHERE__COMMAND" in problem.fix
 
 
-def test_servers_are_named_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_can_be_configured_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBOX_MCP__NOWHERE__COMMAND", "somewhere")
     made, _ = container(cls=Wrong)
 
     assert made.check() == []
 
 
-def test_a_server_has_a_command_or_an_address() -> None:
+def test_a_server_needs_either_a_command_or_a_url() -> None:
     with pytest.raises(ValueError, match="either"):
         mcp_server("x")
     with pytest.raises(IllegalConfigurationError):
         Container(models={}).register(Wrong).__enter__()
 
 
-# --- servers that others wrote
+# --- servers of other authors
 
 
 def script(servers: Path, name: str, *arguments: str) -> list[str]:
@@ -186,10 +186,10 @@ class Heard(McpListener):
         self.events.append(event)
         if isinstance(event, McpLog):
             self.logged.set()
-        raise ValueError("what a listener does wrong is not the server's")
+        raise ValueError("a failing listener does not affect the server")
 
 
-async def test_server_everything(node_servers: Path) -> None:
+async def test_server_everything_works(node_servers: Path) -> None:
     everything = mcp_server("counter", command="node", args=script(node_servers, "everything", "stdio"))
     heard = Heard()
     made, model = container(AiMessage(None, [tool_call("echo", {"message": "hällo"})]), "ok", server=everything)
@@ -224,7 +224,7 @@ async def test_server_everything(node_servers: Path) -> None:
     assert {each.name for each in model.requests[0].tool_specifications} >= {"echo"}
 
 
-async def test_a_server_of_the_newer_protocol_is_heard_too() -> None:
+async def test_listeners_receive_events_of_servers_with_the_newer_protocol() -> None:
     made, _ = container(server=mcp_server("counter", command=sys.executable, args=[str(TELLING)]))
     heard = Heard()
     made.register_instance(heard)
@@ -237,7 +237,7 @@ async def test_a_server_of_the_newer_protocol_is_heard_too() -> None:
     assert McpLog("counter", "warning", "work", {"left": 1}) in heard.events
 
 
-async def test_images_come_along(node_servers: Path) -> None:
+async def test_images_of_a_result_reach_the_model(node_servers: Path) -> None:
     everything = mcp_server("counter", command="node", args=script(node_servers, "everything", "stdio"))
     made, model = container(
         lambda request: AiMessage(
@@ -254,7 +254,7 @@ async def test_images_come_along(node_servers: Path) -> None:
     assert any(isinstance(each, ImageContent) for each in message.contents)  # type: ignore[union-attr]  # a result
 
 
-async def test_server_filesystem(node_servers: Path, tmp_path: Path) -> None:
+async def test_server_filesystem_works(node_servers: Path, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("remember the milk")
     files = mcp_server("counter", command="node", args=script(node_servers, "filesystem", str(tmp_path)))
     path = str(tmp_path / "note.txt")
@@ -265,7 +265,7 @@ async def test_server_filesystem(node_servers: Path, tmp_path: Path) -> None:
     assert "milk" in result.tool_executions[0].result
 
 
-async def test_server_time(time_server: tuple[str, ...]) -> None:
+async def test_server_time_works(time_server: tuple[str, ...]) -> None:
     clock = mcp_server("counter", command=time_server[0], args=time_server[1:])
     asks = AiMessage(None, [tool_call("get_current_time", {"timezone": "Europe/Zurich"})])
     made, _ = container(asks, "ok", server=clock)
@@ -275,7 +275,7 @@ async def test_server_time(time_server: tuple[str, ...]) -> None:
     assert "Europe/Zurich" in result.tool_executions[0].result
 
 
-async def test_a_late_server_is_a_time_out_and_the_connection_stays_good() -> None:
+async def test_a_timeout_does_not_break_the_connection() -> None:
     made, _ = container(server=counter(timeout=0.5))
     async with made:
         server = made.get(McpServers).server("counter")

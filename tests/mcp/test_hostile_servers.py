@@ -1,4 +1,4 @@
-"""MCP servers that are broken or mean harm: they cost a service their own tools at most, and show no secret."""
+"""Broken and hostile MCP servers: they only lose their own tools, and errors show no secrets."""
 
 import asyncio
 import base64
@@ -46,14 +46,14 @@ async def names_of(server: Any) -> list[str]:
 # --- listings
 
 
-async def test_a_listing_whose_cursor_repeats_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_list_with_a_repeated_page_ends(caplog: pytest.LogCaptureFixture) -> None:
     async with connected(hostile({"tools/list": [{"tools": [GOOD], "nextCursor": "again"}]})) as server:
         assert await names_of(server) == ["good"]
 
     assert "repeats a page" in caplog.text
 
 
-async def test_a_listing_of_endless_pages_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_list_ends_after_100_pages(caplog: pytest.LogCaptureFixture) -> None:
     pages = [
         {"tools": [{"name": f"t{each}", "inputSchema": EMPTY}], "nextCursor": f"page {each}"} for each in range(150)
     ]
@@ -63,7 +63,7 @@ async def test_a_listing_of_endless_pages_ends(caplog: pytest.LogCaptureFixture)
     assert "more than 100 pages" in caplog.text
 
 
-async def test_a_listing_of_many_slow_pages_ends_with_the_time_of_a_call() -> None:
+async def test_the_timeout_of_a_call_limits_a_list_of_many_slow_pages() -> None:
     app = FastAPI()
     pages = 0
 
@@ -84,7 +84,7 @@ async def test_a_listing_of_many_slow_pages_ends_with_the_time_of_a_call() -> No
         assert time.monotonic() - started < 5
 
 
-async def test_a_listing_in_one_page_of_too_many_tools_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+async def test_at_most_1000_tools_of_a_server_are_offered(caplog: pytest.LogCaptureFixture) -> None:
     tools = [{"name": f"t{each}", "inputSchema": {"type": "object"}} for each in range(1500)]
     async with connected(hostile({"tools/list": [{"tools": tools}]})) as server:
         assert len(await server.tools()) == 1000
@@ -126,7 +126,7 @@ for _ in range(100):
         else "text"
     ),
 )
-async def test_a_tool_that_cannot_be_used_is_left_out_and_logged(bad: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unusable_tools_are_skipped_and_logged(bad: Any, caplog: pytest.LogCaptureFixture) -> None:
     replies = {
         "tools/list": [{"tools": [GOOD, bad, {"name": "last", "inputSchema": EMPTY}]}],
         "tools/call": [{"content": [{"type": "text", "text": "done"}]}],
@@ -140,13 +140,13 @@ async def test_a_tool_that_cannot_be_used_is_left_out_and_logged(bad: Any, caplo
     assert "\x1b" not in record.getMessage()
 
 
-async def test_a_tool_that_may_run_as_a_task_is_offered() -> None:
+async def test_tools_with_optional_task_support_are_offered() -> None:
     optional = {"name": "either", "inputSchema": EMPTY, "execution": {"taskSupport": "optional"}}
     async with connected(hostile({"tools/list": [{"tools": [optional]}]})) as server:
         assert await names_of(server) == ["either"]
 
 
-async def test_a_tool_of_the_newest_protocol_that_only_runs_as_a_task_is_not_offered() -> None:
+async def test_tools_that_only_run_as_tasks_are_not_offered_with_the_newest_protocol() -> None:
     app = FastAPI()
 
     @app.post("/mcp")
@@ -161,7 +161,7 @@ async def test_a_tool_of_the_newest_protocol_that_only_runs_as_a_task_is_not_off
         assert await names_of(server) == ["good"]
 
 
-async def test_descriptions_hold_nothing_that_a_reviewer_cannot_see() -> None:
+async def test_invisible_characters_are_removed_from_descriptions() -> None:
     hidden = "Adds\x1b[8m \U000e0041\U000e0042two\u202e numbers\n\tsafely 👩\u200d🔬"
     schema = {"type": "object", "properties": {"a": {"type": "integer", "description": "one\x07 number"}}}
     listed = {"tools": [{"name": "add", "description": hidden, "inputSchema": schema}]}
@@ -172,7 +172,7 @@ async def test_descriptions_hold_nothing_that_a_reviewer_cannot_see() -> None:
     assert offered.input_schema["properties"]["a"]["description"] == "one number"
 
 
-async def test_a_servers_output_schema_is_not_run_but_kept() -> None:
+async def test_output_schemas_of_servers_are_kept_but_not_evaluated() -> None:
     evil = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
     replies = {
         "tools/list": [{"tools": [{**GOOD, "outputSchema": evil}]}],
@@ -187,7 +187,7 @@ async def test_a_servers_output_schema_is_not_run_but_kept() -> None:
     assert result.structured_content == {"a": "a" * 40 + "b"}
 
 
-# --- names that are taken
+# --- duplicate names
 
 
 @tool("Our own")
@@ -201,7 +201,7 @@ class WithOwnTool(Protocol):
     async def chat(self, question: str) -> Result[str]: ...
 
 
-async def test_tools_whose_names_are_taken_are_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_tools_with_duplicate_names_are_skipped_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     replies = {"tools/list": [{"tools": [GOOD, {"name": "other", "inputSchema": EMPTY}]}]}
     asks = AiMessage(None, [tool_call("good")])
     model = ScriptedChatModel([asks, "one", "two"])
@@ -228,7 +228,7 @@ class Assistant(Protocol):
 
 
 async def asked(result: dict[str, Any], **options: Any) -> tuple[Any, Any]:
-    """What the model reads of a tool's result, and the execution."""
+    """Return the message that the model reads and the tool execution."""
     model = ScriptedChatModel([AiMessage(None, [tool_call("good")]), "fine"])
     container = Container(models={"default": model}).register(Assistant)
     container.register_instance(hostile({**LISTED, "tools/call": [result]}, **options), name="far")
@@ -237,7 +237,7 @@ async def asked(result: dict[str, Any], **options: Any) -> tuple[Any, Any]:
     return model.requests[1].messages[-1], answer.tool_executions[0]
 
 
-async def test_the_model_reads_the_texts_and_the_program_the_structured_value() -> None:
+async def test_the_model_reads_texts_and_the_program_gets_the_structured_value() -> None:
     result = {
         "content": [
             {"type": "text", "text": "sunny, 21 degrees"},
@@ -255,7 +255,7 @@ async def test_the_model_reads_the_texts_and_the_program_the_structured_value() 
     assert execution.result_object == {"degrees": 21, "picture": PNG}
 
 
-async def test_without_a_text_the_model_reads_the_structured_value_and_an_image_only_once() -> None:
+async def test_without_texts_the_model_reads_the_structured_value_without_repeated_images() -> None:
     picture = {"type": "image", "data": PNG, "mimeType": "image/png"}
     message, execution = await asked({"content": [picture], "structuredContent": {"degrees": 21, "pictures": [PNG]}})
 
@@ -264,7 +264,7 @@ async def test_without_a_text_the_model_reads_the_structured_value_and_an_image_
     assert execution.result_object == {"degrees": 21, "pictures": [PNG]}
 
 
-async def test_thousands_of_blocks_links_and_broken_images_are_readable() -> None:
+async def test_many_blocks_links_and_invalid_images_are_converted_to_text() -> None:
     blocks: list[Any] = [{"type": "text", "text": str(each)} for each in range(3000)]
     blocks += [{"type": "resource_link", "name": "menu", "uri": "kitchen://menu"}]
     blocks += [{"type": "image", "data": "%%%", "mimeType": "image/png"}]
@@ -280,7 +280,7 @@ async def test_thousands_of_blocks_links_and_broken_images_are_readable() -> Non
     ]
 
 
-async def test_a_result_that_is_not_as_the_protocol_says_is_a_failure_of_the_tool() -> None:
+async def test_a_result_that_violates_the_protocol_is_a_failure_of_the_tool() -> None:
     message, execution = await asked({"content": [{"type": "riddle", "text": "secret plan"}]})
 
     assert execution.is_error
@@ -288,14 +288,14 @@ async def test_a_result_that_is_not_as_the_protocol_says_is_a_failure_of_the_too
     assert "secret plan" not in message.text
 
 
-async def test_a_server_that_ends_in_the_middle_of_a_call_fails_it() -> None:
+async def test_a_call_fails_when_its_server_exits() -> None:
     async with connected(hostile({**LISTED, "tools/call": ["die"]})) as server:
         await server.tools()
         with pytest.raises(McpConnectionError, match="could not run good: the connection broke"):
             await server.call("good", {})
 
 
-async def test_a_server_that_sends_notifications_without_end_costs_the_time_of_a_call() -> None:
+async def test_endless_notifications_end_with_the_timeout_of_the_call() -> None:
     async with connected(hostile({**LISTED, "tools/call": ["flood"]}, timeout=1)) as server:
         await server.tools()
         started = time.monotonic()
@@ -307,15 +307,15 @@ async def test_a_server_that_sends_notifications_without_end_costs_the_time_of_a
 # --- the size of replies
 
 
-async def test_a_message_over_stdio_that_is_too_long_ends_the_connection() -> None:
+async def test_too_long_messages_over_stdio_close_the_connection() -> None:
     async with connected(hostile({**LISTED, "tools/call": ["long"]}, max_reply_bytes=1_000_000)) as server:
         await server.tools()
         with pytest.raises(McpConnectionError, match="larger than 1000000 bytes; raise max_reply_bytes"):
             await server.call("good", {})
-        assert await names_of(server) == ["good"]  # of the next connection
+        assert await names_of(server) == ["good"]  # from the new connection
 
 
-async def test_a_long_message_over_stdio_is_read() -> None:
+async def test_long_messages_over_stdio_are_read() -> None:
     text = "x" * 120_000
     async with connected(hostile({**LISTED, "tools/call": [{"content": [{"type": "text", "text": text}]}]})) as server:
         assert (await server.call("good", {})).content[0].text == text
@@ -350,7 +350,7 @@ def large(message: dict[str, Any], kind: str) -> Response:
 
 
 @pytest.mark.parametrize("kind", ["plain", "gzip", "events"])
-async def test_a_reply_over_http_is_bounded_after_decoding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replies_over_http_are_limited_after_decoding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     app = FastAPI()
 
     @app.post("/mcp")
@@ -377,7 +377,7 @@ async def test_a_reply_over_http_is_bounded_after_decoding(kind: str, monkeypatc
 # --- secrets
 
 
-async def test_errors_show_no_environment_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_do_not_show_the_environment_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
     secret = "sk-live-4711-abcdef"
     server = hostile({**LISTED, "tools/call": ["echo secret", "log secret"]}, env={"API_KEY": secret})
     with caplog.at_level(logging.DEBUG, "toolbox.mcp"):
@@ -390,7 +390,7 @@ async def test_errors_show_no_environment_of_a_server(caplog: pytest.LogCaptureF
     assert secret not in repr(caught.value) + repr(caught.value.__cause__) + caplog.text
 
 
-async def test_errors_show_no_header_even_if_the_server_repeats_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_do_not_show_headers_that_the_server_repeats(caplog: pytest.LogCaptureFixture) -> None:
     app = FastAPI()
 
     @app.post("/mcp")
@@ -415,7 +415,7 @@ async def test_errors_show_no_header_even_if_the_server_repeats_it(caplog: pytes
     assert "4711" not in caplog.text
 
 
-async def test_the_log_shows_no_query_of_a_servers_address(caplog: pytest.LogCaptureFixture) -> None:
+async def test_logs_do_not_show_the_query_of_a_server_url(caplog: pytest.LogCaptureFixture) -> None:
     app = FastAPI()
 
     @app.post("/mcp")

@@ -1,4 +1,4 @@
-"""Servers that die, forget or never answer: who called is told, the next call opens a new connection, nothing stays."""
+"""Servers that die, lose the session or never answer: calls fail, the next call reconnects, no process remains."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ async def the_end_is_noticed(name: str) -> None:
         await asyncio.wait(held)
 
 
-async def test_who_calls_after_a_silent_death_does_not_notice_it() -> None:
+async def test_a_server_that_died_between_calls_is_restarted_silently() -> None:
     async with container(mortal()) as made:
         server = made.get(McpServers).server("mortal")
         first = await pid_of(server)
@@ -57,7 +57,7 @@ async def test_who_calls_after_a_silent_death_does_not_notice_it() -> None:
         assert await pid_of(server) != first
 
 
-async def test_all_who_wait_for_a_server_that_dies_are_told_and_share_the_next() -> None:
+async def test_all_waiting_calls_fail_when_a_server_dies_and_share_the_restarted_one() -> None:
     seen: set[int] = set()
 
     async with container(mortal()) as made:
@@ -80,14 +80,14 @@ async def test_all_who_wait_for_a_server_that_dies_are_told_and_share_the_next()
     assert not [pid for pid in seen if is_alive(pid)]
 
 
-async def test_many_who_come_first_share_one_server() -> None:
+async def test_concurrent_first_calls_share_one_server() -> None:
     async with container(mortal()) as made:
         server = made.get(McpServers).server("mortal")
 
         assert len(set(await asyncio.gather(*(pid_of(server) for _ in range(8))))) == 1
 
 
-async def test_a_server_that_never_answers_keeps_nobody_from_stopping() -> None:
+async def test_a_silent_server_does_not_delay_stopping_the_container() -> None:
     silent = mcp_server(
         "silent", command=sys.executable, args=["-c", "import sys; sys.stdin.read()"], connect_timeout=100
     )
@@ -101,19 +101,19 @@ async def test_a_server_that_never_answers_keeps_nobody_from_stopping() -> None:
     assert time.monotonic() - left < 20
 
 
-async def test_all_who_wait_for_a_server_that_never_answers_are_told_when_its_time_is_up() -> None:
+async def test_all_waiting_calls_fail_after_the_connect_timeout() -> None:
     silent = mcp_server(
         "silent", command=sys.executable, args=["-c", "import sys; sys.stdin.read()"], connect_timeout=0.2
     )
     async with container(silent) as made:
         server = made.get(McpServers).server("silent")
-        told = await asyncio.gather(*(server.tools() for _ in range(3)), return_exceptions=True)
+        errors = await asyncio.gather(*(server.tools() for _ in range(3)), return_exceptions=True)
 
-    assert [type(each) for each in told] == [McpConnectionError] * 3
-    assert "no answer within 0.2 s" in str(told[0])
+    assert [type(each) for each in errors] == [McpConnectionError] * 3
+    assert "no answer within 0.2 s" in str(errors[0])
 
 
-async def test_a_call_in_a_stopped_container_says_so() -> None:
+async def test_calls_in_a_stopped_container_raise_a_clear_error() -> None:
     async with container(mortal()) as made:
         server = made.get(McpServers).server("mortal")
 
@@ -121,12 +121,12 @@ async def test_a_call_in_a_stopped_container_says_so() -> None:
         await server.tools()
 
 
-# --- over HTTP, a server that others wrote
+# --- a server of another author over HTTP
 
 
 @asynccontextmanager
 async def everything(node_servers: Path, port: int) -> AsyncIterator[Any]:
-    """A process of server-everything that listens on the port; ended as if by a crash."""
+    """Run server-everything on the port during a block, then kill it."""
     process = await asyncio.create_subprocess_exec(
         "node",
         str(node_servers / "server-everything" / "dist" / "index.js"),
@@ -154,7 +154,7 @@ def port() -> int:
         return int(chosen.getsockname()[1])
 
 
-async def test_a_server_over_http_may_come_late_go_and_come_back(node_servers: Path, port: int) -> None:
+async def test_http_servers_can_start_late_stop_and_return(node_servers: Path, port: int) -> None:
     far = mcp_server("far", url=f"http://127.0.0.1:{port}/mcp", timeout=1)
     async with container(far) as made:
         server = made.get(McpServers).server("far")
@@ -169,7 +169,7 @@ async def test_a_server_over_http_may_come_late_go_and_come_back(node_servers: P
             with pytest.raises(McpTimeoutError):
                 await server.call("trigger-long-running-operation", {"duration": 60, "steps": 1})
             assert "hällo" in await echo()
-        async with everything(node_servers, port):  # another process, which knows nothing of the session
+        async with everything(node_servers, port):  # another process, which does not know the session
             assert "hällo" in await echo()
         with pytest.raises(McpConnectionError, match="could not run echo: the connection broke"):
             await echo()
@@ -177,5 +177,5 @@ async def test_a_server_over_http_may_come_late_go_and_come_back(node_servers: P
             long = asyncio.create_task(server.call("trigger-long-running-operation", {"duration": 1, "steps": 60}))
             assert "hällo" in await echo()
             process.kill()
-            with pytest.raises((McpConnectionError, McpTimeoutError)):  # it is waited for, as long as a call may last
+            with pytest.raises((McpConnectionError, McpTimeoutError)):  # the call can wait until its timeout
                 await long

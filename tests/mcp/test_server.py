@@ -1,4 +1,4 @@
-"""A container's tools as an MCP server, asked by the official client: in process, over stdio, over HTTP in FastAPI."""
+"""A container's tools as an MCP server, called by the official client: in process, over stdio, over HTTP in FastAPI."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_the_official_client_lists_and_calls_tools() -> None:
         ("nowhere", {}, "nowhere"),
     ],
 )
-async def test_what_goes_wrong_in_a_tool_is_its_error_result(name: str, arguments: dict[str, Any], text: str) -> None:
+async def test_tool_failures_are_error_results(name: str, arguments: dict[str, Any], text: str) -> None:
     made = container()
     server = mcp_server_of(made, [Tools])
     async with made, Client(server) as client:
@@ -122,7 +122,7 @@ async def test_what_goes_wrong_in_a_tool_is_its_error_result(name: str, argument
 
 
 class Leaky:
-    """Fails in each place where a program can fail, with a password in the message."""
+    """Tools that fail in different places, with a password in the message."""
 
     text = "cannot connect to postgresql://shop:pa55@10.0.0.7/stock"
 
@@ -178,9 +178,7 @@ class Session:
 
 @pytest.mark.parametrize("name", ["nested", "validated", "written", "closing"])
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_no_client_reads_the_exception_of_a_failed_tool(
-    name: str, mode: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_clients_do_not_read_exceptions_of_tools(name: str, mode: str, caplog: pytest.LogCaptureFixture) -> None:
     made = container()
     made.register(Session)
     server = mcp_server_of(made, [Leaky])
@@ -195,7 +193,7 @@ async def test_no_client_reads_the_exception_of_a_failed_tool(
     assert "pa55" in caplog.text or name == "closing"
 
 
-async def test_a_client_reads_what_is_wrong_with_its_arguments() -> None:
+async def test_clients_read_why_their_arguments_are_invalid() -> None:
     made = container()
     server = mcp_server_of(made, [Leaky])
     async with made, Client(server) as client:
@@ -203,7 +201,7 @@ async def test_a_client_reads_what_is_wrong_with_its_arguments() -> None:
         assert (await client.call_tool("retried", {})).content[0].text == "try a later date"
 
 
-async def test_a_containers_own_handler_decides_what_a_client_reads_of_a_failure() -> None:
+async def test_error_handlers_of_the_container_write_the_text_for_clients() -> None:
     failures = ToolErrors(on_tool_execution_error=lambda error, context: "ask again tomorrow")
     made = Container(tool_errors=failures).register(Visit)
     server = mcp_server_of(made, [Tools])
@@ -280,7 +278,7 @@ class Kitchen:
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_structured_content_and_its_schema_are_offered(mode: str) -> None:
+async def test_structured_content_and_output_schemas_are_sent(mode: str) -> None:
     made = container()
     server = mcp_server_of(made, [Kitchen])
     soup = {"name": "soup", "price": "4.50", "sides": [{"name": "bread", "price": "1", "sides": []}]}
@@ -296,7 +294,7 @@ async def test_structured_content_and_its_schema_are_offered(mode: str) -> None:
         "picture": None,
         "short": None,
     }
-    async with made, Client(server, mode=mode) as client:  # it checks each value against its schema
+    async with made, Client(server, mode=mode) as client:  # the client validates each value
         offered = {each.name: each.output_schema for each in (await client.list_tools()).tools}
         got = {name: (await client.call_tool(name, {})).structured_content for name in expected}
         there = await client.call_tool("maybe", {"there": True})
@@ -311,7 +309,7 @@ async def test_structured_content_and_its_schema_are_offered(mode: str) -> None:
     assert [each.type for each in picture] == ["image", "resource_link"]
 
 
-async def test_a_value_that_does_not_match_its_annotation_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_values_that_do_not_match_their_annotation_are_failures(caplog: pytest.LogCaptureFixture) -> None:
     made = container()
     server = mcp_server_of(made, [Kitchen])
     async with made, Client(server) as client:
@@ -371,24 +369,24 @@ async def test_single_tools_of_classes_instances_services_and_functions_are_offe
     assert refused.is_error
 
 
-async def test_an_inherited_tool_is_that_of_the_bean() -> None:
+async def test_inherited_tools_run_on_the_bean_of_the_subclass() -> None:
     made = container().register(OldOrders)
     server = mcp_server_of(made, [OldOrders.find])
     async with made, Client(server) as client:
         assert (await client.call_tool("find", {"number": 7})).content[0].text == "order 7 of OldOrders"
 
 
-def test_a_method_that_is_not_a_tool_is_refused() -> None:
+def test_methods_without_a_tool_mark_are_rejected() -> None:
     with pytest.raises(IllegalConfigurationError, match="self"):
         mcp_server_of(container(), [Orders.unmarked])
 
 
-def test_a_tool_that_is_offered_twice_is_refused() -> None:
+def test_duplicate_tools_are_rejected() -> None:
     with pytest.raises(IllegalConfigurationError, match="find"):
         mcp_server_of(container(), [Orders, Orders.find])
 
 
-async def test_what_the_framework_says_of_itself_is_not_told() -> None:
+async def test_clients_do_not_read_framework_errors() -> None:
     made = container()
     server = mcp_server_of(made, [Tools])
     async with made, Client(server) as client:
@@ -398,7 +396,7 @@ async def test_what_the_framework_says_of_itself_is_not_told() -> None:
     assert "dict" not in str(caught.value)
 
 
-async def test_images_go_along() -> None:
+async def test_images_are_sent_to_clients() -> None:
     made = container()
     server = mcp_server_of(made, [Tools])
     async with made, Client(server) as client:
@@ -407,12 +405,12 @@ async def test_images_go_along() -> None:
     assert [each.type for each in result.content] == ["text", "image"]
 
 
-def test_what_is_no_tool_is_refused() -> None:
+def test_objects_without_tools_are_rejected() -> None:
     with pytest.raises(IllegalConfigurationError):
         mcp_server_of(container(), [object()])
 
 
-async def test_over_stdio() -> None:
+async def test_tools_are_served_over_stdio() -> None:
     server = StdioServerParameters(
         command=sys.executable,
         args=[str(Path(__file__).parent / "counting_server.py")],
@@ -422,7 +420,7 @@ async def test_over_stdio() -> None:
         assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
 
 
-async def test_by_the_command_line_where_nothing_printed_gets_in_between(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_command_line_keeps_printed_text_away_from_the_client(caplog: pytest.LogCaptureFixture) -> None:
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "toolbox.cli", "mcp", "tests.mcp.program:container", "--tools", "tests.mcp.program:Adder"],
@@ -432,7 +430,7 @@ async def test_by_the_command_line_where_nothing_printed_gets_in_between(caplog:
     async with Client(server) as client:
         assert [each.name for each in (await client.list_tools()).tools] == ["add"]
         assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
-    assert not [each for each in caplog.records if each.name.startswith("mcp")]  # it tells what it cannot read
+    assert not [each for each in caplog.records if each.name.startswith("mcp")]  # the client logs invalid lines
 
 
 @pytest.mark.parametrize(
@@ -451,7 +449,7 @@ async def test_the_command_line_offers_single_tools(target: str, text: str) -> N
         assert (await client.call_tool(offered.name, {"a": 41})).content[0].text == text
 
 
-async def test_mounted_in_fastapi_over_http() -> None:
+async def test_tools_are_served_over_http_in_fastapi() -> None:
     app, made = FastAPI(), container()
     install(app, made)
     mount_mcp(app, made, [Tools])
@@ -464,7 +462,7 @@ async def test_mounted_in_fastapi_over_http() -> None:
     async with serving(app) as base, Client(f"{base}/mcp") as client, Client(f"{base}/mcp/") as other:
         assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
         assert (await other.call_tool("fail", {})).is_error
-        async with httpx2.AsyncClient(base_url=base) as http:  # no redirect to where a proxy may not lead
+        async with httpx2.AsyncClient(base_url=base) as http:  # no redirect, which can fail behind a proxy
             assert (await http.post("/mcp", json={})).status_code == 400
             assert (await http.post("/mcp", json={}, headers={"Host": "evil.example"})).status_code == 421
             assert (await http.get("/health")).json() == "up"
@@ -472,7 +470,7 @@ async def test_mounted_in_fastapi_over_http() -> None:
     assert "/mcp" not in str(app.openapi())
 
 
-async def test_get_is_answered_at_once() -> None:
+async def test_get_is_rejected_immediately() -> None:
     app, made = FastAPI(), container()
     install(app, made)
     mount_mcp(app, made, [Tools])
@@ -493,7 +491,7 @@ async def test_dependencies_guard_the_mounted_server() -> None:
     ) -> None:
         if authorization != "Bearer ada":
             raise HTTPException(401, "who are you?", {"WWW-Authenticate": "Bearer"})
-        seen.append((await request.body()).decode())  # as one that checks a signature does
+        seen.append((await request.body()).decode())  # like a dependency that verifies a signature
 
     mount_mcp(app, made, [Tools], dependencies=[Depends(signed)])
     async with serving(app) as base:

@@ -1,4 +1,4 @@
-"""A real uvicorn on a free port, for as long as a block lasts."""
+"""Runs a real uvicorn on a free port during a block."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 
 class Server(uvicorn.Server):
-    """Tells when it listens."""
+    """A server with an event for the end of its startup."""
 
     def __init__(self, app: FastAPI) -> None:
         super().__init__(uvicorn.Config(app, log_level="warning", lifespan="on"))
