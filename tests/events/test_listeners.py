@@ -224,7 +224,7 @@ async def test_all_events_of_an_invocation_have_its_id_and_no_other_has() -> Non
     assert {each.outer_invocation_id for each in journal.events} == {None}
 
 
-async def test_a_service_called_as_a_tool_names_the_invocation_it_was_begun_in() -> None:
+async def test_a_service_called_as_a_tool_has_the_outer_invocation_id() -> None:
     container, journal = container_with(tool_call("consult", {"question": "why"}), "because", "so")
     async with container:
         await container.get(Front).ask("Go")
@@ -294,7 +294,7 @@ async def test_the_event_of_an_unknown_tool_has_no_specification() -> None:
     assert isinstance(journal.of(ToolFailedEvent).error, UnknownToolError)
 
 
-async def test_a_tool_that_is_not_there_and_is_answered_for() -> None:
+async def test_an_unknown_tool_with_a_handler_is_an_executed_event() -> None:
     errors = ToolErrors(on_unknown_tool=return_to_model)
     container, journal = container_with(tool_call("nowhere"), "ok", tool_errors=errors)
     async with container:
@@ -303,7 +303,7 @@ async def test_a_tool_that_is_not_there_and_is_answered_for() -> None:
     assert isinstance(journal.of(ToolExecutedEvent).error, UnknownToolError)
 
 
-async def test_a_model_that_fails_ends_its_request_and_the_service() -> None:
+async def test_a_failing_model_fails_its_request_and_the_service() -> None:
     container, journal = container_with(ValueError("overloaded"))
     async with container:
         with pytest.raises(ValueError, match="overloaded"):
@@ -312,7 +312,7 @@ async def test_a_model_that_fails_ends_its_request_and_the_service() -> None:
     assert journal.names == ["ServiceStarted", "ModelRequest", "ModelFailed", "ServiceFailed"]
 
 
-async def test_a_model_that_answers_something_else_has_failed() -> None:
+async def test_an_invalid_model_response_is_a_failure() -> None:
     class Wrong:
         async def chat(self, request: ChatRequest) -> ChatResponse:
             return "text"  # type: ignore[return-value]
@@ -326,7 +326,7 @@ async def test_a_model_that_answers_something_else_has_failed() -> None:
     assert isinstance(journal.of(ModelFailedEvent).error, TypeError)
 
 
-async def test_a_call_that_takes_too_long_failed_by_its_time_limit() -> None:
+async def test_a_late_call_fails_with_its_timeout_error() -> None:
     container, journal = container_with(tool_call("wait"))
     async with container:
         with pytest.raises(InvocationTimeoutError):
@@ -336,7 +336,7 @@ async def test_a_call_that_takes_too_long_failed_by_its_time_limit() -> None:
     assert isinstance(journal.of(ToolFailedEvent).error, asyncio.CancelledError)
 
 
-async def test_a_call_that_is_cancelled_failed_by_that() -> None:
+async def test_a_cancelled_call_fails_with_cancelled_error() -> None:
     begun = asyncio.Event()
 
     class Telling(EventListener):
@@ -356,7 +356,7 @@ async def test_a_call_that_is_cancelled_failed_by_that() -> None:
     assert isinstance(journal.of(ServiceFailedEvent).error, asyncio.CancelledError)
 
 
-async def test_a_listener_that_raises_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_of_a_listener_are_logged_and_have_no_other_effect(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(EventListener):
         def on_event(self, event: InvocationEvent) -> None:
             raise RuntimeError("disk full")
@@ -394,7 +394,7 @@ async def test_a_stream_that_is_not_read_sends_no_events() -> None:
     assert journal.events == []
 
 
-async def test_a_stream_that_is_left_failed_by_being_cancelled() -> None:
+async def test_a_closed_stream_fails_with_cancelled_error() -> None:
     container, journal = container_with("a b c")
     async with container:
         stream: Any = container.get(Assistant).texts("Go")
@@ -406,7 +406,7 @@ async def test_a_stream_that_is_left_failed_by_being_cancelled() -> None:
     assert isinstance(journal.of(ServiceFailedEvent).error, asyncio.CancelledError)
 
 
-async def test_a_stream_left_at_its_last_event_was_completed() -> None:
+async def test_a_stream_closed_at_its_last_event_is_completed() -> None:
     container, journal = container_with("a b c")
     async with container:
         stream: Any = container.get(Assistant).events("Go")
@@ -419,7 +419,7 @@ async def test_a_stream_left_at_its_last_event_was_completed() -> None:
     assert "ServiceFailed" not in journal.names
 
 
-async def test_a_stream_without_an_end_has_failed() -> None:
+async def test_a_stream_without_an_end_is_a_failure() -> None:
     class Endless:
         async def chat(self, request: ChatRequest) -> ChatResponse:
             raise AssertionError
@@ -441,7 +441,7 @@ async def test_a_stream_without_an_end_has_failed() -> None:
 
 
 @pytest.mark.parametrize("name", ["where", "where_on_a_worker", "where_on_a_thread"])
-async def test_what_a_listener_sets_is_seen_by_the_tool_wherever_it_runs(name: str) -> None:
+async def test_tools_see_context_variables_of_listeners_on_any_thread(name: str) -> None:
     container, _ = container_with(tool_call(name), "done", listeners=(Marks(),))
     async with container:
         result = await container.get(Assistant).ask("Go")
@@ -450,7 +450,7 @@ async def test_what_a_listener_sets_is_seen_by_the_tool_wherever_it_runs(name: s
     assert mark.get() == "outside"
 
 
-async def test_tools_that_run_together_see_their_own() -> None:
+async def test_concurrent_tools_see_separate_context_variables() -> None:
     calls = AiMessage(
         tool_execution_requests=[tool_call("where"), tool_call("where_on_a_worker"), tool_call("where_on_a_thread")]
     )
@@ -476,7 +476,7 @@ async def test_a_synchronous_service_on_a_thread(name: str) -> None:
     assert answer == f"outside/Assistant/{name}"
 
 
-async def test_a_nested_service_sees_the_tool_it_is() -> None:
+async def test_a_nested_service_sees_the_context_of_its_tool() -> None:
     model_replies = (
         tool_call("consult", {"question": "why"}),
         tool_call("where_on_a_worker"),
@@ -490,7 +490,7 @@ async def test_a_nested_service_sees_the_tool_it_is() -> None:
     assert answer == "outside/Front/consult/Assistant/where_on_a_worker"
 
 
-async def test_the_reader_of_a_stream_never_sees_what_a_listener_set() -> None:
+async def test_the_reader_of_a_stream_does_not_see_context_variables_of_listeners() -> None:
     container, _ = container_with(tool_call("where"), "a b c", listeners=(Marks(),))
     async with container:
         seen = [mark.get() async for _ in container.get(Assistant).texts("Go")]
@@ -499,7 +499,9 @@ async def test_the_reader_of_a_stream_never_sees_what_a_listener_set() -> None:
     assert mark.get() == "outside"
 
 
-async def test_a_stream_that_is_left_or_dropped_is_undone_in_its_own_context(caplog: pytest.LogCaptureFixture) -> None:
+async def test_listeners_can_reset_context_variables_of_closed_and_dropped_streams(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     marks = Marks()
     container, _ = container_with("a b c", "a b c", listeners=(marks,))
     async with container:
@@ -530,7 +532,7 @@ def test_synchronous_code_receives_events_on_the_loop_of_the_container() -> None
 # --- who listens
 
 
-async def test_listeners_are_found_at_each_start_with_what_they_need() -> None:
+async def test_listeners_are_created_with_their_dependencies_at_each_start() -> None:
     made: list[EventListener] = []
 
     @application_scoped
@@ -551,7 +553,7 @@ async def test_listeners_are_found_at_each_start_with_what_they_need() -> None:
     assert len(made) == 2
 
 
-async def test_a_listener_that_cannot_listen_is_a_problem_at_start() -> None:
+async def test_listeners_with_an_invalid_scope_are_reported_at_startup() -> None:
     @request_scoped
     class OfARequest(EventListener):
         def on_event(self, event: InvocationEvent) -> None: ...
@@ -592,14 +594,14 @@ async def test_tools_called_outside_of_services_send_events() -> None:
 # --- the id
 
 
-def test_an_invocation_id_goes_with_its_context_to_another_process() -> None:
+def test_another_process_receives_the_invocation_id() -> None:
     context = InvocationContext(Assistant, "ask", outer_invocation_id="outer")
     there = pickle.loads(pickle.dumps(context))
 
     assert (there.invocation_id, there.outer_invocation_id) == (context.invocation_id, "outer")
 
 
-def test_ids_are_different_on_all_threads() -> None:
+def test_invocation_ids_are_unique_across_threads() -> None:
     made: list[str] = []
 
     def make() -> None:

@@ -42,7 +42,7 @@ def written() -> io.StringIO:
     root.removeHandler(handler)
 
 
-async def test_a_line_break_in_a_request_s_path_forges_no_log_line(written: io.StringIO) -> None:
+async def test_a_line_break_in_a_request_path_does_not_start_a_log_line(written: io.StringIO) -> None:
     app = FastAPI()
     install(app, Container(), dev_ui=True)
 
@@ -74,7 +74,7 @@ def look(at: str) -> str:
     raise ValueError(f"cannot look\n{FORGED}")
 
 
-async def test_a_model_and_a_tool_forge_no_log_line(written: io.StringIO) -> None:
+async def test_texts_of_models_and_tools_do_not_start_a_log_line(written: io.StringIO) -> None:
     model = ScriptedChatModel([tool_call("look", {"at": "x"}), tool_call(f"no\n{FORGED}"), "done"])
     service = register_ai_service(tools=look, on_unknown_tool=lambda *_: "unknown")(Desk)
     container = Container(models={"default": model}).register(service)

@@ -53,7 +53,7 @@ def container_with(*replies: Any) -> Container:
     return container.register(Maths, LoggingListener)
 
 
-async def test_each_event_is_a_record_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_event_is_logged_with_its_attributes(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "toolbox.invocations"):
         async with container_with(tool_call("add", {"a": 1, "b": 2}), "three") as container:
             await container.get(Maths).ask("one and two?")
@@ -76,7 +76,7 @@ async def test_each_event_is_a_record_with_its_facts(caplog: pytest.LogCaptureFi
     assert {each.levelno for each in records} == {logging.INFO}
 
 
-async def test_nothing_that_was_said_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_messages_arguments_and_results_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "toolbox.invocations"):
         async with container_with(tool_call("divide", {"a": 4711}), "a secret") as container:
             await container.get(Maths).ask("a private question")
@@ -87,7 +87,7 @@ async def test_nothing_that_was_said_is_logged(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("service", [Maths, ForgivingMaths])
-async def test_a_name_that_the_model_made_up_is_not_logged(
+async def test_names_of_unknown_tools_are_not_logged(
     caplog: pytest.LogCaptureFixture, service: type[Maths | ForgivingMaths]
 ) -> None:
     with caplog.at_level(logging.DEBUG, "toolbox.invocations"):
@@ -100,7 +100,7 @@ async def test_a_name_that_the_model_made_up_is_not_logged(
     assert "UnknownToolError" in str(records)
 
 
-async def test_what_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failures_are_logged_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "toolbox.invocations"):
         async with container_with(tool_call("divide", {"a": 1}), ValueError("down")) as container:
             with pytest.raises(ValueError, match="down"):
@@ -111,7 +111,7 @@ async def test_what_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None
     assert [each.event for each in warned] == ["tool_executed", "model_failed", "service_failed"]
 
 
-async def test_the_program_s_own_records_name_the_invocation_and_the_tool(caplog: pytest.LogCaptureFixture) -> None:
+async def test_records_of_the_program_have_the_invocation_and_tool(caplog: pytest.LogCaptureFixture) -> None:
     caplog.handler.addFilter(here := InvocationLogFilter())
     try:
         with caplog.at_level(logging.INFO):

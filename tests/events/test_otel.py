@@ -242,7 +242,7 @@ def last_result(request: Any) -> str:
 # --- what spans say
 
 
-async def test_a_call_is_a_span_with_those_of_its_models_and_tools_inside(telemetry: Telemetry) -> None:
+async def test_the_span_of_a_call_contains_those_of_models_and_tools(telemetry: Telemetry) -> None:
     async with container_with(telemetry, tool_call("look", id="c1"), "done") as container:
         await container.get(Assistant).ask("Go")
 
@@ -272,7 +272,7 @@ async def test_a_call_is_a_span_with_those_of_its_models_and_tools_inside(teleme
     assert {each.status.status_code for each in telemetry.spans} == {StatusCode.UNSET}
 
 
-async def test_a_model_behind_http_is_named_with_its_server_and_what_it_was_asked(telemetry: Telemetry) -> None:
+async def test_the_span_of_a_model_request_has_the_server_and_parameters(telemetry: Telemetry) -> None:
     usage = {
         "prompt_tokens": 11,
         "completion_tokens": 7,
@@ -318,7 +318,7 @@ async def test_a_model_behind_http_is_named_with_its_server_and_what_it_was_aske
     assert SECRET not in telemetry.text
 
 
-async def test_a_streaming_request_tells_the_time_to_its_first_chunk(telemetry: Telemetry) -> None:
+async def test_the_span_of_a_streaming_request_has_the_time_to_the_first_chunk(telemetry: Telemetry) -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 2}
     reply = stream(chunk({"content": "a"}), chunk({"content": "b"}, "stop"), {"id": "x", "choices": [], "usage": usage})
     async with serving([reply]) as server:
@@ -348,14 +348,14 @@ async def test_a_streaming_request_tells_the_time_to_its_first_chunk(telemetry: 
         ("https://notgroq.com", "openai", 443),
     ],
 )
-def test_a_provider_is_known_by_its_address(base_url: str, provider: str, port: int) -> None:
+def test_the_provider_is_derived_from_the_base_url(base_url: str, provider: str, port: int) -> None:
     said = model_attributes(OpenAiChatModel("m", base_url, "k"))
 
     assert said["gen_ai.provider.name"] == provider
     assert said["server.port"] == port
 
 
-def test_a_model_of_ones_own_says_who_it_is() -> None:
+def test_custom_models_describe_themselves() -> None:
     class Own(ScriptedChatModel):
         model = "tiny"
         provider_name = "own"
@@ -368,7 +368,7 @@ def test_a_model_of_ones_own_says_who_it_is() -> None:
     assert model_attributes(ScriptedChatModel([]))["gen_ai.provider.name"] == "ScriptedChatModel"
 
 
-def test_of_models_with_a_fallback_the_first_is_named_but_no_server() -> None:
+def test_models_with_a_fallback_are_described_by_the_first_without_a_server() -> None:
     first, other = OpenAiChatModel("m", "http://localhost:1", "k"), ScriptedChatModel([])
 
     assert model_attributes(FallbackModel((first, other))) == {
@@ -382,14 +382,14 @@ def test_of_models_with_a_fallback_the_first_is_named_but_no_server() -> None:
 
 
 @pytest.mark.parametrize("name", ["look", "look_on_a_worker", "look_on_a_thread"])
-async def test_a_tool_s_span_is_current_wherever_it_runs(telemetry: Telemetry, name: str) -> None:
+async def test_the_span_of_a_tool_is_current_on_any_thread(telemetry: Telemetry, name: str) -> None:
     async with container_with(telemetry, tool_call(name), last_result) as container:
         answer = await container.get(Assistant).ask("Go")
 
     assert answer == id_of(telemetry.span(f"execute_tool {name}"))
 
 
-async def test_what_a_program_traces_itself_lies_inside_and_outside(telemetry: Telemetry) -> None:
+async def test_spans_of_the_program_are_nested_correctly(telemetry: Telemetry) -> None:
     @tool
     def count() -> int:
         with telemetry.tracer.start_as_current_span("counting"):
@@ -417,7 +417,7 @@ async def test_what_a_program_traces_itself_lies_inside_and_outside(telemetry: T
     ]
 
 
-async def test_a_service_called_as_a_tool_lies_inside_that_tool(telemetry: Telemetry) -> None:
+async def test_the_span_of_a_service_called_as_a_tool_is_inside_the_tool(telemetry: Telemetry) -> None:
     replies = (tool_call("consult", {"question": "why"}), tool_call("look_on_a_worker"), "because", "so")
     async with container_with(telemetry, *replies) as container:
         await container.get(Front).ask("Go")
@@ -434,7 +434,7 @@ async def test_a_service_called_as_a_tool_lies_inside_that_tool(telemetry: Telem
     ]
 
 
-async def test_tools_that_run_together_have_each_its_own_span(telemetry: Telemetry) -> None:
+async def test_concurrent_tools_have_separate_spans(telemetry: Telemetry) -> None:
     names = ("look", "look_on_a_worker", "look_on_a_thread")
     calls = AiMessage(tool_execution_requests=[tool_call(name) for name in names])
     seen: list[str] = []
@@ -475,7 +475,7 @@ async def test_concurrent_calls_are_separate_traces(telemetry: Telemetry) -> Non
 
 
 @pytest.mark.parametrize("name", ["look", "look_on_a_worker"])
-async def test_a_synchronous_call_lies_inside_its_caller_s_span(telemetry: Telemetry, name: str) -> None:
+async def test_the_span_of_a_synchronous_call_is_inside_the_span_of_its_caller(telemetry: Telemetry, name: str) -> None:
     async with container_with(telemetry, tool_call(name), last_result) as container:
 
         def caller() -> str:
@@ -491,7 +491,7 @@ async def test_a_synchronous_call_lies_inside_its_caller_s_span(telemetry: Telem
     assert telemetry.tree[:2] == ["caller", "  invoke_agent Assistant"]
 
 
-def test_from_synchronous_code_with_a_loop_of_the_container_s_own(telemetry: Telemetry) -> None:
+def test_synchronous_code_is_traced_with_the_loop_of_the_container(telemetry: Telemetry) -> None:
     replies = (tool_call("look_on_a_worker"), "done")
     with container_with(telemetry, *replies) as container, telemetry.tracer.start_as_current_span("caller"):
         container.get(Assistant).ask_and_wait("Go")
@@ -499,7 +499,7 @@ def test_from_synchronous_code_with_a_loop_of_the_container_s_own(telemetry: Tel
     assert telemetry.tree[:2] == ["caller", "  invoke_agent Assistant"]
 
 
-async def test_the_reader_of_a_stream_sees_its_own_span_only(telemetry: Telemetry) -> None:
+async def test_the_reader_of_a_stream_keeps_its_current_span(telemetry: Telemetry) -> None:
     async with container_with(telemetry, tool_call("look"), "a b c") as container:
         with telemetry.tracer.start_as_current_span("reader") as reader:
             async for _ in container.get(Assistant).texts("Go"):
@@ -518,7 +518,7 @@ async def test_the_reader_of_a_stream_sees_its_own_span_only(telemetry: Telemetr
     ]
 
 
-async def test_what_a_tool_leaves_current_does_not_stay_so(telemetry: Telemetry) -> None:
+async def test_a_span_that_a_tool_leaves_current_is_reset(telemetry: Telemetry) -> None:
     @tool
     async def forget() -> str:
         context.attach(trace.set_span_in_context(telemetry.tracer.start_span("forgotten")))
@@ -577,7 +577,7 @@ async def test_a_request_of_a_web_application_is_the_parent(telemetry: Telemetry
     ]
 
 
-async def test_a_rest_client_s_request_carries_the_span_of_the_tool(telemetry: Telemetry) -> None:
+async def test_rest_clients_send_the_span_of_the_tool(telemetry: Telemetry) -> None:
     server = Server()
     server.answer("sunny")
 
@@ -717,7 +717,7 @@ async def test_a_cancelled_call_ends_its_spans_without_an_error_status(telemetry
         assert telemetry.span(name).attributes["error.type"] == "asyncio.exceptions.CancelledError"
 
 
-async def test_a_call_that_is_late_has_failed(telemetry: Telemetry) -> None:
+async def test_a_late_call_has_an_error_status(telemetry: Telemetry) -> None:
     async with container_with(telemetry, tool_call("wait")) as container:
         with pytest.raises(InvocationTimeoutError):
             await container.get(Hasty).ask("Go")
@@ -729,7 +729,7 @@ async def test_a_call_that_is_late_has_failed(telemetry: Telemetry) -> None:
 
 
 @pytest.mark.parametrize("how", ["left", "dropped"])
-async def test_a_stream_that_is_left_or_dropped_ends_its_spans(telemetry: Telemetry, how: str) -> None:
+async def test_closed_and_dropped_streams_end_their_spans(telemetry: Telemetry, how: str) -> None:
     async with container_with(telemetry, "a b c") as container:
         stream: Any = container.get(Assistant).texts("Go")
         await anext(stream)
@@ -742,7 +742,7 @@ async def test_a_stream_that_is_left_or_dropped_ends_its_spans(telemetry: Teleme
     assert {each.attributes["error.type"] for each in telemetry.spans} == {"asyncio.exceptions.CancelledError"}
 
 
-def test_what_ends_in_another_context_than_it_began_in_leaves_both_as_they_are(telemetry: Telemetry) -> None:
+def test_ending_in_another_context_changes_neither_context(telemetry: Telemetry) -> None:
     """As when a coroutine is closed from outside."""
     listener, invocation = telemetry.listener(), InvocationContext(Assistant, "ask")
     elsewhere = contextvars.copy_context()
@@ -773,7 +773,7 @@ async def test_spans_end_even_if_recording_fails(telemetry: Telemetry, caplog: p
 # --- content
 
 
-async def test_nothing_that_was_said_is_in_a_span_or_a_metric(telemetry: Telemetry) -> None:
+async def test_spans_and_metrics_contain_no_content_by_default(telemetry: Telemetry) -> None:
     reply = ChatResponse(AiMessage(SECRET, reasoning=SECRET), TokenUsage(1, 1), FinishReason.STOP)
     calls = tool_call("look", {"n": 1, "extra": SECRET})
     async with container_with(telemetry, calls, reply) as container:
@@ -784,7 +784,7 @@ async def test_nothing_that_was_said_is_in_a_span_or_a_metric(telemetry: Telemet
     assert "Be brief." not in telemetry.text
 
 
-async def test_what_was_said_is_in_the_spans_where_it_is_wanted(telemetry: Telemetry) -> None:
+async def test_spans_contain_content_if_it_is_enabled(telemetry: Telemetry) -> None:
     async with container_with(telemetry, tool_call("look", {"n": 1}, id="c1"), "done", content=True) as container:
         await container.get(Assistant).remember("s", "Go")
 
@@ -805,7 +805,7 @@ async def test_what_was_said_is_in_the_spans_where_it_is_wanted(telemetry: Telem
     assert json.loads(service.attributes["gen_ai.output.messages"])[0]["parts"] == [{"type": "text", "content": "done"}]
 
 
-async def test_the_text_of_an_error_is_content(telemetry: Telemetry) -> None:
+async def test_error_texts_are_recorded_as_content(telemetry: Telemetry) -> None:
     async with container_with(telemetry, tool_call("fail"), "done", content=True) as container:
         await container.get(Assistant).ask("Go")
 
@@ -826,7 +826,7 @@ async def test_the_text_of_an_error_is_content(telemetry: Telemetry) -> None:
         ("true", True),
     ],
 )
-async def test_the_environment_says_whether_content_is_wanted(
+async def test_an_environment_variable_enables_content(
     telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch, value: str, wanted: bool
 ) -> None:
     monkeypatch.setenv(VARIABLE, value)
@@ -836,7 +836,7 @@ async def test_the_environment_says_whether_content_is_wanted(
     assert (SECRET in telemetry.text) is wanted
 
 
-async def test_the_program_has_the_last_word_on_content(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_capture_content_overrides_the_environment(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "span_only")
     async with container_with(telemetry, SECRET, content=False) as container:
         await container.get(Assistant).ask("Go")
@@ -844,7 +844,7 @@ async def test_the_program_has_the_last_word_on_content(telemetry: Telemetry, mo
     assert SECRET not in telemetry.text
 
 
-def test_an_image_is_named_and_its_bytes_are_left_out() -> None:
+def test_images_are_recorded_without_their_bytes() -> None:
     said = input_content(
         (
             SystemMessage("Look."),
@@ -867,7 +867,7 @@ def test_an_image_is_named_and_its_bytes_are_left_out() -> None:
 # --- metrics
 
 
-async def test_calls_requests_and_tools_are_measured(telemetry: Telemetry) -> None:
+async def test_calls_requests_and_tools_have_metrics(telemetry: Telemetry) -> None:
     reply = ChatResponse(AiMessage("done"), TokenUsage(300, 20), FinishReason.STOP, model="m-2026")
     async with container_with(telemetry, tool_call("look"), tool_call("fail"), reply) as container:
         await container.get(Assistant).ask("Go")
@@ -897,7 +897,7 @@ async def test_calls_requests_and_tools_are_measured(telemetry: Telemetry) -> No
 # --- where the providers come from
 
 
-async def test_providers_may_be_beans_and_the_listener_is_one_by_its_class(telemetry: Telemetry) -> None:
+async def test_providers_can_be_beans_and_the_listener_is_registered_by_its_class(telemetry: Telemetry) -> None:
     container = Container(models={"default": ScriptedChatModel(["done"])}).register(Assistant, OpenTelemetryListener)
     container.register_instance(telemetry.tracers).register_instance(telemetry.meters)
     async with container:
@@ -907,7 +907,7 @@ async def test_providers_may_be_beans_and_the_listener_is_one_by_its_class(telem
     assert len(telemetry.points("gen_ai.invoke_agent.duration")) == 1
 
 
-async def test_where_nothing_traces_all_works_and_a_trace_from_outside_passes_through() -> None:
+async def test_without_a_tracer_calls_work_and_propagate_outer_traces() -> None:
     container = Container(models={"default": ScriptedChatModel([tool_call("look"), last_result])})
     outside = trace.NonRecordingSpan(trace.SpanContext(7, 9, is_remote=True, trace_flags=trace.TraceFlags(1)))
     async with container.register(Assistant, OpenTelemetryListener):
@@ -915,7 +915,7 @@ async def test_where_nothing_traces_all_works_and_a_trace_from_outside_passes_th
             assert await container.get(Assistant).ask("Go") == f"{9:016x}"
 
 
-async def test_a_trace_that_is_not_sampled_says_nothing_and_is_still_measured() -> None:
+async def test_unsampled_traces_are_measured_but_not_recorded() -> None:
     telemetry = Telemetry(sampler=ALWAYS_OFF)
     async with container_with(telemetry, tool_call("look"), "done", content=True) as container:
         await container.get(Assistant).ask("Go")

@@ -144,7 +144,7 @@ class McpSession:
             self._leave.set()
             if not self._opened.done():
                 self._opened.set_exception(McpConnectionError(self._name, reason))
-                self._opened.exception()  # mark it as retrieved: perhaps nobody waits any more
+                self._opened.exception()  # mark it as retrieved, because possibly no call waits for it
 
     async def _new_client(self, stack: AsyncExitStack) -> Any:
         try:
