@@ -408,11 +408,11 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         IllegalConfigurationError,
         "Loans.session: no bean provides AsyncSession; register toolbox.sql.session,",
     ),
-    (no_database, IllegalConfigurationError, "no database is named; set TOOLBOX_SQL__URL"),
+    (no_database, IllegalConfigurationError, "missing database URL; set TOOLBOX_SQL__URL"),
     (
         an_address_that_is_none,
         IllegalConfigurationError,
-        "the database's address: it is no URL; write one such as sqlite:///shop.db",
+        "the database URL: invalid URL; use a URL such as sqlite:///shop.db",
     ),
     (a_producer_without_parentheses, TypeError, "write @produces() or @produces(scope=…) above application"),
     (

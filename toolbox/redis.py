@@ -1,7 +1,7 @@
-"""Conversations in Redis (extra `redis`): two keys each, for the messages and for who has it at the moment.
+"""Stores conversations in Redis (extra `redis`): two keys each, for the messages and for the lease of the current call.
 
-The home of redis, which is imported absolutely: this module is `toolbox.redis`. Not here: how a lease is held
-(`toolbox.services.leases`), the messages' JSON (`toolbox.transcripts`).
+The home of the redis client. Not here: holding leases (`toolbox.services.leases`), the JSON of messages
+(`toolbox.transcripts`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["MemoryLeaseLostError", "RedisChatMemoryStore", "RedisSettings", "cli
 
 
 def _client_of(settings: ToolboxSettings) -> Redis:
-    """Return a client, which connects when it is first used. Raises `IllegalConfigurationError`."""
+    """Return a client that connects on first use. Raises `IllegalConfigurationError`."""
     example = "redis://localhost:6379/0"
     if settings.redis.url is None:
-        problem = Problem("toolbox.redis", "no server is named", f"set TOOLBOX_REDIS__URL, such as {example}")
+        problem = Problem("toolbox.redis", "missing server URL", f"set TOOLBOX_REDIS__URL, such as {example}")
         raise IllegalConfigurationError([problem])
     try:
         return Redis.from_url(settings.redis.url.get_secret_value())
     except ValueError:
         problem = Problem("toolbox.redis", "invalid Redis URL", f"set TOOLBOX_REDIS__URL to a URL such as {example}")
-    # Outside of the handler, so that no password in the URL is shown.
+    # Raised outside of the handler, because the original error may show the password.
     raise IllegalConfigurationError([problem])
 
 
@@ -52,7 +52,7 @@ def _client_problems(settings: ToolboxSettings) -> Iterator[Problem]:
 @checks_settings(_client_problems)
 @produces(scope="application")
 async def client(settings: ToolboxSettings) -> AsyncIterator[Redis]:
-    """The client of the settings' server (`TOOLBOX_REDIS__URL`), closed when the container stops."""
+    """Provide the client of the server in `TOOLBOX_REDIS__URL`; it is closed when the container stops."""
     made = _client_of(settings)
     try:
         yield made
@@ -60,7 +60,7 @@ async def client(settings: ToolboxSettings) -> AsyncIterator[Redis]:
         await made.aclose()
 
 
-# KEYS: the lease, the messages. ARGV: the token, then what is needed. 1 when the lease is the token's, else 0.
+# KEYS: lease, messages. ARGV: the token, then further values. Each script returns 1 if the token has the lease, else 0.
 _RENEW = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -84,19 +84,21 @@ return 1
 
 @application_scoped
 class RedisChatMemoryStore(ChatMemoryStore):
-    """Keeps conversations in Redis, under keys that begin with `prefix`.
+    """Stores conversations in Redis, under keys that begin with `prefix`.
 
-    A call holds a lease of `lease` seconds on its conversation, renewed while it lasts; no other process gets past it.
-    If it could not be renewed in time, the call ends with `MemoryLeaseLostError` instead of writing. A conversation is
-    forgotten `expires_after` seconds after its last call; None: never.
+        container.register(redis.client, redis.RedisChatMemoryStore)  # TOOLBOX_REDIS__URL=redis://…
+
+    A call holds a lease of `lease` seconds on its conversation and renews it until it ends; other processes wait. A
+    call whose lease was lost raises `MemoryLeaseLostError` and writes nothing. Conversations are deleted
+    `expires_after` seconds after their last call; None keeps them.
     """
 
     def __init__(
         self, client: Redis, *, lease: float = LEASE, expires_after: float | None = None, prefix: str = "toolbox"
     ) -> None:
-        if not hasattr(client, "register_script"):  # a RedisCluster, which is no Redis, has it too
+        if not hasattr(client, "register_script"):  # RedisCluster is not a subclass of Redis, but has it
             what = f"{type(client).__module__}.{type(client).__name__}"
-            raise TypeError(f"RedisChatMemoryStore takes a redis.asyncio.Redis, as redis.client makes, not a {what}")
+            raise TypeError(f"expected a redis.asyncio.Redis client such as redis.client provides, got {what}")
         if expires_after is not None and not expires_after > 0:
             raise ValueError(f"expires_after={expires_after}; use a number of seconds above 0, or None")
         self._client = client
@@ -114,7 +116,7 @@ class RedisChatMemoryStore(ChatMemoryStore):
         return messages_from_json(text) if text is not None else ()
 
     async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` when this process has lost the conversation."""
+        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` if another process has taken the conversation."""
         text, token = messages_to_json(messages), self._leases.token(key)
         if token is None:
             await self._client.set(self._keys(key)[1], text, px=self._lifetime)
@@ -122,7 +124,7 @@ class RedisChatMemoryStore(ChatMemoryStore):
             raise MemoryLeaseLostError(key.service, key.memory_id)
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
-        """See `ChatMemoryStore`. Raises as `update_messages` does."""
+        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` if another process has taken the conversation."""
         token = self._leases.token(key)
         if token is None:
             await self._client.delete(self._keys(key)[1])
@@ -130,11 +132,11 @@ class RedisChatMemoryStore(ChatMemoryStore):
             raise MemoryLeaseLostError(key.service, key.memory_id)
 
     def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[None]:
-        """Lets one caller at a time into the conversation, over all processes that use the server."""
+        """Lock the conversation for one call at a time, across all processes that use the server."""
         return self._leases.lock(key)
 
     async def stop(self) -> None:
-        """Gives back what is still held."""
+        """Release all leases that are still held."""
         await self._leases.stop()
 
     # --- leases
@@ -152,6 +154,6 @@ class RedisChatMemoryStore(ChatMemoryStore):
         await self._give_back(self._keys(key), [token])
 
     def _keys(self, key: ChatMemoryKey) -> list[str]:
-        # The braces keep both on one node of a cluster. A service's name has no colon.
+        # The braces keep both keys on one node of a cluster. Service names have no colon.
         name = f"{self._prefix}:{{{key.service}:{key.memory_id}}}"
         return [f"{name}:lease", f"{name}:messages"]

@@ -434,7 +434,7 @@ def test_what_an_extra_needs_from_the_environment_is_a_problem(
     [
         ("sqlite:///nowhere/shop.db", "nowhere"),
         ("oracle9://host/shop", "oracle9"),
-        ("shop.db", "it is no URL"),
+        ("shop.db", "invalid URL"),
         ("mysql+aiomysql://user:pa55@host/shop", "pip install aiomysql"),
     ],
 )

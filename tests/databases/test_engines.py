@@ -46,9 +46,9 @@ async def test_no_database_is_told_at_start() -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("sqlite:///nowhere/shop.db", "no folder 'nowhere'"),
+        ("sqlite:///nowhere/shop.db", "the folder 'nowhere' does not exist"),
         ("oracle9://host/shop", "the database oracle9"),
-        ("shop.db", "it is no URL"),
+        ("shop.db", "invalid URL"),
     ],
 )
 async def test_an_address_that_leads_nowhere_is_told_at_start(url: str, says: str) -> None:

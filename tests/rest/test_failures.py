@@ -79,7 +79,7 @@ async def test_a_reply_that_is_not_of_the_declared_type_says_what_is_wrong(serve
     with pytest.raises(RestDecodeError, match="name: Field required") as caught:
         await things.find("tea")
 
-    assert "Things.find: the reply is no Thing" in str(caught.value)
+    assert "Things.find: the reply is not a valid Thing" in str(caught.value)
     assert caught.value.status == 200
     assert "title" in caught.value.body
     assert isinstance(caught.value, RestClientError)

@@ -247,7 +247,7 @@ async def test_a_server_is_found_from_where_the_document_is(server, servers, pat
 
 
 def test_a_choice_that_means_nothing_is_told() -> None:
-    with pytest.raises(IllegalConfigurationError, match="include='getDog' means no operation; there are getPet"):
+    with pytest.raises(IllegalConfigurationError, match="include='getDog' matches no operation; use one of: getPet"):
         tools_from_openapi(STORE, "http://127.0.0.1:1", include=["getPet", "getDog"])
 
 

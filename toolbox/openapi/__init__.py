@@ -1,4 +1,4 @@
-"""Tools of a published OpenAPI document (extra `openapi`)."""
+"""Creates tools from a published OpenAPI document (extra `openapi`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reads an OpenAPI 3.x document into the operations it describes, references followed.
+"""Reads an OpenAPI 3.x document: resolves references, and converts its schemas to one dialect of JSON Schema.
 
-The home of openapi_pydantic, loaded when a document is read. Not here: schemas as models read them (`openapi.shapes`),
-tools (`openapi.operations`).
+The home of openapi_pydantic, loaded when a document is read. Not here: tools (`openapi.operations`), schemas of Python
+types (`schemas`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..schemas import DEFINITION, Schema
 _COMPONENT = "#/components/schemas/"
 _BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
 _VERBATIM = frozenset({"enum", "const", "required", "type", "examples"})
-# Keywords of OpenAPI alone, and those that give parts of a schema further names, which a document may use to mislead.
+# Keywords that only OpenAPI has, and those that name parts of a schema: documents could use them to mislead.
 _LEFT_OUT = frozenset(
     {"nullable", "xml", "externalDocs", "example", "discriminator", "deprecated", "patternProperties"}
 )
@@ -33,7 +33,7 @@ VERBS = ("get", "put", "post", "delete", "head", "patch")
 
 @dataclass(frozen=True, slots=True)
 class DocumentParameter:
-    """A parameter as the document has it; `place` is `path`, `query`, `header` or `cookie`."""
+    """A parameter in the document; `place` is `path`, `query`, `header` or `cookie`."""
 
     name: str
     place: str
@@ -47,7 +47,7 @@ class DocumentParameter:
 
 @dataclass(frozen=True, slots=True)
 class DocumentBody:
-    """A request's body: the schema of each media type it may have."""
+    """The body of a request: a schema for each supported media type."""
 
     required: bool
     schemas: Mapping[str, Mapping[str, Any]] = field(hash=False)
@@ -69,7 +69,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document: its operations, the schemas they refer to, the URL of its first server."""
+    """A document: its operations, its component schemas and the URL of its first server."""
 
     version: str
     operations: tuple[Operation, ...]
@@ -78,9 +78,9 @@ class Document:
 
 
 def read_document(source: Mapping[str, Any] | str | Path) -> Document:
-    """The document that `source` is, or that its URL, file or JSON text leads to.
+    """Read a document from a dictionary, JSON text, a file or a URL.
 
-    Raises `IllegalConfigurationError` for what is no OpenAPI 3.x document, `RestClientError` when it cannot be fetched.
+    Raises `IllegalConfigurationError` for an invalid document, `RestClientError` if it cannot be fetched.
     """
     where, raw = _load(source)
     try:
@@ -98,7 +98,7 @@ def _read(where: str, raw: dict[str, Any], source: Mapping[str, Any] | str | Pat
             f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}"
             for each in error.errors(include_url=False, include_input=False)[:3]
         )
-        raise _illegal(where, f"it is no OpenAPI 3.0 or 3.1 document ({faults})", "mend the document") from error
+        raise _illegal(where, f"invalid OpenAPI 3.0 or 3.1 document ({faults})", "correct the document") from error
     reader = _Reader(parsed, where)
     schemas = {name: _plain(each) for name, each in ((parsed.components and parsed.components.schemas) or {}).items()}
     server = _server_of(parsed.servers[0]) if raw.get("servers") else "/"
@@ -118,7 +118,7 @@ def _illegal(where: str, what: str, fix: str) -> IllegalConfigurationError:
     return IllegalConfigurationError([Problem(where, what, fix)])
 
 
-# --- getting it
+# --- loading
 
 
 class _Published(Protocol):
@@ -127,7 +127,7 @@ class _Published(Protocol):
 
 
 def _load(source: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any]]:
-    """Where the document is from, and the document."""
+    """Return a name for the source, and the parsed JSON."""
     if isinstance(source, Mapping):
         return "the OpenAPI document", dict(source)
     if isinstance(source, str) and source.lstrip().startswith("{"):
@@ -144,7 +144,7 @@ def _load(source: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any]]:
         fix = "convert it to JSON, or read it yourself and pass the dictionary"
         raise _illegal(where, f"it is not JSON ({error})", fix) from error
     if not isinstance(raw, dict):
-        raise _illegal(where, "it is no JSON object", "pass an OpenAPI 3.x document")
+        raise _illegal(where, "expected a JSON object", "pass an OpenAPI 3.x document")
     return where, raw
 
 
@@ -154,13 +154,13 @@ def _fetch(url: str) -> bytes:
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         query.setdefault(name, []).append(value)
     published = create_rest_client(_Published, url=urlunsplit((*parts[:3], "", "")), follow_redirects=True)
-    # On a thread of its own: a program may well read a document while it starts, on the thread of a loop.
+    # On a separate thread, because programs also read documents on the thread of an event loop at startup.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(published.document, query).result()
 
 
 def _server_of(server: Any) -> str:
-    """The URL of a server, its variables with their defaults."""
+    """Return the URL of a server; its variables get their defaults."""
     url: str = server.url
     for name, variable in (server.variables or {}).items():
         url = url.replace(f"{{{name}}}", variable.default)
@@ -168,7 +168,7 @@ def _server_of(server: Any) -> str:
 
 
 def _absolute(server: str, source: object) -> str | None:
-    """The URL of a server, which may be relative to that of the document."""
+    """Return the absolute URL of a server; a relative one is resolved against the URL of the document."""
     if server.startswith(("http://", "https://")):
         return server
     if isinstance(source, str) and source.startswith(("http://", "https://")):
@@ -176,17 +176,17 @@ def _absolute(server: str, source: object) -> str | None:
     return None
 
 
-# --- reading it
+# --- parsing
 
 
 def _plain(model: Any) -> dict[str, Any]:
-    """A part of the document as it was written."""
+    """Return a part of the document as it was written."""
     written: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return written
 
 
 class _Reader:
-    """Walks the library's model of a document."""
+    """Converts the library's model of a document to operations."""
 
     def __init__(self, parsed: Any, where: str) -> None:
         self._parsed, self._where = parsed, where
@@ -199,7 +199,7 @@ class _Reader:
                     yield self._operation(verb, path, item, operation)
 
     def _operation(self, verb: str, path: str, item: Any, operation: Any) -> Operation:
-        # An operation's parameter replaces that of its path with the same name and place.
+        # A parameter of an operation replaces the one of its path with the same name and place.
         parameters: dict[tuple[str, str], DocumentParameter] = {}
         for each in (*(item.parameters or ()), *(operation.parameters or ())):
             parameter = self._parameter(self._resolved(each))
@@ -239,15 +239,15 @@ class _Reader:
         return DocumentBody(body.required, schemas, body.description)
 
     def _resolved(self, part: Any) -> Any:
-        """What a reference to one of the document's components means."""
+        """Return a part, or the component that it refers to. Raises `IllegalConfigurationError`."""
         seen: set[str] = set()
         while (reference := getattr(part, "ref", None)) is not None:
             kind, _, name = reference.removeprefix("#/components/").partition("/")
             name = unquote(name).replace("~1", "/").replace("~0", "~")
             components = getattr(self._parsed.components, kind, None) or {}
             if reference in seen or not reference.startswith("#/components/") or name not in components:
-                what = f"the reference {reference!r} leads nowhere"
-                raise _illegal(self._where, what, "put what it means into the document's components")
+                what = f"unknown reference {reference!r}"
+                raise _illegal(self._where, what, "add it to the document's components")
             seen.add(reference)
             part = components[name]
         return part
@@ -257,13 +257,13 @@ class _Reader:
 
 
 def request_schema(schema: Mapping[str, Any]) -> Schema:
-    """Return the schema of something that is sent as a JSON schema; parts that only replies have are left out."""
+    """Return the JSON schema of a sent value; read-only properties are omitted."""
     converted: Schema = _converted(schema)
     return converted
 
 
 def declared_properties(schema: object, definitions: Mapping[str, Any]) -> set[str]:
-    """Return the names of the properties that a schema declares, also in what it refers to and in its alternatives."""
+    """Return the names of all properties of a schema, also in its references and alternatives."""
     declared: set[str] = set()
     seen: set[str] = set()
     waiting = [schema]
@@ -306,7 +306,7 @@ def _is_read_only(schema: object) -> bool:
 
 
 def _bounds(schema: dict[str, Any]) -> None:
-    """In OpenAPI 3.0 an exclusive bound is said by a flag beside the bound."""
+    """Convert exclusive bounds of OpenAPI 3.0, which are flags beside the bound."""
     for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(schema.get(flag), bool) and schema.pop(flag) and bound in schema:
             schema[flag] = schema.pop(bound)

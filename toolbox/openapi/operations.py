@@ -1,6 +1,6 @@
-"""Makes tools of a document's operations: a specification for the model, an executor that sends the request.
+"""Creates tools from the operations of a document: a specification for the model, an executor that sends the request.
 
-A document is untrusted: what it says must not move a request, or its credentials, to another place. Not here: reading
+Documents are untrusted: they must not redirect a request or its credentials to another place. Not here: reading
 the document (`openapi.document`), validating arguments (`openapi.validation`), building and sending requests (`rest`).
 """
 
@@ -45,8 +45,8 @@ _NAME = re.compile(r"[^A-Za-z0-9_-]+")
 _NOT_IN_PATHS = re.compile(r"[\x00-\x20\x7f\\?#]")
 _SEPARATORS = {"spaceDelimited": " ", "pipeDelimited": "|"}
 _PLACES = {"path": Place.PATH, "query": Place.QUERY, "header": Place.HEADER, "cookie": Place.COOKIE}
-# OpenAPI says that the first three are ignored: they follow from the body and the credentials. The others would set
-# cookies or change how the request is sent.
+# OpenAPI ignores the first three: the body and the credentials determine them. The others would set cookies or change
+# how the request is sent.
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization", "accept-encoding", "cookie", "set-cookie"})
 _IGNORED_HEADERS |= {"proxy-authorization", *PROTECTED_HEADERS}
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
@@ -59,23 +59,26 @@ def tools_from_openapi(
     include: Include | None = None,
     **settings: Any,
 ) -> dict[ToolSpecification, ToolExecutor]:
-    """A tool for each operation of an OpenAPI 3.0 or 3.1 document: a dictionary, JSON text, a file, or a URL.
+    """Create a tool for each operation of an OpenAPI 3.0 or 3.1 document.
 
-    A URL is fetched here and now. `base_url` is where requests go, by default the document's first server; credentials
-    are only sent to a `base_url`: with any in `settings` it is required. `include`
-    chooses operations: patterns for the operation's id, tool name, tag or `"GET /path"`, each of which has to mean one,
-    or a predicate. `settings` are those of `rest.rest_settings` (`bearer_token`, `headers`, `timeout`, `retries`, …).
-    Operations whose body is neither JSON, a form nor text are left out. Raises `IllegalConfigurationError`.
+        tools = tools_from_openapi("pets.json", base_url="https://pets.example", include=["getPet", "GET /pets"])
+
+    `document` is a dictionary, JSON text, the path of a file, or a URL, which is fetched at once. Requests go to
+    `base_url`, by default to the first server in the document. `base_url` is required if `settings` contain
+    credentials. `include` selects operations with a predicate, or with patterns for operation ids, tool names, tags or
+    `"GET /path"`; each pattern must match an operation. `settings` are those of `rest.rest_settings` (`bearer_token`,
+    `headers`, `timeout` in seconds, `retries`, …). Operations whose body is neither JSON, a form nor text are skipped.
+    Raises `IllegalConfigurationError` for an invalid document or setting, `RestClientError` if it cannot be fetched.
     """
     read = read_document(document)
     url = base_url or read.server
     if not url:
         raise IllegalConfigurationError(
-            [Problem("tools_from_openapi", "the document names no server", "pass base_url=")]
+            [Problem("tools_from_openapi", "the document has no server URL", "pass base_url=")]
         )
     given = rest_settings("openapi", url=url, **settings)
     if not base_url and (named := _credentials(given)):
-        what = f"{named} would go to {shown_url(url)}, which only the document names"
+        what = f"{named} would go to {shown_url(url)}, which only the document specifies"
         fix = "pass base_url= to say where credentials go"
         raise IllegalConfigurationError([Problem("tools_from_openapi", what, fix)])
     exchange = standalone_exchange("tools_from_openapi", given)
@@ -92,14 +95,14 @@ def tools_from_openapi(
     tools: dict[ToolSpecification, ToolExecutor] = {}
     for operation, plan in planned:
         if plan is None:
-            logger.info("%s %s is left out: its body has no form a model could write", operation.verb, operation.path)
+            logger.info("%s %s is skipped: its body is neither JSON, a form nor text", operation.verb, operation.path)
         else:
             tools[plan.specification] = _executor(plan, exchange)
     return tools
 
 
 def _credentials(given: KeySettings) -> str | None:
-    """Return the name of a setting that a stranger's server must not get, if there is one."""
+    """Return the name of a setting that must not be sent to a server of an untrusted document, if there is one."""
     settings = given.settings
     found = {
         "bearer_token": settings.bearer_token,
@@ -116,7 +119,7 @@ def _credentials(given: KeySettings) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class OwnNames:
-    """The names of headers (in lower case) and query parameters that the settings set, and no argument may."""
+    """Names of headers (in lower case) and query parameters that the settings set: arguments must not set them."""
 
     headers: frozenset[str]
     query: frozenset[str]
@@ -129,7 +132,7 @@ def _own_names(endpoint: RestEndpoint) -> OwnNames:
 
 
 def _problems(operation: Operation, plan: OperationPlan | None) -> Iterator[Problem]:
-    """Yield what keeps an operation from being a tool."""
+    """Yield the problems of an operation."""
     where, path = f"{operation.verb} {brief(operation.path)}", operation.path
     if not path.startswith("/") or path.startswith("//") or _NOT_IN_PATHS.search(path):
         fix = "check where the document is from: a path starts with one '/' and has no query, fragment or backslash"
@@ -145,11 +148,11 @@ def _problems(operation: Operation, plan: OperationPlan | None) -> Iterator[Prob
             yield Problem(where, f"invalid name of a {each.place}: {brief(each.name)!r}", "correct the document")
     if plan is not None:
         for reference in sorted(plan.unknown_references):
-            yield Problem(where, f"the reference {brief(reference)!r} leads nowhere", "put it into the components")
+            yield Problem(where, f"the reference {brief(reference)!r} is unknown", "add it to the components")
 
 
 def _chosen(operations: tuple[Operation, ...], include: Include | None) -> Iterator[tuple[str, Operation]]:
-    """The operations that are to be tools, with the tools' names. Raises `IllegalConfigurationError`."""
+    """Yield name and operation of each selected tool. Raises `IllegalConfigurationError`."""
     named: dict[str, Operation] = {}
     for operation in operations:
         named[_unique(_tool_name(operation), named)] = operation
@@ -158,15 +161,17 @@ def _chosen(operations: tuple[Operation, ...], include: Include | None) -> Itera
         return
     patterns = (include,) if isinstance(include, str) else tuple(include)
     for pattern in patterns:
-        if not any(_is_meant(name, each, pattern) for name, each in named.items()):
+        if not any(_matches_pattern(name, each, pattern) for name, each in named.items()):
             problem = Problem(
-                "tools_from_openapi", f"include={pattern!r} means no operation", f"there are {', '.join(named)}"
+                "tools_from_openapi", f"include={pattern!r} matches no operation", f"use one of: {', '.join(named)}"
             )
             raise IllegalConfigurationError([problem])
-    yield from ((name, each) for name, each in named.items() if any(_is_meant(name, each, one) for one in patterns))
+    yield from (
+        (name, each) for name, each in named.items() if any(_matches_pattern(name, each, one) for one in patterns)
+    )
 
 
-def _is_meant(name: str, operation: Operation, pattern: str) -> bool:
+def _matches_pattern(name: str, operation: Operation, pattern: str) -> bool:
     words = (operation.operation_id or name, name, f"{operation.verb} {operation.path}", *operation.tags)
     return any(fnmatch.fnmatchcase(word, pattern) for word in words)
 
@@ -187,7 +192,7 @@ def _unique(name: str, taken: set[str] | Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of the tool: the name the model uses, and how its value is put into the request."""
+    """One argument of the tool: its name for the model, and how its value is sent."""
 
     name: str
     required: bool
@@ -197,7 +202,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class OperationPlan:
-    """Everything a call of an operation needs."""
+    """All that a call of an operation needs."""
 
     specification: ToolSpecification
     request: RequestPlan
@@ -272,7 +277,7 @@ def _described(schema: dict[str, Any], description: str | None) -> dict[str, Any
 
 def _argument(visible: str, parameter: DocumentParameter, declared: set[str]) -> Argument:
     place = _PLACES[parameter.place]
-    # A query parameter may become several, or get another name: it is sent as the fields of what `put` makes of it.
+    # A query parameter may become several, or get another name: `put` returns the fields to send.
     plan = ParameterPlan(visible, place, parameter.name, spread=place is Place.QUERY)
     return Argument(visible, parameter.required, lambda value: _styled(parameter, value, declared), plan)
 
@@ -287,7 +292,7 @@ def _only_declared(value: Mapping[str, Any], declared: set[str]) -> Mapping[str,
 
 
 def _styled(parameter: DocumentParameter, value: Any, declared: set[str]) -> Any:
-    """The value as the parameter's style writes it; of a query parameter, the fields it gives."""
+    """Return the value in the style of the parameter; for a query parameter, the fields to send."""
     text = _text(parameter, value)
     if parameter.place != "query":
         return text
@@ -301,7 +306,7 @@ def _styled(parameter: DocumentParameter, value: Any, declared: set[str]) -> Any
 
 
 def _text(parameter: DocumentParameter, value: Any) -> Any:
-    """A value as one text; a list that is sent by repeating the parameter stays one."""
+    """Return a value as one text; a list that repeats the parameter stays a list."""
     if parameter.media_type is not None:
         return compact_json(value)
     if isinstance(value, list):
@@ -319,7 +324,7 @@ def _word(value: Any) -> str:
 
 
 def _media_type(body: DocumentBody) -> str | None:
-    """The media type in which a model's value is sent: JSON before a form before text."""
+    """Return the media type to send: JSON is preferred to a form, and a form to text."""
     wanted = (r"application/json\b.*", r".*\+json\b.*", r"application/x-www-form-urlencoded\b.*", r"text/.*", r"\*/\*")
     for pattern in wanted:
         for media_type in body.schemas:
@@ -331,7 +336,7 @@ def _media_type(body: DocumentBody) -> str | None:
 def _body_argument(visible: str, body: DocumentBody, media_type: str, declared: set[str]) -> Argument:
     if media_type.startswith("application/x-www-form-urlencoded"):
         plan = ParameterPlan(visible, Place.FORM, visible, True)
-        # A form without declared fields is free.
+        # A form without declared fields accepts any.
         return Argument(visible, body.required, lambda value: _only_declared(value, declared or set(value)), plan)
     sent_as = "application/json" if media_type == "*/*" else media_type
     plan = ParameterPlan(visible, Place.BODY, visible, mark=Body(sent_as))
@@ -365,7 +370,7 @@ def _values(
     missing = [each.name for each in plan.arguments if each.required and each.name not in given]
     if missing:
         raise ToolArgumentsError(request, [(name, "this argument is required") for name in missing])
-    # Null leaves out an argument that may be left out.
+    # Null omits an optional argument.
     values = {
         each.name: given[each.name]
         for each in plan.arguments
@@ -381,7 +386,7 @@ def _values(
 
 
 def _value(response: Response[bytes]) -> object:
-    """What the model is told of a reply: JSON as a value, text as text, an image as one."""
+    """Return the tool result for a reply: a JSON value, text, or an image."""
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not response.body:
         return None

@@ -19,7 +19,7 @@ from ..validation_text import SHOWN, brief
 
 
 class ArgumentsValidator:
-    """Finds what is wrong with the arguments of calls of one tool."""
+    """Validates the arguments of calls of one tool."""
 
     def __init__(self, specification: ToolSpecification) -> None:
         self._specification = specification
@@ -49,7 +49,7 @@ class ArgumentsValidator:
             what = f"invalid schema of the arguments: {brief(getattr(error, 'message', 'nested too deeply'))}"
             problem = Problem(f"tool {self._specification.name}", what, "correct the OpenAPI document")
             raise IllegalConfigurationError([problem]) from None
-        # With a registry of its own a validator fetches nothing that a schema refers to.
+        # With an empty registry, the validator does not fetch references.
         return _validator_class()(schema, registry=referencing.Registry())
 
 
@@ -76,9 +76,9 @@ def _validator_class() -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=256)
 def _matches(pattern: str) -> Callable[[str], bool]:
-    """Return a check by an engine whose time is linear: a document's pattern could keep Python's busy for ever.
+    """Return a check with a linear-time engine: a document's pattern could block Python's engine for ever.
 
-    A pattern that this engine does not know is left to the server to check.
+    Patterns that this engine does not support are left to the server.
     """
     try:
         validator = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))

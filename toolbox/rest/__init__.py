@@ -1,4 +1,4 @@
-"""REST clients: a Protocol or an ABC whose marked methods send HTTP requests."""
+"""REST clients: a Protocol or an ABC whose decorated methods send HTTP requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Builds a request from a plan, the values of a call and an endpoint: pure, and the same for every kind of method.
+"""Builds a request from a plan, the values of a call and an endpoint, without I/O.
 
-Beside everything that is sent stands the form in which it may be shown. Not here: computing values (`exchange`), the
-HTTP library's request (`connections`).
+For each sent text it also builds the text that logs and errors may show. Not here: computing values (`exchange`), the
+request of the HTTP library (`connections`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Outgoing:
-    """A request that is ready to be sent, once or several times.
+    """A request that is ready to be sent, once or more often.
 
-    `secrets` are values in it that no error may show; `open_headers` the lower-case names of headers that may be shown.
-    `sent` has the requests that were made of it, redirected ones too.
+    `secrets` are values that errors must not show. `open_headers` are the lower-case names of headers that may be
+    shown. `sent` lists the HTTP requests made from it, including redirected ones.
     """
 
     verb: str
@@ -69,9 +69,9 @@ def build(
     headers: Mapping[str, object],
     endpoint: RestEndpoint,
 ) -> Outgoing:
-    """The request of a call. `fixed` has the fixed values as they are now, `headers` those that were computed for it.
+    """Return the request of a call. `fixed` has the current fixed values, `headers` the computed headers.
 
-    Raises `RestClientError`, before anything is sent, for a value that cannot be put where it belongs.
+    Raises `RestClientError` for a value that cannot be sent in its place; nothing has been sent then.
     """
     building = _Building(plan, endpoint)
     building.accept(plan.reply.accept)
@@ -85,7 +85,7 @@ def build(
 
 
 class _Building:
-    """One request while it is being built."""
+    """Collects the parts of one request."""
 
     def __init__(self, plan: RequestPlan, endpoint: RestEndpoint) -> None:
         self._plan, self._endpoint = plan, endpoint
@@ -105,7 +105,7 @@ class _Building:
         self._put(Place.HEADER, "Accept", media_types, False)
 
     def headers_of(self, headers: Mapping[str, object]) -> None:
-        """Headers that are no argument: of the settings, or computed. Those that are None are left out."""
+        """Add headers of the settings or computed headers. None is omitted."""
         for name, value in headers.items():
             self._putting(name, lambda name=name, value=value: self._put(Place.HEADER, name, value, True))
 
@@ -158,7 +158,7 @@ class _Building:
                     self._cookies[name] = cookie_value(text_of(value))
                     self._secrets.append(self._cookies[name])
             case Place.FILE | Place.BODY:
-                raise AssertionError("a file or body is no fixed value")
+                raise AssertionError("files and bodies cannot be fixed values")
 
     def _one_query(self, name: str, text: str, hidden: bool) -> None:
         encoded = percent(text)
@@ -175,7 +175,7 @@ class _Building:
 
     def _header(self, name: str, text: str, hidden: bool) -> None:
         if not is_header_name(name) or name.lower() in PROTECTED_HEADERS:
-            raise EncodingError("no header of this name can be set")
+            raise EncodingError("a header of this name cannot be set")
         self._headers[name.lower()] = name, header_value(text)
         if hidden or is_secret_name(name):
             self._open_headers.discard(name.lower())
@@ -189,7 +189,7 @@ class _Building:
             if parameter.place is Place.FORM:
                 self._one_field(name, text)
             elif name in self._fixed_names:
-                raise EncodingError(f"it has a field {name!r}, whose value is fixed")
+                raise EncodingError(f"its field {name!r} would replace a fixed value")
             else:
                 self._one_query(name, text, is_hidden)
 
@@ -212,11 +212,11 @@ class _Building:
         for item in value if isinstance(value, (list, tuple)) else (value,):
             if not isinstance(item, Upload):
                 if not isinstance(item, (bytes, bytearray, str)):
-                    raise EncodingError(f"a {type(item).__name__} is no file; give bytes, str or a rest.Upload")
+                    raise EncodingError(f"a {type(item).__name__} is not a file; use bytes, str or rest.Upload")
                 content = item.encode() if isinstance(item, str) else bytes(item)
                 default = "text/plain; charset=utf-8" if isinstance(item, str) else "application/octet-stream"
                 item = Upload(content, mark.filename or parameter.wire_name, mark.media_type or default)
-            header_value(item.media_type)  # it becomes a header of its part
+            header_value(item.media_type)  # it is sent as a header of the part
             self._files.append((parameter.wire_name, item))
 
     def finish(self) -> Outgoing:
@@ -265,4 +265,4 @@ def _json(parameter: ParameterPlan, value: Any, secrets: list[str]) -> bytes:
         return to_json(whole) if found else written
     except PydanticSerializationError as error:
         reason = str(error).partition("\n")[0]
-        raise EncodingError(f"a {type(value).__name__} is not what the parameter declares ({reason})") from error
+        raise EncodingError(f"a {type(value).__name__} does not match the declared type ({reason})") from error

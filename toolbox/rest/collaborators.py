@@ -1,7 +1,7 @@
-"""The functions and beans that take part in a client's calls: read once into what each needs.
+"""Plans the functions and beans that take part in calls: headers, authentication, filters, exception mappers.
 
-A collaborator is a bean's class, whose object is called, or a function, whose further parameters are injected. Not
-here: calling them (`exchange`).
+A collaborator is the class of a callable bean, or a function whose additional parameters are injected. Not here:
+calling them (`exchange`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .marks import Collaborator
 
 @dataclass(frozen=True, slots=True)
 class CollaboratorPlan:
-    """What to call: `target`, or the bean that `point` asks for; `points` are injected after what it is given."""
+    """A collaborator to call: `target`, or the bean of `point`. `points` are the injected parameters."""
 
     label: str
     target: Any = None
@@ -29,19 +29,19 @@ class CollaboratorPlan:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether calling it makes a coroutine."""
+        """Return True if calling it returns a coroutine."""
         called = self.target if self.point is None else getattr(self.point.wants, "__call__", None)  # noqa: B004
         return inspect.iscoroutinefunction(called)
 
     def all_points(self) -> Iterator[InjectionPoint]:
-        """Every bean it needs."""
+        """Yield the injection points of all beans that it needs."""
         yield from self.points if self.point is None else (self.point,)
 
 
 def read_collaborator(
     collaborator: Collaborator, where: str, given: int, names: Mapping[str, Any] | None = None
 ) -> CollaboratorPlan:
-    """The plan for a collaborator that is given so many arguments."""
+    """Return the plan of a collaborator that is called with `given` positional arguments."""
     label = getattr(collaborator, "__name__", type(collaborator).__name__)
     if isinstance(collaborator, type):
         return CollaboratorPlan(label, point=point_of(collaborator, f"{where}: {label}"))
@@ -51,23 +51,23 @@ def read_collaborator(
 
 
 def collaborator_problems(plan: CollaboratorPlan, where: str, may_await: bool) -> Iterator[Problem]:
-    """What is wrong with a collaborator by itself."""
+    """Yield the problems of a collaborator that do not depend on the bean graph."""
     if not may_await and plan.is_awaited:
         yield Problem(
             where,
-            f"{plan.label} has to be awaited, and the method is a `def`",
+            f"{plan.label} must be awaited, but the method is a `def`",
             "make the method `async def`, or the function a `def`",
         )
 
 
 def is_context(point: InjectionPoint) -> bool:
-    """Whether the point is filled with the invocation that is under way."""
+    """Return True if the parameter gets the current `InvocationContext`."""
     return point.wants is InvocationContext
 
 
 @contextmanager
 def missing_bean_allowed(point: InjectionPoint) -> Iterator[None]:
-    """Goes on after the block when there is no bean for a point that can do without."""
+    """Continue after the block if the bean of an optional injection point is missing."""
     try:
         yield
     except MissingBeanError:
@@ -76,5 +76,5 @@ def missing_bean_allowed(point: InjectionPoint) -> Iterator[None]:
 
 
 def default_of(point: InjectionPoint) -> object:
-    """What a point gets when there is no bean for it."""
+    """Return the value of an injection point whose bean is missing."""
     return None if point.default is MISSING else point.default

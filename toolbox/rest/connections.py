@@ -1,7 +1,7 @@
-"""The pooled clients behind one config key: one per event loop, one for all threads; and a request as they take it.
+"""Holds the HTTP clients of one config key (one per event loop, one for threads) and creates their requests.
 
-With `drivers` the home of httpx2, and loaded when the first REST client is made. Not here: what a request holds
-(`building`), what follows a reply (`exchange`).
+The home of httpx2 with `drivers` and `exchange`; loaded when the first REST client is created. Not here: the content
+of requests (`building`), redirects and retries (`exchange`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .encoding import is_dot_segment, shown_url
 from .endpoint import RestEndpoint
 from .replies import EXCERPT
 
-# What may go to another host with a redirect: nothing that says who asks.
+# Headers that a redirect may send to another origin: none of them identifies the caller.
 _IMPERSONAL = frozenset({"accept", "accept-encoding", "accept-language", "user-agent", "host"})
 _CLOSE_LIMIT = 5.0
 _WRITTEN_AT_ONCE = 64 * 1024  # bytes; between two parts of a body, the deadline is checked
-# What keeps each client of a loop open. Held here, so that garbage collection never finds a client and its sockets
-# together: it would finalize the sockets first, which is a ResourceWarning.
+# One generator per client keeps it open. They are held here because garbage collection of a client together with its
+# sockets would finalize the sockets first, with a ResourceWarning.
 _open: dict[httpx2.AsyncClient, AsyncGenerator[None]] = {}
 _closing: set[asyncio.Task[None]] = set()
 
 
 class ShownUrl(httpx2.URL):
-    """A URL whose text hides its secrets: httpx2 and others log the URL of each request as text."""
+    """A URL whose text hides its secrets, because httpx2 and other libraries log URLs."""
 
     shown = ""
 
@@ -52,12 +52,12 @@ class ShownUrl(httpx2.URL):
         return f"URL({self.shown!r})"
 
     def join(self, url: httpx2.URL | str) -> httpx2.URL:
-        """The URL that `url` means, seen from this one as it really is."""
+        """Resolve `url` against the real URL, not against its text."""
         return httpx2.URL(self).join(url)
 
 
-class RefusedBody(Exception):  # noqa: N818 - never leaves a driver
-    """A reply's body that is not read: too long, or compressed without having been asked for."""
+class RefusedBody(Exception):  # noqa: N818 - internal; drivers replace it
+    """A body that is not read: it is too long, or compressed although the request did not allow it."""
 
     def __init__(self, reason: str, status: int, is_too_long: bool) -> None:
         super().__init__(reason, status, is_too_long)
@@ -65,16 +65,16 @@ class RefusedBody(Exception):  # noqa: N818 - never leaves a driver
 
 
 class BoundedResponse(httpx2.Response):
-    """A response whose body is read up to `max_bytes`, counted after decoding; None: without a limit.
+    """A response whose body is limited to `max_bytes`, counted after decoding; None for no limit.
 
-    It is decoded only from what the request asked for with `Accept-Encoding`.
+    Only encodings that the request allowed with `Accept-Encoding` are decoded.
     """
 
     max_bytes: int | None
 
     @classmethod
     def limit(cls, response: httpx2.Response, max_bytes: int) -> None:
-        """Make a response that has just come in one of these."""
+        """Convert a response that has not been read yet."""
         response.__class__ = cls
         assert isinstance(response, cls)
         response.max_bytes = max_bytes
@@ -120,7 +120,7 @@ class BoundedResponse(httpx2.Response):
                 yield chunk
 
     def _checked(self, body: bytes) -> bytes:
-        # A transport without a network gives bodies that are already read.
+        # Transports without a network, such as MockTransport, return bodies that are already read.
         if body:
             self._check_encoding()
         self._check_size(len(body))
@@ -210,7 +210,7 @@ def _remaining(timeout: float | None, error: type[httpx2.TimeoutException]) -> f
 
 
 class RestConnection:
-    """The clients of one config key. Each is made when it is first needed, and ends with its loop at the latest."""
+    """Holds the HTTP clients of one config key. Each is created on first use and closed with its loop at the latest."""
 
     def __init__(self, endpoint: RestEndpoint) -> None:
         self.endpoint = endpoint
@@ -223,12 +223,12 @@ class RestConnection:
         renewed_after_fork(self)
 
     def renew_after_fork(self) -> None:
-        """Forget the clients: a socket that two processes share gives each of them the other's replies."""
+        """Forget the clients: two processes that share a socket would read each other's replies."""
         keep_inherited(self._sync, self._async)
         self._lock, self._sync, self._async = threading.Lock(), None, {}
 
     def sync_client(self) -> httpx2.Client:
-        """The client all threads share. Raises `ContainerNotStartedError` when the connection is closed."""
+        """Return the client that all threads share. Raises `ContainerNotStartedError` after `aclose`."""
         self._refuse_closed()
         with self._lock:
             if self._sync is None:
@@ -237,7 +237,7 @@ class RestConnection:
             return self._sync
 
     async def async_client(self) -> httpx2.AsyncClient:
-        """The client of the running loop. Raises `ContainerNotStartedError` when the connection is closed."""
+        """Return the client of the running loop. Raises `ContainerNotStartedError` after the connection is closed."""
         self._refuse_closed()
         loop = asyncio.get_running_loop()
         client = self._async.get(loop)
@@ -249,12 +249,12 @@ class RestConnection:
                 self._async[loop] = client
             keeper = _open[client] = _keep_open(client)
             weakref.finalize(self, _close_soon, client, loop)
-            # From its first step on the loop knows the generator, and ends it when the loop itself ends.
+            # After its first step the loop knows the generator, and closes it when the loop ends.
             await anext(keeper)
         return client
 
     async def aclose(self) -> None:
-        """Closes all clients, those of other running loops too."""
+        """Close all clients, also those of other running loops."""
         self._is_closed = True
         with self._lock:
             clients, self._async = self._async, {}
@@ -287,7 +287,7 @@ class RestConnection:
             "transport": self.endpoint.transport,
             "proxy": settings.proxy.get_secret_value() if settings.proxy else None,
             "trust_env": settings.trust_environment,
-            # What one caller is given must not go out with the request of another.
+            # Cookies of one caller must not be sent with requests of another.
             "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),
             "limits": httpx2.Limits(
                 max_connections=settings.max_connections,
@@ -296,24 +296,24 @@ class RestConnection:
         }
 
     def request(self, outgoing: Outgoing, timeout: float, where: str) -> httpx2.Request:
-        """Return the request as httpx2 takes it.
+        """Return the request for httpx2.
 
-        Raises `RestClientError` for a URL that is too long or that does not lie below the endpoint's.
+        Raises `RestClientError` for a URL that is too long or not below the base URL of the endpoint.
         """
         shown = brief(outgoing.shown_url, EXCERPT)
         try:
             request = self._request(outgoing, timeout)
         except httpx2.InvalidURL as error:
-            raise RestClientError(f"{where}: the URL cannot be used: {error}", shown) from error
+            raise RestClientError(f"{where}: invalid URL: {error}", shown) from error
         if not self._is_below_base(request.url):
             raise RestClientError(f"{where}: the request is not sent: its URL is not below {self.endpoint.url}", shown)
         outgoing.sent.append(request)
         return request
 
     def _is_below_base(self, url: httpx2.URL) -> bool:
-        """Return True if the URL has the origin of the endpoint's and a path below it.
+        """Return True if the URL has the origin of the endpoint and a path below its base path.
 
-        Whatever a request was made of, its credentials go nowhere else.
+        This keeps credentials from being sent anywhere else, whatever the arguments were.
         """
         base = self._base
         if (url.raw_scheme, url.raw_host, url.port, url.userinfo) != (base.raw_scheme, base.raw_host, base.port, b""):
@@ -343,7 +343,7 @@ class RestConnection:
 
 
 async def _keep_open(client: httpx2.AsyncClient) -> AsyncGenerator[None]:
-    """Holds a client open for as long as its loop runs: a loop that ends closes the generators it knows."""
+    """Keep a client open while its loop runs: a loop closes its asynchronous generators when it ends."""
     try:
         yield
     finally:
@@ -358,7 +358,7 @@ async def _close(client: httpx2.AsyncClient) -> None:
 
 
 def _close_soon(client: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
-    """Closes the client of a connection that nobody holds any more."""
+    """Close the client of a garbage-collected connection on its loop."""
 
     def begin() -> None:
         task = loop.create_task(_close(client))
@@ -366,7 +366,7 @@ def _close_soon(client: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> 
         task.add_done_callback(_closing.discard)
 
     if client in _open:
-        with suppress(RuntimeError):  # the loop has been closed meanwhile, and the client with it
+        with suppress(RuntimeError):  # the loop is closed already, and the client with it
             loop.call_soon_threadsafe(begin)
 
 
@@ -394,7 +394,7 @@ def _set_shown_url(request: httpx2.Request, shown: str) -> None:
 
 
 def is_same_origin(url: httpx2.URL, other: httpx2.URL) -> bool:
-    """Whether credentials for one may be sent to the other: same scheme, host and port, or http turned into https."""
+    """Return True if credentials for `url` may be sent to `other`: same origin, or http upgraded to https."""
     if (url.scheme, url.host, url.port) == (other.scheme, other.host, other.port):
         return True
     upgraded = url.scheme == "http" and other.scheme == "https" and url.port is None and other.port is None
@@ -409,7 +409,7 @@ def redirected(request: httpx2.Request, response: httpx2.Response, hide: Callabl
     following = response.next_request
     try:
         shown = shown_url(urljoin(str(request.url), response.headers["location"]))
-    except ValueError:  # what urllib cannot read is not for us to make sense of
+    except ValueError:  # an invalid URL is not followed
         return None
     if following is None or following.url.scheme not in ("http", "https") or not following.url.host:
         return None

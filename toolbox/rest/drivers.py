@@ -1,6 +1,6 @@
-"""Performs what an exchange asks for: awaiting, or on the thread it is called on. Two tables, one line each.
+"""Performs the effects of an exchange: with `await` for asynchronous methods, on the calling thread for others.
 
-Not here: what is done in which order (`exchange`).
+Not here: the order of the effects (`exchange`).
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from .replies import PieceDecoder, decode
 
 
 async def call_async(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
-    """The value of a call, awaited."""
+    """Send the request of an `async def` method and return its value."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values))
     with _hiding_secrets(exchange, outgoing):
         return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
 def call(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
-    """The value of a call, on this thread."""
+    """Send the request of a `def` method on this thread and return its value."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values))
     with _hiding_secrets(exchange, outgoing):
         return decode(plan.reply, response, outgoing.shown_url, plan.where)
 
 
 async def stream_async(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> AsyncGenerator[Any]:
-    """The pieces of a reply, on the loop; sent with the first step."""
+    """Yield the items of a streamed reply; the request is sent with the first step."""
     response, outgoing = await _drive_async(exchange, exchange.steps(plan, values, unread=True))
     decoder = _decoder(exchange, plan, response, outgoing.shown_url)
     try:
@@ -65,7 +65,7 @@ async def stream_async(exchange: RestExchange, plan: RequestPlan, values: Mappin
 
 
 def stream(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Generator[Any]:
-    """The pieces of a reply, on this thread; sent with the first step."""
+    """Yield the items of a streamed reply on this thread; the request is sent with the first step."""
     response, outgoing = _drive(exchange, exchange.steps(plan, values, unread=True))
     decoder = _decoder(exchange, plan, response, outgoing.shown_url)
     try:
@@ -78,8 +78,8 @@ def stream(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any])
         response.close()
 
 
-class _hiding_secrets:  # noqa: N801 - used as a function; a class costs a call next to nothing
-    """Hides what was sent as a secret from an error about the reply's body, which may repeat it."""
+class _hiding_secrets:  # noqa: N801 - used as a function, and cheaper than a generator
+    """Hides sent secrets in errors about the body of a reply, because the server may repeat them."""
 
     def __init__(self, exchange: RestExchange, outgoing: Outgoing) -> None:
         self._exchange, self._outgoing = exchange, outgoing
@@ -95,7 +95,7 @@ class _hiding_secrets:  # noqa: N801 - used as a function; a class costs a call 
 def _decoder(exchange: RestExchange, plan: RequestPlan, response: httpx2.Response, url: str) -> PieceDecoder:
     limit = exchange.connection.endpoint.settings.max_reply_bytes
     if isinstance(response, BoundedResponse):
-        response.max_bytes = None  # a stream may go on for ever: the limit is for what is held of it
+        response.max_bytes = None  # a stream may be endless: the limit applies to the part that is kept in memory
     media_type = response.headers.get("content-type", "")
     return PieceDecoder(plan.reply, media_type, url, response.status_code, plan.where, limit)
 
@@ -110,7 +110,7 @@ async def _drive_async(exchange: RestExchange, steps: Steps) -> Any:
             return end.value
         try:
             answer, error = await _perform_async(exchange, effect), None
-        except BaseException as raised:  # an exchange decides what becomes of it
+        except BaseException as raised:  # the exchange handles it
             error = raised
 
 
@@ -124,7 +124,7 @@ def _drive(exchange: RestExchange, steps: Steps) -> Any:
             return end.value
         try:
             answer, error = _perform(exchange, effect), None
-        except BaseException as raised:  # an exchange decides what becomes of it
+        except BaseException as raised:  # the exchange handles it
             error = raised
 
 
@@ -218,7 +218,7 @@ def _read_until(response: httpx2.Response, deadline: float) -> httpx2.Response:
 
 @contextmanager
 def translated_errors(where: str, url: str) -> Iterator[None]:
-    """Raise errors of ours in place of httpx2's."""
+    """Replace errors of httpx2 with `RestClientError`, `RestTimeoutError` or `RestDecodeError`."""
     try:
         yield
     except RefusedBody as refused:
@@ -227,7 +227,7 @@ def translated_errors(where: str, url: str) -> Iterator[None]:
     except (TimeoutError, httpx2.TimeoutException) as error:
         raise RestTimeoutError(f"{where}: no reply in time", url) from error
     except httpx2.DecodingError as error:
-        raise RestDecodeError(f"{where}: the reply's encoding is broken ({error})", url) from error
+        raise RestDecodeError(f"{where}: invalid encoding of the reply ({error})", url) from error
     except httpx2.HTTPError as error:
         reason = str(error) or type(error).__name__
         raise RestClientError(f"{where}: the request failed ({reason})", url) from error

@@ -1,6 +1,7 @@
-"""Values as the text of a request: path segments, query and form values, headers, cookies; and what is never shown.
+"""Encodes values as parts of a request: path segments, query and form values, headers, cookies.
 
-Nothing that comes in as a value can end the place it is put into. Not here: which value goes where (`building`).
+No value can break out of its part: it is encoded or refused. Also decides which texts are secret, and expands
+environment variables in fixed values. Not here: choosing the part for a value (`building`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pydantic_core import PydanticSerializationError, SchemaSerializer, core_sch
 
 from ..validation_text import HIDDEN
 
-# What a path of our own may be written with; an argument is encoded without exception.
+# Characters that the developer may use in a path. Arguments are always encoded.
 _PATH_LITERALS = "/!$&'()*+,;=:@%-._~"
 _SECRET_NAME = re.compile(
     r"api[-_.]?key|access[-_.]?key|token|secret|passw|pwd|credential|signature|session|^auth|^key$|^sig$", re.IGNORECASE
@@ -35,7 +36,7 @@ _SAFE_HEADERS = frozenset(
     | {"content-length", "content-type", "date", "etag", "expires", "host", "last-modified", "retry-after"}
     | {"server", "traceparent", "tracestate", "transfer-encoding", "user-agent", "vary"}
 )
-# Headers that say where a request goes or where it ends: no argument may set them.
+# Headers that control the target and the framing of a request. Arguments must not set them.
 PROTECTED_HEADERS = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "proxy-connection"}
     | {"te", "trailer", "transfer-encoding", "upgrade"}
@@ -43,7 +44,7 @@ PROTECTED_HEADERS = frozenset(
 
 
 class EncodingError(ValueError):
-    """A value that cannot be put where it belongs; the text says why, without the value."""
+    """A value that cannot be sent in its place; the message says why, without the value."""
 
 
 def is_secret(value: object) -> bool:
@@ -54,12 +55,12 @@ def is_secret(value: object) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether values of this name should not be shown in errors and logs."""
+    """Return True if values with this name must not appear in errors and logs."""
     return _SECRET_NAME.search(name) is not None
 
 
 def text_of(value: object) -> str:
-    """One value as text: enums by value, `true`/`false`, everything else as in pydantic's JSON (dates: ISO 8601)."""
+    """Return one value as text: enums by value, `true` or `false`, others as in pydantic's JSON (dates: ISO 8601)."""
     if isinstance(value, (SecretStr, SecretBytes, Secret)):
         return text_of(value.get_secret_value())
     if isinstance(value, Enum):
@@ -80,7 +81,7 @@ def text_of(value: object) -> str:
 
 
 def texts_of(value: object) -> Iterator[str]:
-    """The texts of a value that may be a list; None is left out, also inside."""
+    """Yield the texts of a value or of the items of a list. None is omitted, also in lists."""
     if value is None:
         return
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -139,11 +140,11 @@ def _scalar_texts(value: Any) -> Iterator[str]:
 
 
 def percent(text: str) -> str:
-    """Percent-encoded as a part of a URL, with nothing left that means anything there."""
+    """Percent-encode all characters that have a meaning in URLs."""
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:
-        raise EncodingError("it has a character that is no text (a lone surrogate)") from error
+        raise EncodingError("it contains a lone surrogate, which is not valid text") from error
 
 
 def is_dot_segment(part: str) -> bool:
@@ -152,9 +153,9 @@ def is_dot_segment(part: str) -> bool:
 
 
 def has_dot_segment(path: str) -> bool:
-    """Return True for a path, as a developer or a document wrote it, in which any server may find `.` or `..`.
+    """Return True for a path template in which a server could find the segment `.` or `..`.
 
-    It may be percent-encoded, also more than once, and stand between backslashes or encoded slashes.
+    The segment may be percent-encoded, also repeatedly, and separated by backslashes or encoded slashes.
     """
     for _ in range(3):
         path = unquote(path)
@@ -181,29 +182,31 @@ def segment(value: object, allow_slash: bool = False) -> str:
 
 
 def literal_path(text: str) -> str:
-    """The fixed part of a path, as the developer wrote it; what is encoded stays so."""
+    """Encode the literal part of a path; text that is already encoded stays unchanged."""
     return quote(text, safe=_PATH_LITERALS)
 
 
 def is_header_name(name: str) -> bool:
-    """Whether this can be the name of a header or a cookie."""
+    """Return True for a valid name of a header or cookie."""
     return _TOKEN.fullmatch(name) is not None
 
 
 def header_value(text: str) -> bytes:
-    """A header's value, as UTF-8; it can hold no line end, and so no further header."""
+    """Return the value of a header as UTF-8. Raises `EncodingError` for line ends and other control characters."""
     if _CONTROL.search(text):
-        raise EncodingError("it has a control character, which no header can hold")
+        raise EncodingError("it contains a control character, which headers cannot have")
     try:
         return text.strip(" \t").encode()
     except UnicodeEncodeError as error:
-        raise EncodingError("it has a character that is no text (a lone surrogate)") from error
+        raise EncodingError("it contains a lone surrogate, which is not valid text") from error
 
 
 def cookie_value(text: str) -> str:
-    """A cookie's value; it can hold no `;`, and so no further cookie."""
+    """Return the value of a cookie. Raises `EncodingError` for characters that could start another cookie."""
     if not _COOKIE_VALUE.fullmatch(text):
-        raise EncodingError('it has a character no cookie can hold (space, `"`, `,`, `;`, a backslash, non-ASCII)')
+        raise EncodingError(
+            'it contains a character that cookies cannot have (space, `"`, `,`, `;`, a backslash, non-ASCII)'
+        )
     return text
 
 
@@ -213,7 +216,7 @@ def is_safe_header(name: str) -> bool:
 
 
 def shown_header(name: str, value: str) -> str:
-    """A header as a log may show it: the values of well-known harmless ones only."""
+    """Return a header for a log: only well-known harmless headers show their values."""
     return f"{name}: {value if is_safe_header(name) else HIDDEN}"
 
 
@@ -237,7 +240,7 @@ def secrets_in_header(name: str, value: str) -> Iterator[str]:
 
 
 def shown_url(url: str) -> str:
-    """A URL that came from elsewhere (a redirect, a document) without user, password and the values of secret names."""
+    """Return an external URL without user, password and the values of secret query parameters."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     pairs = (pair.partition("=") for pair in parts.query.split("&")) if parts.query else ()
@@ -249,7 +252,7 @@ def shown_url(url: str) -> str:
 
 
 def variables_of(value: object) -> Iterator[tuple[str, str | None]]:
-    """The `${NAME}`s of a fixed value, each with its `${NAME:default}`."""
+    """Yield name and default of each `${NAME}` or `${NAME:default}` in a fixed value."""
     for text in value if isinstance(value, tuple) else (value,):
         if isinstance(text, str):
             for match in _VARIABLE.finditer(text):
@@ -257,7 +260,7 @@ def variables_of(value: object) -> Iterator[tuple[str, str | None]]:
 
 
 def expanded(value: object) -> object:
-    """A fixed value with its `${NAME}`s from the environment; None when one is missing there."""
+    """Return a fixed value with its variables replaced; None if a variable without a default is not set."""
     if isinstance(value, tuple):
         items = [expanded(each) for each in value]
         return None if None in items else items
@@ -269,5 +272,5 @@ def expanded(value: object) -> object:
 
 
 def variables_missing(value: object) -> Iterator[str]:
-    """The variables a fixed value needs and the environment does not have."""
+    """Yield the names of variables that a fixed value needs but the environment does not set."""
     return (name for name, default in variables_of(value) if os.environ.get(name, default) is None)

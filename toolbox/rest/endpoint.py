@@ -1,4 +1,4 @@
-"""Where a REST client's requests go and what they all carry: its settings, read and checked.
+"""Reads and checks the settings of a config key: base URL, headers, credentials, certificates, proxy.
 
 Not here: the settings' fields (`settings`), a single request (`building`), connections (`connections`).
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 _NO_BASE = re.compile(r"[\s\\{}]")
-"""What no URL has: a template's braces neither, since a base is the same for all requests."""
+"""Characters that a base URL cannot contain. Braces are among them: the base is the same for all requests."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeySettings:
-    """The settings of one config key, given in code; a bean, which the REST clients of that key find."""
+    """The settings of one config key, set in code. Register it; the REST clients of that key use it."""
 
     key: str
     settings: RestSettings
@@ -35,15 +35,18 @@ class KeySettings:
     auth: Any = None
 
     def bean(self) -> KeySettings:
-        """Itself: the factory of its bean, by which the check knows the settings before any bean is made."""
+        """Return itself: the factory of the bean. Through it, the check reads the settings before beans are made."""
         return self
 
 
 def rest_settings(key: str, *, transport: Any = None, auth: Any = None, **settings: Any) -> KeySettings:
-    """The settings of a config key, for `container.register`: what is given here wins over the environment.
+    """Create the settings of a config key for `container.register`; they override the environment.
+
+        container.register(Weather, rest.rest_settings("weather", url="https://weather.example", timeout=10))
 
     `settings` are the fields of `toolbox.settings.RestSettings` (`url`, `timeout`, `headers`, `retries`, …). `auth` is
-    an `httpx2.Auth`, or a function or bean class that gives one; `transport` an httpx2 transport, for another network.
+    an `httpx2.Auth`, or a function or bean class that returns one. `transport` is an httpx2 transport to use instead
+    of the network, such as `httpx2.MockTransport`. Raises pydantic's `ValidationError`.
     """
     from ..settings import RestSettings, settings_key
 
@@ -52,10 +55,10 @@ def rest_settings(key: str, *, transport: Any = None, auth: Any = None, **settin
 
 @dataclass(frozen=True, slots=True)
 class RestEndpoint:
-    """Where the requests of one config key go. `url` has no user, no query and no slash at its end.
+    """The target of all requests of one config key. `url` has no user, no query and no trailing slash.
 
-    `credentials` are headers that are sent to this very origin only, and only where a request does not set them itself;
-    so is `query`. `secrets` are texts that no error may show.
+    `credentials` (headers) and `query` are only sent to this origin. A header that a request sets itself replaces the
+    one in `credentials`. `secrets` are texts that errors must not show.
     """
 
     key: str
@@ -70,7 +73,7 @@ class RestEndpoint:
 
 
 def merged(key: str, environment: Mapping[str, RestSettings], given: list[KeySettings]) -> KeySettings:
-    """The settings of a key (as `settings_key` writes it): the environment's, and over them those given in code."""
+    """Return the settings of a normalized key: those of the environment, overridden by those set in code."""
     from ..settings import RestSettings
 
     settings = environment.get(key, RestSettings())
@@ -85,7 +88,7 @@ def merged(key: str, environment: Mapping[str, RestSettings], given: list[KeySet
 
 
 def endpoint_problems(where: str, key: str, settings: RestSettings, base_url: str | None) -> Iterator[Problem]:
-    """What is wrong with the settings of a key."""
+    """Yield the problems in the settings of a key."""
     url = settings.url or base_url
     variable = f"TOOLBOX_REST__{key.upper()}__URL"
     if not url:
@@ -93,20 +96,22 @@ def endpoint_problems(where: str, key: str, settings: RestSettings, base_url: st
         yield Problem(where, f"no URL is configured for the config key {key!r}", fix)
         return
     if not _is_base_url(url):
-        # The URL is not shown: it may hold a password, and one that cannot be read cannot be masked.
-        what = f"the URL of {key!r} is no http:// or https:// URL of a host and a path"
-        yield Problem(where, what, f"mend {variable}; for a query, declare @rest.client_query_param(…)")
+        # The URL is not shown: it may contain a password, and a URL that cannot be parsed cannot be masked.
+        what = f"invalid URL for the config key {key!r}: expected http:// or https://, a host and an optional path"
+        yield Problem(where, what, f"correct {variable}; for a query, declare @rest.client_query_param(…)")
         return
     yield from _header_problems(where, read_endpoint(KeySettings(key, settings), base_url))
     for path in (settings.verify, settings.client_certificate):
         if isinstance(path, str) and not Path(path).is_file():
-            yield Problem(where, f"the settings of {key!r} name the file {path!r}, which is not there", "mend the path")
+            yield Problem(
+                where, f"the settings of {key!r} name the file {path!r}, which does not exist", "correct the path"
+            )
             break
     else:
         yield from _certificate_problems(where, key, settings)
     proxy = settings.proxy.get_secret_value() if settings.proxy is not None else "http://"
     if urlsplit(proxy).scheme not in ("http", "https", "socks5", "socks5h"):
-        yield Problem(where, f"the proxy of {key!r} is no URL of a proxy", "use http://, https:// or socks5://")
+        yield Problem(where, f"invalid proxy URL for the config key {key!r}", "use http://, https:// or socks5://")
 
 
 def _is_base_url(url: str) -> bool:
@@ -126,23 +131,25 @@ def _certificate_problems(where: str, key: str, settings: RestSettings) -> Itera
         if settings.client_certificate is not None:
             context.load_cert_chain(settings.client_certificate)
     except OSError:  # an SSLError is one too
-        fix = "give PEM: certificates to trust for VERIFY, key and certificate for CLIENT_CERTIFICATE"
-        yield Problem(where, f"a certificate that the settings of {key!r} name cannot be read", fix)
+        fix = "use PEM files: trusted certificates for VERIFY, a key with its certificate for CLIENT_CERTIFICATE"
+        yield Problem(where, f"invalid certificate file in the settings of {key!r}", fix)
 
 
 def _header_problems(where: str, endpoint: RestEndpoint) -> Iterator[Problem]:
     propagated = ((name, "") for name in endpoint.settings.propagate_headers)
     for name, value in (*endpoint.headers, *endpoint.credentials, *propagated):
         if not is_header_name(name) or name.lower() in PROTECTED_HEADERS:
-            yield Problem(where, f"{name!r} cannot be a header of {endpoint.key!r}", "mend the settings")
+            yield Problem(
+                where, f"invalid header name {name!r} in the settings of {endpoint.key!r}", "correct the settings"
+            )
         try:
             header_value(value)
         except EncodingError as error:
-            yield Problem(where, f"the header {name} of {endpoint.key!r} cannot be sent: {error}", "mend its value")
+            yield Problem(where, f"the header {name} of {endpoint.key!r} cannot be sent: {error}", "correct its value")
 
 
 def read_endpoint(given: KeySettings, base_url: str | None) -> RestEndpoint:
-    """The endpoint of settings that have no problems."""
+    """Return the endpoint of settings that have no problems."""
     settings = given.settings
     parts = urlsplit(settings.url or base_url or "")
     host = parts.netloc.rpartition("@")[2]

@@ -1,7 +1,7 @@
-"""One call, from its values to its reply: computed headers, filters, redirects, retries, failures; without any I/O.
+"""Runs one call from its values to its reply without I/O: headers, filters, redirects, retries, failures.
 
-A generator yields what has to be done (`Effect`s) and is sent what came of it; the drivers (`drivers`) do it, awaiting
-or not. Not here: building a request (`building`), reading a good reply (`replies`).
+A generator yields `Effect`s and receives their results; `drivers` performs them with or without `await`. Not here:
+building a request (`building`), decoding a successful reply (`replies`).
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ logger = logging.getLogger("toolbox.rest")
 RETRIED = frozenset({502, 503, 504})
 _NO_AUTH = httpx2.Auth()
 _SEARCHED_BODY = 100_000
-"""Bytes of a request's JSON up to which it is searched for secrets, when it has failed."""
+"""Size in bytes up to which the JSON body of a failed request is searched for secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class FindBean:
-    """The bean that this injection point gets, in the current scope."""
+    """Look up the bean of an injection point in the current scope."""
 
     point: InjectionPoint
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitValue:
-    """The value, awaited if it has to be."""
+    """Return the value; await it first if it is awaitable."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """A request, to be answered in `limit` seconds; with `unread` the body is left for later."""
+    """Send a request; the reply must arrive within `limit` seconds. With `unread`, its body is not read."""
 
     request: httpx2.Request
     auth: httpx2.Auth
@@ -74,21 +74,21 @@ class ReadBody:
 
 @dataclass(frozen=True, slots=True)
 class CloseResponse:
-    """The response is of no further use."""
+    """Close a response that is not needed any more."""
 
     response: httpx2.Response
 
 
 @dataclass(frozen=True, slots=True)
 class StartRetries:
-    """A run of attempts; comes back as an iterator."""
+    """Start a series of attempts; the result is an iterator."""
 
     attempts: Any
 
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """The next attempt of the run, after the wait before it."""
+    """Wait for the next attempt of the series and return it."""
 
     attempts: Any
 
@@ -98,7 +98,7 @@ Steps: TypeAlias = Generator[Effect, Any, Any]
 
 
 class UnsuccessfulReply(Exception):  # noqa: N818 - never leaves an exchange
-    """A reply that is no good one, on its way through the retries."""
+    """A reply with a failure status, passed through the retries as an exception."""
 
     def __init__(self, response: httpx2.Response) -> None:
         super().__init__(response.status_code)
@@ -107,7 +107,7 @@ class UnsuccessfulReply(Exception):  # noqa: N818 - never leaves an exchange
 
 @dataclass(frozen=True, slots=True)
 class RestExchange:
-    """The calls of one REST client: where they go, what its class says, where its collaborators are found."""
+    """Makes the calls of one REST client: its connection, its plan, and the scope of its collaborators."""
 
     connection: RestConnection
     client: ClientPlan
@@ -115,7 +115,7 @@ class RestExchange:
     auth: Any = None
 
     def steps(self, plan: RequestPlan, values: Mapping[str, Any], unread: bool = False) -> Steps:
-        """Comes back with a good `httpx2.Response` and the `Outgoing` it answers, or raises."""
+        """Return a successful `httpx2.Response` and its `Outgoing`. Raises `RestClientError` or a mapper's error."""
         outgoing = yield from self._prepare(plan, values)
         try:
             try:
@@ -140,7 +140,7 @@ class RestExchange:
                 value = expanded(each.value)
             if value is None and each.required:
                 where = f"{endpoint.url}{plan.template}"
-                raise RestClientError(f"{plan.where}: there is no value for {each.place} {each.name}", where)
+                raise RestClientError(f"{plan.where}: missing value for {each.place} {each.name}", where)
             fixed.append((each, value))
         headers = propagated_headers(endpoint.settings.propagate_headers)
         if self.client.headers is not None:
@@ -148,7 +148,7 @@ class RestExchange:
         return build(plan, values, fixed, headers, endpoint)
 
     def _call_collaborator(self, collaborator: CollaboratorPlan, *given: object) -> Steps:
-        """What a collaborator says to `given`."""
+        """Call a collaborator with `given` and its injected parameters; return its result."""
         target = collaborator.target if collaborator.point is None else (yield FindBean(collaborator.point))
         injected: dict[str, object] = {}
         for point in collaborator.points:
@@ -183,7 +183,7 @@ class RestExchange:
         first = request = self.connection.request(outgoing, limit, plan.where)
         auth = yield from self._auth()
         for _ in range(settings.max_redirects + 1):
-            # A filter may sign a request: it is not shown what goes to another origin.
+            # A filter may sign a request, so it does not get requests to other origins.
             own = is_same_origin(first.url, request.url)
             for each in self.client.request_filters if own else ():
                 yield from self._call_collaborator(each, request)
@@ -238,14 +238,16 @@ class RestExchange:
                 if error is not None:
                     raise error
         what = (
-            "the server redirects, which is not followed:" if response.has_redirect_location else "the server answered"
+            "the server sent a redirect, which is not followed:"
+            if response.has_redirect_location
+            else "the server answered"
         )
         raise RestClientError(f"{plan.where}: {what}", shown, status, beginning(response.content))
 
     def hide(self, error: RestClientError, outgoing: Outgoing) -> None:
         """Remove from an error what was sent as a secret: a server may repeat it. Then cut the body to an excerpt."""
         hide_secrets(error, list(self._secrets_of(outgoing)))
-        if type(error) in (RestClientError, RestDecodeError, RestTimeoutError):  # and not a mapper's own
+        if type(error) in (RestClientError, RestDecodeError, RestTimeoutError):  # not an error of a mapper
             error.body = excerpt(error.body)
             error.args = (error.message, error.url, error.status, error.body)
 
@@ -253,7 +255,7 @@ class RestExchange:
         yield from self.connection.endpoint.secrets
         yield from outgoing.secrets
         yield from _secrets_in_json(outgoing.content)
-        for request in outgoing.sent:  # with what filters and the authentication have added
+        for request in outgoing.sent:  # including headers that filters and authentication added
             for name, value in request.headers.multi_items():
                 if name.lower() not in outgoing.open_headers:
                     yield from secrets_in_header(name, value)
@@ -277,9 +279,9 @@ def _secrets_in_json(content: bytes | None) -> Iterator[str]:
 
 
 def _wait_before_retry(error: Exception, longest: float) -> bool | float:
-    """Whether another attempt is worth it; a number: after so many seconds."""
+    """Return True or the seconds to wait if the request should be sent again, otherwise False."""
     if not isinstance(error, UnsuccessfulReply):
-        # Only what broke before there was a reply; a server that is slow would only be made slower.
+        # Only failures before a reply arrived. Repeating a request to a slow server would make it slower.
         broken = (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout)
         return isinstance(error, RestClientError) and isinstance(error.__cause__, broken)
     status, after = error.response.status_code, _retry_after(error.response)

@@ -1,6 +1,6 @@
-"""Makes the object behind a REST client's class, and says to a container what registering one means.
+"""Creates the object behind a REST client class, and describes the class to a container.
 
-The HTTP library is loaded when the first client is made. Not here: what a method's request is (`plans`), how it is sent
+The HTTP library is loaded when the first client is created. Not here: describing requests (`plans`), sending them
 (`exchange`).
 """
 
@@ -39,14 +39,14 @@ T = TypeVar("T")
 
 @application_scoped
 class RestConnections:
-    """The connections of a container's REST clients; a bean, which closes them at the end."""
+    """Holds the connections of all REST clients of a container and closes them when it stops."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._connections: dict[RestEndpoint, RestConnection] = {}
 
     def connection(self, settings: KeySettings, base_url: str | None) -> RestConnection:
-        """The connection of these settings: one for all clients that have them in common."""
+        """Return the connection for these settings; clients with equal settings share it."""
         from .connections import RestConnection
 
         endpoint = read_endpoint(settings, base_url)
@@ -57,20 +57,20 @@ class RestConnections:
             return kept
 
     async def stop(self) -> None:
-        """Closes all of them."""
+        """Close all connections. Raises an `ExceptionGroup` of the errors."""
         closing = (connection.aclose() for connection in self._connections.values())
         outcomes = await asyncio.gather(*closing, return_exceptions=True)
         if errors := [each for each in outcomes if isinstance(each, Exception)]:
             raise ExceptionGroup("closing connections of REST clients", errors)
 
 
-# --- what registering means
+# --- registration
 
 
 def read_rest_client(registered: object, scope: ActiveScope, settings: Callable[[], ToolboxSettings]) -> Reading | None:
-    """What it means to register a REST client's class, or the settings of a key; None for everything else.
+    """Describe a REST client class, or the settings of a key, to a container; return None for other objects.
 
-    `scope` is where collaborators are found at each call; `settings` are the container's.
+    `scope` is where each call looks up collaborators. `settings` returns the container's settings.
     """
     if isinstance(registered, KeySettings):
         return Reading((_definition_of_settings(registered),))
@@ -105,7 +105,7 @@ def read_rest_client(registered: object, scope: ActiveScope, settings: Callable[
 
 
 def _definition_of_settings(given: KeySettings) -> BeanDefinition:
-    # Several may be registered for one key, so that it cannot insist on its name.
+    # Several settings may be registered for one key, so the bean must not require a unique name.
     return BeanDefinition(
         provides=KeySettings,
         factory=given.bean,
@@ -117,7 +117,7 @@ def _definition_of_settings(given: KeySettings) -> BeanDefinition:
 
 
 def _implied(plan: ClientPlan) -> tuple[type[Any], ...]:
-    """The classes among the collaborators that can be beans without further ado."""
+    """Return the collaborator classes that can be created as beans without being registered."""
     wanted = (each.point.wants for each in plan.collaborators() if each.point is not None)
     return tuple(
         dict.fromkeys(each for each in wanted if not inspect.isabstract(each) and not getattr(each, "_is_protocol", 0))
@@ -125,7 +125,7 @@ def _implied(plan: ClientPlan) -> tuple[type[Any], ...]:
 
 
 def settings_in_force(mark: ClientMark, settings: ToolboxSettings, given: list[KeySettings]) -> KeySettings:
-    """The settings of a client: those of its key, from the environment and from code."""
+    """Return the settings of a client from the environment, overridden by those set in code."""
     from ..settings import settings_key
 
     return merged(settings_key(mark.config_key), settings.rest, given)
@@ -137,17 +137,17 @@ def _problems_of_settings(
     if "rest" not in settings.model_fields_set and any(
         name.upper().startswith("TOOLBOX_REST__") for name in os.environ
     ):
-        return  # the environment could not be read, which is a problem of its own
+        return  # the invalid environment is reported as a separate problem
     factories = [each.factory for each in graph.definitions if plain(each.provides) is KeySettings]
     given = [getattr(factory, "__self__", None) for factory in factories]
     known = [each for each in given if isinstance(each, KeySettings)]
-    if len(known) == len(given):  # else a producer makes settings, which are not known before it has run
+    if len(known) == len(given):  # otherwise a producer creates settings, which are unknown until it runs
         found = settings_in_force(mark, settings, known)
         yield from endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)
 
 
 def raise_problems(problems: Iterable[Problem]) -> None:
-    """Raises all of them in one error, if there are any."""
+    """Raise `IllegalConfigurationError` with all problems, if there are any."""
     if found := tuple(problems):
         raise IllegalConfigurationError(found)
 
@@ -156,7 +156,7 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 
 
 def implement(cls: type[T], plan: ClientPlan, exchange: RestExchange) -> T:
-    """An object of the class whose marked methods send requests; its other methods stay as they are."""
+    """Create an object of the class whose decorated methods send requests; other methods stay unchanged."""
     from . import drivers
 
     members: dict[str, Any] = {

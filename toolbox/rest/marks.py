@@ -1,6 +1,6 @@
-"""The marks a REST client is declared with: its class, its methods, their parameters, its fixed values.
+"""Decorators and markers that declare a REST client: its class, methods, parameters and fixed values.
 
-A mark is an attribute on the object, which is returned as it was. Not here: what marks mean together (`plans`).
+Each decorator sets one attribute and returns the same object. Not here: reading these marks into plans (`reading`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FIXED_MARK = "__toolbox_rest_fixed__"
 MAPPER_MARK = "__toolbox_rest_exception_mapper__"
 
 Collaborator: TypeAlias = Callable[..., Any] | type[Any]
-"""A function, or the class of a bean that can be called: looked up in the current scope at each request."""
+"""A function, or the class of a callable bean that is looked up in the current scope for each request."""
 
 
 class Place(StrEnum):
-    """Where in a request a value goes."""
+    """The part of a request that a value is sent in."""
 
     PATH = "path"
     QUERY = "query"
@@ -43,10 +43,11 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """`Annotated[T, Path("id")]`: one segment of the path; the name is the one in braces.
+    """Send the parameter as one segment of the path: `Annotated[T, Path("id")]` for `{id}`.
 
-    A value with `/` or `\\` is refused: many servers decode `%2F` before they choose a route, so that `8/refunds` would
-    reach another one. With `allow_slash=True` it is sent, encoded; `.` and `..` between slashes stay refused.
+    `name` is the name in braces, by default that of the parameter. Values with `/` or `\\` raise `RestClientError`,
+    because many servers decode `%2F` before they choose a route: `8/refunds` would reach another one.
+    `allow_slash=True` sends such values, encoded; `.` and `..` between slashes are never allowed.
     """
 
     name: str | None = None
@@ -56,7 +57,10 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`Annotated[T, Query("q")]`: lists repeat, None is left out, a model or mapping gives one for each field."""
+    """Send the parameter in the query: `Annotated[T, Query("q")]`.
+
+    A list repeats the name. None is omitted. A model, dataclass or mapping sends one parameter for each field.
+    """
 
     name: str | None = None
     place: ClassVar[Place] = Place.QUERY
@@ -64,7 +68,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`Annotated[T, Header("X-Tenant")]`; without a name the parameter's, `_` read as `-`. None is left out."""
+    """Send the parameter as a header: `Annotated[T, Header("X-Tenant")]`. None is omitted.
+
+    Without a name, the parameter's name is used with `-` for `_`.
+    """
 
     name: str | None = None
     place: ClassVar[Place] = Place.HEADER
@@ -72,7 +79,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """`Annotated[T, Cookie("session")]`. None is left out."""
+    """Send the parameter as a cookie: `Annotated[T, Cookie("session")]`. None is omitted."""
 
     name: str | None = None
     place: ClassVar[Place] = Place.COOKIE
@@ -80,7 +87,10 @@ class Cookie:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`Annotated[T, Form("name")]`: a field of a form; lists repeat, None is left out, a model gives its fields."""
+    """Send the parameter as a form field: `Annotated[T, Form("name")]`.
+
+    A list repeats the name. None is omitted. A model, dataclass or mapping sends its fields.
+    """
 
     name: str | None = None
     place: ClassVar[Place] = Place.FORM
@@ -88,7 +98,10 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """`Annotated[bytes, File("photo")]`: a part of a multipart form. The value is `bytes`, `str` or an `Upload`."""
+    """Send the parameter as a file of a multipart form: `Annotated[bytes, File("photo")]`.
+
+    The value is `bytes`, `str`, an `Upload`, or a list of them.
+    """
 
     name: str | None = None
     filename: str | None = None
@@ -98,7 +111,10 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """`Annotated[T, Body()]`: the whole body: `str` and `bytes` as they are, everything else as JSON."""
+    """Send the parameter as the whole body: `Annotated[T, Body()]`.
+
+    `str` and `bytes` are sent unchanged, everything else as JSON.
+    """
 
     media_type: str | None = None
     name: ClassVar[str | None] = None
@@ -110,7 +126,7 @@ PlaceMark: TypeAlias = Path | Query | Header | Cookie | Form | File | Body
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file to send: its content, the name and the media type the server is told."""
+    """A file to send: its content, and the file name and media type for the server."""
 
     content: bytes
     filename: str = "file"
@@ -122,9 +138,9 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class FixedValue:
-    """A value every request has: a constant, a list of them, text with `${NAME}`s, or a collaborator that computes it.
+    """A value that every request sends: a constant, a list, text with `${NAME}`, or a collaborator that computes it.
 
-    When it is not `required`, it is left out if the environment has no `NAME`, or if what is computed is None.
+    If it is not `required`, it is omitted when the variable is not set or the computed value is None.
     """
 
     place: Place
@@ -138,7 +154,7 @@ def _fixed(place: Place, name: str, value: object, required: bool) -> Callable[[
     new = FixedValue(place, name, given, required)
 
     def leave(target: T) -> T:
-        # Decorators run from below: the newest goes first, so that the order is that of the source.
+        # Decorators run from the bottom up. Prepending keeps the order of the source.
         setattr(target, FIXED_MARK, (new, *fixed_values_of(target)))
         return target
 
@@ -146,28 +162,39 @@ def _fixed(place: Place, name: str, value: object, required: bool) -> Callable[[
 
 
 def fixed_values_of(target: object) -> tuple[FixedValue, ...]:
-    """The fixed values declared on this very class or function."""
+    """Return the fixed values declared on this class or function; inherited ones are not included."""
     fixed: tuple[FixedValue, ...] = getattr(target, "__dict__", {}).get(FIXED_MARK, ())
     return fixed
 
 
 def client_query_param(name: str, value: object, *, required: bool = True) -> Callable[[T], T]:
-    """A query parameter of every request of the method or class; a list repeats it."""
+    """Add a query parameter to every request of the method or class; a list repeats it.
+
+        @rest.get("/forecast")
+        @rest.client_query_param("days", 7)
+        async def forecast(self, city: str) -> Forecast: ...
+
+    `value` is a constant, text with `${NAME}` from the environment, or a function that is called for each request.
+    With `required=False`, a missing value is omitted.
+    """
     return _fixed(Place.QUERY, name, value, required)
 
 
 def client_header_param(name: str, value: object, *, required: bool = True) -> Callable[[T], T]:
-    """A header of every request of the method or class; a list is joined by commas."""
+    """Add a header to every request of the method or class; a list is joined by commas.
+
+    `value` and `required` are those of `client_query_param`.
+    """
     return _fixed(Place.HEADER, name, value, required)
 
 
 def client_cookie_param(name: str, value: object, *, required: bool = True) -> Callable[[T], T]:
-    """A cookie of every request of the method or class."""
+    """Add a cookie to every request of the method or class; see `client_query_param` for `value` and `required`."""
     return _fixed(Place.COOKIE, name, value, required)
 
 
 def client_form_param(name: str, value: object, *, required: bool = True) -> Callable[[T], T]:
-    """A form field of every request of the method or class; a list repeats it."""
+    """Add a form field to every request of the method or class; see `client_query_param` for the parameters."""
     return _fixed(Place.FORM, name, value, required)
 
 
@@ -176,7 +203,7 @@ def client_form_param(name: str, value: object, *, required: bool = True) -> Cal
 
 @dataclass(frozen=True, slots=True)
 class RequestMark:
-    """What a verb's decorator says; `again` counts further verbs on the same method, which is a mistake."""
+    """The arguments of a verb decorator. `again` counts additional verbs on the same method, which are a mistake."""
 
     verb: str
     path: str = ""
@@ -186,18 +213,22 @@ class RequestMark:
 
 
 def request_mark_of(member: object) -> RequestMark | None:
-    """The mark a verb left on this function, if any."""
+    """Return the mark of a verb decorator on this function, if any."""
     mark: RequestMark | None = getattr(member, "__dict__", {}).get(REQUEST_MARK)
     return mark
 
 
 class _Verb:
-    """The decorator of one verb. `idempotent` says whether its requests may be sent again."""
+    """The decorator of one HTTP verb. `idempotent` requests may be sent again by retries."""
 
     def __init__(self, verb: str, idempotent: bool) -> None:
         self._verb, self._idempotent = verb, idempotent
         self.__name__ = verb.lower()
-        self.__doc__ = f"The method sends {verb} to this path below the class's; `{{name}}` stands for a parameter."
+        self.__doc__ = (
+            f"Send a {verb} request to `path`, below the path of the class; `{{name}}` inserts a parameter.\n\n"
+            f"    @rest.{self.__name__}('/orders/{{number}}')\n    async def order(self, number: int) -> Order: ...\n\n"
+            "`timeout` is in seconds, for the whole request. `idempotent=True` allows retries."
+        )
 
     def __call__(
         self, path: str = "", *, timeout: float | None = None, idempotent: bool | None = None
@@ -226,15 +257,20 @@ patch = _Verb("PATCH", False)
 
 @dataclass(frozen=True, slots=True)
 class MapperMark:
-    """The failures a static method of the class makes exceptions of: those of one status, or all."""
+    """The failures that a mapper method converts to exceptions: those of one status, or all if it is None."""
 
     status: int | None = None
 
 
 def client_exception_mapper(status: int | None = None) -> Callable[[T], T]:
-    """A static method of the class: takes the `Response[bytes]` of a failure, gives the exception to raise, or None.
+    """Convert failed replies to exceptions in a static method of the client class.
 
-    With `status` only failures of that status are shown to it. None leaves the failure to the next mapper.
+        @rest.client_exception_mapper(status=404)
+        @staticmethod
+        def not_found(response: rest.Response[bytes]) -> Exception | None: ...
+
+    The method gets the reply and returns the exception to raise; None passes the failure to the next mapper. With
+    `status`, it is only called for that status.
     """
 
     def leave(method: T) -> T:
@@ -249,7 +285,7 @@ def client_exception_mapper(status: int | None = None) -> Callable[[T], T]:
 
 @dataclass(frozen=True, slots=True)
 class ClientMark:
-    """What `register_rest_client` says of a class; `names` are local ones its annotations need to be understood."""
+    """The arguments of `register_rest_client`; `names` are local names that the annotations of the class use."""
 
     config_key: str
     path: str = ""
@@ -263,7 +299,7 @@ class ClientMark:
 
 
 def client_mark_of(target: object) -> ClientMark | None:
-    """The mark of this very class: a subclass is no REST client by accident."""
+    """Return the mark of this class. A mark is not inherited: a subclass must be registered itself."""
     mark: ClientMark | None = vars(target).get(CLIENT_MARK) if isinstance(target, type) else None
     return mark
 
@@ -295,15 +331,21 @@ def register_rest_client(
     response_filters: Sequence[Collaborator] = (),
     exception_mappers: Sequence[Collaborator] = (),
 ) -> type[T] | Callable[[type[T]], type[T]]:
-    """Marks a Protocol or an ABC as a REST client, whose marked methods send requests.
+    """Mark a Protocol or an ABC as a REST client: its methods with a verb decorator send HTTP requests.
 
-    `config_key` names its settings (`TOOLBOX_REST__<KEY>__…`), by default the class's name. `path` goes before that of
-    each method; `base_url` serves where the settings have no URL. `headers` computes a mapping of headers per request.
-    `auth` is an `httpx2.Auth`, or a collaborator that gives one. Filters are called with the `httpx2.Request` that is
-    about to be sent and the `httpx2.Response` that came, mappers with the `Response[bytes]` of a failure.
+        @rest.register_rest_client(config_key="weather", path="/v1")
+        class Weather(Protocol):
+            @rest.get("/forecast/{city}")
+            async def forecast(self, city: str) -> Forecast: ...
+
+    `config_key` names its settings (`TOOLBOX_REST__<KEY>__URL`, …), by default the class name. `path` is the prefix of
+    all method paths. `base_url` is used if the settings have no URL. `headers` returns a mapping of headers for each
+    request. `auth` is an `httpx2.Auth`, or a function or bean class that returns one. Request filters get the
+    `httpx2.Request` before it is sent, response filters the `httpx2.Response`, exception mappers the
+    `Response[bytes]` of a failure.
     """
     if target is not None and not isinstance(target, type):
-        raise TypeError(f"@register_rest_client marks a class; its options have names: config_key={target!r}")
+        raise TypeError(f"@register_rest_client takes a class; pass options by name: config_key={target!r}")
     caller = sys._getframe(1)
 
     def leave(cls: type[T]) -> type[T]:

@@ -1,6 +1,6 @@
-"""What a REST client's call reads: the plan of its class, of each method, of each request and parameter.
+"""Plans of a REST client as plain data: its class, methods, requests and parameters. A call only reads them.
 
-Plain data. Not here: reading marks and signatures into plans (`reading`), building requests from them (`building`).
+Not here: reading marks and signatures into plans (`reading`), building requests from them (`building`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _TEMPLATE = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class ParameterPlan:
-    """One parameter of a method: where its value goes, under which name.
+    """One parameter of a method: the place and name its value is sent under.
 
-    `spread` for a value that gives its fields; `adapter` writes a body as JSON.
+    With `spread`, each field of the value is sent. `adapter` writes a body as JSON.
     """
 
     name: str
@@ -38,10 +38,10 @@ class ParameterPlan:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """Everything about one method that a call needs.
+    """All that a call of one method needs.
 
-    `path` alternates: literal text at even places, names of path parameters at odd ones. Fixed values that are computed
-    have a `CollaboratorPlan`. `mappers` are asked, in order, what exception a failure is: those with a status for that.
+    `path` alternates between literal text (even indexes) and names of path parameters (odd indexes). Computed fixed
+    values are `CollaboratorPlan`s. `mappers` are called in order for a failure, those with a status only for it.
     """
 
     where: str
@@ -56,13 +56,13 @@ class RequestPlan:
 
     @property
     def template(self) -> str:
-        """The path as it was written."""
+        """Return the path template."""
         return "".join(f"{{{part}}}" if at % 2 else part for at, part in enumerate(self.path))
 
 
 @dataclass(frozen=True, slots=True)
 class RestMethodPlan:
-    """One method: its function, how it is called, and the plan of its request."""
+    """One method: its function, its signature and the plan of its request."""
 
     name: str
     function: Callable[..., Any]
@@ -73,7 +73,7 @@ class RestMethodPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """A whole class: its methods, and the collaborators of all of them. `auth` may also be an `httpx2.Auth`."""
+    """A client class: its methods and their shared collaborators. `auth` may also be an `httpx2.Auth`."""
 
     methods: tuple[RestMethodPlan, ...]
     headers: CollaboratorPlan | None = None
@@ -82,7 +82,7 @@ class ClientPlan:
     response_filters: tuple[CollaboratorPlan, ...] = ()
 
     def collaborators(self) -> Iterator[CollaboratorPlan]:
-        """All of them, each once for each place it is named in."""
+        """Yield all collaborators of the class and its methods; one that is used twice appears twice."""
         yield from (each for each in (self.headers, self.auth) if isinstance(each, CollaboratorPlan))
         yield from (*self.request_filters, *self.response_filters)
         for method in self.methods:
@@ -91,12 +91,12 @@ class ClientPlan:
 
 
 def path_parts(template: str) -> tuple[str, ...]:
-    """A path template taken apart, as `RequestPlan.path` has it."""
+    """Split a path template as `RequestPlan.path` describes."""
     return tuple(_TEMPLATE.split(template))
 
 
 def join_paths(*paths: str) -> str:
-    """Paths put one below the other: one slash between them, the last one's end as it was written."""
+    """Join paths with one slash between them; a trailing slash of the last one is kept."""
     joined = ""
     for path in paths:
         if path:

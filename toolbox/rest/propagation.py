@@ -1,6 +1,6 @@
-"""Headers that travel with a request through the services it reaches: trace headers, and what else settings name.
+"""Passes headers of the incoming request on to outgoing requests: trace headers, and others that settings name.
 
-Not here: who knows the incoming request (a web framework's adapter), spans (a tracing library).
+Not here: reading the incoming request (the web framework's adapter), creating spans (a tracing library).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _incoming: ContextVar[Mapping[str, str] | None] = ContextVar("toolbox.rest.incom
 
 @contextmanager
 def propagate_headers(headers: Mapping[str, str]) -> Iterator[None]:
-    """Offers the headers of an incoming request to the REST clients used inside.
+    """Let the REST clients that are used in this block pass on headers of an incoming request.
 
-    Each takes those that its settings name (`propagate_headers`), by default `traceparent` and `tracestate`; this goes
-    for the headers of the current OpenTelemetry span as well.
+    Each client sends the headers that its `propagate_headers` setting names, by default `traceparent` and
+    `tracestate`. The same setting applies to the headers of the current OpenTelemetry span.
     """
-    token = _incoming.set(headers)  # read when a request is sent: most incoming ones lead to none
+    token = _incoming.set(headers)  # read only when a request is sent
     try:
         yield
     finally:
@@ -29,16 +29,16 @@ def propagate_headers(headers: Mapping[str, str]) -> Iterator[None]:
 
 
 def propagated_headers(names: tuple[str, ...]) -> dict[str, str]:
-    """The headers of these names that the current request should carry; the current span's own come first."""
+    """Return the headers with these names for an outgoing request; those of the current span take precedence."""
     incoming = {name.lower(): value for name, value in (_incoming.get() or {}).items()}
     found = {name.lower(): incoming[name.lower()] for name in names if name.lower() in incoming}
     allowed = {name.lower() for name in names}
-    # A propagator adds what it knows, baggage too, which may say who the user is: only what is named goes out.
+    # A propagator also adds baggage, which may identify the user. Only named headers are sent.
     return found | {name: value for name, value in _of_current_span().items() if name.lower() in allowed}
 
 
 def _of_current_span() -> dict[str, str]:
-    # A program that traces has loaded OpenTelemetry itself; one that does not need not have it.
+    # A program that uses tracing has already imported OpenTelemetry; other programs may not have it installed.
     if "opentelemetry.trace" not in sys.modules:
         return {}
     carrier: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""Reads a marked class into its plan, and says what is wrong with it.
+"""Reads a client class into its plan and reports its problems.
 
-`inspect` and `typing` end here; a call only reads its plan. Not here: the plans (`plans`), reading return annotations
+Calls only read plans: no `inspect` and `typing` after this module. Not here: the plans (`plans`), return annotations
 (`replies`).
 """
 
@@ -52,7 +52,7 @@ _OF_THE_BODY = frozenset({Place.BODY, Place.FORM, Place.FILE})
 
 
 def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[Problem, ...]]:
-    """The plan of a class, and all that is wrong with it."""
+    """Return the plan of a class and all its problems."""
     where, names = cls.__name__, mark.names
     shared = ClientPlan(
         (),
@@ -71,7 +71,7 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
         if request is None:
             problems.extend(_problems_without_verb(owner, place, member))
         elif not isinstance(member, FunctionType):
-            problems.append(Problem(place, "only a method of an instance can send a request", "make it a plain method"))
+            problems.append(Problem(place, "only instance methods can send requests", "make it a plain method"))
         else:
             reading = _MethodReader(cls, owner, name, place, member, request, mark, mapping, shared)
             plan = reading.read()
@@ -81,14 +81,14 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
 
 
 def read_auth(auth: Any, where: str) -> Any:
-    """An `httpx2.Auth` as it is; the plan of what gives one."""
+    """Return an `httpx2.Auth` unchanged, or the plan of the collaborator that returns one."""
     if auth is None or (hasattr(auth, "auth_flow") and not isinstance(auth, type)):
         return auth
     return read_collaborator(auth, where, 0)
 
 
 def _members(cls: type[object]) -> Iterator[tuple[type[object], str, object]]:
-    """The members of a class and of what it extends, each by the definition that counts, with its class."""
+    """Yield class, name and object of each member in MRO order; overridden members are omitted."""
     seen: set[str] = set()
     for owner in cls.__mro__:
         if owner is object or owner.__module__ in ("typing", "typing_extensions", "abc"):
@@ -100,7 +100,7 @@ def _members(cls: type[object]) -> Iterator[tuple[type[object], str, object]]:
 
 
 def _function_of(member: object) -> object:
-    """The function inside a static or class method or a property; the mark of a decorator below it is there."""
+    """Return the function inside a static method, class method or property: it has the marks."""
     return getattr(member, "__func__", getattr(member, "fget", None))
 
 
@@ -120,12 +120,12 @@ def _problems_without_verb(owner: type[object], where: str, member: object) -> I
     ):
         yield Problem(where, "missing HTTP verb", "add @rest.get(…) or another verb, or give the method a body")
     elif fixed_values_of(member):
-        yield Problem(where, "it has fixed values but no verb", "put @rest.get(…) or another verb on it")
+        yield Problem(where, "it has fixed values but no HTTP verb", "add @rest.get(…) or another verb")
 
 
 @dataclass
 class _MethodReader:
-    """Reads one method; what it finds wrong goes into `problems`."""
+    """Reads one method and collects its problems."""
 
     cls: type[object]
     owner: type[object]
@@ -140,9 +140,9 @@ class _MethodReader:
 
     def read(self) -> RestMethodPlan | None:
         if self.mark.again:
-            self._problem("it has more than one verb", "keep one")
+            self._problem("it has more than one HTTP verb", "keep one")
         if self.mark.timeout is not None and self.mark.timeout <= 0:
-            self._problem(f"its timeout is {self.mark.timeout:g} seconds", "use more than 0, or leave it out")
+            self._problem(f"invalid timeout of {self.mark.timeout:g} seconds", "use more than 0, or leave it out")
         path = self._path()
         signature = self._signature()
         parameters = tuple(self._parameters(signature.parameters[1:], path[1::2]))
@@ -169,7 +169,7 @@ class _MethodReader:
         return RestMethodPlan(self.name, self.function, inspect.signature(self.function), is_async, request)
 
     def _signature(self) -> Signature:
-        """The method's signature, with type variables of generic interfaces replaced."""
+        """Return the signature with the type variables of generic base classes replaced."""
         read = read_signature(self.function, self.client.names)
         arguments = arguments_for(self.cls, self.owner)
         if not arguments:
@@ -186,11 +186,11 @@ class _MethodReader:
             value = fixed.value
             yield replace(fixed, value=self._collaborator(value)) if callable(value) else fixed
             if not callable(value) and not any(variables_of(value)) and (reason := _encoding_problem(fixed)):
-                self._problem(f"{fixed.place} {fixed.name} cannot be sent: {reason}", "mend its value")
+                self._problem(f"{fixed.place} {fixed.name} cannot be sent: {reason}", "correct its value")
             for name in variables_missing(value) if fixed.required else ():
                 self._problem(
-                    f"{fixed.place} {fixed.name} is made of ${{{name}}}, which the environment does not have",
-                    f"set {name}, write ${{{name}:default}}, or say required=False",
+                    f"{fixed.place} {fixed.name} needs the environment variable {name}, which is not set",
+                    f"set {name}, write ${{{name}:default}}, or pass required=False",
                 )
 
     def _collaborator(self, function: Collaborator) -> CollaboratorPlan:
@@ -201,14 +201,14 @@ class _MethodReader:
         parts = path_parts(path)
         literals = "".join(parts[::2])
         if "{" in literals or "}" in literals:
-            self._problem(f"the path {path!r} has a brace that belongs to no {{name}}", "write {name} for a parameter")
+            self._problem(f"the path {path!r} has an unmatched brace", "write {name} for a parameter")
         if "://" in literals:
-            fix = "write what comes after the host; the rest is the URL of the settings, or base_url="
+            fix = "write the part after the host; the base URL comes from the settings or base_url="
             self._problem(f"the path {self.mark.path or self.client.path!r} is a whole URL", fix)
         if "?" in literals or "#" in literals:
             self._problem(f"the path {path!r} has a query", "declare it with @rest.client_query_param(name, value)")
         if has_dot_segment(path):
-            self._problem(f"the path {path!r} has the segment '.' or '..'", "write the path it means")
+            self._problem(f"the path {path!r} has the segment '.' or '..'", "write the path without it")
         return parts
 
     def _parameters(self, parameters: tuple[Parameter, ...], in_path: tuple[str, ...]) -> Iterator[ParameterPlan]:
@@ -216,7 +216,7 @@ class _MethodReader:
             if parameter.is_variadic:
                 self._problem(f"*{parameter.name} cannot be sent", "name each parameter")
             elif parameter.annotation is EMPTY:
-                self._problem(f"the parameter {parameter.name} has no annotation", "annotate it")
+                self._problem(f"the parameter {parameter.name} has no annotation", "add a type annotation")
             elif isinstance(parameter.annotation, Unresolved):
                 self._unresolved(f"the annotation of {parameter.name}", parameter.annotation)
             elif not _is_filled_by_library(parameter):
@@ -232,7 +232,7 @@ class _MethodReader:
         name, annotation = parameter.name, parameter.annotation
         marks = tuple(_place_marks(parameter))
         if len(marks) > 1:
-            self._problem(f"the parameter {name} says in several ways where it goes", "keep one")
+            self._problem(f"the parameter {name} has more than one place marker", "keep one")
         structured = _is_structured(annotation)
         if marks:
             mark: PlaceMark | None = marks[0]
@@ -242,10 +242,10 @@ class _MethodReader:
             place = Place.PATH if name in in_path else Place.BODY if structured else Place.QUERY
         spread = structured and place in (Place.QUERY, Place.FORM)
         if spread and not _has_fields(annotation):
-            self._problem(f"{name} is neither text nor has fields, which a {place} parameter needs", "use a model")
+            self._problem(f"{name} cannot be a {place} parameter: it is neither text nor has fields", "use a model")
         one_value = place in (Place.PATH, Place.COOKIE)
         if (structured and (one_value or place is Place.HEADER)) or (one_value and _is_list(annotation)):
-            self._problem(f"the parameter {name} is more than one value, which a {place} cannot hold", "use a scalar")
+            self._problem(f"the parameter {name} holds more than one value, but a {place} holds one", "use a scalar")
         adapter = self._adapter(name, annotation) if place is Place.BODY else None
         return ParameterPlan(name, place, _wire_name(name, place, mark), spread, mark, adapter)
 
@@ -261,12 +261,15 @@ class _MethodReader:
         names = [parameter.wire_name for parameter in parameters if parameter.place is Place.PATH]
         for name in in_path:
             if name not in names:
-                self._problem(f"the path names {{{name}}}, which is no parameter", "add the parameter or mend the path")
+                self._problem(
+                    f"the path contains {{{name}}}, but the method has no such parameter",
+                    "add the parameter or correct the path",
+                )
         for name in names:
             if name not in in_path:
-                self._problem(f"the path has no {{{name}}} for its path parameter", "put it into the path")
+                self._problem(f"the path parameter {name} is missing in the path", "write {{{name}}} into the path")
             if names.count(name) > 1:
-                self._problem(f"several parameters stand for {{{name}}}", "keep one")
+                self._problem(f"more than one parameter has the name {{{name}}}", "keep one")
 
     def _check_bodies(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[FixedValue, ...]) -> None:
         places = [each.place for each in parameters] + [each.place for each in fixed]
@@ -275,13 +278,13 @@ class _MethodReader:
         if of_the_body and self.mark.verb in BODILESS:
             names = [parameter.name for parameter in parameters if parameter.place in _OF_THE_BODY] or ["a fixed value"]
             self._problem(
-                f"{', '.join(names)} would be the body of a {self.mark.verb}, which has none",
-                "use @rest.post, or say where it goes: Annotated[…, rest.Query()]",
+                f"{', '.join(names)} would be the body of a {self.mark.verb} request, which cannot have one",
+                "use @rest.post, or mark its place: Annotated[…, rest.Query()]",
             )
         elif len(bodies) > 1:
-            self._problem(f"{', '.join(bodies)} would each be the body", "put them into one model")
+            self._problem(f"{', '.join(bodies)} are all bodies, but a request has one", "put them into one model")
         elif bodies and len(of_the_body) > 1:
-            self._problem(f"{bodies[0]} is the body, and there are form fields too", "keep one of both")
+            self._problem(f"{bodies[0]} is the body, but the method has form fields too", "keep one of the two")
 
     def _check_headers(self, parameters: tuple[ParameterPlan, ...], fixed: tuple[FixedValue, ...]) -> None:
         named = [(each.place, each.wire_name) for each in parameters] + [(each.place, each.name) for each in fixed]
@@ -289,9 +292,9 @@ class _MethodReader:
             if place not in (Place.HEADER, Place.COOKIE):
                 continue
             if not is_header_name(name):
-                self._problem(f"{name!r} cannot be the name of a {place}", "use letters, digits and hyphens")
+                self._problem(f"invalid {place} name {name!r}", "use letters, digits and hyphens")
             elif place is Place.HEADER and name.lower() in PROTECTED_HEADERS:
-                self._problem(f"the header {name} is set by the HTTP library alone", "remove it")
+                self._problem(f"the header {name} can only be set by the HTTP library", "remove it")
 
     def _check_collaborators(self, fixed: tuple[FixedValue, ...], may_await: bool) -> None:
         computing = [each.value for each in fixed if isinstance(each.value, CollaboratorPlan)]
@@ -300,7 +303,7 @@ class _MethodReader:
 
     def _reply(self, annotation: Any, is_async: bool) -> ReplyPlan | None:
         if annotation is EMPTY:
-            self._problem("the method has no return annotation", "say what it returns; None if nothing")
+            self._problem("missing return annotation", "add the return type, or None")
         elif isinstance(annotation, Unresolved):
             self._unresolved("the return annotation", annotation)
         else:
@@ -312,7 +315,7 @@ class _MethodReader:
 
 
 def _encoding_problem(fixed: FixedValue) -> str | None:
-    """Why a constant cannot be sent where it belongs; None when it can."""
+    """Return the reason why a constant cannot be sent in its place; None if it can."""
     try:
         if fixed.place is Place.COOKIE:
             cookie_value(text_of(fixed.value))
@@ -332,7 +335,7 @@ def _place_marks(parameter: Parameter) -> Iterator[PlaceMark]:
 
 
 def _is_filled_by_library(parameter: Parameter) -> bool:
-    """Whether the library fills the parameter: it is for code around the client, and never sent."""
+    """Return True for a parameter that the library injects, such as `InvocationContext`: it is never sent."""
     if any(_place_marks(parameter)):
         return False
     return INJECT in parameter.metadata or unwrapped(parameter.annotation).type is InvocationContext
@@ -345,7 +348,7 @@ def _wire_name(name: str, place: Place, mark: PlaceMark | None) -> str:
 
 
 def _is_structured(annotation: Any) -> bool:
-    """Whether values of the type have fields, or are bytes, or hold such values: what a URL cannot say in one word."""
+    """Return True if values of the type have fields, are bytes, or contain such values: a URL cannot hold them."""
     annotation = plain(annotation)
     if is_union(annotation):
         return any(_is_structured(each) for each in get_args(annotation))
@@ -358,7 +361,7 @@ def _is_structured(annotation: Any) -> bool:
 
 
 def _is_list(annotation: Any) -> bool:
-    """Whether values of the type are collections of one value after another, also `| None`."""
+    """Return True if values of the type are lists, tuples, sets or the like, also with `| None`."""
     annotation = plain(annotation)
     if is_union(annotation):
         return any(_is_list(each) for each in get_args(annotation))
@@ -367,7 +370,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _has_fields(annotation: Any) -> bool:
-    """Whether values of the type are models, dataclasses or mappings, also `| None`."""
+    """Return True if values of the type are models, dataclasses or mappings, also with `| None`."""
     annotation = plain(annotation)
     if is_union(annotation):
         return all(each is type(None) or _has_fields(each) for each in get_args(annotation))

@@ -1,6 +1,6 @@
-"""What is made of a reply: the return annotation read into a plan, and a body read by it.
+"""Reads return annotations into reply plans, and decodes bodies and streams by them.
 
-Not here: replies that are failures (`exchange`), getting one (`connections`).
+Not here: failed replies (`exchange`), receiving replies (`connections`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ T = TypeVar("T")
 
 EXCERPT = 500
 SEARCHED = 8 * EXCERPT
-"""Characters of a body that an error first gets, from which secrets are removed before it is cut to `EXCERPT`."""
+"""Characters of a body in which secrets are searched before it is cut to `EXCERPT`."""
 _NOT_FOR_REPLIES = frozenset({"punycode", "idna", "undefined", "unicode_escape", "raw_unicode_escape"})
 
 
 @dataclass(frozen=True, slots=True)
 class Response(Generic[T]):
-    """A whole reply: status, headers (a mapping that ignores case), the body as a `T`, and where it came from."""
+    """A whole reply: status, headers (names ignore case), the body as a `T`, and the URL without secrets.
+
+    Use it as a return annotation: `async def order(self, number: int) -> rest.Response[Order]: ...`
+    """
 
     status: int
     headers: Mapping[str, str] = field(hash=False)
@@ -40,12 +43,12 @@ class Response(Generic[T]):
     url: str = ""
 
     def __tool_value__(self) -> T:
-        """As the result of a tool: the body."""
+        """Return the body: the result if the method is a tool."""
         return self.body
 
 
 class ReplyShape(Enum):
-    """What a body is read as."""
+    """The form in which a body is decoded."""
 
     NOTHING = auto()
     TEXT = auto()
@@ -57,7 +60,7 @@ class ReplyShape(Enum):
 
 
 class ReplyStream(Enum):
-    """Whether the reply comes in pieces, and how they are asked for."""
+    """The kind of iterator that a streamed reply is read with."""
 
     NO = auto()
     SYNC = auto()
@@ -83,7 +86,7 @@ _STREAMS: dict[Any, ReplyStream] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event of a `text/event-stream`."""
+    """One event of a `text/event-stream`: its data, event name and id."""
 
     data: str
     event: str = "message"
@@ -92,9 +95,9 @@ class ServerSentEvent:
 
 @dataclass(frozen=True, slots=True)
 class ReplyPlan:
-    """How a reply is read: the shape of its body (in a stream: of each piece).
+    """Describes how to decode a reply: the shape of its body, or of each item of a stream.
 
-    `whole`: a `Response` is around it. `optional`: an empty text is None.
+    With `whole`, the result is a `Response`. With `optional`, an empty text is None.
     """
 
     shape: ReplyShape
@@ -106,12 +109,12 @@ class ReplyPlan:
 
     @property
     def accept(self) -> str:
-        """The `Accept` header that asks for it."""
+        """Return the value of the `Accept` header for this reply."""
         return (_ACCEPT if self.stream is ReplyStream.NO else _ACCEPT_STREAM).get(self.shape, "*/*")
 
 
 class UnreadableReplyError(Exception):
-    """A return annotation that no reply can be read by: what is wrong, and what to write instead."""
+    """An unsupported return annotation, with the problem and its fix."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(what, fix)
@@ -119,7 +122,7 @@ class UnreadableReplyError(Exception):
 
 
 def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
-    """The plan for a return annotation. Raises `UnreadableReplyError`."""
+    """Return the plan for a return annotation. Raises `UnreadableReplyError`."""
     inner = plain(annotation)
     origin = class_of(inner)
     if origin is Response:
@@ -130,7 +133,7 @@ def read_reply(annotation: Any, verb: str, is_async: bool) -> ReplyPlan:
         return _body_plan(annotation, verb)
     if is_async:
         raise UnreadableReplyError(
-            "an `async def` method cannot return a stream", "declare it with `def`; a stream is iterated, not awaited"
+            "an `async def` method cannot return a stream", "declare it with `def`: a stream is iterated, not awaited"
         )
     pieces = get_args(inner)[0] if get_args(inner) else str
     if pieces is ServerSentEvent:
@@ -160,7 +163,7 @@ def _shape_of(annotation: Any, verb: str) -> tuple[ReplyShape, TypeAdapter[Any] 
         if isinstance(kind, type) and issubclass(kind, Mapping):
             return ReplyShape.HEADERS, None, name
         raise UnreadableReplyError(
-            "a reply to HEAD has no body",
+            "a HEAD reply has no body",
             "return None, int (the status), dict[str, str] (headers) or rest.Response[None]",
         )
     if inner is str:
@@ -178,7 +181,7 @@ def _shape_of(annotation: Any, verb: str) -> tuple[ReplyShape, TypeAdapter[Any] 
 
 
 def decode(plan: ReplyPlan, response: HttpResponse, url: str, where: str) -> Any:
-    """The value of a good reply. Raises `RestDecodeError` when it is not of the declared type."""
+    """Return the value of a successful reply. Raises `RestDecodeError` if it does not match the declared type."""
     body = _decode_body(plan, response, url, where)
     return Response(response.status_code, response.headers, body, url) if plan.whole else body
 
@@ -197,19 +200,19 @@ def _decode_body(plan: ReplyPlan, response: HttpResponse, url: str, where: str) 
             return response.content.decode(charset(response.headers.get("content-type", "")), "replace")
         case ReplyShape.BYTES:
             return response.content
-        case ReplyShape.JSON | ReplyShape.EVENT:  # a single event is none: events come in streams
+        case ReplyShape.JSON | ReplyShape.EVENT:  # EVENT occurs only in streams
             return decode_json(plan, response.content, url, response.status_code, where)
 
 
 def decode_json(plan: ReplyPlan, body: bytes | str, url: str, status: int, where: str) -> Any:
-    """A JSON text as the declared type; an empty one is None, where the type admits it."""
+    """Decode a JSON text as the declared type. An empty text is None if the type allows it."""
     assert plan.adapter is not None
     try:
         if not body.strip():
             return plan.adapter.validate_python(None)
         return plan.adapter.validate_json(body)
     except ValidationError as error:
-        message = f"{where}: the reply is no {plan.type_name} ({_faults(error)})"
+        message = f"{where}: the reply is not a valid {plan.type_name} ({_faults(error)})"
         raise RestDecodeError(message, url, status, beginning(body)) from error
 
 
@@ -220,7 +223,7 @@ def _faults(error: ValidationError) -> str:
 
 
 def beginning(body: bytes | str) -> str:
-    """Return the beginning of a body as text: more than an excerpt, so that secrets can be removed from it first."""
+    """Return the beginning of a body as text, longer than an excerpt: secrets are removed before it is cut."""
     if isinstance(body, bytes):
         body = body[: SEARCHED + 1].decode("utf-8", "replace")
     return brief(body, SEARCHED)
@@ -238,7 +241,7 @@ def charset(content_type: str) -> str:
         if name.strip() == "charset":
             try:
                 found = codecs.lookup(value.strip(" \"'")).name
-                b"x".decode(found, "replace")  # refuses what is not for text, such as `zlib`
+                b"x".decode(found, "replace")  # raises for codecs that are not for text, such as `zlib`
                 return "utf-8" if found.replace("-", "_") in _NOT_FOR_REPLIES else found
             except (LookupError, UnicodeError, ValueError):
                 break
@@ -249,7 +252,7 @@ def charset(content_type: str) -> str:
 
 
 class PieceDecoder:
-    """Takes the bytes of a body as they come and gives the pieces that are complete."""
+    """Splits a streamed body into lines, JSON lines, server-sent events or the items of a JSON list."""
 
     def __init__(
         self, plan: ReplyPlan, content_type: str, url: str, status: int, where: str, max_piece: int = 64 * 2**20
@@ -258,13 +261,13 @@ class PieceDecoder:
         self._media_type = content_type.lower().partition(";")[0].strip()
         self._text = codecs.getincrementaldecoder(charset(content_type))("replace")
         self._max_piece = max_piece
-        self._held = 0  # characters in what follows
-        self._pending: list[str] = []  # of a line that has not ended, or of the document
+        self._held = 0  # number of characters in the next three fields
+        self._pending: list[str] = []  # the parts of an incomplete line or document
         self._event: dict[str, str] = {}
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> Iterator[Any]:
-        """The pieces that `chunk` completes."""
+        """Yield the items that `chunk` completes."""
         if self._plan.shape is ReplyShape.BYTES:
             yield chunk
             return
@@ -279,7 +282,7 @@ class PieceDecoder:
         self._hold(len(text))
 
     def end(self) -> Iterator[Any]:
-        """What is left when the body has ended."""
+        """Yield the remaining items at the end of the body."""
         rest = "".join((*self._pending, self._text.decode(b"", True)))
         if self._is_one_document:
             yield from self._document(rest)
@@ -289,7 +292,7 @@ class PieceDecoder:
             yield from self._line("")
 
     def _hold(self, characters: int) -> None:
-        """Count what is kept until a piece is complete. Raises `RestClientError` when it becomes too much."""
+        """Count the characters of an incomplete item. Raises `RestClientError` above the limit."""
         self._held += characters
         if self._held > self._max_piece:
             message = f"{self._where}: a piece of the reply is longer than max_reply_bytes ({self._max_piece} bytes)"
@@ -305,7 +308,7 @@ class PieceDecoder:
         try:
             document = from_json(text)
         except ValueError as error:
-            message = f"{self._where}: the reply is no JSON ({error})"
+            message = f"{self._where}: the reply is not valid JSON ({error})"
             raise RestDecodeError(message, self._url, self._status, beginning(text)) from error
         for item in document if isinstance(document, list) else (document,):
             yield self._value(to_json(item))

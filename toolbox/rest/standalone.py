@@ -1,7 +1,7 @@
 """REST clients and single requests without a container.
 
-Their connections end with the event loop, or when nobody holds them any more. Not here: what a container does with a
-client (`implementation`).
+Connections are closed when the event loop ends or the client is garbage-collected. Not here: clients in a container
+(`implementation`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _StandaloneScope:
-    """Stands in for a container: a collaborator's class is called once, and its object kept."""
+    """Replaces a container: creates one object of each collaborator class and keeps it."""
 
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
@@ -44,10 +44,12 @@ class _StandaloneScope:
 
 
 def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any = None, **settings: Any) -> T:
-    """An object of a REST client's class, without a container.
+    """Create a REST client without a container.
 
-    `settings` are those of `rest_settings`, over those of the environment. Collaborators are made by calling their
-    classes. Raises `IllegalConfigurationError`.
+        weather = rest.create_rest_client(Weather, url="https://weather.example", timeout=10)
+
+    `settings`, `transport` and `auth` are those of `rest_settings`; they override the environment. Collaborator classes
+    are created without arguments. Raises `IllegalConfigurationError` with all problems of the class and its settings.
     """
     from ..settings import ToolboxSettings
 
@@ -68,12 +70,14 @@ def _problems_of_collaborators(plan: ClientPlan) -> Iterator[Problem]:
         try:
             inspect.signature(point.wants).bind()
         except (TypeError, ValueError):
-            what = f"no {getattr(point.wants, '__name__', point.wants)} can be made by calling it without arguments"
-            yield Problem(point.where, what, "register the client in a container, which makes its collaborators")
+            what = f"{getattr(point.wants, '__name__', point.wants)} cannot be created without arguments"
+            yield Problem(
+                point.where, what, "register the client in a container, which creates it with its dependencies"
+            )
 
 
 def standalone_exchange(where: str, settings: KeySettings) -> RestExchange:
-    """An exchange for plans that come from no class. Raises `IllegalConfigurationError`."""
+    """Return an exchange for request plans without a client class. Raises `IllegalConfigurationError`."""
     raise_problems(endpoint_problems(where, settings.key, settings.settings, None))
     return _exchange(settings, None, ClientPlan(()), where)
 
@@ -87,7 +91,7 @@ def _exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, whe
 
 
 async def send_request(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
-    """The value of one request."""
+    """Send one request and return its value."""
     from .drivers import call_async
 
     return await call_async(exchange, plan, values)

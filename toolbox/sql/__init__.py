@@ -1,9 +1,9 @@
-"""Databases by SQLAlchemy (extra `sql`): engine and session as beans, `@transactional`, conversations in tables."""
+"""Databases with SQLAlchemy (extra `sql`): engines and sessions as beans, `@transactional`, a conversation store."""
 
 from __future__ import annotations
 
 try:
-    import sqlalchemy as _  # noqa: F401 - whether it is there
+    import sqlalchemy as _  # noqa: F401 - checks that it is installed
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         "toolbox.sql needs SQLAlchemy; install it with: pip install 'toolbox-di[sql]'", name=_error.name

@@ -1,7 +1,7 @@
-"""Conversations in a table of SQLite or PostgreSQL: one row each, with who has it at the moment.
+"""Stores conversations in SQLite or PostgreSQL: one row each, with the lease of the current call; migrates its table.
 
-Each step is one short transaction of its own: none is open while a model or a tool works. Not here: how a lease is
-held (`toolbox.services.leases`), the messages' JSON (`toolbox.transcripts`).
+Each step is one short transaction: none is open while a model or a tool runs. Not here: holding leases
+(`toolbox.services.leases`), the JSON of messages (`toolbox.transcripts`).
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from .engines import FOR_WRITING
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _BETWEEN_PURGES = 60.0  # seconds
 Step: TypeAlias = Callable[[Connection], None]
-"""Brings a schema from one version to the next, in the transaction of the connection."""
+"""Migrates a schema from one version to the next, in the transaction of the connection."""
 
 VERSIONS = Table(
     "toolbox_schemas", MetaData(), Column("name", Text, primary_key=True), Column("version", Integer, nullable=False)
 )
 
-_LOCK = 0x746F6F6C626F78  # of PostgreSQL's advisory locks, "toolbox"
+_LOCK = 0x746F6F6C626F78  # key of a PostgreSQL advisory lock: "toolbox" in ASCII
 
 
 class _Now(FunctionElement[int]):
-    """Milliseconds since 1970 by the database's clock, the one that all processes share."""
+    """Milliseconds since 1970 by the clock of the database, which all processes share."""
 
     type = BigInteger()
     inherit_cache = True
@@ -74,7 +74,10 @@ def _now_postgresql(element: _Now, compiler: Any, **options: Any) -> str:
 
 
 def conversations_table(name: str) -> Table:
-    """One row per conversation. `messages`: JSON, null when there are none. Times: see `_Now`, null for never."""
+    """Return the table: one row per conversation.
+
+    `messages` is JSON or null. Times are in milliseconds as in `_Now`; null means never.
+    """
     return Table(
         name,
         MetaData(),
@@ -89,7 +92,7 @@ def conversations_table(name: str) -> Table:
 
 
 def steps_of(table: Table) -> tuple[Step, ...]:
-    """How the table has come to be what it is; a new form of it is a further step."""
+    """Return the migration steps of the table. A new version of the table adds a step."""
 
     def create(connection: Connection) -> None:
         table.create(connection, checkfirst=False)
@@ -101,9 +104,9 @@ def steps_of(table: Table) -> tuple[Step, ...]:
 
 
 async def migrate(engine: AsyncEngine, name: str, steps: Sequence[Step]) -> None:
-    """Takes those of `steps` that the database has not taken yet; processes that come at once wait for each other.
+    """Apply the migration steps that the database does not have yet; concurrent processes wait for each other.
 
-    Raises `IllegalConfigurationError` when the database has taken more steps than there are.
+    Raises `IllegalConfigurationError` if the database has a newer version than this release supports.
     """
     async with engine.connect() as connection:
         await connection.execution_options(**FOR_WRITING)
@@ -120,8 +123,10 @@ def _migrate(connection: Connection, name: str, steps: Sequence[Step]) -> None:
         connection.execute(insert(VERSIONS).values(name=name, version=0))
         version = 0
     if version > len(steps):
-        what = f"the database has version {version} of it, this release knows {len(steps)}"
-        raise IllegalConfigurationError([Problem(f"the tables of {name}", what, "use the newer release of toolbox-di")])
+        what = f"the database has version {version}, but this release supports versions up to {len(steps)}"
+        raise IllegalConfigurationError(
+            [Problem(f"the tables of {name}", what, "install a newer release of toolbox-di")]
+        )
     for step in steps[version:]:
         step(connection)
     connection.execute(update(VERSIONS).where(VERSIONS.c.name == name).values(version=len(steps)))
@@ -132,11 +137,13 @@ def _migrate(connection: Connection, name: str, steps: Sequence[Step]) -> None:
 
 @application_scoped
 class SqlChatMemoryStore(ChatMemoryStore):
-    """Keeps conversations in a table, which it creates and brings up to date when it is first used.
+    """Stores conversations in a table, which it creates and migrates on first use.
 
-    A call holds a lease of `lease` seconds on its conversation, renewed while it lasts; no other process gets past it.
-    If it could not be renewed in time, the call ends with `MemoryLeaseLostError` instead of writing. A conversation is
-    forgotten `expires_after` seconds after its last call; None: never.
+        container.register(sql.engine, sql.SqlChatMemoryStore)  # TOOLBOX_SQL__URL=postgresql://…
+
+    A call holds a lease of `lease` seconds on its conversation and renews it until it ends; other processes wait. A
+    call whose lease was lost raises `MemoryLeaseLostError` and writes nothing. Conversations are deleted
+    `expires_after` seconds after their last call; None keeps them.
     """
 
     def __init__(
@@ -149,14 +156,14 @@ class SqlChatMemoryStore(ChatMemoryStore):
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise TypeError(
-                f"SqlChatMemoryStore takes an AsyncEngine, as sql.engine makes, not a {type(engine).__name__}"
+                f"SqlChatMemoryStore needs an AsyncEngine, such as sql.engine creates; got {type(engine).__name__}"
             )
         if expires_after is not None and not expires_after > 0:
             raise ValueError(f"expires_after={expires_after}; use a number of seconds above 0, or None")
         if engine.dialect.name not in _INSERT:
-            what = f"it is for SQLite and PostgreSQL, the engine's database is {engine.dialect.name}"
+            what = f"unsupported database {engine.dialect.name}"
             raise IllegalConfigurationError(
-                [Problem("SqlChatMemoryStore", what, "give it an engine of one of the two")]
+                [Problem("SqlChatMemoryStore", what, "use an engine for SQLite or PostgreSQL")]
             )
         self._engine = engine
         self._table = conversations_table(table)
@@ -176,19 +183,19 @@ class SqlChatMemoryStore(ChatMemoryStore):
         return messages_from_json(text) if text is not None else ()
 
     async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` when this process has lost the conversation."""
+        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` if another process has taken the conversation."""
         await self._write(key, messages_to_json(messages))
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
-        """See `ChatMemoryStore`. Raises as `update_messages` does."""
+        """See `ChatMemoryStore`. Raises `MemoryLeaseLostError` if another process has taken the conversation."""
         await self._write(key, None)
 
     def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[None]:
-        """Lets one caller at a time into the conversation, over all processes that use the table."""
+        """Lock the conversation for one call at a time, across all processes that use the table."""
         return self._leases.lock(key)
 
     async def stop(self) -> None:
-        """Gives back what is still held."""
+        """Release all leases that are still held."""
         await self._leases.stop()
 
     # --- reading and writing
@@ -205,7 +212,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
             await self._purge(connection)
 
     async def _purge(self, connection: AsyncConnection) -> None:
-        """Removes, from time to time, the rows that mean nothing any more."""
+        """Delete expired and empty rows, at most once a minute."""
         if monotonic() - self._purged_at < _BETWEEN_PURGES:
             return
         self._purged_at = monotonic()
@@ -243,7 +250,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
         return or_(self._table.c.lease_until.is_(None), self._table.c.lease_until <= _Now())
 
     def _expired(self) -> ColumnElement[bool]:
-        # Not null, so that it can be negated.
+        # Never null: SQL cannot negate null.
         columns = self._table.c
         return and_(columns.expires_at.is_not(None), columns.expires_at <= _Now())
 
@@ -251,12 +258,12 @@ class SqlChatMemoryStore(ChatMemoryStore):
         return _Now() + round(seconds * 1000)
 
     def _updated(self, key: ChatMemoryKey, token: str) -> Any:
-        """Changes the conversation as long as nobody has taken it from `token`, which may be late as long as that."""
-        # So a long write in SQLite, which keeps everybody from writing, does not make its own process lose its lease.
+        """Return an update of the conversation that applies while `token` has the lease, even an overdue one."""
+        # A long write in SQLite blocks all other writers, also renewals: it must not cost its own process the lease.
         return update(self._table).where(self._is(key), self._table.c.lease_token == token)
 
     def _upsert(self, key: ChatMemoryKey, values: dict[str, Any], where: ColumnElement[bool] | None = None) -> Any:
-        """Makes the conversation's row, or changes it `where` it may be changed."""
+        """Return a statement that inserts the row of the conversation, or updates it if `where` holds."""
         row = _INSERT[self._engine.dialect.name](self._table).values(
             service=key.service, memory_id=key.memory_id, **values
         )
@@ -271,7 +278,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     @asynccontextmanager
     async def _connection(self, *, writing: bool = False) -> AsyncIterator[AsyncConnection]:
-        """A connection in a transaction that ends with the block."""
+        """Open a connection in a transaction that ends with the block."""
         await self._prepare()
         async with self._engine.connect() as connection:
             if writing:
@@ -287,6 +294,6 @@ class SqlChatMemoryStore(ChatMemoryStore):
                 try:
                     await migrate(self._engine, self._table.name, steps_of(self._table))
                 except (OSError, DBAPIError) as error:
-                    error.add_note(f"while conversations are looked for in {self._engine.url!r}")
+                    error.add_note(f"while preparing the conversations table in {self._engine.url!r}")
                     raise
                 self._prepared = True

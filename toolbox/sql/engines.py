@@ -1,6 +1,6 @@
-"""From an address to an engine: the driver, SQLite's transactions, a database that lasts as long as its engine.
+"""Opens engines (driver, URL checks, SQLite settings), and provides engines and sessions as beans.
 
-Not here: engines and sessions as beans (`producers`).
+Not here: committing and rolling back (`transactions`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ..errors import IllegalConfigurationError, Problem
 from ..settings import SqlSettings, ToolboxSettings
 
 FOR_WRITING = {"toolbox_for_writing": True}
-"""Execution options of a connection whose next transaction is going to write.
+"""Execution options of a connection whose next transaction will write.
 
-SQLite refuses a transaction that has read and then wants to write, if another one has written in between. One that
-says so when it begins waits for its turn.
+SQLite rejects a write in a transaction that has read before, if another transaction has written in between. A
+transaction that begins as a writer waits for its turn instead.
 """
 
-_SQLITE_PATIENCE = 30.0  # seconds that a connection waits for another one's write
+_SQLITE_PATIENCE = 30.0  # seconds that a connection waits for a write of another
 
-# Drivers by database, the first installed one is taken.
+# Drivers by database; the first installed one is used.
 _ASYNC = {"sqlite": ("aiosqlite",), "postgresql": ("asyncpg", "psycopg")}
 _SYNC = {"sqlite": ("pysqlite",), "postgresql": ("psycopg", "psycopg2")}
 _MODULES = {"pysqlite": "sqlite3"}
@@ -39,10 +39,13 @@ _MODULES = {"pysqlite": "sqlite3"}
 
 @asynccontextmanager
 async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngine]:
-    """Open an asynchronous engine and dispose it at the end; `options` are those of `create_async_engine`.
+    """Open an asynchronous engine and dispose it at the end of the block.
 
-    Connections are tested before use (`pool_pre_ping=True`), because database servers and firewalls close idle ones. A
-    `url` without a driver gets an installed one. `sqlite://` is a database of its own that is gone in the end.
+        async with sql.open_engine("postgresql://user:password@host/shop") as engine: ...
+
+    A `url` without a driver gets an installed one. `sqlite://` is a temporary database that is deleted at the end.
+    `options` are those of `create_async_engine`. Connections are tested before use (`pool_pre_ping=True`), because
+    servers and firewalls close idle ones. Raises `IllegalConfigurationError` for an invalid URL or a missing driver.
     """
     with _database(_read(url), _ASYNC, _SYNC) as address:
         engine = create_async_engine(address, **_options(address, options))
@@ -55,7 +58,7 @@ async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngi
 
 @contextmanager
 def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
-    """Open a synchronous engine; the same for `def` code."""
+    """Open a synchronous engine for `def` code and dispose it at the end of the block; see `open_engine`."""
     with _database(_read(url), _SYNC, _ASYNC) as address:
         engine = create_engine(address, **_options(address, options))
         _prepare(engine)
@@ -69,7 +72,7 @@ def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
 
 
 def address_problems(url: str, *, asynchronous: bool) -> Iterator[Problem]:
-    """Yield what would keep an engine from being opened, without opening one."""
+    """Yield the problems of a database URL, without connecting."""
     drivers = (_ASYNC, _SYNC) if asynchronous else (_SYNC, _ASYNC)
     try:
         address = _with_driver(_read(url), *drivers)
@@ -80,7 +83,7 @@ def address_problems(url: str, *, asynchronous: bool) -> Iterator[Problem]:
         yield from error.problems
     except ModuleNotFoundError as error:
         what = f"the driver {error.name} is not installed"
-        yield Problem("the database's address", what, f"install it: pip install {error.name}")
+        yield Problem("the database URL", what, f"install it: pip install {error.name}")
 
 
 def _is_in_memory(url: URL) -> bool:
@@ -90,12 +93,12 @@ def _is_in_memory(url: URL) -> bool:
 def _read(url: str | URL) -> URL:
     try:
         address = make_url(url)
-        # The name libpq also goes by, in what hosting services hand out.
+        # Hosting services often write postgres:// for postgresql://.
         database, plus, driver = address.drivername.partition("+")
         return address.set(drivername=f"postgresql{plus}{driver}") if database == "postgres" else address
     except ArgumentError:
-        problem = Problem("the database's address", "it is no URL", "write one such as sqlite:///shop.db")
-    # Outside of the handler, so that no password in it is shown.
+        problem = Problem("the database URL", "invalid URL", "use a URL such as sqlite:///shop.db")
+    # Raised outside of the handler, because the original error may show the password.
     raise IllegalConfigurationError([problem])
 
 
@@ -106,22 +109,24 @@ def _database(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tuple
         _check_place(url)
         yield url
         return
-    # In memory, all connections would have to be one connection, and two sessions one transaction.
+    # A database in memory would need one connection for all sessions, and so one transaction.
     with TemporaryDirectory(prefix="toolbox-", ignore_cleanup_errors=True) as folder:
         yield url.set(database=str(Path(folder, "database.sqlite")))
 
 
 def _check_place(url: URL) -> None:
-    """Refuses what the database's library would refuse with the first connection, and with fewer words."""
+    """Raise `IllegalConfigurationError` for an unknown database type or a missing folder of an SQLite file."""
     try:
         url.get_dialect()
     except NoSuchModuleError:
-        what, fix = "SQLAlchemy knows no database of this name", "write sqlite:///… or postgresql://…"
+        what, fix = "unknown database type", "use sqlite:///… or postgresql://…"
         raise IllegalConfigurationError([Problem(f"the database {url.drivername}", what, fix)]) from None
     folder = Path(url.database or "").parent
     if url.get_backend_name() == "sqlite" and not str(url.database).startswith("file:") and not folder.is_dir():
         problem = Problem(
-            f"the database {url.database}", f"there is no folder {str(folder)!r}", "make it, or mend the URL"
+            f"the database {url.database}",
+            f"the folder {str(folder)!r} does not exist",
+            "create it, or correct the URL",
         )
         raise IllegalConfigurationError([problem])
 
@@ -146,8 +151,8 @@ def _options(url: URL, options: dict[str, Any]) -> dict[str, Any]:
     options = {"pool_pre_ping": True, **options}
     if url.get_backend_name() != "sqlite":
         return options
-    # Without a level, the driver leaves the beginning of transactions to us: by itself it begins them only when
-    # something is written, so that what was read before may have changed by then.
+    # Without an isolation level, the driver does not begin transactions itself. It would begin them at the first write,
+    # when earlier reads may be outdated.
     ours = {"timeout": _SQLITE_PATIENCE, "isolation_level": None}
     return {**options, "connect_args": {**ours, **options.get("connect_args", {})}}
 
@@ -161,17 +166,17 @@ def _prepare(engine: Engine) -> None:
     def connected(connection: Any, record: Any) -> None:
         cursor = connection.cursor()
         cursor.execute("PRAGMA foreign_keys = ON")
-        # Who reads does not keep others from writing, and sees what there was when it began. It is said once for a
-        # database; while one connection says it, another cannot.
+        # With write-ahead logging, readers do not block writers and see a consistent state. The mode is stored in the
+        # database; only one connection can set it at a time.
         with suppress(locked):
             cursor.execute("PRAGMA journal_mode = WAL")
         cursor.close()
 
     @event.listens_for(engine, "invalidate")
     def given_up(connection: Any, record: Any, error: BaseException | None) -> None:
-        # Closing ends a transaction only when its last statement is no longer remembered, by a traceback for example.
+        # Closing does not end a transaction while something, such as a traceback, refers to its last statement.
         if isinstance(error, asyncio.CancelledError):
-            with suppress(asyncio.CancelledError):  # cancelled once more; the driver goes on by itself
+            with suppress(asyncio.CancelledError):  # cancelled again; the driver finishes by itself
                 connection.rollback()
 
     @event.listens_for(engine, "begin")
@@ -203,14 +208,17 @@ def _url_problems(settings: SqlSettings, *, asynchronous: bool) -> Iterator[Prob
 @checks_settings(_engine_problems)
 @produces(scope="application")
 async def engine(settings: ToolboxSettings) -> AsyncIterator[AsyncEngine]:
-    """The engine of the settings' database (`TOOLBOX_SQL__URL`), disposed when the container stops."""
+    """Provide the engine of the database in `TOOLBOX_SQL__URL`; it is disposed when the container stops."""
     async with open_engine(_url(settings.sql), **_settings_options(settings.sql)) as made:
         yield made
 
 
 @produces(scope="call")
 async def session(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
-    """A session for each tool call, or for the request outside of one; what was not committed is rolled back."""
+    """Provide a session for each tool call, or for the request outside of tool calls.
+
+    Uncommitted changes are rolled back when the session ends.
+    """
     made = AsyncSession(engine, expire_on_commit=False)
     try:
         yield made
@@ -221,14 +229,14 @@ async def session(engine: AsyncEngine) -> AsyncIterator[AsyncSession]:
 @checks_settings(_sync_engine_problems)
 @produces(scope="application")
 def sync_engine(settings: ToolboxSettings) -> Iterator[Engine]:
-    """The same engine for `def` tools, which run on threads."""
+    """Provide the synchronous engine for `def` tools, which run on threads."""
     with open_sync_engine(_url(settings.sql), **_settings_options(settings.sql)) as made:
         yield made
 
 
 @produces(scope="call")
 def sync_session(engine: Engine) -> Iterator[Session]:
-    """The same session for `def` tools; made, used and closed on the tool's thread."""
+    """Provide a session for `def` tools; it is created, used and closed on the tool's thread."""
     with Session(engine, expire_on_commit=False) as made:
         yield made
 
@@ -236,7 +244,7 @@ def sync_session(engine: Engine) -> Iterator[Session]:
 def _url(settings: SqlSettings) -> str:
     if settings.url is None:
         fix = "set TOOLBOX_SQL__URL, such as sqlite:///shop.db or postgresql://user:password@host/shop"
-        raise IllegalConfigurationError([Problem("toolbox.sql", "no database is named", fix)])
+        raise IllegalConfigurationError([Problem("toolbox.sql", "missing database URL", fix)])
     return settings.url.get_secret_value()
 
 

@@ -1,4 +1,4 @@
-"""`@transactional`: a method's database work is committed before it returns, or none of it is kept.
+"""`@transactional`: commits the database work of a function before it returns, or rolls all of it back.
 
 Not here: which sessions there are (`engines`).
 """
@@ -32,11 +32,11 @@ logger = logging.getLogger("toolbox.sql")
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", AsyncSession, Session)
 
-_TRANSACTION = "toolbox.transaction"  # under this, a session's `info` has the one it is in
+_TRANSACTION = "toolbox.transaction"  # key of the current transaction in `session.info`
 
 
 class _Transaction:
-    """A `@transactional` call that is under way; `failed` when one that joined it has failed."""
+    """A running `@transactional` call; `failed` is True after a nested call failed."""
 
     __slots__ = ("failed",)
 
@@ -58,12 +58,16 @@ def transactional(*, name: str | None = None, isolation: str | None = None) -> C
 def transactional(
     function: Callable[..., Any] | None = None, /, *, name: str | None = None, isolation: str | None = None
 ) -> Any:
-    """Commits when the function returns, rolls back when it raises; inside of another one it is part of that.
+    """Commit when the function returns, roll back when it raises. A nested call joins the outer transaction.
 
-    An `async def` works on an `AsyncSession`, a `def` on a `Session`: one among its arguments, else one that `self`
-    has, else that of the current scope (of this `name`). If a call that is part of another fails, the other is
-    rolled back too, with `TransactionRolledBackError` if it let nothing be seen of it. `isolation` is the level of a
-    transaction that begins here, such as `"SERIALIZABLE"`.
+        @tool
+        @sql.transactional
+        async def book(self, car: int) -> Booking: ...
+
+    An `async def` uses an `AsyncSession`, a `def` a `Session`: the one among its arguments, otherwise the one in an
+    attribute of `self`, otherwise the one of the current scope. `name` selects a named session. If a nested call fails,
+    the outer transaction is rolled back too; it raises `TransactionRolledBackError` if the outer function
+    suppressed the failure. `isolation` is the isolation level of a new transaction, such as `"SERIALIZABLE"`.
     """
     if function is None:
         return lambda marked: _transactional(marked, name, isolation)
@@ -72,29 +76,29 @@ def transactional(
 
 def _transactional(function: Callable[..., Any], name: str | None, isolation: str | None) -> Any:
     if isinstance(function, (staticmethod, classmethod)):
-        raise TypeError(f"write @transactional below @{type(function).__name__}, next to the function")
+        raise TypeError(f"write @transactional below @{type(function).__name__}, directly on the function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"{function.__qualname__} is a generator, which ends when its reader likes: no transaction")
+        raise TypeError(f"{function.__qualname__} is a generator; @transactional supports only functions that return")
     label = function.__qualname__
 
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            session = _given(AsyncSession, label, args, kwargs) if name is None else None
+            session = _session_in_arguments(AsyncSession, label, args, kwargs) if name is None else None
             if session is None:
                 session = await _awaited_session(label, name)
-            with _part_of(session, label) as transaction:
+            with _join_or_begin(session, label) as transaction:
                 if transaction is None:
                     return await function(*args, **kwargs)
                 try:
                     if options := _options(session.sync_session, isolation):
                         await session.connection(execution_options=options)
                     value = await function(*args, **kwargs)
-                    _refuse(transaction, label)
+                    _check_commit_allowed(transaction, label)
                     await session.commit()
                 except BaseException:
-                    await _undo_awaiting(session)
+                    await _rollback_async(session)
                     raise
                 return value
 
@@ -102,82 +106,82 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        session = _given(Session, label, args, kwargs) if name is None else None
+        session = _session_in_arguments(Session, label, args, kwargs) if name is None else None
         if session is None:
             session = _session(label, name)
-        with _part_of(session, label) as transaction:
+        with _join_or_begin(session, label) as transaction:
             if transaction is None:
                 return function(*args, **kwargs)
             try:
                 if options := _options(session, isolation):
                     session.connection(execution_options=options)
                 value = function(*args, **kwargs)
-                _refuse(transaction, label)
+                _check_commit_allowed(transaction, label)
                 session.commit()
             except BaseException:
-                _undo(session)
+                _rollback(session)
                 raise
             return value
 
     return called
 
 
-# --- which session
+# --- finding the session
 
 
-def _given(kind: type[S], label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
-    """The session among the arguments, or the one that `self` has."""
+def _session_in_arguments(kind: type[S], label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> S | None:
+    """Return the session among the arguments, or in an attribute of `self`. Raises for more than one."""
     for candidates in ((*args, *kwargs.values()), tuple(getattr(args[0], "__dict__", {}).values()) if args else ()):
         found = {id(each): each for each in candidates if isinstance(each, kind)}
         if len(found) == 1:
             return next(iter(found.values()))
         if found:
-            fix = "give each session a name, and say which one is meant: @transactional(name=…)"
-            raise IllegalConfigurationError([Problem(label, f"it has {len(found)} sessions to choose from", fix)])
+            fix = "name each session and choose one with @transactional(name=…)"
+            raise IllegalConfigurationError([Problem(label, f"found {len(found)} sessions, expected one", fix)])
     return None
 
 
 async def _awaited_session(label: str, name: str | None) -> AsyncSession:
     try:
-        return await _scope(label).aget(AsyncSession, name)  # type: ignore[no-any-return]  # of the type asked for
+        return await _scope(label).aget(AsyncSession, name)  # type: ignore[no-any-return]  # the scope returns the requested type
     except MissingBeanError as error:
         raise MissingBeanError(
-            f"{error.wanted} for {label}, which is `async def`", _ready_made(error, "session")
+            f"{error.wanted} for {label}, which is `async def`", _missing_session_hints(error, "session")
         ) from None
 
 
 def _session(label: str, name: str | None) -> Session:
     try:
-        return _scope(label).get(Session, name)  # type: ignore[no-any-return]  # likewise
+        return _scope(label).get(Session, name)  # type: ignore[no-any-return]  # the scope returns the requested type
     except MissingBeanError as error:
         raise MissingBeanError(
-            f"{error.wanted} for {label}, which is `def`", _ready_made(error, "sync_session")
+            f"{error.wanted} for {label}, which is `def`", _missing_session_hints(error, "sync_session")
         ) from None
 
 
-def _ready_made(error: MissingBeanError, producer: str) -> tuple[str, ...]:
+def _missing_session_hints(error: MissingBeanError, producer: str) -> tuple[str, ...]:
     return (*error.near, f"toolbox.sql.{producer}")
 
 
 def _scope(label: str) -> Any:
-    """Where to look a session up: the innermost scope's container."""
+    """Return the container of the innermost scope. Raises `ScopeNotActiveError`."""
     scope = active.get()
     if scope is None:
-        raise ScopeNotActiveError(f"the session of {label}", "no scope is active here")
+        raise ScopeNotActiveError(f"the session of {label}", "no scope is active")
     return scope.home
 
 
-# --- its transaction
+# --- the transaction
 
 
 @contextmanager
-def _part_of(session: AsyncSession | Session, label: str) -> Iterator[_Transaction | None]:
-    """A new transaction; None when the session is in one that this code is part of."""
+def _join_or_begin(session: AsyncSession | Session, label: str) -> Iterator[_Transaction | None]:
+    """Begin a transaction; yield None if the session is already in a transaction of this call."""
     around = session.info.get(_TRANSACTION)
     if around is not None:
         if around not in _entered.get():
-            what = "its session is in a transaction of another task or thread"
-            fix = "give each its own: call it as a tool, or in a request scope of its own"
+            what = "its session is already in a transaction of another task or thread"
+            fix = "use one session per task: call it as a tool, or in a separate request scope"
             raise IllegalConfigurationError([Problem(label, what, fix)])
         try:
             yield None
@@ -195,33 +199,33 @@ def _part_of(session: AsyncSession | Session, label: str) -> Iterator[_Transacti
 
 
 def _options(session: Session, isolation: str | None) -> dict[str, Any]:
-    """Of the connection that the transaction begins on; nothing when there is nothing to say, or it has begun."""
+    """Return execution options for the connection of a new transaction; none if it has already begun."""
     if session.in_transaction():
         return {}
     writing = FOR_WRITING if session.bind is not None and session.bind.dialect.name == "sqlite" else {}
     return {**writing, **({"isolation_level": isolation} if isolation is not None else {})}
 
 
-def _refuse(transaction: _Transaction, label: str) -> None:
-    """Raises when what has ended well must not be kept all the same."""
+def _check_commit_allowed(transaction: _Transaction, label: str) -> None:
+    """Raise `TransactionRolledBackError` if a function that returned must not be committed."""
     if transaction.failed:
-        reason = "a @transactional call inside of it failed; let that error through, or do what may fail in a savepoint"
+        reason = "a nested @transactional call failed; let its error through, or run the nested work in a savepoint"
         raise TransactionRolledBackError(label, f"{reason} (`session.begin_nested()`)")
     invocation = current_invocation.get()
-    if invocation is not None and invocation.cancelled:  # of a thread, which goes on although nobody waits for it
-        reason = "its call was given up meanwhile, and has failed for everybody else; give the tool a longer timeout="
+    if invocation is not None and invocation.cancelled:  # a thread runs on after its call was cancelled
+        reason = "its call timed out or was cancelled before it finished; give the tool a longer timeout="
         raise TransactionRolledBackError(label, reason)
 
 
-async def _undo_awaiting(session: AsyncSession) -> None:
+async def _rollback_async(session: AsyncSession) -> None:
     try:
         await session.rollback()
-    except Exception as error:  # what went wrong before is what the caller should hear of
-        logger.warning("a transaction could not be rolled back, its connection is given up: %s", error)
+    except Exception as error:  # the caller gets the original error
+        logger.warning("cannot roll back a transaction, its connection is discarded: %s", error)
 
 
-def _undo(session: Session) -> None:
+def _rollback(session: Session) -> None:
     try:
         session.rollback()
-    except Exception as error:  # as above
-        logger.warning("a transaction could not be rolled back, its connection is given up: %s", error)
+    except Exception as error:  # the caller gets the original error
+        logger.warning("cannot roll back a transaction, its connection is discarded: %s", error)
