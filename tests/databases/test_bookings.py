@@ -52,7 +52,7 @@ async def desk(url: str, **more: Any) -> AsyncIterator[Container]:
 
 
 async def tell(container: Container, conversation: str, *calls: ToolExecutionRequest) -> list[str]:
-    """What the tools gave."""
+    """Return the results of the tools."""
     message = "\n".join(f"{each.name} {each.arguments}" for each in calls)
     result = await container.get(CustomerSupportAgent).chat(conversation, message)
     return [each.result for each in result.tool_executions]
@@ -98,7 +98,7 @@ async def test_a_customer_must_be_known(database_url: str) -> None:
     assert told == ["there is no customer No Body"]
 
 
-async def test_what_is_there_is_not_made_again(database_url: str) -> None:
+async def test_existing_tables_are_not_created_again(database_url: str) -> None:
     for _ in range(2):
         async with desk(database_url) as container:
             assert len(await statuses(container)) == 8

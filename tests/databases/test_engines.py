@@ -1,4 +1,4 @@
-"""Engines and sessions as beans: from the settings, with an installed driver, disposed in the end."""
+"""Engines and sessions as beans: settings, drivers, disposal."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ async def test_the_database_is_the_one_that_the_environment_names(tmp_path: Path
         assert container.get(Engine).url.drivername == "sqlite+pysqlite"
 
 
-async def test_no_database_is_told_at_start() -> None:
+async def test_a_missing_database_url_is_reported_at_startup() -> None:
     with pytest.raises(IllegalConfigurationError, match="TOOLBOX_SQL__URL"):
         async with Container(settings=ToolboxSettings()).register(sql.engine):
             pass
@@ -51,7 +51,7 @@ async def test_no_database_is_told_at_start() -> None:
         ("shop.db", "invalid URL"),
     ],
 )
-async def test_an_address_that_leads_nowhere_is_told_at_start(url: str, says: str) -> None:
+async def test_invalid_database_urls_are_reported_at_startup(url: str, says: str) -> None:
     with pytest.raises(IllegalConfigurationError, match=says):
         async with Container(settings=ToolboxSettings(sql=SqlSettings(url=url))).register(sql.engine):
             pass
@@ -151,7 +151,7 @@ async def test_sqlite_checks_foreign_keys(sqlite_url: str) -> None:
             await connection.execute(text("INSERT INTO b VALUES (7)"))
 
 
-def test_those_who_open_a_new_database_at_once_all_get_in(sqlite_url: str) -> None:
+def test_concurrent_first_connections_to_a_new_database_all_succeed(sqlite_url: str) -> None:
     together, modes = threading.Barrier(8), []
 
     def enter() -> None:
@@ -179,7 +179,7 @@ async def test_options_are_the_engines(sqlite_url: str) -> None:
 
 
 @pytest.mark.parametrize(("module", "library"), [("toolbox.sql", "sqlalchemy"), ("toolbox.redis", "redis")])
-def test_without_its_library_a_module_says_what_to_install(module: str, library: str) -> None:
+def test_a_missing_library_is_reported_with_its_install_command(module: str, library: str) -> None:
     script = f"""
 import builtins, sys
 imported = builtins.__import__

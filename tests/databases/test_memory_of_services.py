@@ -1,4 +1,4 @@
-"""Services whose conversations are kept in a database: what a call costs it, and what is open meanwhile."""
+"""Services whose conversations are stored in a database: statements and connections per call."""
 
 import asyncio
 from typing import Any, Protocol

@@ -33,7 +33,7 @@ async def engine(store_url: str, sqlite_url: str) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 def places(store_url: str, sqlite_url: str, engine: AsyncEngine) -> tuple[str, str]:
-    """Where the conversations and the notes are."""
+    """The database with the conversations and the notes."""
     return store_url, sqlite_url if store_url.startswith("unix:") else store_url
 
 
@@ -71,7 +71,7 @@ async def here(places: tuple[str, str]) -> AsyncIterator[Container]:
 
 
 async def take(container: Container, memory_id: str) -> bool:
-    """Whether the conversation is nobody's."""
+    """Return True if no process has a lease on the conversation."""
     store: Any = await container.aget(ChatMemoryStore)
     return bool(await store.take(ChatMemoryKey.of(conversation.Assistant, memory_id), "a try", 0.001))
 

@@ -1,4 +1,4 @@
-"""The library's own tables: created once, brought up to date, whoever comes first."""
+"""The tables of the library are created once and migrated, also by concurrent processes."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ async def test_a_database_takes_each_step_once(database_url: str) -> None:
             assert (await connection.execute(text("SELECT * FROM toolbox_schemas"))).all() == [("things", 2)]
 
 
-async def test_those_who_come_at_once_wait_for_each_other(database_url: str) -> None:
+async def test_concurrent_migrations_wait_for_each_other(database_url: str) -> None:
     async with sql.open_engine(database_url) as one, sql.open_engine(database_url) as other:
         await asyncio.gather(*(migrate(engine, "things", [first, second]) for engine in (one, other) * 4))
 
@@ -63,7 +63,7 @@ async def test_an_older_release_leaves_a_newer_database_alone(database_url: str)
             await migrate(engine, "things", [first])
 
 
-async def test_the_stores_of_one_database_may_have_tables_of_their_own(database_url: str) -> None:
+async def test_stores_in_one_database_can_use_separate_tables(database_url: str) -> None:
     key = ChatMemoryKey("shop.Assistant", "1")
     async with sql.open_engine(database_url) as engine:
         one, other = sql.SqlChatMemoryStore(engine), sql.SqlChatMemoryStore(engine, table="other_conversations")

@@ -104,9 +104,7 @@ async def test_any_text_is_a_memory_id_and_means_itself_only(
     assert list(await store.get_messages(ChatMemoryKey("another", memory_id))) == []
 
 
-async def test_what_a_later_release_wrote_is_not_guessed_at(
-    new_store: Any, key: ChatMemoryKey, monkeypatch: Any
-) -> None:
+async def test_data_of_later_releases_is_rejected(new_store: Any, key: ChatMemoryKey, monkeypatch: Any) -> None:
     store = await new_store()
     with monkeypatch.context() as later:
         later.setattr("toolbox.transcripts.VERSION", 2)
@@ -152,7 +150,7 @@ async def test_other_conversations_do_not_wait(new_store: Any, key: ChatMemoryKe
         await store.update_messages(key, [])
 
 
-async def test_who_waits_gets_in_when_the_other_leaves(new_store: Any, key: ChatMemoryKey) -> None:
+async def test_waiting_calls_continue_when_the_lease_is_released(new_store: Any, key: ChatMemoryKey) -> None:
     one, other = await new_store(), await new_store()
     entered = asyncio.Event()
 
@@ -162,7 +160,7 @@ async def test_who_waits_gets_in_when_the_other_leaves(new_store: Any, key: Chat
 
     async with one.lock(key):
         waiting = asyncio.create_task(enter())
-        await asyncio.sleep(0.1)  # it tries again and again meanwhile
+        await asyncio.sleep(0.1)  # it retries in this time
         assert not entered.is_set()
     await asyncio.wait_for(waiting, 5)
 
@@ -181,7 +179,7 @@ async def test_a_lease_is_renewed_as_long_as_it_is_held(new_store: Any, key: Cha
     assert list(await other.get_messages(key)) == [UserMessage("kept")]
 
 
-async def test_the_lease_of_one_who_died_ends_by_itself(new_store: Any, key: ChatMemoryKey) -> None:
+async def test_the_lease_of_a_dead_process_expires(new_store: Any, key: ChatMemoryKey) -> None:
     dead, other = await new_store(), await new_store()
     await dead.take(key, "of a process that is no more", 0.2)
 
@@ -190,7 +188,7 @@ async def test_the_lease_of_one_who_died_ends_by_itself(new_store: Any, key: Cha
     assert list(await other.get_messages(key)) == [UserMessage("a")]
 
 
-async def test_who_lost_the_conversation_does_not_write(
+async def test_calls_that_lost_their_lease_do_not_write(
     new_store: Any, key: ChatMemoryKey, store_url: str, another_writes: Any
 ) -> None:
     store = await new_store(lease=0.2)
@@ -267,7 +265,7 @@ async def test_a_life_of_no_time_is_refused(new_store: Any) -> None:
 
 
 @pytest.mark.parametrize("store", [SqlChatMemoryStore, RedisChatMemoryStore])
-def test_what_is_no_connection_is_refused_at_once(store: Any) -> None:
+def test_stores_reject_arguments_that_are_not_connections(store: Any) -> None:
     with pytest.raises(TypeError, match=r"takes an? .*not a .*str"):
         store("sqlite:///conversations.db")
 
@@ -282,7 +280,7 @@ async def test_a_database_that_is_not_there_is_named_without_its_password() -> N
     assert "sesame" not in note
 
 
-def test_a_client_of_redis_that_is_missing_or_wrong_is_a_problem_that_says_what_to_do() -> None:
+def test_missing_and_invalid_redis_settings_are_problems_with_fixes() -> None:
     [problem] = Container().register(RedisChatMemoryStore).check()
     assert "toolbox.redis.client" in problem.fix
 
@@ -310,7 +308,7 @@ async def test_conversations_expire(new_store: Any, key: ChatMemoryKey) -> None:
     assert list(await store.get_messages(key)) == [UserMessage("b")]
 
 
-async def test_each_call_gives_a_conversation_time_anew(new_store: Any, key: ChatMemoryKey) -> None:
+async def test_each_call_restarts_the_expiry_of_its_conversation(new_store: Any, key: ChatMemoryKey) -> None:
     store = await new_store(expires_after=0.5)
     for number in range(4):
         await add(store, key, str(number))

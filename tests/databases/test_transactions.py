@@ -112,7 +112,7 @@ async def started(container: Container) -> AsyncIterator[Container]:
 
 
 async def notes_in(container: Container) -> list[str]:
-    """What others see."""
+    """Return the notes that other transactions see."""
     async with container.get(AsyncEngine).connect() as connection:
         return sorted((await connection.scalars(text("SELECT note FROM notes"))).all())
 
@@ -120,7 +120,7 @@ async def notes_in(container: Container) -> list[str]:
 # --- tools
 
 
-async def test_it_is_committed_before_the_model_is_told(new_container: NewContainer) -> None:
+async def test_transactions_are_committed_before_the_model_gets_the_result(new_container: NewContainer) -> None:
     async def told(request: ChatRequest) -> str:
         return f"{await notes_in(container)} {container.get(AsyncEngine).pool.checkedout()}"  # type: ignore[attr-defined]
 
@@ -234,7 +234,7 @@ async def test_parallel_tools_never_share_a_session(new_container: NewContainer)
         assert await notes_in(container) == list("01234567")
 
 
-async def test_tools_on_threads_have_synchronous_sessions_of_their_own(new_container: NewContainer) -> None:
+async def test_tools_on_threads_have_separate_synchronous_sessions(new_container: NewContainer) -> None:
     class Written:
         def __init__(self, session: Session) -> None:
             self.session = session
@@ -338,7 +338,7 @@ async def test_a_longer_lived_bean_reaches_the_session_of_each_call(new_containe
 # --- outside of tools
 
 
-async def test_a_request_has_one_session_of_its_own(new_container: NewContainer) -> None:
+async def test_each_request_has_one_session(new_container: NewContainer) -> None:
     container = new_container()
     async with started(container):
         async with container.request_scope():
@@ -352,7 +352,7 @@ async def test_a_request_has_one_session_of_its_own(new_container: NewContainer)
         assert await notes_in(container) == ["a"]
 
 
-async def test_a_tool_does_not_see_what_its_request_has_not_committed_nor_waits_for_what_it_reads(
+async def test_tools_neither_see_uncommitted_changes_of_the_request_nor_wait_for_its_reads(
     new_container: NewContainer,
 ) -> None:
     container = new_container(Assistant, replies=[tool_call("add", {"note": "tool's"}), "done"])
@@ -379,7 +379,7 @@ async def test_an_inner_one_is_part_of_the_outer_one(new_container: NewContainer
             assert await notes_in(container) == []
             if fails:
                 raise LookupError("late")
-            await asyncio.wait_for(self.notes.add("b"), 5)  # in a task of its own, but part of this
+            await asyncio.wait_for(self.notes.add("b"), 5)  # in a separate task, but part of this transaction
 
     container = new_container(Both)
     async with started(container), container.request_scope():
@@ -392,7 +392,7 @@ async def test_an_inner_one_is_part_of_the_outer_one(new_container: NewContainer
         assert await notes_in(container) == ["a", "b"]
 
 
-async def test_what_failed_inside_is_not_kept_by_halves(new_container: NewContainer) -> None:
+async def test_a_failed_nested_call_rolls_back_the_whole_transaction(new_container: NewContainer) -> None:
     class Careless:
         def __init__(self, notes: Notes) -> None:
             self.notes = notes
@@ -520,7 +520,7 @@ async def test_of_two_sessions_one_must_be_meant(new_container: NewContainer, sq
             assert (await connection.scalars(text("SELECT line FROM log"))).all() == []
 
 
-async def test_a_session_that_nobody_makes_is_missed_with_a_hint_at_who_would() -> None:
+async def test_a_missing_session_is_reported_with_the_producer_to_register() -> None:
     @sql.transactional
     def write() -> None: ...
 
@@ -560,7 +560,7 @@ async def test_the_isolation_of_a_transaction_can_be_chosen(postgres_url: str) -
 # --- the decorator
 
 
-def test_a_function_keeps_what_it_is() -> None:
+def test_transactional_functions_keep_their_name_and_signature() -> None:
     @sql.transactional
     @tool("Adds")
     async def add(note: str) -> str:
@@ -573,7 +573,7 @@ def test_a_function_keeps_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("kind", [staticmethod, classmethod])
-def test_above_a_static_or_class_method_it_says_where_it_belongs(kind: Any) -> None:
+def test_transactional_above_staticmethod_or_classmethod_is_rejected(kind: Any) -> None:
     with pytest.raises(TypeError, match=f"below @{kind.__name__}"):
         sql.transactional(kind(lambda: None))
 

@@ -1,4 +1,4 @@
-"""A real HTTP server on a free port, which keeps what it is sent and answers as a test says."""
+"""A real HTTP server on a free port that records requests and sends the replies of a test."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ class Received:
 
 @dataclass
 class Answer:
-    """A reply: `body` is bytes or text as they are, an iterator of bytes for chunks, anything else as JSON."""
+    """A reply: `body` is bytes, text, an iterator of byte chunks, or a value to send as JSON."""
 
     body: Any = None
     status: int = 200
@@ -51,7 +51,7 @@ Handler = Callable[[Received], Answer]
 
 
 class Server:
-    """Answers each request with the next of `answers`, the last one for good, or with what `handler` says."""
+    """Answers each request with the next of `answers` (the last one repeats) or the result of `handler`."""
 
     def __init__(self) -> None:
         self.received: list[Received] = []

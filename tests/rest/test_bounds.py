@@ -1,4 +1,4 @@
-"""A reply is read up to a limit, whatever the server sends."""
+"""Replies are limited in size and time, whatever the server sends."""
 
 import asyncio
 import contextlib
@@ -153,7 +153,7 @@ async def test_a_bomb_in_a_stream_comes_in_pieces(server) -> None:
         ("events", b"event: " + b"x" * 4000, "text/event-stream"),
     ],
 )
-async def test_what_a_stream_holds_until_a_piece_is_complete_is_limited(server, method, piece, media_type) -> None:
+async def test_incomplete_items_of_a_stream_are_limited(server, method, piece, media_type) -> None:
     server.handler = Endless(piece)
     server.handler.headers = {"Content-Type": media_type}
     client = rest.create_rest_client(Bounded, url=server.url, max_reply_bytes=64 * KIB)
@@ -162,7 +162,7 @@ async def test_what_a_stream_holds_until_a_piece_is_complete_is_limited(server, 
         await anext(getattr(client, method)())
 
 
-async def test_a_stream_as_a_whole_may_be_longer_than_the_limit(server) -> None:
+async def test_streams_may_be_longer_than_the_limit(server) -> None:
     server.answer(Answer(b"line\n" * 10_000, headers={"Content-Type": "text/plain"}))
     client = rest.create_rest_client(Bounded, url=server.url, max_reply_bytes=100)
     assert len([line async for line in client.lines()]) == 10_000
@@ -202,7 +202,7 @@ async def test_a_body_that_the_authentication_reads_is_limited_too(server) -> No
     await both(client)
 
 
-async def test_after_a_reply_that_was_too_long_the_client_goes_on(server) -> None:
+async def test_clients_still_work_after_a_reply_that_was_too_long(server) -> None:
     client = rest.create_rest_client(Bounded, url=server.url, max_reply_bytes=100, max_connections=1)
 
     for _ in range(3):
@@ -224,14 +224,14 @@ async def test_an_encoding_that_is_not_for_text_is_read_as_utf_8(server, charset
         assert [line async for line in client.lines()] == ["Grüße"]
 
 
-async def test_headers_without_an_end_are_an_error(server) -> None:
+async def test_endless_headers_are_errors(server) -> None:
     server.answer(Answer("x", headers={f"X-{n}": "y" * 1000 for n in range(300)}))
     client = rest.create_rest_client(Bounded, url=server.url)
 
     await both(client)
 
 
-async def test_deep_json_is_an_error(server) -> None:
+async def test_deeply_nested_json_is_an_error(server) -> None:
     server.answer(Answer(b"[" * 100_000, headers={"Content-Type": "application/json"}))
     client = rest.create_rest_client(Bounded, url=server.url)
 

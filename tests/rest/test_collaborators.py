@@ -73,7 +73,7 @@ async def test_values_are_computed_for_each_request(server, api) -> None:
     assert server.last.query == [("key", "from the environment"), ("region", "eu-1")]
 
 
-async def test_an_argument_comes_before_what_is_computed(server, api) -> None:
+async def test_arguments_override_computed_values(server, api) -> None:
     await api.find(trace="mine")
 
     assert server.last.header("X-Made") == "mine"
@@ -101,7 +101,7 @@ def test_a_variable_the_environment_lacks_is_a_problem(monkeypatch) -> None:
         rest.create_rest_client(Api, url="http://127.0.0.1:1")
 
 
-def test_what_must_be_awaited_is_a_problem_in_a_def_method() -> None:
+def test_async_collaborators_of_def_methods_are_problems() -> None:
     @rest.register_rest_client
     class Sync(Protocol):
         @rest.get("/x")

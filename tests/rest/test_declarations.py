@@ -1,4 +1,4 @@
-"""What is wrong with a declaration is said at start, all of it, with the way out."""
+"""Problems of client declarations are reported together at startup, with fixes."""
 
 import abc
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ def problems_of(cls: type[Any], **settings: Any) -> list[Problem]:
     return list(caught.value.problems)
 
 
-def test_a_class_is_returned_as_it_was_and_a_subclass_is_no_client() -> None:
+def test_the_decorator_returns_the_same_class_and_subclasses_are_not_clients() -> None:
     class Plain(Protocol):
         @rest.get("/x")
         async def find(self) -> str: ...
@@ -55,7 +55,7 @@ def test_without_a_url_the_problem_names_the_ways_to_give_one() -> None:
         *("http://ho st/x", "http://host\\x", "http://host/a b", "http://host/{tenant}"),
     ],
 )
-def test_a_url_that_is_no_base_is_a_problem(url) -> None:
+def test_invalid_base_urls_are_problems(url) -> None:
     @rest.register_rest_client
     class Weather(Protocol):
         @rest.get("/x")
@@ -67,7 +67,7 @@ def test_a_url_that_is_no_base_is_a_problem(url) -> None:
 
 
 @pytest.mark.parametrize("verb", [rest.get, rest.head, rest.delete])
-def test_a_body_where_there_can_be_none_is_a_problem(verb) -> None:
+def test_bodies_of_get_head_and_delete_are_problems(verb) -> None:
     @rest.register_rest_client
     class Api(Protocol):
         @verb("/x")
@@ -299,7 +299,7 @@ def test_constants_that_cannot_be_sent_are_problems() -> None:
     assert "like" in whats["Api.c"]
 
 
-def test_a_path_is_no_whole_url_and_a_limit_is_more_than_nothing() -> None:
+def test_whole_urls_as_paths_and_timeouts_of_zero_are_problems() -> None:
     @rest.register_rest_client
     class Api(Protocol):
         @rest.get("https://elsewhere.example/x")
@@ -315,7 +315,7 @@ def test_a_path_is_no_whole_url_and_a_limit_is_more_than_nothing() -> None:
     assert "0 seconds" in b.what
 
 
-def test_a_verb_on_what_is_no_method_of_an_instance_is_a_problem() -> None:
+def test_verbs_on_static_and_class_methods_are_problems() -> None:
     @rest.register_rest_client
     class Api(Protocol):
         @staticmethod
@@ -337,7 +337,7 @@ def test_a_verb_on_what_is_no_method_of_an_instance_is_a_problem() -> None:
     ]
 
 
-def test_forgotten_parentheses_and_option_names_are_told_at_the_decorator() -> None:
+def test_missing_parentheses_and_option_names_raise_at_the_decorator() -> None:
     with pytest.raises(TypeError, match=r"@rest\.get\('/orders'\)"):
 
         @rest.get  # type: ignore[arg-type]  # the mistake

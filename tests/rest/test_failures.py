@@ -1,4 +1,4 @@
-"""What a caller gets when a service does not answer as declared."""
+"""Failed, invalid and late replies: errors, mappers and time-outs."""
 
 import asyncio
 import pickle
@@ -72,7 +72,7 @@ async def test_a_refusal_carries_status_url_and_an_excerpt_of_the_body(server) -
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-async def test_a_reply_that_is_not_of_the_declared_type_says_what_is_wrong(server) -> None:
+async def test_invalid_replies_raise_errors_with_the_invalid_fields(server) -> None:
     server.answer({"title": 1})
     things = rest.create_rest_client(Things, url=server.url)
 
@@ -86,7 +86,7 @@ async def test_a_reply_that_is_not_of_the_declared_type_says_what_is_wrong(serve
 
 
 @pytest.mark.parametrize("body", ["<html>", b"\xff\xfe", ""])
-async def test_a_reply_that_is_no_json_is_a_decode_error(server, body) -> None:
+async def test_replies_that_are_not_json_are_decode_errors(server, body) -> None:
     server.answer(body)
     things = rest.create_rest_client(Things, url=server.url)
 
@@ -94,7 +94,7 @@ async def test_a_reply_that_is_no_json_is_a_decode_error(server, body) -> None:
         await things.find("tea")
 
 
-async def test_an_empty_reply_is_none_where_the_type_admits_it(server) -> None:
+async def test_empty_replies_are_none_if_the_type_allows_it(server) -> None:
     server.answer(Answer("", 204))
     things = rest.create_rest_client(Things, url=server.url)
 
@@ -124,7 +124,7 @@ async def test_a_server_that_cannot_be_reached_is_an_error_without_status() -> N
     assert not isinstance(caught.value, RestTimeoutError)
 
 
-async def test_a_server_that_is_too_slow_is_a_timeout_in_both_kinds_of_method() -> None:
+async def test_slow_servers_are_timeouts_in_both_kinds_of_method() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -140,7 +140,7 @@ async def test_a_server_that_is_too_slow_is_a_timeout_in_both_kinds_of_method() 
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-async def test_a_body_that_trickles_is_a_timeout_too(server) -> None:
+async def test_trickling_bodies_are_timeouts(server) -> None:
     def trickle(received):
         import time
 
@@ -180,7 +180,7 @@ async def test_secrets_are_in_no_error(server) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 400])
-async def test_a_server_that_says_again_what_it_was_sent_gives_no_secret_away(server, status) -> None:
+async def test_errors_hide_secrets_that_a_server_repeats(server, status) -> None:
     @rest.register_rest_client(config_key="things")
     class Private(Protocol):
         @rest.get("/")

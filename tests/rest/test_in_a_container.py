@@ -60,9 +60,7 @@ async def test_settings_of_the_container_are_found_by_key(server) -> None:
     assert len(server.received) == 1
 
 
-async def test_what_is_given_in_code_comes_before_the_environment_and_the_last_before_the_first(
-    server, monkeypatch
-) -> None:
+async def test_settings_in_code_override_the_environment_and_later_ones_earlier_ones(server, monkeypatch) -> None:
     monkeypatch.setenv("TOOLBOX_REST__OPEN_METEO__URL", "http://127.0.0.1:1")
     monkeypatch.setenv("TOOLBOX_REST__OPEN_METEO__HEADERS", '{"X-Own": "environment"}')
     container = Container().register(
@@ -151,7 +149,7 @@ async def test_one_client_serves_all_interfaces_of_a_key_and_ends_with_the_conta
     assert await asyncio.to_thread(server.all_closed.wait, 5)
 
 
-async def test_a_client_used_on_another_loop_has_a_connection_of_its_own(server) -> None:
+async def test_each_event_loop_has_a_separate_connection(server) -> None:
     async with Container().register(Weather, rest.rest_settings("open-meteo", url=server.url)) as container:
         weather = container.get(Weather)
         await weather.forecast(1.0)
@@ -246,7 +244,7 @@ async def test_a_client_can_be_overridden(server) -> None:
         assert await container.get(Weather).forecast(1.0) == {}
 
 
-async def test_a_client_that_outlived_its_container_says_so(server) -> None:
+async def test_clients_raise_after_their_container_has_stopped(server) -> None:
     async with Container().register(Weather, rest.rest_settings("open-meteo", url=server.url)) as container:
         weather = container.get(Weather)
 

@@ -71,7 +71,7 @@ async def test_a_proxys_password_is_in_no_error(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a key and a certificate for 127.0.0.1, which nobody knows."""
+    """A file with a key and an unknown certificate for 127.0.0.1."""
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -132,7 +132,7 @@ def tls_server(certificate: Path) -> Iterator[str]:
     thread.join()
 
 
-async def test_a_server_whose_certificate_nobody_knows_is_refused(tls_server: str) -> None:
+async def test_unknown_certificates_are_rejected(tls_server: str) -> None:
     with pytest.raises(RestClientError, match=r"(?i)certificate") as caught:
         await rest.create_rest_client(Far, url=tls_server).find()
 

@@ -132,7 +132,7 @@ def test_each_operation_is_a_tool_with_a_schema_a_model_can_read() -> None:
     assert spec.parameters["properties"]["page_size"] == {"type": "integer", "maximum": 9}
 
 
-def test_references_are_put_in_place_and_what_only_replies_have_is_left_out() -> None:
+def test_references_are_inlined_and_read_only_properties_omitted() -> None:
     [spec] = tools_from_openapi(STORE, "http://127.0.0.1:1", include=["put_pets_petId"])
 
     body = spec.parameters["properties"]["body"]
@@ -145,7 +145,7 @@ def test_references_are_put_in_place_and_what_only_replies_have_is_left_out() ->
     assert "Pet" in spec.parameters["$defs"]
 
 
-async def test_arguments_go_where_the_document_says(server) -> None:
+async def test_arguments_are_sent_in_the_places_that_the_document_names(server) -> None:
     server.answer({"name": "Rex"})
     _, executor = tools_by_name(STORE, f"{server.url}/api", bearer_token="t")["getPet"]
 
@@ -246,7 +246,7 @@ async def test_a_server_is_found_from_where_the_document_is(server, servers, pat
     assert server.last.path == path
 
 
-def test_a_choice_that_means_nothing_is_told() -> None:
+def test_include_patterns_without_a_match_are_rejected() -> None:
     with pytest.raises(IllegalConfigurationError, match="include='getDog' matches no operation; use one of: getPet"):
         tools_from_openapi(STORE, "http://127.0.0.1:1", include=["getPet", "getDog"])
 
@@ -269,7 +269,7 @@ def test_a_document_is_read_from_text_and_files(tmp_path) -> None:
         {**STORE, "paths": {"/x": {"get": {"parameters": [{"$ref": "#/nowhere"}]}}}},
     ],
 )
-def test_what_is_no_document_is_said(document) -> None:
+def test_invalid_documents_are_rejected(document) -> None:
     with pytest.raises(IllegalConfigurationError):
         tools_from_openapi(document, "http://127.0.0.1:1")
 

@@ -41,7 +41,7 @@ async def test_a_redirect_is_an_error_unless_it_is_to_be_followed(server, status
     assert len(server.received) == 1
 
 
-async def test_a_redirect_within_the_host_keeps_what_the_request_had(server) -> None:
+async def test_redirects_within_a_host_keep_headers_and_cookies(server) -> None:
     server.answer(redirect("new?x=1"), "here")
     moving = rest.create_rest_client(Moving, url=server.url, follow_redirects=True, bearer_token="t0ken")
 
@@ -94,7 +94,7 @@ def sign(request) -> None:
     request.headers["X-Signature"] = "signed"
 
 
-async def test_a_filter_does_not_see_what_goes_to_another_host(server, other_server) -> None:
+async def test_request_filters_do_not_get_requests_to_other_hosts(server, other_server) -> None:
     @rest.register_rest_client(config_key="moving", request_filters=[sign])
     class Signed(Protocol):
         @rest.get("/old")

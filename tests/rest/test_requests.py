@@ -1,4 +1,4 @@
-"""What a method's arguments become in the request, over real HTTP."""
+"""Arguments are sent in the declared places, over real HTTP."""
 
 import datetime as dt
 import enum
@@ -179,7 +179,7 @@ def test_a_model_is_the_body(server) -> None:
     assert server.last.query == [("notify", "false")]
 
 
-def test_a_body_that_is_none_is_not_sent(server) -> None:
+def test_a_body_of_none_is_omitted(server) -> None:
     orders = rest.create_rest_client(Orders, url=server.url)
 
     orders.replace(5, None)
@@ -245,7 +245,7 @@ def test_files_make_a_multipart_form(server) -> None:
     assert b'filename="file"' in body
 
 
-def test_a_part_of_a_form_cannot_hold_a_header_of_its_own(server) -> None:
+def test_media_types_of_files_cannot_add_headers(server) -> None:
     orders = rest.create_rest_client(Orders, url=server.url)
 
     with pytest.raises(RestClientError, match="control character"):

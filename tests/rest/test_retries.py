@@ -67,7 +67,7 @@ async def test_a_broken_connection_is_tried_again(server) -> None:
     assert await flaky.change() == "here"
 
 
-async def test_a_post_is_not_sent_again_unless_it_is_said_to_be_idempotent(server) -> None:
+async def test_posts_are_retried_only_if_marked_idempotent(server) -> None:
     flaky = rest.create_rest_client(Flaky, url=server.url, retries=3)
 
     server.answer(Answer("", 503), Answer("here"))

@@ -113,7 +113,7 @@ def test_any_text_arrives_as_it_was_in_the_one_segment(server, value) -> None:
 
 
 @pytest.mark.parametrize("value", ["", ".", "..", "\ud800"])
-async def test_what_cannot_be_a_segment_is_refused(server, value) -> None:
+async def test_invalid_path_segments_are_rejected(server, value) -> None:
     api = rest.create_rest_client(Api, url=server.url)
 
     with pytest.raises(RestClientError) as caught:

@@ -111,7 +111,7 @@ async def shown_after(shop: Shop, server: Any, answer: Answer) -> str:
 
 
 def parts(secret: str) -> list[str]:
-    """Pieces that would help someone who reads them."""
+    """All substrings of eight characters."""
     return [secret[at : at + 8] for at in range(len(secret) - 7)]
 
 
@@ -186,7 +186,7 @@ async def test_an_error_of_the_network_shows_no_secret(monkeypatch) -> None:
     assert not [secret for secret in SECRETS[:10] if any(part in shown for part in parts(secret))]
 
 
-async def test_what_the_authentication_adds_is_hidden(server) -> None:
+async def test_headers_added_by_authentication_are_hidden(server) -> None:
     @rest.register_rest_client(config_key="shop")
     class Basic(Protocol):
         @rest.get("/x")
