@@ -59,7 +59,7 @@ async def test_an_older_release_leaves_a_newer_database_alone(database_url: str)
     async with sql.open_engine(database_url) as engine:
         await migrate(engine, "things", [first, second])
 
-        with pytest.raises(IllegalConfigurationError, match="version 2 of it, this release knows 1"):
+        with pytest.raises(IllegalConfigurationError, match="version 2, but this release supports versions up to 1"):
             await migrate(engine, "things", [first])
 
 

@@ -266,7 +266,7 @@ async def test_a_life_of_no_time_is_refused(new_store: Any) -> None:
 
 @pytest.mark.parametrize("store", [SqlChatMemoryStore, RedisChatMemoryStore])
 def test_stores_reject_arguments_that_are_not_connections(store: Any) -> None:
-    with pytest.raises(TypeError, match=r"takes an? .*not a .*str"):
+    with pytest.raises(TypeError, match=r"an? .*got .*str"):
         store("sqlite:///conversations.db")
 
 

@@ -108,7 +108,7 @@ def test_async_collaborators_of_def_methods_are_problems() -> None:
         @rest.client_header_param("X-Tenant", tenant)
         def find(self) -> str: ...
 
-    with pytest.raises(IllegalConfigurationError, match="tenant has to be awaited"):
+    with pytest.raises(IllegalConfigurationError, match="tenant must be awaited"):
         rest.create_rest_client(Sync, url="http://127.0.0.1:1")
 
 

@@ -270,7 +270,7 @@ def test_settings_that_cannot_work_are_problems() -> None:
 
     assert "Host" in problems_of(Api, headers={"Host": "evil"})[0].what
     assert "control character" in problems_of(Api, bearer_token="token\n")[0].what
-    assert "which is not there" in problems_of(Api, verify="/nowhere/ca.pem")[0].what
+    assert "which does not exist" in problems_of(Api, verify="/nowhere/ca.pem")[0].what
     assert "proxy" in problems_of(Api, proxy="ftp://x")[0].what
     assert "certificate" in problems_of(Api, verify=__file__)[0].what
     assert "PEM" in problems_of(Api, client_certificate=__file__)[0].fix
