@@ -4,7 +4,7 @@
 #   make run PORT=8000      serves the sample, the weather agent
 #   make ask Q="…"          asks it on the terminal
 #   make test               the tests                    make check    formatting, lint, types, architecture
-#   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start wire
+#   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app wire
 #                           measurements, peers side by side
 #   make docs               the documents as a site, in site/
 #   make pictures           takes the pictures of the README, in Chromium
@@ -37,7 +37,7 @@ PROJECT := -e '.[fastapi,sql]'
 
 .DEFAULT_GOAL := help
 .PHONY: help run ask test check docs pictures format constraints clean wire \
-	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start
+	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -156,6 +156,9 @@ bench-import: $(BENCH_STAMP)
 
 bench-start: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.start $(ARGS)
+
+bench-app: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.app $(ARGS)
 
 wire: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.wire $(ARGS)
