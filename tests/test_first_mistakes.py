@@ -400,7 +400,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         a_module_of_tools,
         IllegalConfigurationError,
-        "Helper: the module asyncio is among its tools; give the classes and functions that it has",
+        "Helper: the module asyncio is not a tool; list its classes and functions",
     ),
     (a_name_for_a_class, MissingBeanError, "no bean provides 'Catalogue'; did you mean Catalogue?"),
     (
@@ -504,7 +504,11 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     ),
     (a_value_that_nobody_gives, MissingBeanError, "count.shelf: no bean provides int; register one,"),
     (a_seed_without_its_type, TypeError, "request_scope takes instances by type: request_scope({Catalogue: …})"),
-    (a_toolbox_on_a_class, TypeError, "not above the class Helper; a class names its tools in @register_ai_service("),
+    (
+        a_toolbox_on_a_class,
+        TypeError,
+        "@toolbox: Helper is a class; put @toolbox on a method or an endpoint, or list the tools of a class in ",
+    ),
     (
         a_toolbox_on_any_method,
         IllegalConfigurationError,
@@ -514,8 +518,8 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         a_tool_listed_twice,
         IllegalConfigurationError,
         (
-            "Helper: 2 tools are called 'find_books': Catalogue.find_books, Catalogue.find_books; "
-            "list what has Catalogue.find_books only once"
+            "Helper: 2 tools have the same name 'find_books': Catalogue.find_books, Catalogue.find_books; "
+            "list Catalogue.find_books only once"
         ),
     ),
     (
@@ -617,10 +621,10 @@ def test_a_result_that_is_too_much_for_a_model_is_told_in_the_log(caplog: pytest
     with Container(models={"default": model}).register(Reader) as container:
         container.get(Reader).read("?")
 
-    assert "the result of tool 'read_all' has 200000 characters, and all of them go to the model" in caplog.text
+    assert "the result of tool 'read_all' has 200000 characters and is sent to the model without a limit" in caplog.text
 
 
-def test_who_gets_a_model_s_mistake_is_told_that_the_model_may_mend_it() -> None:
+def test_errors_of_the_model_suggest_return_to_model() -> None:
     model = ScriptedChatModel([tool_call("find_books", {"word": "knots"})])
 
     async def ask() -> None:
@@ -631,7 +635,7 @@ def test_who_gets_a_model_s_mistake_is_told_that_the_model_may_mend_it() -> None
         asyncio.run(ask())
 
     assert "invalid arguments for tool 'find_books': words: Field required" in str(caught.value)
-    assert caught.value.__notes__[0].startswith("on_tool_arguments_error=return_to_model")
+    assert caught.value.__notes__[0].startswith("set on_tool_arguments_error=return_to_model")
 
 
 def test_a_model_that_nobody_closes_leaves_no_complaint_behind(tmp_path: Path) -> None:

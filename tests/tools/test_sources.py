@@ -290,7 +290,7 @@ def test_all_mistakes_of_a_class_are_reported_with_place_and_fix(problems_of: Pr
         "'no spaces'",
         "*args",
         "**more",
-        "parameter 'a' has no annotation",
+        "parameter 'a' has no type annotation",
         "'Fraction' of parameter 'a' cannot be resolved",
         "'Nowhere' of parameter 'b' cannot be resolved",
         "parameter 'done'",
@@ -305,10 +305,10 @@ def test_all_mistakes_of_a_class_are_reported_with_place_and_fix(problems_of: Pr
     ("source", "fact"),
     [
         ([Calculator], "a collection"),
-        ("calculator", "'calculator' is among its tools"),
+        ("calculator", "'calculator' is not a tool"),
         (object(), "object has no tools"),
         (Bench, "Bench has no tools"),
-        ({"name": by_hand}, "a mapping of tools holds 'name'"),
+        ({"name": by_hand}, "invalid entry in a mapping of tools: 'name'"),
         ({ToolSpecification("bad name"): by_hand}, "'bad name'"),
         (AiServiceTool(ToolSpecification("late"), by_hand, timeout=-1), "timeout is -1"),
     ],
@@ -548,9 +548,9 @@ def test_classes_without_tools_are_rejected() -> None:
 def test_values_that_cannot_have_tools_are_named(problems_of: Problems) -> None:
     found = problems_of(None, 5, "add")
 
-    assert found[0] == "here: None is among its tools; give a class, an object or a function"
-    assert found[1] == "here: 5 is among its tools; give a class, an object or a function"
-    assert "'add' is among its tools" in found[2]
+    assert found[0] == "here: None is not a tool; list a class, an object or a function"
+    assert found[1] == "here: 5 is not a tool; list a class, an object or a function"
+    assert "'add' is not a tool" in found[2]
 
 
 def test_markers_without_a_type_are_a_problem(problems_of: Problems) -> None:
@@ -561,8 +561,8 @@ def test_markers_without_a_type_are_a_problem(problems_of: Problems) -> None:
         return ""
 
     assert problems_of(conversation, bean) == [
-        "conversation: parameter 'session' is a MemoryId without a type; write `session: MemoryId[str]`",
-        "bean: parameter 'store' is an Inject without a type; write `store: Inject[TheBean]`",
+        "conversation: parameter 'session' uses MemoryId without a type; write `session: MemoryId[str]`",
+        "bean: parameter 'store' uses Inject without a type; write `store: Inject[TheBean]`",
     ]
 
 

@@ -1,7 +1,7 @@
-"""Turns the JSON text of a call into a tool's arguments, and what a tool returns into text for the model.
+"""Decodes the JSON arguments of a tool call, and encodes a tool's return value for the model.
 
-Everything is decided when a tool is described; a call costs one validation. Not here: the repairs of broken JSON
-(`toolbox.json_text`), the parameters that the model does not fill (`pipeline`).
+All preparation is done when a tool is described; a call costs one validation. Not here: repairing broken JSON
+(`toolbox.json_text`), filling hidden parameters (`pipeline`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .parameters import ToolParameter, is_field
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
-# What user code may raise to be heard beyond the tool.
+# Exceptions of user code that are not converted into argument or result errors.
 _PASSED_ON = (EndsInvocation, ToolRetry)
 
 SUCCESS = "Success"
-# What returns most often, and is nothing but its value.
+# The most frequent types of results without a special encoding.
 _PLAIN = frozenset({dict, int, float, bool})
 
 
@@ -47,7 +47,7 @@ _PLAIN = frozenset({dict, int, float, bool})
 
 
 class ArgumentDecoder:
-    """Decodes the arguments of one tool: what the model fills in, by the names of the function's parameters."""
+    """Decodes the arguments of one tool into a dictionary with the names of the function's parameters."""
 
     __slots__ = ("_decimals", "_defaults", "_schema", "_validator")
 
@@ -57,16 +57,16 @@ class ArgumentDecoder:
         visible: Sequence[ToolParameter],
         schema: Mapping[str, Any] | None = None,
     ) -> None:
-        """`schema` is the JSON schema of the arguments; strings that it does not allow are repaired by it."""
+        """Prepare decoding. `schema` is the JSON schema of the arguments; it is used to repair invalid strings."""
         self._validator = None if adapter is None else adapter.validator
         self._schema = schema or {}
         self._decimals = adapter is not None and _mentions(adapter.core_schema, "decimal")
         self._defaults = tuple((each.name, _fresh(each)) for each in visible if each.has_default)
 
     def decode(self, request: ToolExecutionRequest) -> dict[str, Any]:
-        """The arguments of `request`; those that take the function's own default are absent.
+        """Return the arguments of `request`, without those that keep the function's own default.
 
-        Raises `ToolArgumentsError`.
+        Raises `ToolArgumentsError` if they are invalid and cannot be repaired.
         """
         text = request.arguments
         try:
@@ -80,7 +80,7 @@ class ArgumentDecoder:
                 values = self._validator.validate_json(text)
         except _PASSED_ON:
             raise
-        except Exception:  # broken text, wrong values, and whatever a type's own validators raise
+        except Exception:  # broken JSON, invalid values, and any exception of a type's own validators
             try:
                 values = self._carefully(text or "")
             except _PASSED_ON:
@@ -96,7 +96,7 @@ class ArgumentDecoder:
         return values
 
     def _carefully(self, text: str) -> dict[str, Any]:
-        """Validates after repairs of the text, and again after repairs of values that are not what is wanted."""
+        """Repair the JSON text and validate it; if it is still invalid, repair its values and validate again."""
         from pydantic import ValidationError
 
         text = arguments_text(text)
@@ -116,10 +116,10 @@ class ArgumentDecoder:
         return self._validated(text)
 
     def _strings_as_wanted(self, text: str, error: ValidationError) -> str | None:
-        """The JSON `text` with the strings that `error` is about as the schema wants them; None if it wants none so."""
+        """Convert the strings that `error` reports to what the schema expects; return None if nothing changes."""
         wrong = set[str]()
         for fault in error.errors(include_url=False):
-            # A wrong tag is a fault of the object that it is in.
+            # pydantic reports an invalid tag at the object that contains it.
             for value in (fault["input"], fault.get("ctx", {}).get("tag")):
                 if type(value) is str:
                     wrong.add(value)
@@ -133,7 +133,7 @@ class ArgumentDecoder:
             return None
 
     def _validated(self, text: str) -> dict[str, Any]:
-        """Validates a JSON object; numbers that no float can hold reach decimals as they are written."""
+        """Validate a JSON object. Decimals get numbers exactly as written, also those that a float would round."""
         from pydantic import ValidationError
 
         validator: Any = self._validator
@@ -146,7 +146,7 @@ class ArgumentDecoder:
                 return values
             except ValidationError:
                 pass
-            try:  # strict models take no dates and the like but from JSON; decimals may be text there
+            try:  # strict models accept dates and similar types only from JSON, where decimals may be strings
                 values = validator.validate_json(_STRING_OR_NUMBER.sub(_quoted_if_inexact, text))
                 return values
             except ValidationError:
@@ -156,26 +156,26 @@ class ArgumentDecoder:
         except ValidationError as error:
             if error.error_count() > 1 or error.errors(include_url=False)[0]["type"] != "json_invalid":
                 raise
-            # It has been read as JSON before: pydantic's parser is stricter about depth and lone surrogates.
+            # The text is valid JSON, but pydantic's parser is stricter about depth and lone surrogates.
             values = validator.validate_python(json.loads(text))
         return values
 
 
 def _fresh(parameter: ToolParameter) -> Callable[[], Any] | None:
-    """Makes a parameter's default anew for each call; None where the function's own serves all calls."""
+    """Return a function that copies a mutable default for each call; None if the default can be shared."""
     default = parameter.default
     if is_field(default):
         return lambda: copy.deepcopy(default.get_default(call_default_factory=True))
     try:
         if copy.deepcopy(default) is default:
             return None
-    except Exception:  # a lock, a client: what cannot be copied is meant to be shared
+    except Exception:  # a lock, a client: objects that cannot be copied are shared
         return None
     return lambda: copy.deepcopy(default)
 
 
 def _mentions(schema: Any, kind: str) -> bool:
-    """Whether a core schema has a part of this kind."""
+    """Return True if a core schema contains a schema of this type."""
     if isinstance(schema, dict):
         return schema.get("type") == kind or any(_mentions(each, kind) for each in schema.values())
     return isinstance(schema, (list, tuple)) and any(_mentions(each, kind) for each in schema)
@@ -191,7 +191,7 @@ def _has_inexact(text: str) -> bool:
 
 
 def _is_inexact(number: str) -> bool:
-    """Whether a number is another one, or written otherwise, after it has been a float."""
+    """Return True if converting a number to a float changes its value or its text."""
     if number.lstrip("-").isdecimal():
         return False
     return number.endswith(".0") or repr(float(number)) != number  # 1.0 comes back as 1
@@ -207,7 +207,7 @@ def _quoted_if_inexact(found: re.Match[str]) -> str:
 
 
 class _Number(str):
-    """A number of a JSON text, as it is written there."""
+    """A number exactly as written in a JSON text."""
 
 
 def _parsed(text: str) -> Any:
@@ -219,7 +219,7 @@ def _parsed_leniently(text: str) -> Any:
 
 
 def _numbers_as_text(text: str, error: ValidationError) -> str | None:
-    """The JSON `text` with its numbers as strings where `error` says a string is wanted; None if it says so nowhere."""
+    """Convert numbers to strings where `error` expects a string; return None if it expects none."""
     wanted = [
         fault["loc"]
         for fault in error.errors(include_url=False, include_context=False)
@@ -234,7 +234,7 @@ def _numbers_as_text(text: str, error: ValidationError) -> str | None:
 
 
 def _quote(place: Any, path: tuple[int | str, ...]) -> None:
-    """Makes the number at `path`, somewhere in `place`, a string."""
+    """Replace the number at `path` inside `place` with a string."""
     for step in path:
         try:
             inner = place[step]
@@ -265,7 +265,7 @@ def _faults(error: Exception) -> list[tuple[str, str]]:
 
 
 def printable(text: str) -> str:
-    """`text` with lone surrogates, which no wire can carry, written out."""
+    """Return `text` with lone surrogates escaped, because UTF-8 cannot encode them."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -273,7 +273,7 @@ def printable(text: str) -> str:
 
 
 class Encoded:
-    """What a tool returned, as the model is told it: not yet cut, and not yet said who asked."""
+    """A tool's result as text for the model, before it is cut, and the value."""
 
     __slots__ = ("text", "value")
     is_error = False
@@ -284,12 +284,12 @@ class Encoded:
         self.text, self.value = text, value
 
     def as_result(self) -> ToolExecutionResult:
-        """In the form that programs see."""
+        """Return it as a public `ToolExecutionResult`."""
         return ToolExecutionResult(self.text, self.value, self.is_error, self.attributes or {}, self.contents)
 
 
 class EncodedInFull(Encoded):
-    """What says more than a text and a value: an error, contents, attributes."""
+    """A result with more than text and value: an error flag, contents, attributes."""
 
     __slots__ = ("attributes", "contents", "is_error")
 
@@ -307,7 +307,7 @@ class EncodedInFull(Encoded):
 
     @classmethod
     def of(cls, result: ToolExecutionResult) -> Encoded:
-        """What a tool, an executor or a handler has put together itself."""
+        """Convert a `ToolExecutionResult` that a tool, an executor or a handler returned."""
         return cls(
             result.text,
             None if result.is_error else result.result_object,
@@ -318,19 +318,19 @@ class EncodedInFull(Encoded):
 
 
 class ResultEncoder:
-    """Encodes what one tool returns."""
+    """Encodes the return values of one tool."""
 
     __slots__ = ("_none", "_serializer", "_tool")
 
     def __init__(self, tool: str, returns: Any = EMPTY) -> None:
-        """`returns`: the resolved annotation, `EMPTY` or `Unresolved`; executors have none."""
+        """Prepare encoding. `returns` is the resolved annotation, `EMPTY` or `Unresolved`."""
         self._tool = tool
         bare = unwrapped(awaited(returns)).type
         self._none = SUCCESS if bare in (None, type(None), EMPTY) else "null"
         self._serializer = _serializer_for(awaited(returns))
 
     def encode(self, value: Any) -> Encoded:
-        """The value for the model; what the tool has put together itself stays so. Raises `ToolResultError`."""
+        """Encode a value for the model. A `ToolExecutionResult` is kept as it is. Raises `ToolResultError`."""
         kind = type(value)
         if kind is str:
             return Encoded(self._sendable(value, value), value)
@@ -339,7 +339,7 @@ class ResultEncoder:
         if kind not in _PLAIN:
             if isinstance(value, ToolExecutionResult):
                 return EncodedInFull.of(value)
-            if hasattr(kind, "__tool_value__"):  # it says itself what it stands for
+            if hasattr(kind, "__tool_value__"):  # the result of a service provides its own value
                 return self.encode(value.__tool_value__())
             if isinstance(value, str):
                 return Encoded(self._sendable(str.__str__(value), value), value)
@@ -370,14 +370,14 @@ class ResultEncoder:
             return to_json(value, inf_nan_mode="null").decode()
         except _PASSED_ON:
             raise
-        except Exception as error:  # pydantic's, and whatever the value's own serializers raise
+        except Exception as error:  # errors of pydantic and of the value's own serializers
             _raise_passed_on(value)
             reason = str(error).split("\n", 1)[0]
             raise ToolResultError(self._tool, type(value).__name__, printable(reason)) from error
 
 
 def _raise_passed_on(value: Any) -> None:
-    """Raises what a value's serializer raised to be heard beyond the tool: JSON's error has only the text of it."""
+    """Raise the `ToolAbort` or `ToolRetry` of a value's serializer: the JSON error contains only its text."""
     try:
         to_jsonable_python(value)
     except Exception as error:
@@ -389,7 +389,7 @@ def _raise_passed_on(value: Any) -> None:
 
 
 def cut(text: str, contents: tuple[Content, ...], limit: int) -> tuple[str, tuple[Content, ...]]:
-    """The text, and the texts among `contents`, cut after `limit` characters, with a note where some are missing."""
+    """Cut the text, and the texts in `contents`, after `limit` characters, and add a note for the model."""
     if len(text) <= limit:
         return text, contents
     note = f"\n[cut here: {limit} of {len(text)} characters are shown]"
@@ -419,7 +419,7 @@ def _contents_of(value: Any) -> tuple[Content, ...]:
 
 
 def awaited(returns: Any) -> Any:
-    """`T` of `Awaitable[T]`, `Coroutine[…, T]` and the like; any other annotation as it is."""
+    """Return `T` for `Awaitable[T]`, `Coroutine[…, T]` and similar types; other annotations unchanged."""
     if isinstance(returns, Unresolved) or not returns_awaitable(returns):
         return returns
     arguments = get_args(returns) if get_origin(returns) is not None else ()
@@ -427,19 +427,19 @@ def awaited(returns: Any) -> Any:
 
 
 def _serializer_for(returns: Any) -> Any:
-    """The serializer of a declared type that says how it is written; others are encoded by the value itself."""
+    """Return the serializer of a type that defines its own serialization; None for all other types."""
     if returns is EMPTY or isinstance(returns, Unresolved) or returns in (None, str, int, float, bool, dict, list, Any):
         return None
     from pydantic import TypeAdapter
 
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(returns)
-        return adapter.serializer if _says_how(adapter.core_schema) else None
-    except Exception:  # a type that pydantic does not know; its values may still be encodable
+        return adapter.serializer if _has_serialization(adapter.core_schema) else None
+    except Exception:  # pydantic does not support the type, but it may support the values
         return None
 
 
-def _says_how(schema: Any) -> bool:
+def _has_serialization(schema: Any) -> bool:
     if isinstance(schema, dict):
-        return "serialization" in schema or any(_says_how(each) for each in schema.values())
-    return isinstance(schema, (list, tuple)) and any(_says_how(each) for each in schema)
+        return "serialization" in schema or any(_has_serialization(each) for each in schema.values())
+    return isinstance(schema, (list, tuple)) and any(_has_serialization(each) for each in schema)

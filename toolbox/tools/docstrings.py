@@ -1,6 +1,6 @@
-"""Reads a docstring: its first paragraph, and what it says of each parameter (Google, NumPy or Sphinx style).
+"""Reads docstrings: the first paragraph, and the parameters' descriptions (Google, NumPy or Sphinx style).
 
-The reading is done by `docstring_parser`.
+The parsing is done by `docstring_parser`.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import textwrap
 from dataclasses import dataclass, field
 
 SECTIONS = frozenset({"Args:", "Arguments:", "Parameters:", "Params:", "Returns:", "Raises:", "Yields:"})
-"""With which Google's style may begin, when it says nothing of the function itself."""
+"""Headings that may begin a Google-style docstring without a summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """A docstring as read; None and empty where it says nothing."""
+    """The parts of a docstring: the first paragraph (or None), and descriptions by parameter name."""
 
     first_paragraph: str | None = None
     parameters: dict[str, str] = field(default_factory=dict)
 
 
 def read_docstring(text: str | None) -> Docstring:
-    """What `text` says; never raises."""
+    """Parse a docstring. Never raises."""
     if not text or not text.strip():
         return Docstring()
     import docstring_parser
 
     cleaned = inspect.cleandoc(text.replace("\r\n", "\n"))
-    # The library takes a section at the beginning for the description.
+    # docstring_parser treats a section at the beginning as the description.
     first, _, rest = cleaned.partition("\n")
     begins_with_section = first.strip() in SECTIONS
-    if begins_with_section and not rest.startswith((" ", "-")):  # the indentation of the first line is not known
+    if begins_with_section and not rest.startswith((" ", "-")):  # the indentation of the first line is unknown
         cleaned = f"{first}\n{textwrap.indent(rest, '    ')}"
     try:
         parsed = docstring_parser.parse(f"…\n\n{cleaned}" if begins_with_section else cleaned)

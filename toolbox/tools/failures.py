@@ -1,6 +1,6 @@
-"""What becomes of a tool call that went wrong: the handlers, ready ones among them, and their defaults.
+"""Error handlers of tool calls: the settings for them, the included handlers and the defaults.
 
-Not here: telling what went wrong, calling a handler where it belongs (`pipeline`).
+Not here: choosing and calling the handler of an error (`pipeline`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from ..validation_text import brief
 logger = logging.getLogger("toolbox.tools")
 
 Handler: TypeAlias = Callable[[Any, InvocationContext], Any]
-"""Takes the error and the context of the call, `.request` in it; returns (or is awaited for) the text for the model, or
-a `ToolExecutionResult`. What it raises ends the invocation and reaches the caller."""
+"""An error handler, `def` or `async def`: takes the error and the `InvocationContext` (with `.request`) and returns the
+text for the model or a `ToolExecutionResult`. Its own exceptions end the invocation and reach the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolErrors:
-    """The handlers of a container or a service; None: those around it, in the end the upstream documents' defaults.
+    """Error handlers for tool calls. Each takes `(error, context)` and returns the text for the model.
 
-    `on_unknown_tool` is given an `UnknownToolError`, `on_tool_arguments_error` a `ToolArgumentsError`,
-    `on_tool_execution_error` the tool's own exception.
+        ToolErrors(on_unknown_tool=return_to_model, on_tool_arguments_error=return_to_model)
+
+    `on_unknown_tool` gets an `UnknownToolError`, `on_tool_arguments_error` a `ToolArgumentsError`, and
+    `on_tool_execution_error` the tool's own exception. A service without a handler uses the container's. By default,
+    unknown tools and invalid arguments raise their error, and the message of a tool's exception goes to the model.
     """
 
     on_unknown_tool: Handler | None = None
@@ -36,7 +39,7 @@ class ToolErrors:
     on_tool_execution_error: Handler | None = None
 
     def over(self, outer: ToolErrors) -> ToolErrors:
-        """These handlers, and those of `outer` where there is none."""
+        """Return these handlers, completed with those of `outer`."""
         return ToolErrors(
             self.on_unknown_tool or outer.on_unknown_tool,
             self.on_tool_arguments_error or outer.on_tool_arguments_error,
@@ -44,12 +47,16 @@ class ToolErrors:
         )
 
 
-# --- ready handlers; none of them waits
+# --- included handlers; none of them blocks
 
 
 @non_blocking
 def return_to_model(error: Exception, context: InvocationContext) -> str:
-    """Tells the model what was wrong, so that it can do better: the valid tools, the faults, the tool's message."""
+    """Send the error to the model, so that it can try again.
+
+    The model reads the names of the valid tools, the invalid arguments, or the message of the tool's exception. Use it
+    for any of the three handlers: `@register_ai_service(on_unknown_tool=return_to_model)`.
+    """
     match error:
         case UnknownToolError():
             names = ", ".join(error.tool_names)
@@ -64,7 +71,10 @@ def return_to_model(error: Exception, context: InvocationContext) -> str:
 
 @non_blocking
 def hide_details(error: Exception, context: InvocationContext) -> str:
-    """Tells the model only that the tool failed; the log has the rest."""
+    """Tell the model only that the tool failed, and log the exception as an error.
+
+    Use it for `on_tool_execution_error` if messages of exceptions may contain secrets.
+    """
     name = _tool_name(context)
     logger.error("tool %r failed: %s", name, message_of(error), exc_info=error)
     return f"The tool {name!r} failed."
@@ -72,29 +82,29 @@ def hide_details(error: Exception, context: InvocationContext) -> str:
 
 @non_blocking
 def send_message(error: Exception, context: InvocationContext) -> str:
-    """The default for what a tool raises: its message, or its class name when that is blank; logged as a warning."""
+    """Send the exception's message to the model and log a warning; the default of `on_tool_execution_error`."""
     message = message_of(error)
-    logger.warning("tool %r failed, its message goes to the model: %s", _tool_name(context), message, exc_info=error)
+    logger.warning("tool %r failed and the model reads its message: %s", _tool_name(context), message, exc_info=error)
     return message
 
 
 @non_blocking
 def fail(error: Exception, context: InvocationContext) -> NoReturn:
-    """The default for unknown tools and unusable arguments: the error reaches the caller."""
+    """Raise the error to the caller; the default for unknown tools and invalid arguments."""
     option = "on_unknown_tool" if isinstance(error, UnknownToolError) else "on_tool_arguments_error"
-    # No part of its text: a handler may hand that on to the model.
-    error.add_note(f"{option}=return_to_model tells the model instead, which may then do better.")
+    # A note, not part of the message: a handler may send the message to the model.
+    error.add_note(f"set {option}=return_to_model to send this error to the model, so that it can try again")
     raise error
 
 
 READY = frozenset({return_to_model, hide_details, send_message, fail})
-"""Handlers that may be called wherever the loop is."""
+"""Handlers that can be called directly on the event loop."""
 
 DEFAULTS = ToolErrors(fail, fail, send_message)
 
 
 def message_of(error: BaseException) -> str:
-    """An exception's message, or its class name when that is blank."""
+    """Return an exception's message, or its class name if the message is blank."""
     try:
         message = str(error)
     except Exception:  # an exception whose own __str__ fails
@@ -103,12 +113,12 @@ def message_of(error: BaseException) -> str:
 
 
 def check_answer(answer: object, handler: Handler) -> str | ToolExecutionResult:
-    """What a handler returned, if it is what a handler may return; else `TypeError`."""
+    """Return a handler's result if it has a valid type. Raises `TypeError` otherwise."""
     if isinstance(answer, (str, ToolExecutionResult)):
         return answer
     name = getattr(handler, "__qualname__", repr(handler))
     raise TypeError(
-        f"the handler {name} returned {type(answer).__name__}; return the text for the model or a ToolExecutionResult"
+        f"error handler {name} returned {type(answer).__name__}; return the text for the model or a ToolExecutionResult"
     )
 
 

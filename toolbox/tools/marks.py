@@ -1,7 +1,7 @@
-"""The marks of this package: `@tool` on what a model may call, `@toolbox` on what a method or endpoint offers.
+"""The decorators `@tool`, for functions that a model may call, and `@toolbox`, for the tools of one method or endpoint.
 
-A mark is left on the object, which stays what it was. Not here: what a mark means for a signature (`specification`),
-finding marked members (`sources`), where a tool runs (`toolbox.execution`).
+Both set an attribute and return the same object. Not here: creating the specification (`specification`), finding marked
+members (`members`), where a tool runs (`toolbox.execution`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ TOOLBOX_MARK = "__toolbox_toolbox__"
 
 
 class ReturnBehavior(StrEnum):
-    """What becomes of a tool's result."""
+    """Where a tool's result goes: to the model (`TO_LLM`), or to the caller at once (`IMMEDIATE`).
+
+    `IMMEDIATE` ends the call of the service if all tools of the round are immediate and none failed.
+    """
 
     TO_LLM = "to_llm"
     IMMEDIATE = "immediate"
@@ -30,10 +33,10 @@ class ReturnBehavior(StrEnum):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class ToolMark:
-    """What `@tool` was given.
+    """The options of `@tool`.
 
-    `local_names` are the names its annotations use that are local to the function the tool is defined in: later on,
-    nothing else knows what they mean.
+    `local_names` are the names in its annotations that are local to the enclosing function. They are saved here because
+    they cannot be looked up later.
     """
 
     name: str | None = None
@@ -70,17 +73,29 @@ def tool(
     timeout: float | None = None,
     max_result_chars: int | None = None,
 ) -> Any:
-    """Makes a function or method a tool; bare, or with what the model should read about it.
+    """Mark a function or method as a tool that a language model may call. The function itself is not changed.
 
-    `lines`: the description, joined by newlines; else `description`, else the docstring's first paragraph. `timeout` is
-    in seconds. `max_result_chars` cuts longer results. `metadata` is for the program, not for the model.
+        @tool("Add two numbers.")
+        def add(a: int, b: Annotated[int, "the number to add"]) -> int:
+            return a + b
+
+    Use it without parentheses, or with options:
+
+    - strings, joined with newlines, or `description=`: what the model reads; by default the docstring's beginning.
+    - `name`: the name for the model, 1 to 64 characters of `A-Z a-z 0-9 _ -`; by default the function's name.
+    - `return_behavior`: `ReturnBehavior.IMMEDIATE` ends the call with the result instead of sending it to the model.
+    - `metadata`: values for your program; they are not sent to the model.
+    - `timeout`: the limit in seconds; a slower tool fails with `ToolTimeoutError`.
+    - `max_result_chars`: longer results are cut, with a note for the model.
+
+    Wrong declarations are reported when the tool's service or class is registered with a container and checked.
     """
     if len(lines) == 1 and not isinstance(lines[0], str):
         return _mark(lines[0], ToolMark(), sys._getframe(1))
     if not all(isinstance(line, str) for line in lines):
-        raise TypeError("@tool takes a description in strings; write @tool or @tool('…') above the function")
+        raise TypeError("@tool: the description must be text; write @tool or @tool('…') above the function")
     if lines and description is not None:
-        raise TypeError("@tool has a description twice: give it as strings or as description=, not both")
+        raise TypeError("@tool: the description is given twice; pass it as strings or as description=, not both")
     mark = ToolMark(
         name,
         "\n".join(lines) if lines else description,
@@ -93,13 +108,21 @@ def tool(
 
 
 def toolbox(*tools: Any) -> Callable[[F], F]:
-    """The tools of one service method, in place of its class's; on an endpoint, in addition to its services' tools."""
+    """Set the tools of one method of an AI service, or add tools to a FastAPI endpoint.
+
+        @toolbox(Calculator, find_order)
+        def answer(self, question: str) -> str: ...
+
+    On a method of a service, it replaces the `tools=` of the class; `@toolbox()` offers no tools. On an endpoint, it
+    adds tools to those of its services; write it below the route decorator. Tools are classes (beans), functions,
+    instances, AI services, REST clients, mappings and `AiServiceTool`s.
+    """
 
     def apply(target: F) -> F:
         if isinstance(target, type):
             raise TypeError(
-                f"@toolbox stands above a method or an endpoint, not above the class {target.__name__}; "
-                "a class names its tools in @register_ai_service(tools=…)"
+                f"@toolbox: {target.__name__} is a class; put @toolbox on a method or an endpoint, "
+                "or list the tools of a class in @register_ai_service(tools=…)"
             )
         setattr(target, TOOLBOX_MARK, tools)
         return target
@@ -108,13 +131,13 @@ def toolbox(*tools: Any) -> Callable[[F], F]:
 
 
 def tool_mark_of(member: object) -> ToolMark | None:
-    """The mark of a function, bound method, static or class method, in either order of the decorators."""
+    """Return the mark of a function, bound, static or class method (in either order of the decorators), or None."""
     mark = getattr(member, TOOL_MARK, None) or getattr(getattr(member, "__func__", None), TOOL_MARK, None)
     return mark if isinstance(mark, ToolMark) else None
 
 
 def toolbox_of(function: object) -> tuple[Any, ...] | None:
-    """What `@toolbox` was given; None where it does not stand."""
+    """Return the tools of `@toolbox`; None without the decorator."""
     tools = getattr(function, TOOLBOX_MARK, None)
     return tools if isinstance(tools, tuple) else None
 
@@ -122,7 +145,7 @@ def toolbox_of(function: object) -> tuple[Any, ...] | None:
 def _mark(target: Any, mark: ToolMark, frame: FrameType | None) -> Any:
     function = getattr(target, "__func__", target)
     if not callable(function) or isinstance(target, type):
-        raise TypeError(f"@tool stands above a function or method, not above {target!r}")
+        raise TypeError(f"@tool: expected a function or method, got {target!r}; put @tool above a `def`")
     names = local_names([function], frame)
     if names:
         mark = replace(mark, local_names=names)

@@ -1,6 +1,6 @@
-"""Finds the tools of classes and functions, and makes each of them callable: everything decided that can be.
+"""Reads the tools of classes and functions into `Tool` objects that are ready to be called.
 
-Not here: what a tool is to a model (`specification`), calling one (`pipeline`), lists of tools (`sources`).
+Not here: the specification for the model (`specification`), running a tool (`pipeline`), lists of tools (`sources`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_MARK = ToolMark()
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A marked member of a class: what is in the class, the function in it, and what its first parameter is."""
+    """A marked member of a class: the attribute `raw`, its function, and what the function is bound to."""
 
     owner: type
     attribute: str
@@ -41,17 +41,17 @@ class Member:
 
     @property
     def where(self) -> str:
-        """The place in the program."""
+        """The place that problems name: `Class.attribute`."""
         return f"{self.owner.__name__}.{self.attribute}"
 
     def type_variables(self) -> dict[Any, Any]:
-        """What the type variables of a generic base stand for in the class that inherits from it."""
+        """Return the types that replace the type variables of a generic base class."""
         definers = (each for each in self.owner.__mro__ if vars(each).get(self.attribute) is self.raw)
         return arguments_for(self.owner, next(definers, self.owner))
 
 
 def members_of(cls: type) -> Iterator[Member]:
-    """The tools of a class along its MRO, those of its bases first; an override replaces, and keeps the mark."""
+    """Yield the tools of a class and its bases, those of bases first. An override without a mark keeps the mark."""
     names: dict[str, None] = {}
     for base in reversed(cls.__mro__):
         names.update(dict.fromkeys(name for name, raw in vars(base).items() if tool_mark_of(raw) is not None))
@@ -62,7 +62,7 @@ def _member(cls: type, name: str) -> Member | None:
     found = [vars(base)[name] for base in cls.__mro__ if name in vars(base)]
     raw = found[0]
     function = getattr(raw, "__func__", raw)
-    if not callable(function):  # an override that takes the tool away: `name = None`
+    if not callable(function):  # `name = None` in a subclass removes the tool
         return None
     bound_to = "instance"
     if isinstance(raw, staticmethod):
@@ -75,7 +75,7 @@ def _member(cls: type, name: str) -> Member | None:
 
 
 def _execution_mark(found: Sequence[Any]) -> Execution | None:
-    """Where the nearest of these says to be run; an override that is a coroutine does not heed what its base says."""
+    """Return the nearest execution marker. An `async def` override ignores the markers of its bases."""
     for each in found:
         function = getattr(each, "__func__", each)
         mark = getattr(each, EXECUTION_MARK, None) or getattr(function, EXECUTION_MARK, None)
@@ -86,13 +86,13 @@ def _execution_mark(found: Sequence[Any]) -> Execution | None:
     return None
 
 
-# Descriptions without an instance or bean, by class and by function: services that list the same tools share them.
+# Descriptions without instance or bean, by class and by function. Services that list the same tools share them.
 _of_classes: WeakKeyDictionary[type, dict[str, tuple[Any, Tool]]] = WeakKeyDictionary()
 _of_functions: WeakKeyDictionary[Any, dict[str, tuple[Any, Tool]]] = WeakKeyDictionary()
 
 
 def read_member(member: Member, bean: Any, instance: Any, problems: list[Problem]) -> Tool | None:
-    """The tool that `member` is: of a bean, looked up for each call, or of an instance."""
+    """Return the tool of a member of a bean (looked up for each call) or of an instance; None if it has problems."""
     facts = (ref(member.function), member.bound_to, ref(member.mark), member.execution, member.documentation)
     cache = _of_classes.setdefault(member.owner, {})
     described = _described(cache, member.attribute, facts, lambda: _describe_member(member, problems))
@@ -114,7 +114,7 @@ def _describe_member(member: Member, problems: list[Problem]) -> tuple[Tool, boo
 
 
 def read_function(function: Any, problems: list[Problem]) -> Tool | None:
-    """The tool that a function is, marked or not; also a bound method."""
+    """Return the tool of a function or bound method, marked or not; None if it has problems."""
     mark = tool_mark_of(function) or _NO_MARK
     inner = getattr(function, "func", function)
     inner = getattr(inner, "__func__", inner)
@@ -129,7 +129,7 @@ def read_function(function: Any, problems: list[Problem]) -> Tool | None:
         reading = _Reading(inner, where, mark, execution, documentation, problems)
         return reading.tool(read_parameters(called, where, mark.local_names, problems, bound=False))
 
-    if inspect.isfunction(function):  # of a partial call, the parameters depend on what it was given
+    if inspect.isfunction(function):  # the parameters of a partial depend on its arguments
         facts = (ref(mark), execution, documentation)
         described = _described(_of_functions.setdefault(function, {}), "", facts, describe)
     else:
@@ -143,7 +143,7 @@ def read_function(function: Any, problems: list[Problem]) -> Tool | None:
 def _described(
     cache: dict[str, tuple[Any, Tool]], name: str, facts: Any, describe: Callable[[], tuple[Tool, bool] | None]
 ) -> Tool | None:
-    """The description made before of the same `facts`, else a new one, kept if it would be the same at any time."""
+    """Return the cached description if `facts` are unchanged; otherwise create one, and cache it if it is final."""
     known = cache.get(name)
     if known is not None and known[0] == facts:
         return known[1]
@@ -157,10 +157,10 @@ def _described(
 
 
 def _offered(described: Tool | None, function: Any, bean: Any, member: str, instance: Any) -> Tool | None:
-    """The described tool, called through `function`, or `member` of `bean`."""
+    """Return the tool with the function to call: `function`, or `member` of `bean`."""
     if described is None:
         return None
-    # A service runs as a tool without memory, and so needs no id.
+    # A service that runs as a tool has no memory and needs no memory id.
     without_memory = instance is not None and has_own_tool_calls(instance)
     return replace(
         described,
@@ -172,7 +172,7 @@ def _offered(described: Tool | None, function: Any, bean: Any, member: str, inst
 
 
 class _Reading:
-    """Makes a tool of a function; what is wrong goes to `problems`, and then there is no tool."""
+    """Creates a tool from a function. Adds mistakes to `problems`; then there is no tool."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Reading:
         self.problems, self._found_before = problems, len(problems)
 
     def tool(self, taken: Taken) -> tuple[Tool, bool] | None:
-        """The tool, not yet said how it is called, and whether it would be the same whenever it is read."""
+        """Return the tool, without the function to call, and whether this description is final."""
         where, mark, problems = self.where, self.mark, self.problems
         name = mark.name if mark.name is not None else self.function.__name__
         problems += _kind_problems(self.function, taken, where)
@@ -219,7 +219,7 @@ class _Reading:
             ),
             returns=taken.returns,
         )
-        # A name that is still missing may be found later.
+        # A name that cannot be resolved yet may be defined later.
         return tool, not isinstance(taken.returns, Unresolved)
 
 
@@ -233,10 +233,10 @@ def _names(parameters: Sequence[ToolParameter], role: Role) -> tuple[str, ...]:
 
 def _kind_problems(function: Any, taken: Taken, where: str) -> Iterator[Problem]:
     inner = inspect.unwrap(function)
-    fix = "return a list, or the joined text"
+    fix = "return a list or a joined text"
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        yield Problem(where, "a generator cannot be a tool: it has no one result", fix)
+        yield Problem(where, "a generator cannot be a tool: a tool must return one result", fix)
     elif taken.returns is not EMPTY and not isinstance(taken.returns, Unresolved):
         kind = typing.get_origin(taken.returns) or taken.returns
         if isinstance(kind, type) and hasattr(kind, "__aiter__"):
-            yield Problem(where, "a tool cannot return a stream: it has one result", fix)
+            yield Problem(where, "a tool cannot return a stream: a tool must return one result", fix)

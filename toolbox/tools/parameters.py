@@ -1,6 +1,6 @@
-"""Reads what a tool takes and returns: which parameters the model fills, which are filled in, what each admits.
+"""Reads the parameters of a tool: which ones the model fills, which ones are hidden, and their types and defaults.
 
-Not here: resolving annotations (`toolbox.signatures`), the schema (`specification`), values (`codec`).
+Not here: resolving annotations (`toolbox.signatures`), the JSON schema (`specification`), decoding values (`codec`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..type_keys import admits_none, substitute, unwrapped
 
 
 class Role(Enum):
-    """Who fills a parameter."""
+    """The source of a parameter's value: the model, or the framework for hidden parameters."""
 
     MODEL = "model"
     MEMORY_ID = "memory id"
@@ -31,11 +31,10 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolParameter:
-    """One parameter of a tool; `default` is `EMPTY` when there is none.
+    """One parameter of a tool. `default` is `EMPTY` without a default.
 
-    `annotation` is what was written, resolved; `admits_none` looks through `| None`, aliases and `Any`. `wanted` is the
-    bean an injected one asks for. `description` is what its annotation says; `alias` is the name that the model uses
-    instead of the parameter's own.
+    `annotation` is resolved. `admits_none` is True for `| None`, also behind type aliases, and for `Any`. `wanted` is
+    the type of an injected bean. `description` comes from the annotation. `alias` is another name for the model.
     """
 
     name: str
@@ -50,18 +49,18 @@ class ToolParameter:
 
     @property
     def has_default(self) -> bool:
-        """Whether it may be left out of a call."""
+        """True if the argument is optional."""
         return self.default is not EMPTY
 
     @property
     def shown_name(self) -> str:
-        """Its name in the schema."""
+        """The name in the schema: the alias, or the parameter's own name."""
         return self.name if self.alias is None else str(self.alias)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a function takes and returns; `returns` is resolved, `EMPTY` or `Unresolved`."""
+    """The parameters and the return annotation of a function. `returns` is resolved, `EMPTY` or `Unresolved`."""
 
     parameters: tuple[ToolParameter, ...]
     returns: Any
@@ -76,15 +75,15 @@ def read_parameters(
     bound: bool,
     variables: Mapping[Any, Any] | None = None,
 ) -> Taken:
-    """What `function` takes, without its first parameter when `bound`; what is wrong with it goes to `problems`.
+    """Read the signature of `function`, without the first parameter if `bound`. Adds mistakes to `problems`.
 
-    `names` are those its annotations may use besides the globals of its module; `variables` are what the type variables
-    of a generic base stand for.
+    `names` are additional names for its annotations, besides the globals of its module. `variables` are the types that
+    replace the type variables of a generic base class.
     """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        problems.append(Problem(where, f"its signature cannot be read ({error})", "wrap it in a function of your own"))
+        problems.append(Problem(where, f"the signature cannot be read ({error})", "wrap it in a Python function"))
         return Taken((), EMPTY)
     inner: Any = inspect.unwrap(getattr(function, "func", function))
     inner = getattr(inner, "__func__", inner)
@@ -97,8 +96,8 @@ def read_parameters(
     declared = list(signature.parameters.values())
     if bound and declared and declared[0].kind in (declared[0].POSITIONAL_ONLY, declared[0].POSITIONAL_OR_KEYWORD):
         if declared[0].annotation is not EMPTY and declared[0].name not in ("self", "cls"):
-            fact = f"its first parameter, {declared[0].name}, would be the object itself"
-            problems.append(Problem(where, fact, "put `self` before it, or mark it @staticmethod"))
+            fact = f"the first parameter of a method is the object itself, but it is called {declared[0].name!r}"
+            problems.append(Problem(where, fact, "add `self` before it, or use @staticmethod"))
         del declared[0]
     annotations = [*(each.annotation for each in declared), signature.return_annotation]
     *resolved, returns = [resolve(each, known) for each in annotations]
@@ -116,26 +115,29 @@ def _read(declared: inspect.Parameter, annotation: Any, where: str, problems: li
     if declared.kind in (declared.VAR_POSITIONAL, declared.VAR_KEYWORD):
         stars = "*" if declared.kind is declared.VAR_POSITIONAL else "**"
         problems.append(
-            Problem(where, f"a tool cannot take {stars}{name}: a model needs names and types", "name each parameter")
+            Problem(
+                where,
+                f"{stars}{name} is not supported: a model needs the name and type of each parameter",
+                "declare each parameter by name",
+            )
         )
     elif annotation is EMPTY:
-        fix = f"write its type: `{name}: str`, for example"
+        fix = f"add one, for example `{name}: str`"
         if name in ("self", "cls"):
-            fix = "if this is a method, give its class, or an instance of it, and not the function"
-        problems.append(Problem(where, f"parameter {name!r} has no annotation", fix))
+            fix = "if this is a method, list its class or an instance instead of the function"
+        problems.append(Problem(where, f"parameter {name!r} has no type annotation", fix))
     elif isinstance(annotation, Unresolved):
         problems.append(
             Problem(
                 where,
                 f"the annotation {annotation.text!r} of parameter {name!r} cannot be resolved ({annotation.reason})",
-                "import or define its names at module level, not under TYPE_CHECKING",
+                "import or define its names at module level, not under `if TYPE_CHECKING`",
             )
         )
     elif annotation in (MemoryId, Inject):
-        fact, example = "a MemoryId", "MemoryId[str]"
-        if annotation is Inject:
-            fact, example = "an Inject", "Inject[TheBean]"
-        problems.append(Problem(where, f"parameter {name!r} is {fact} without a type", f"write `{name}: {example}`"))
+        example = "Inject[TheBean]" if annotation is Inject else "MemoryId[str]"
+        fact = f"parameter {name!r} uses {example.partition('[')[0]} without a type"
+        problems.append(Problem(where, fact, f"write `{name}: {example}`"))
     else:
         return _described(name, declared.kind, annotation, declared.default)
     return None
@@ -165,7 +167,7 @@ def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParam
     if is_field(default):
         for constraint in default.metadata:
             annotation = Annotated[annotation, constraint]
-        if default.is_required():  # it says something of the parameter, and is no default
+        if default.is_required():  # `Field(…)` without a default describes the parameter only
             default = EMPTY
     for each in fields:  # Field(default=…), in the annotation or as the default
         default = each if default is EMPTY and not each.is_required() else default
@@ -173,7 +175,7 @@ def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParam
 
 
 def is_field(metadata: object) -> TypeIs[Any]:
-    """Whether this is a pydantic `Field(…)`; pydantic itself is not needed to tell."""
+    """Return True for a pydantic `Field(…)`, without importing pydantic."""
     return type(metadata).__name__ == "FieldInfo" and type(metadata).__module__.startswith("pydantic.")
 
 

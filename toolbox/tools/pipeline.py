@@ -1,8 +1,8 @@
-"""Defines a tool as a call offers it, and runs one call: decode, layers, run in a call scope, encode.
+"""Defines `Tool`, and runs one tool call: decode, layers, run in a call scope, encode.
 
-There is one pipeline, for services, standalone executors, MCP and the dev UI. It decides what a model can read; nothing
-the framework raises about itself passes. Not here: finding tools (`sources`), what JSON means (`codec`), the handlers
-(`failures`), where code runs (`toolbox.execution`).
+Services, standalone executors, MCP and the dev UI use the same pipeline. It decides what a model can read; errors of
+the framework itself are never sent to a model. Not here: finding tools (`sources`), JSON (`codec`), error handlers
+(`failures`), threads and processes (`toolbox.execution`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger
 from .marks import ReturnBehavior
 
 LARGE_RESULT = 100_000
-"""Characters of a result above which an unlimited one is logged: the model reads all of it."""
+"""Results with more characters than this are logged as a warning if no limit is set."""
 
 
 # --- a tool, and the layers around its calls
@@ -54,7 +54,7 @@ LARGE_RESULT = 100_000
 
 @dataclass(frozen=True, slots=True)
 class InjectedParameter:
-    """A tool's parameter that is a bean: `wanted` is as annotated; `optional` ones keep their default without one."""
+    """A parameter that gets a bean. `wanted` is its annotation; an `optional` one keeps its default without a bean."""
 
     name: str
     wanted: Any
@@ -63,13 +63,12 @@ class InjectedParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """One tool as a call offers it; everything that can be decided before a call is decided here.
+    """One tool, with everything that can be prepared before a call.
 
-    `bean` is looked up for each call in the scope that is active then, and asked for `member`; without a bean,
-    `function` is called as it is. `decode` is None for an executor made by hand, which gets the request itself.
-    `positional` has the names and defaults of the parameters that cannot be given by name. `returns` is the
-    resolved return annotation, `EMPTY` without one. `run` is `run_tool`, or the
-    layers around it (see `with_layers`).
+    `bean` is looked up for each call in the current scope, and its attribute `member` is called; without a bean,
+    `function` is called. `decode` is None for an executor written by hand, which gets the request itself. `positional`
+    contains the names and defaults of positional-only parameters. `returns` is the resolved return annotation, or
+    `EMPTY`. `run` is `run_tool`, or the layers around it (see `with_layers`).
     """
 
     specification: ToolSpecification
@@ -105,10 +104,10 @@ class Tool:
 
 
 class ToolCall:
-    """One call of a tool whose arguments are decoded and valid: what a layer sees, and may pass on changed.
+    """One call of a tool with decoded and valid arguments. A layer can pass on a changed call.
 
-    `arguments` are those the model gave, by the names of the function's parameters, without the ones that keep the
-    function's default; None for an executor made by hand, which reads the request.
+    `arguments` maps the names of the function's parameters to the model's values, without those that keep the
+    function's default. It is None for an executor written by hand, which reads the request.
     """
 
     __slots__ = ("arguments", "context", "environment", "request", "tool")
@@ -130,21 +129,21 @@ class ToolCall:
 
 
 ToolStep: TypeAlias = Callable[[ToolCall], Awaitable[Encoded]]
-"""Takes a decoded call and returns what the model reads. Raises what the tool raises."""
+"""Takes a decoded call and returns the result for the model. Raises the exceptions of the tool."""
 
 ToolLayer: TypeAlias = Callable[[ToolStep, Tool], ToolStep]
-"""Puts something around the calls of one tool: takes the next step, returns its own. A layer that this tool does not
-need returns the step it was given, and costs nothing.
+"""Wraps the calls of one tool: takes the next step and returns a new step. A layer that this tool does not need returns
+the same step and costs nothing.
 
-A step may raise instead of going on, return an `Encoded` of its own, or go on several times: each time the tool runs in
-another call scope. Error handlers stand outside of all layers; an `EndsInvocation` passes them.
+A step may raise an exception, return an `Encoded`, or call the next step, also several times; each time the tool runs
+in a new call scope. Error handlers run outside of all layers, and never for an `EndsInvocation`.
 """
 
 
 class ToolSuspension(EndsInvocation):
-    """Suspends a tool call: raised by a layer or a tool whose result must come later, from outside.
+    """Suspends a tool call whose result will be supplied later, from outside. Raised by a layer or a tool.
 
-    `details` are JSON values; they are kept with the pending call.
+    `details` are JSON values, which are stored with the pending call.
     """
 
     def __init__(self, details: Mapping[str, Any] | None = None) -> None:
@@ -152,12 +151,12 @@ class ToolSuspension(EndsInvocation):
         self.details: Mapping[str, Any] = dict(details or {})
 
     def __str__(self) -> str:
-        return "the result of a tool call must come from outside, and nothing here keeps the call until then"
+        return "the tool call was suspended until its result is supplied, but nothing here stores suspended calls"
 
 
 @dataclass(slots=True)
 class ToolEnvironment:
-    """What the tool calls of one invocation share: the tools by name, its context, scope, threads and handlers."""
+    """The shared environment of the tool calls of one invocation: tools, context, scope, runner and error handlers."""
 
     tools: Mapping[str, Tool]
     context: InvocationContext
@@ -171,14 +170,14 @@ class ToolEnvironment:
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """The result of a tool call: `execution` for the program; `message`, with `contents`, for the model."""
+    """The result of a tool call: `execution` for the program, `message` (with `contents`) for the model."""
 
     execution: ToolExecution
     contents: Sequence[Content] = ()
 
     @property
     def message(self) -> ToolExecutionResultMessage:
-        """The answer to the call, made when it is asked for."""
+        """The message that answers the call; created on access."""
         done = self.execution
         request = done.request
         return ToolExecutionResultMessage(
@@ -187,22 +186,22 @@ class ToolOutcome:
 
 
 class NoService:
-    """Stands for the service in the context of a call that no service makes."""
+    """Placeholder for the service in the context of a call without a service."""
 
 
 # --- one call
 
 
 async def execute_tool(request: ToolExecutionRequest, environment: ToolEnvironment) -> ToolOutcome:
-    """Run one call in a context of its own; what goes wrong in it is an outcome too.
+    """Run one call in a new context and return its outcome; most failures are outcomes too.
 
-    Context variables that the tool sets never reach the caller. Raises `EndsInvocation` errors, cancellation, and what
-    a handler raises.
+    Context variables that the tool sets do not reach the caller. Raises `EndsInvocation` errors, cancellation, and the
+    exceptions of error handlers.
     """
     context, steps = copy_context(), _execute(request, environment)
     try:
         asked = context.run(steps.send, None)
-    except StopIteration as end:  # the usual way of a tool that does not wait
+    except StopIteration as end:  # the usual case: the tool did not wait
         outcome: ToolOutcome = end.value
         return outcome
     return await InContext(context, steps, asked)
@@ -257,7 +256,10 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) 
 def answer(
     tool: Tool | None, request: ToolExecutionRequest, context: InvocationContext, environment: ToolEnvironment
 ) -> Awaitable[Encoded]:
-    """Decode the request and take the tool's steps. Raises `UnknownToolError`, `ToolArgumentsError`, or as they do."""
+    """Decode the request and run the tool with its layers.
+
+    Raises `UnknownToolError`, `ToolArgumentsError`, and the exceptions of the tool and its layers.
+    """
     if tool is None:
         raise UnknownToolError(request, tuple(environment.tools))
     arguments = None if tool.decode is None else tool.decode(request)
@@ -265,19 +267,19 @@ def answer(
 
 
 def _too_long(request: ToolExecutionRequest, encoded: Encoded, limit: int | None) -> tuple[str, Sequence[Content]]:
-    """Cut a result to the limit; without a limit, warn."""
+    """Cut a result to the limit; without a limit, log a warning."""
     if limit is not None:
         return cut(encoded.text, tuple(encoded.contents), limit)
     logger.warning(
-        "the result of tool %r has %d characters, and all of them go to the model; "
-        "let the tool return less, or cut it: @tool(max_result_chars=…), TOOLBOX_MAX_RESULT_CHARS",
+        "the result of tool %r has %d characters and is sent to the model without a limit; "
+        "return less, or set @tool(max_result_chars=…) or TOOLBOX_MAX_RESULT_CHARS",
         request.name,
         len(encoded.text),
     )
     return encoded.text, encoded.contents
 
 
-# --- what the model reads when a call went wrong
+# --- results of failed calls
 
 
 async def error_result(
@@ -291,7 +293,7 @@ async def error_result(
         raise error
     handlers = environment.failures
     handler: Handler | None
-    # An inner service's unknown tool or bad arguments are a failure of this tool like any other.
+    # The same errors of a service that is called as a tool are failures of this tool.
     if isinstance(error, ToolArgumentsError) and error.request == request:
         handler = handlers.on_tool_arguments_error or DEFAULTS.on_tool_arguments_error
     elif isinstance(error, UnknownToolError) and error.request is request and request.name not in environment.tools:
@@ -315,7 +317,7 @@ async def error_result(
 
 
 async def run_tool(call: ToolCall) -> Encoded:
-    """Run the tool in a call scope of its own, where it belongs and within its time, and encode what it returns."""
+    """Run the tool in a new call scope, on its thread or loop and within its timeout, and encode the result."""
     tool, environment = call.tool, call.environment
     with environment.scope.open_call_scope() as opened:
         run = _Run(call, opened)
@@ -335,9 +337,9 @@ async def run_tool(call: ToolCall) -> Encoded:
 
 
 class _Run:
-    """One run of a tool, on whatever thread: finds its bean, fills hidden parameters, encodes, closes its call scope.
+    """One run of a tool on any thread: finds its bean, fills hidden parameters, encodes, closes its call scope.
 
-    `abandoned_by` is the error that ended the waiting for it, if something did.
+    `abandoned_by` is the error because of which the caller stopped waiting, or None.
     """
 
     __slots__ = ("_call", "_on_start", "_opened", "abandoned_by")
@@ -348,7 +350,7 @@ class _Run:
         self._on_start: Callable[[], None] | None = None
 
     async def prepare(self) -> None:
-        """Make, on the loop, what has to be awaited for the beans of this call."""
+        """Create, on the loop, the beans of this call that must be awaited."""
         tool, scope = self._call.tool, self._call.environment.scope
         try:
             if tool.bean is not None:
@@ -364,13 +366,13 @@ class _Run:
             raise
 
     async def within(self, timeout: float, running: Any) -> Any:
-        """Wait for the run, at most `timeout` seconds; raises `ToolTimeoutError` then."""
+        """Wait for the run. Raises `ToolTimeoutError` after `timeout` seconds."""
         late = ToolTimeoutError(self._call.tool.name, timeout)
         if self._call.tool.execution.is_coroutine:
             limit = asyncio.timeout(timeout)
         else:
             limit = asyncio.timeout(None)
-            self._on_start = _start_of(limit, timeout)  # it may wait for a thread, which is not its own time
+            self._on_start = _start_of(limit, timeout)  # the time until a thread is free does not count
         try:
             async with limit:
                 try:
@@ -381,12 +383,12 @@ class _Run:
                     raise
         except TimeoutError:
             if not limit.expired():
-                raise  # the tool's own
+                raise  # raised by the tool itself
             self._call.context.cancellation.cancel()
             raise late from None
 
     async def on_loop(self) -> Encoded:
-        """Run what needs no other place than the loop and the task it is in."""
+        """Run the tool on the event loop, in the current task."""
         tool = self._call.tool
         began = None if tool.execution.is_coroutine else perf_counter()
         if self._on_start is not None:
@@ -409,7 +411,7 @@ class _Run:
         return encoded
 
     async def elsewhere(self, runner: Runner) -> Encoded:
-        """Run the tool wherever the runner finds a place for it."""
+        """Run the tool on the thread or in the process that the runner chooses."""
         tool = self._call.tool
         value = await runner.run(
             tool.execution,
@@ -419,11 +421,11 @@ class _Run:
             shipped=self.shipped,
             has_timeout=tool.timeout is not None,
         )
-        # What another process returned has not been encoded there.
+        # A result from another process is not encoded yet.
         return value if isinstance(value, Encoded) else tool.encode(value)
 
     def __call__(self) -> Any:
-        """Call the tool on this thread; an awaitable stands for a result that is not there yet."""
+        """Call the tool on this thread. Returns the encoded result, or an awaitable of it."""
         if self._on_start is not None:
             self._on_start()
         try:
@@ -435,7 +437,7 @@ class _Run:
             encoded = self._call.tool.encode(value)
         except BaseException as error:
             self._close_here(error)
-            if isinstance(error, StopIteration):  # no coroutine and no future can raise it
+            if isinstance(error, StopIteration):  # coroutines and futures cannot raise it
                 raise RuntimeError("the tool raised StopIteration") from error
             raise
         self._close_here(self.abandoned_by)
@@ -445,7 +447,7 @@ class _Run:
         return self._call.tool.encode(await value)
 
     def bound(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """The function to call, its positional arguments, and its arguments by name."""
+        """Return the function to call, its positional arguments, and its keyword arguments."""
         call = self._call
         tool, kwargs, function = call.tool, call.arguments, call.tool.function
         if function is None:
@@ -453,7 +455,7 @@ class _Run:
         if kwargs is None:
             return function, (call.request, call.context.memory_id), {}
         if tool.memory_id_names or tool.context_names or tool.injected or tool.positional:
-            kwargs = {**kwargs}  # the call may be run again
+            kwargs = {**kwargs}  # a layer may run the call again
             for name in tool.memory_id_names:
                 kwargs[name] = call.context.memory_id
             for name in tool.context_names:
@@ -469,23 +471,23 @@ class _Run:
         return function, (), kwargs
 
     def shipped(self) -> Callable[[], Any]:
-        """The call as it can be sent to another process, which has no beans and no scope."""
+        """Return the call for another process, where there are no beans and no scope."""
         if self._on_start is not None:
             self._on_start()
         function, args, kwargs = self.bound()
         return functools.partial(function, *args, **kwargs)
 
-    # --- the end of its scope
+    # --- closing the call scope
 
     def _close_here(self, error: BaseException | None) -> None:
-        """Close, on this thread, what can be closed here."""
+        """Close the beans that can be closed on this thread."""
         try:
             self._opened.close_here(error)
         except Exception as failure:
             self._judge(failure, error)
 
     async def finish(self, error: BaseException | None) -> None:
-        """Close the rest, on the loop; a failure to do so is the call's, unless it has failed by `error`."""
+        """Close the other beans, on the loop. Raises a failure to close, unless the call has already failed."""
         error = error or self.abandoned_by
         try:
             await self._opened.aclose(error)
@@ -493,7 +495,7 @@ class _Run:
             self._judge(failure, error)
 
     def _judge(self, failure: Exception, error: BaseException | None) -> None:
-        """Raise the failure to close the call scope, unless the call has failed by `error` before: then log it."""
+        """Raise a failure to close the call scope; if the call has already failed with `error`, log it instead."""
         if isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
             failure = failure.exceptions[0]
         if error is None or isinstance(failure, FrameworkError):
@@ -504,11 +506,11 @@ class _Run:
 
 
 def _start_of(limit: asyncio.Timeout, timeout: float) -> Callable[[], None]:
-    """Return a function, for any thread, that lets `limit` end `timeout` seconds from when it is called."""
+    """Return a function, callable on any thread, that starts `limit` with `timeout` seconds."""
     loop = asyncio.get_running_loop()
 
     def begin(at: float) -> None:
-        with suppress(RuntimeError):  # the waiting has ended meanwhile
+        with suppress(RuntimeError):  # the caller is no longer waiting
             limit.reschedule(at)
 
     def start() -> None:
@@ -516,25 +518,25 @@ def _start_of(limit: asyncio.Timeout, timeout: float) -> Callable[[], None]:
         if asyncio._get_running_loop() is loop:
             begin(at)
         else:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed, so the caller is no longer waiting
                 loop.call_soon_threadsafe(begin, at)
 
     return start
 
 
 def has_own_tool_calls(bean: Any) -> bool:
-    """Return True if the bean runs differently as a tool: a service does, without memory."""
+    """Return True if the bean runs differently as a tool: a service runs without memory."""
     return hasattr(type(bean), "__toolbox_tool_call__")
 
 
 def member_of(bean: Any, name: str) -> Callable[..., Any]:
-    """Return what to call of a bean, by the name of its member."""
+    """Return the function to call for a member of a bean."""
     function: Callable[..., Any] = bean.__toolbox_tool_call__(name) if has_own_tool_calls(bean) else getattr(bean, name)
     return function
 
 
 class _CallCancellation(Cancellation):
-    """The cancellation of a tool with a time-out: cancelled when the tool is late, or with the invocation."""
+    """The cancellation of a tool with a timeout: set by the timeout or by the invocation's cancellation."""
 
     __slots__ = ("_invocation",)
 

@@ -1,6 +1,6 @@
-"""Reads whatever may hold tools - class, object, function, mapping, ready tool - into one list of tools.
+"""Reads everything that can be listed in `tools=` (classes, objects, functions, mappings) into a list of tools.
 
-Not here: the tools of one class (`members`), calling one (`pipeline`), tools without a service (`standalone`).
+Not here: the tools of one class (`members`), running a tool (`pipeline`), tools without a service (`standalone`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ from .specification import limit_problems, name_problems
 
 @dataclass(frozen=True, slots=True)
 class AiServiceTool:
-    """A tool put together by hand. `timeout` is in seconds."""
+    """A tool from a specification and an executor, for tools that are known only at run time.
+
+        AiServiceTool(ToolSpecification("count", "Count all rows."), lambda request, memory_id: 3)
+
+    `executor` takes the `ToolExecutionRequest` and the memory id, `def` or `async def`. `timeout` is in seconds.
+    """
 
     specification: ToolSpecification
     executor: ToolExecutor
@@ -38,7 +43,7 @@ class AiServiceTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolProviderRequest:
-    """What a tool provider may go by: what the user said, to whom, the invocation, and the names that are taken."""
+    """The argument of a tool provider: the user message, the memory id, the context, and the tool names in use."""
 
     user_message: UserMessage
     memory_id: Any
@@ -48,8 +53,11 @@ class ToolProviderRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolProviderResult:
-    """The tools of one invocation: a mapping `{ToolSpecification: ToolExecutor}`, or `AiServiceTool`s, objects,
-    functions."""
+    """The tools that a provider adds to one invocation.
+
+    `tools` is a mapping `{ToolSpecification: ToolExecutor}`, or a list of functions, objects, classes and
+    `AiServiceTool`s.
+    """
 
     tools: Mapping[ToolSpecification, ToolExecutor] | Sequence[Any] = field(hash=False)
 
@@ -59,26 +67,33 @@ class ToolProviderResult:
 
 
 class ToolProvider(Protocol):
-    """Decides for each invocation which further tools it is offered. May be `async def`."""
+    """Adds tools to each invocation of a service, for example by user: `@register_ai_service(tool_provider=…)`.
+
+        class BookingTools:
+            async def provide_tools(self, request: ToolProviderRequest) -> ToolProviderResult | None:
+                return ToolProviderResult([find_booking])
+
+    `provide_tools` is `def` or `async def`, and is called once per invocation.
+    """
 
     def provide_tools(
         self, request: ToolProviderRequest
     ) -> ToolProviderResult | Awaitable[ToolProviderResult | None] | None:
-        """The tools, or None; asked once for each invocation."""
+        """Return the tools for this invocation, or None for no tools."""
         ...
 
 
 class HoldsTool(Protocol):
-    """An executor that was made of a tool, and gives it back to a service, which runs it as any other."""
+    """An executor that was created from a tool. A service runs that tool directly."""
 
     tool: Tool
 
 
 def read_tools(sources: Iterable[object], where: str) -> tuple[tuple[Tool, ...], tuple[Problem, ...]]:
-    """The tools of `sources`, in order, and all that is wrong with them.
+    """Return the tools of `sources`, in order, and all problems with them.
 
     Sources are classes (beans, also `Annotated` with a name), functions, instances, `AiServiceTool`s and mappings
-    `{ToolSpecification: ToolExecutor}`. `where` names who offers them.
+    `{ToolSpecification: ToolExecutor}`. `where` is the place that problems name.
     """
     problems: list[Problem] = []
     tools: list[Tool] = []
@@ -89,20 +104,20 @@ def read_tools(sources: Iterable[object], where: str) -> tuple[tuple[Tool, ...],
 
 
 def clashes(tools: Iterable[Tool], where: str) -> Iterator[Problem]:
-    """A problem for each name that is more than one tool's."""
+    """Yield a problem for each name that several tools share."""
     by_name: dict[str, list[str]] = {}
     for each in tools:
         by_name.setdefault(each.specification.name, []).append(each.where)
     for name, places in by_name.items():
         if len(places) > 1:
-            fix = 'give one another name: @tool(name="…"), or offer only one of them'
+            fix = 'rename one of them with @tool(name="…"), or offer only one'
             if len(set(places)) == 1:
-                fix = f"list what has {places[0]} only once"
-            yield Problem(where, f"{len(places)} tools are called {name!r}: {', '.join(places)}", fix)
+                fix = f"list {places[0]} only once"
+            yield Problem(where, f"{len(places)} tools have the same name {name!r}: {', '.join(places)}", fix)
 
 
 def bean_types(sources: Iterable[object]) -> tuple[type, ...]:
-    """The classes among `sources` whose tools need an instance."""
+    """Return the classes in `sources` whose tools need an instance."""
     return tuple(
         each
         for each in sources
@@ -124,16 +139,19 @@ def _read(source: Any, where: str, problems: list[Problem]) -> Iterator[Tool]:
             if isinstance(specification, ToolSpecification) and callable(executor):
                 yield _by_hand(specification, executor, where, problems)
             else:
-                fact = f"a mapping of tools holds {specification!r}: {executor!r}"
-                problems.append(Problem(where, fact, "map ToolSpecifications to functions of a request and memory id"))
+                fact = f"invalid entry in a mapping of tools: {specification!r}: {executor!r}"
+                fix = "map each ToolSpecification to a function of the request and the memory id"
+                problems.append(Problem(where, fact, fix))
     elif is_function(source):
         yield from _some(read_function(source, problems))
     elif isinstance(source, ModuleType):
-        fact = f"the module {source.__name__} is among its tools"
-        problems.append(Problem(where, fact, "give the classes and functions that it has"))
+        fact = f"the module {source.__name__} is not a tool"
+        problems.append(Problem(where, fact, "list its classes and functions"))
     elif _is_collection(source):
-        fact = f"{source!r} is among its tools"
-        problems.append(Problem(where, fact, "give the tools themselves, not a collection or a name of them"))
+        fact = f"{source!r} is not a tool"
+        problems.append(
+            Problem(where, fact, "list the tools themselves, not a collection of tools or the name of a tool")
+        )
     else:
         yield from _read_members(source, where, problems)
 
@@ -145,11 +163,11 @@ def _read_members(source: Any, where: str, problems: list[Problem]) -> Iterator[
     owner = cls if isinstance(cls, type) else type(cls)
     members = list(members_of(owner))
     if cls is None or (not isinstance(cls, type) and owner.__module__ == "builtins" and owner is not object):
-        fact = f"{brief(repr(source))} is among its tools"
-        problems.append(Problem(where, fact, "give a class, an object or a function"))
+        fact = f"{brief(repr(source))} is not a tool"
+        problems.append(Problem(where, fact, "list a class, an object or a function"))
     elif not members:
         fact = f"{owner.__name__} has no tools"
-        problems.append(Problem(where, fact, "mark the methods a model may call with @tool"))
+        problems.append(Problem(where, fact, "add @tool to the methods that the model may call"))
     for member in members:
         if isinstance(cls, type):
             yield from _some(read_member(member, source, None, problems))
@@ -162,7 +180,7 @@ def _some(tool: Tool | None) -> tuple[Tool, ...]:
 
 
 def is_function(source: object) -> bool:
-    """Whether this is one function, method or partial call, and not an object with tools."""
+    """Return True for a function, a method or a partial; False for an object with tools."""
     return inspect.isroutine(source) or isinstance(source, (functools.partial, staticmethod, classmethod))
 
 
@@ -173,7 +191,7 @@ def _is_collection(source: object) -> bool:
 
 
 def holds_tool(executor: object) -> TypeGuard[HoldsTool]:
-    """Whether this executor was made of a tool."""
+    """Return True if this executor was created from a tool."""
     return isinstance(getattr(executor, "tool", None), Tool)
 
 
@@ -190,8 +208,8 @@ def _by_hand(specification: ToolSpecification, executor: Any, where: str, proble
     )
     problems += execution_problems(place, executor, execution)
     if not takes(executor, 2):
-        fact = f"its executor {executor!r} does not take the request and the memory id"
-        problems.append(Problem(place, fact, "write it `def executor(request, memory_id)`"))
+        fact = f"the executor {executor!r} must take two parameters, the request and the memory id"
+        problems.append(Problem(place, fact, "declare it as `def executor(request, memory_id)`"))
     return Tool(
         specification=specification,
         execution=execution,

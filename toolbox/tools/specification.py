@@ -1,4 +1,4 @@
-"""Makes, of what a tool takes, the specification that a model reads and the adapter that validates its calls.
+"""Creates the specification of a tool (name, description, JSON schema), and the pydantic adapter for its arguments.
 
 Not here: reading signatures (`parameters`) and docstrings, decoding a call (`codec`), finding tools (`sources`).
 """
@@ -35,7 +35,7 @@ _ALIAS = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A tool as the model sees it, and what validates its arguments: None where it takes none."""
+    """The specification of a tool, its visible parameters, and the adapter that validates them (None without any)."""
 
     specification: ToolSpecification
     visible: tuple[ToolParameter, ...]
@@ -45,7 +45,7 @@ class Described:
 def describe_tool(
     name: str, documentation: str | None, mark: ToolMark, taken: Taken, where: str, problems: list[Problem]
 ) -> Described | None:
-    """The description of the tool `name`, `where` in the program; None when a problem keeps it from being made."""
+    """Return the description of the tool `name`; None if it has problems. `where` is the place that problems name."""
     problems += _mark_problems(name, mark, where)
     docstring = read_docstring(documentation)
     visible = tuple(each for each in taken.parameters if each.role is Role.MODEL)
@@ -66,18 +66,18 @@ def describe_tool(
 
 
 def name_problems(name: str, where: str) -> list[Problem]:
-    """What is wrong with a tool's name."""
+    """Return the problems with a tool's name."""
     if _NAME.fullmatch(name):
         return []
-    fact = f"the tool name {name!r} is not 1 to 64 of the characters A-Z a-z 0-9 _ -"
-    return [Problem(where, fact, 'give another: @tool(name="…")')]
+    fix = 'use 1 to 64 of the characters A-Z a-z 0-9 _ - in @tool(name="…")'
+    return [Problem(where, f"invalid tool name {name!r}", fix)]
 
 
 def limit_problems(where: str, timeout: float | None, max_result_chars: int | None = None) -> list[Problem]:
-    """What is wrong with a tool's limits."""
+    """Return the problems with a tool's limits."""
     problems = []
     if timeout is not None and not timeout > 0:
-        problems.append(Problem(where, f"timeout is {timeout}", "use a number of seconds above 0, or None"))
+        problems.append(Problem(where, f"timeout is {timeout}", "use a number of seconds greater than 0, or None"))
     if max_result_chars is not None and max_result_chars < 1:
         problems.append(Problem(where, f"max_result_chars is {max_result_chars}", "use 1 or more, or None"))
     return problems
@@ -110,7 +110,7 @@ def _alias_problems(visible: Sequence[ToolParameter], where: str) -> Iterator[Pr
 def _default_problems(visible: Sequence[ToolParameter], where: str) -> Iterator[Problem]:
     for each in visible:
         default = each.default
-        if is_field(default):  # a default_factory is called for each call, and not before
+        if is_field(default):  # a default_factory is called for each call only
             default = None if default.default_factory is not None else default.default
         if each.has_default and not _is_fitting(default, each.annotation):
             yield Problem(
@@ -122,7 +122,7 @@ def _default_problems(visible: Sequence[ToolParameter], where: str) -> Iterator[
             )
 
 
-# An object of any other class may be the program's own mark for an absent argument.
+# An object of another class may be the program's own sentinel for an absent argument.
 _DATA = (str, bytes, bool, int, float, list, tuple, dict, set, frozenset, date, time, timedelta, Decimal, UUID, Enum)
 
 
@@ -139,7 +139,7 @@ def _is_fitting(default: Any, annotation: Any) -> bool:
             TypeAdapter(expected).validate_python(default)
         except ValidationError:
             continue
-        except Exception:  # what a type's own validators raise says nothing about the default's type
+        except Exception:  # exceptions of a type's own validators do not mean that the default has the wrong type
             return True
         return True
     return False
@@ -149,7 +149,7 @@ def _is_fitting(default: Any, annotation: Any) -> bool:
 
 
 class _NoneWhenAbsent:
-    """Makes a required parameter, whose type admits None, None when the model leaves it out."""
+    """Sets a required parameter whose type includes None to None if the model leaves it out."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core.core_schema import with_default_schema
@@ -158,7 +158,7 @@ class _NoneWhenAbsent:
 
 
 class _NullIsAbsent:
-    """Lets null through for a parameter with a default, which it then takes."""
+    """Accepts null for a parameter with a default; the default is used then."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core.core_schema import nullable_schema
@@ -215,22 +215,22 @@ def _adapter(
         return _adapter_of(visible)
     except FrameworkError:
         raise
-    except Exception as error:  # pydantic, and the types' own hooks, raise many kinds
+    except Exception as error:  # pydantic and the types' own hooks raise many kinds of exceptions
         culprits = [each for each in visible if len(visible) > 1 and not _can_be_validated(each)]
         names = ", ".join(repr(each.name) for each in culprits or visible)
         reason = _reason(error)
         problems.append(
             Problem(
                 where,
-                f"no schema can be made of parameter {names} ({reason})",
-                "use a type that pydantic validates, or Inject[…] if it is a bean",
+                f"cannot create a JSON schema for parameter {names} ({reason})",
+                "use a type that pydantic supports, or Inject[…] if it is a bean",
             )
         )
         return None
 
 
 def _reason(error: Exception) -> str:
-    """Return what pydantic says in short, without its advice about models."""
+    """Return the first sentence of pydantic's message, without its advice about model settings."""
     first, *more = str(error).partition(". Set `")[0].strip().splitlines() or [type(error).__name__]
     return f"{first} {more[-1].strip()}".rstrip(".") if first.endswith(":") and more else first.rstrip(".")
 
@@ -259,13 +259,13 @@ def _parameters_schema(
         culprits = [each for each in visible if not _can_be_validated(each)] or visible
         names = ", ".join(repr(each.name) for each in culprits)
         reason = _reason(error)
-        fix = "use a type that JSON can say, or Inject[…] if it is a bean"
-        problems.append(Problem(where, f"no schema can be made of parameter {names} ({reason})", fix))
+        fix = "use a type with a JSON schema, or Inject[…] if it is a bean"
+        problems.append(Problem(where, f"cannot create a JSON schema for parameter {names} ({reason})", fix))
         return no_parameters()
     properties: Schema = {}
     for each in visible:
         schema = made["properties"][each.shown_name]
-        if each.has_default:  # null means the default: there is no need to tell the model of it
+        if each.has_default:  # null means the default, which the model does not need to know
             schema = without_null(schema)
         description = each.description or documented.get(each.name) or documented.get(each.shown_name)
         properties[each.shown_name] = {**schema, "description": description} if description else schema

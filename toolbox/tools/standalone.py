@@ -1,6 +1,6 @@
-"""Tools without a service: their specifications, and executors that work by themselves.
+"""Tools without a service: specifications and executors for programs that talk to a model themselves.
 
-For programs that talk to a model by hand. Not here: how a call goes (`pipeline`).
+Not here: running a call (`pipeline`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _EmptyScope:
-    """The scope of a program without a container, and the call scope below it: there are no beans."""
+    """The scope, and the call scope, of a program without a container. It has no beans."""
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """See `ActiveScope`."""
@@ -58,12 +58,20 @@ NO_SCOPE = _EmptyScope()
 
 
 def tool_specifications_from(class_or_object: object) -> list[ToolSpecification]:
-    """The specifications of the tools of a class or an object. Raises `IllegalConfigurationError`."""
+    """Return the specifications of the tools of a class or an object.
+
+        [specification] = tool_specifications_from(Calculator)
+
+    Raises `IllegalConfigurationError` if a tool is declared wrongly.
+    """
     return [tool.specification for tool in _tools_of(class_or_object)]
 
 
 def tool_specification_from(function: Callable[..., Any]) -> ToolSpecification:
-    """The specification of one function or method, marked or not. Raises `IllegalConfigurationError`."""
+    """Return the specification of one function or method, marked or not.
+
+    Raises `IllegalConfigurationError` if it cannot be a tool.
+    """
     return _tool_of(function).specification
 
 
@@ -78,20 +86,27 @@ def tool_executor_from(function: Callable[..., Any]) -> Callable[[ToolExecutionR
 
 
 def tool_executor_from(function: Callable[..., Any]) -> ToolExecutor:
-    """What runs a function for a model's requests, as a service with the default handlers does.
+    """Return an executor that runs a function for a model's tool calls, like a service with the default handlers.
 
-    A call returns a `ToolExecutionResult`, or an awaitable of it when the function is asynchronous; what the function
-    raises becomes an error result, unusable arguments raise `ToolArgumentsError`. Given to a service, it is a tool like
-    any other, with the service's handlers. Raises `IllegalConfigurationError`.
+        execute = tool_executor_from(add)
+        result = execute(request, None)  # a ToolExecutionResult
+
+    For an asynchronous function it returns an awaitable of the result. An exception of the function becomes an error
+    result; invalid arguments raise `ToolArgumentsError`. You can also list the executor as a tool of a service, which
+    then uses its own handlers. Raises `IllegalConfigurationError` if the function cannot be a tool.
     """
     return StandaloneExecutor(_tool_of(function))
 
 
 def tools_from(source: object) -> dict[ToolSpecification, ToolExecutor]:
-    """The tools of an object, as `tool_executor_from` makes them. Raises `IllegalConfigurationError`."""
+    """Return `{specification: executor}` for the tools of an object, to call them without a service.
+
+    The executors work as described for `tool_executor_from`. Raises `IllegalConfigurationError` if a tool is declared
+    wrongly, or needs an instance and `source` is a class.
+    """
     tools = _tools_of(source)
     problems = [
-        Problem(tool.where, "is a method, and there is no instance to call it on", "give an instance of the class")
+        Problem(tool.where, "is a method and needs an instance", "pass an instance instead of the class")
         for tool in tools
         if tool.bean is not None
     ]
@@ -109,7 +124,9 @@ def _tools_of(source: object) -> tuple[Tool, ...]:
 
 def _tool_of(function: Any) -> Tool:
     if not is_function(function):
-        problem = Problem(repr(function), "is not a function", "use tools_from(…) for the tools of an object")
+        problem = Problem(
+            repr(function), "is not a function", "pass a function, or use tools_from(…) for the tools of an object"
+        )
         raise IllegalConfigurationError([problem])
     problems: list[Problem] = []
     tool = read_function(function, problems)
@@ -119,7 +136,7 @@ def _tool_of(function: Any) -> Tool:
 
 
 class StandaloneExecutor:
-    """Runs one tool where it is called. Its time-out holds for asynchronous tools: a thread cannot be stopped."""
+    """Runs one tool on the calling thread. The timeout applies to asynchronous tools only."""
 
     __slots__ = ("_environment", "_own_context", "_running", "tool")
 
@@ -127,7 +144,7 @@ class StandaloneExecutor:
         self.tool = self._running = tool
         runner = _CallingRunner(tool)
         if not tool.execution.is_coroutine and tool.timeout is not None:
-            self._running = replace(tool, timeout=None)  # what it returns may be awaitable: the runner limits that
+            self._running = replace(tool, timeout=None)  # if it returns an awaitable, the runner applies the timeout
         self._environment = ToolEnvironment({tool.name: tool}, _NO_INVOCATION, NO_SCOPE, runner, DEFAULTS)
         hidden = tool.memory_id_names or tool.context_names or tool.decode is None
         self._own_context = bool(hidden) or tool.timeout is not None
@@ -137,7 +154,7 @@ class StandaloneExecutor:
         tool = self.tool
         if tool.injected:
             wanted = ", ".join(each.name for each in tool.injected)
-            raise ScopeNotActiveError(f"{tool.where} ({wanted})", "its beans are a container's, and this is none")
+            raise ScopeNotActiveError(f"{tool.where} ({wanted})", "a tool without a container has no beans to inject")
         steps = self._steps(request, memory_id)
         if tool.execution.is_coroutine:
             return steps
@@ -172,7 +189,7 @@ def _context_for(request: ToolExecutionRequest, memory_id: Any) -> InvocationCon
 
 
 class _CallingRunner:
-    """Calls a `def` tool right here; of one that returns an awaitable, the caller gets an awaitable of the result."""
+    """Calls a `def` tool directly. If it returns an awaitable, the caller gets an awaitable of the result."""
 
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
@@ -182,7 +199,7 @@ class _CallingRunner:
         return execution.is_coroutine
 
     def warn_if_slow(self, label: str, began: float) -> None:
-        """See `Runner.warn_if_slow`; here no loop is held."""
+        """Do nothing: the tool blocks its own caller only."""
 
     async def run(
         self,
@@ -213,14 +230,14 @@ class _CallingRunner:
 
 
 class _Pause(Awaitable[None]):
-    """Tells `StandaloneExecutor` that from here on there is something to wait for."""
+    """Signals `StandaloneExecutor` that the rest of the call must be awaited."""
 
     def __await__(self) -> Generator[Any, Any, None]:
         yield self
 
 
 class _Rest(Awaitable[ToolExecutionResult]):
-    """The rest of the steps of a call, which has something to wait for."""
+    """The rest of a call that must be awaited."""
 
     def __init__(self, steps: Coroutine[Any, Any, ToolExecutionResult]) -> None:
         self._steps = steps
