@@ -425,7 +425,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         a_forgotten_inject,
         IllegalConfigurationError,
         (
-            "endpoint ask, parameter 'librarian': Librarian is a bean, and FastAPI would look for it in the request; "
+            "endpoint ask, parameter 'librarian': Librarian is a bean, but FastAPI would read it from the request; "
             "write `librarian: Inject[Librarian]`, with `from toolbox import Inject`"
         ),
     ),
@@ -438,22 +438,22 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         a_toolbox_above_the_route,
         IllegalConfigurationError,
         (
-            "GET /ask (ask): its @toolbox stands above the route's decorator, which did not see it; "
-            "put @toolbox below, next to the function"
+            "GET /ask (ask): @toolbox is above the route decorator and has no effect; "
+            "put @toolbox below the route decorator, next to the function"
         ),
     ),
     (
         a_forgotten_await,
         IllegalConfigurationError,
         (
-            "endpoint ask: it returns the coroutine of Librarian.answer, which nobody awaits; "
+            "endpoint ask: it returns the coroutine of Librarian.answer, which is not awaited; "
             "declare it `async def` and write `return await …`"
         ),
     ),
     (
         install_the_wrong_way_round,
         TypeError,
-        "install(app, container) takes the FastAPI application first, not a Container",
+        "install(app, container): app must be a FastAPI application, got Container",
     ),
     (
         a_server_that_does_not_run,
@@ -464,27 +464,27 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         a_stream_without_sse,
         IllegalConfigurationError,
         (
-            "endpoint ask: it returns a service's stream, which FastAPI cannot send; "
-            "write `return sse(…)` around it, with `from toolbox_fastapi import sse`"
+            "endpoint ask: it returns a service's stream, but FastAPI cannot send it; "
+            "write `return sse(…)`, with `from toolbox_fastapi import sse`"
         ),
     ),
-    (an_answer_in_sse, TypeError, "sse(…) is given a str, which is no stream; give it what a method returns that is"),
-    (a_coroutine_in_sse, TypeError, "sse(…) is given the coroutine of Librarian.answer, which is no stream;"),
+    (an_answer_in_sse, TypeError, "sse(…) expects a stream, got a str; call a method declared"),
+    (a_coroutine_in_sse, TypeError, "sse(…) expects a stream, got the coroutine of Librarian.answer;"),
     (a_stream_in_a_plain_for, TypeError, "a service's stream is iterated with `async for`; an endpoint sends it by"),
     (
         depends_for_inject,
         IllegalConfigurationError,
-        "endpoint ask, parameter 'librarian': Librarian is a bean, and FastAPI would look for it in the request; write",
+        "endpoint ask, parameter 'librarian': Librarian is a bean, but FastAPI would read it from the request; write",
     ),
     (
         an_inject_of_nothing,
         IllegalConfigurationError,
-        "endpoint ask, parameter 'librarian': Inject does not say which bean; write `librarian: Inject[…]`",
+        "endpoint ask, parameter 'librarian': Inject has no class; write `librarian: Inject[…]`",
     ),
     (
         a_second_install,
         IllegalConfigurationError,
-        "install(app, container): the application has a container already; install one, in which everything is",
+        "install(app, container): the application already has a container; call install once,",
     ),
     (
         a_service_that_is_not_registered,

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_origin, overload
 
 from typing_extensions import TypeForm
 
@@ -21,7 +22,7 @@ from .chat import ChatModel
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class
 from .di.description import BeanDescription, describe
 from .di.environment import settings_problem
-from .di.graph import DEFAULT, BeanGraph, Binding, Reading, Value
+from .di.graph import DEFAULT, BeanGraph, Binding, One, Reading, Value, provider_names
 from .di.marks import Scope, producer_mark_of, scope_mark_of
 from .di.registry import (
     Reader,
@@ -493,6 +494,21 @@ class ContainerInternals:
         return describe(self._container._read()[1].graph)
 
     # --- while it is started
+
+    def application_beans_with(self, method: str) -> dict[str, Callable[[], Awaitable[Any]]]:
+        """Return the application-scoped beans whose class has this method: by name, a function that gets the bean.
+
+        Raises `ContainerNotStartedError`.
+        """
+        wiring = self._container._started(method)
+        names = provider_names(wiring.graph)
+        found: dict[str, Callable[[], Awaitable[Any]]] = {}
+        for bean in wiring.graph.beans:
+            definition = bean.definition
+            cls = get_origin(definition.provides) or definition.provides
+            if definition.scope is Scope.APPLICATION and callable(getattr(cls, method, None)):
+                found[names[bean.key]] = partial(wiring.aget_value, One(bean.key), wiring.application)
+        return found
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """See `Container.get`."""

@@ -1,6 +1,6 @@
-"""A container's beans as they are shown to its developer: scopes, what is bound to what, who offers which tools.
+"""A container's beans for display: their scopes, their dependencies, and the tools they offer and use.
 
-Not here: the graph itself (`di`), drawing it (`cli`, `toolbox_fastapi.dev_ui`).
+Not here: the bean graph itself (`di`), the output (`cli`, `toolbox_fastapi.dev_ui`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tools.standalone import tool_specifications_from
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A bean as it is shown; `dependencies`, `lazy` and `toolbox` name other beans, `tools` what it offers itself."""
+    """A bean for display; `dependencies`, `lazy` and `toolbox` name other beans, `tools` are its own tools."""
 
     name: str
     type: str
@@ -33,7 +33,7 @@ class Node:
 
     @property
     def links(self) -> Iterator[tuple[str, str]]:
-        """What it is bound to, each with the manner."""
+        """Yield the names of linked beans with the kind of link: holds, looks up or calls."""
         yield from ((bean, "holds") for beans in self.dependencies.values() for bean in beans)
         yield from ((bean, "looks up") for beans in self.lazy.values() for bean in beans)
         yield from ((bean, "calls") for bean in self.toolbox)
@@ -43,7 +43,7 @@ SCOPES = ("application", "request", "call", "dependent")
 
 
 def nodes_of(container: Container) -> list[Node]:
-    """The container's beans, the longest-lived first."""
+    """Return the container's beans, those with the longest lifetime first."""
     beans = internals_of(container).describe()
     names = {bean.source: bean.name for bean in beans if isinstance(bean.source, type)}
 
@@ -64,13 +64,13 @@ def nodes_of(container: Container) -> list[Node]:
 
     nodes = sorted(map(node, beans), key=lambda each: SCOPES.index(each.scope))
     linked = {name for each in nodes for name, _ in each.links}
-    # The container is a bean of its own, which says nothing unless something asks for it.
+    # The container itself is a bean as well; it is only shown if another bean uses it.
     itself = {bean.name for bean in beans if bean.source is container}
     return [each for each in nodes if each.name not in itself - linked]
 
 
 def tool_names(source: object) -> tuple[str, ...]:
-    """The names of the tools a class has; none where they cannot be read, which `check` reports."""
+    """Return the names of a class's tools; empty if they are invalid, which `check` reports."""
     try:
         return tuple(each.name for each in tool_specifications_from(source)) if isinstance(source, type) else ()
     except IllegalConfigurationError:

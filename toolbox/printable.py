@@ -1,7 +1,7 @@
 """Makes text from outside safe to print on a terminal and to write as one line of a log.
 
-A model, a tool's result, a document or a request's path may hold characters that move the cursor, set the clipboard,
-reorder what is shown or begin a new line.
+The text of a model, a tool, a document or a URL can contain characters that move the cursor, set the clipboard,
+reverse the text direction or start a new line. Not here: shortening texts (`validation_text`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 
-# C0 and C1 controls, DEL, line separators, what changes the direction of text, tags, lone surrogates.
+# C0 and C1 controls, DEL, line separators, text direction marks, tags, lone surrogates.
 _UNSAFE = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f\ud800-\udfff"
 )
@@ -34,21 +34,21 @@ LOGGERS = tuple(
         ".tools",
     )
 )
-"""Every logger of the library."""
+"""The names of all loggers of the library."""
 
 
 def for_terminal(text: str) -> str:
-    r"""Return the text with its line breaks and tabs; other control characters become visible, as `\x1b`."""
+    r"""Return the text with visible control characters, such as `\x1b`; line breaks and tabs stay."""
     return _FOR_TERMINAL.sub(_visible, text.replace("\r\n", "\n"))
 
 
 def for_line(text: str) -> str:
-    r"""Return the text as one line: line breaks become `\n`, other control characters visible too."""
+    r"""Return the text as one line with visible control characters; line breaks become `\n`."""
     return _FOR_LINE.sub(_visible, text)
 
 
 def for_json(text: str) -> str:
-    """Return JSON with the same meaning in which no character is unsafe on a terminal."""
+    """Return equivalent JSON without characters that are unsafe on a terminal."""
     return _FOR_TERMINAL.sub(_escaped, text)
 
 
@@ -65,10 +65,10 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class SingleLine(logging.Filter):
-    """Keeps what a record was made of from beginning a line of its own, or from moving a terminal's cursor."""
+    """A log filter that makes each message one line without control characters."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass; rewrite the message of an unsafe one."""
+        """Rewrite an unsafe message; return True for every record."""
         message = record.getMessage()
         if _FOR_LINE.search(message):
             record.msg, record.args = for_line(message), ()
@@ -79,7 +79,7 @@ _single_line = SingleLine()
 
 
 def protect_logs() -> None:
-    """Make each record of every logger of the library one line."""
+    """Add the filter to all loggers of the library. Calling it again has no effect."""
     for name in LOGGERS:
-        # Of each, because a filter does not see the records of the loggers below. Added once, however often.
+        # To each logger: a filter does not see the records of child loggers.
         logging.getLogger(name).addFilter(_single_line)

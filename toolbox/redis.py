@@ -139,6 +139,11 @@ class RedisChatMemoryStore(ChatMemoryStore):
         """Release all leases that are still held."""
         await self._leases.stop()
 
+    async def ready(self) -> bool:
+        """Return True if the server answers; raise its error otherwise. For readiness checks."""
+        await self._client.get(f"{self._prefix}:ready")  # as any call does, so that missing rights show as well
+        return True
+
     # --- leases
 
     async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:

@@ -1,9 +1,9 @@
-"""FastAPI and a toolbox container in one application: beans in endpoints, a scope per request, streams to clients."""
+"""The FastAPI integration of toolbox: beans in endpoints, a scope per request, streams to clients."""
 
 from __future__ import annotations
 
 try:
-    import fastapi as _  # noqa: F401 - whether it is there
+    import fastapi as _  # noqa: F401 - raises if FastAPI is missing
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         "toolbox_fastapi needs FastAPI; install it with: pip install 'toolbox-di[fastapi]'", name=_error.name
@@ -15,7 +15,18 @@ from .application import install
 from .dev_ui.access import DevUi
 from .endpoints import InjectRoute
 from .exchanges import ClientDisconnectedError
+from .health import health_router
 from .mcp_endpoint import mount_mcp
 from .streaming import send_stream, sse
 
-__all__ = ["ClientDisconnectedError", "DevUi", "Inject", "InjectRoute", "install", "mount_mcp", "send_stream", "sse"]
+__all__ = [
+    "ClientDisconnectedError",
+    "DevUi",
+    "Inject",
+    "InjectRoute",
+    "health_router",
+    "install",
+    "mount_mcp",
+    "send_stream",
+    "sse",
+]

@@ -1,6 +1,6 @@
-"""`install`: joins an application and a container, in start and stop, in each request and WebSocket, in errors.
+"""`install`: connects an application and a container at startup, in requests and WebSockets, at errors and shutdown.
 
-Not here: how an endpoint gets its beans (`endpoints`), what a client is told of an error (`problems`).
+Not here: how an endpoint gets its beans (`endpoints`), the response to an error (`problems`).
 """
 
 from __future__ import annotations
@@ -34,34 +34,40 @@ from .endpoints import InjectRoute
 from .exchanges import (
     EXCHANGE_KEY,
     ClientDisconnectedError,
-    Exchange,
-    as_raised,
+    ClientExchange,
     current_connection,
-    current_exchange,
+    record_failure,
+    unwrapped_error,
 )
 from .problems import answer_with_problem, is_async_handler
-from .requirements import complete, endpoint_problems, installed, tools_of_endpoints
-from .stopping import Stopping
+from .requirements import complete_dependencies, endpoint_problems, installed, tools_of_endpoints
+from .shutdown import Shutdown
 
 if TYPE_CHECKING:
     from .dev_ui.routes import DevUiApplication
 
 
 def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = False) -> None:
-    """Makes `container` the one of `app`; to be called first, before routes are added.
+    """Connect `container` to `app`. Call it once, before you add routes.
 
-    The application's lifespan starts and stops it, around the lifespan that the application has; each request and
-    WebSocket gets a request scope; `ToolboxError`s are answered with problem details, unless the application has
-    handlers of its own for them.
+        app = FastAPI()
+        install(app, Container().register(Menu, Waiter))
 
-    `dev_ui`: True, its path, or a `DevUi` serves a page that shows the program and tries it; for development. Its
-    address is printed at start. `FastAPI(dependencies=[…])` does not guard it, `DevUi(dependencies=[…])` does. Raises
-    `IllegalConfigurationError` for an application that has a container already.
+    The application's lifespan starts and stops the container, around the lifespan that you pass to `FastAPI`. A
+    container that is already started is used as it is. Each request and each WebSocket gets a request scope. A
+    `ToolboxError` becomes a response with problem details, unless the application has its own handler for it.
+
+    `dev_ui` serves a page for development that shows the program and calls its tools and services: True (at
+    `/dev-ui`), a path, or a `DevUi`. Its address is printed at startup. `FastAPI(dependencies=[…])` does not protect
+    it, `DevUi(dependencies=[…])` does.
+
+    Raises `TypeError` if `app` is not a FastAPI application, and `IllegalConfigurationError` if it already has a
+    container.
     """
     if not isinstance(app, FastAPI):
-        raise TypeError(f"install(app, container) takes the FastAPI application first, not a {type(app).__name__}")
+        raise TypeError(f"install(app, container): app must be a FastAPI application, got {type(app).__name__}")
     if app in installed:
-        what, fix = "the application has a container already", "install one, in which everything is registered"
+        what, fix = "the application already has a container", "call install once, with one container for everything"
         raise IllegalConfigurationError([Problem("install(app, container)", what, fix)])
     installation = Installation(app, container)
     internals = internals_of(container)
@@ -73,10 +79,10 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
     internals.add_check(lambda graph: endpoint_problems(app.routes, graph))
     if app.router.route_class is APIRoute:
         app.router.route_class = InjectRoute
-    app.router.lifespan_context = installation.around(app.router.lifespan_context)
-    see_failures(app)
+    app.router.lifespan_context = installation.wrap_lifespan(app.router.lifespan_context)
+    record_failures(app)
     build = app.build_middleware_stack
-    # The outermost layer: what other middlewares do belongs to the request as well.
+    # The outermost layer, because other middleware belongs to the request as well.
     app.build_middleware_stack = lambda: RequestScopes(build(), installation)  # type: ignore[method-assign]
     if dev_ui:
         from .dev_ui.routes import mount_dev_ui
@@ -85,59 +91,60 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
 
 
 class Installation:
-    """One application with its container; `stopping` is there while its lifespan runs."""
+    """An application with its container; `shutdown` is set while the lifespan runs."""
 
     def __init__(self, app: FastAPI, container: Container) -> None:
         self.app, self.container = app, container
-        self.stopping: Stopping | None = None
+        self.shutdown: Shutdown | None = None
         self.dev_ui: DevUiApplication | None = None
 
-    def around(self, lifespan: Lifespan[Any]) -> Lifespan[Any]:
-        """The application's `lifespan`, inside that of the container."""
+    def wrap_lifespan(self, lifespan: Lifespan[Any]) -> Lifespan[Any]:
+        """Return a lifespan that starts the container, runs the application's `lifespan`, and stops the container."""
 
         @asynccontextmanager
         async def started(app: FastAPI) -> AsyncIterator[Any]:
-            complete(app.routes)
-            for each in mounted_in(app.routes):
-                see_failures(each)
+            complete_dependencies(app.routes)
+            for each in mounted_apps(app.routes):
+                record_failures(each)
             async with self._started(), lifespan(app) as state:
                 settings = await self.container.aget(ToolboxSettings)
-                self.stopping = stopping = Stopping(settings.stop_timeout)
+                self.shutdown = shutdown = Shutdown(settings.stop_timeout)
                 if self.dev_ui is not None:
                     self.dev_ui.start(settings)
                 try:
-                    with stopping.listening():
+                    with shutdown.signals_noticed():
                         yield state
                 finally:
-                    await stopping.wait()
-                    self.stopping = None
+                    await shutdown.wait()
+                    self.shutdown = None
 
         return started
 
     def _started(self) -> AbstractAsyncContextManager[object]:
-        """The container's life; of one that somebody else has started, nothing."""
+        """Return the container as a context manager, or an empty one if it is already started."""
         return nullcontext() if self.container.is_started else self.container
 
 
-def mounted_in(routes: Sequence[BaseRoute]) -> Iterator[Starlette]:
-    """The applications mounted among these routes, at any depth, FastAPI's or not."""
+def mounted_apps(routes: Sequence[BaseRoute]) -> Iterator[Starlette]:
+    """Yield the applications that these routes mount, at any depth, FastAPI or Starlette."""
     for context in iter_route_contexts(routes):
         if isinstance(context.original_route, Mount):
             inner: Any = context.original_route.app
-            while not isinstance(inner, Starlette) and hasattr(inner, "app"):  # a middleware around it
+            while not isinstance(inner, Starlette) and hasattr(inner, "app"):  # middleware around it
                 inner = inner.app
             if isinstance(inner, Starlette):
                 yield inner
-            yield from mounted_in(context.original_route.routes or getattr(inner, "routes", ()))
+            yield from mounted_apps(context.original_route.routes or getattr(inner, "routes", ()))
 
 
 # --- each request and WebSocket
 
 
 class RequestScopes:
-    """ASGI middleware: a request scope around each HTTP request and WebSocket, until its response has been sent.
+    """ASGI middleware: opens a request scope for each HTTP request and WebSocket, until its response has been sent.
 
-    Background tasks belong to it. The scope is told how the exchange ended, also when that was made into a response.
+    Background tasks run in the scope. When it closes, it learns the error that left the endpoint, also if an exception
+    handler turned this error into a response.
     """
 
     def __init__(self, app: ASGIApp, installation: Installation) -> None:
@@ -151,10 +158,11 @@ class RequestScopes:
         if scope["type"] not in ("http", "websocket") or (outer is not None and outer.container is container):
             await self.app(scope, receive, send)
             return
-        beans, stopping = container.request_scope(), self._installation.stopping
-        exchange = scope[EXCHANGE_KEY] = Exchange(container, stopping, scope, receive, send)
-        if stopping is not None:
-            stopping.open.add(exchange)
+        beans, shutdown = container.request_scope(), self._installation.shutdown
+        begun = None if shutdown is None else shutdown.begun
+        exchange = scope[EXCHANGE_KEY] = ClientExchange(container, begun, scope, receive, send)
+        if shutdown is not None:
+            shutdown.open.add(exchange)
         token = current_caller.set(exchange)
         raised: BaseException | None = None
         await beans.__aenter__()
@@ -163,8 +171,8 @@ class RequestScopes:
                 await self.app(scope, exchange.receive, exchange.send)
         except BaseException as error:
             raised = error
-            # That the client left in the middle of a response is nothing for the server to complain about.
-            if not (exchange.left and isinstance(as_raised(error), ClientDisconnectedError)):
+            # A client that leaves during a response is not an error for the server's log.
+            if not (exchange.left and isinstance(unwrapped_error(error), ClientDisconnectedError)):
                 raise
         finally:
             current_caller.reset(token)
@@ -174,26 +182,26 @@ class RequestScopes:
             try:
                 await beans.__aexit__(None if ending is None else type(ending), ending, None)
             finally:
-                if stopping is not None:
-                    stopping.closed(exchange)
+                if shutdown is not None:
+                    shutdown.closed(exchange)
                 if exchange.reader is not None:
                     await exchange.stop_reading()
 
 
 # --- errors
 
-_seen: WeakSet[Starlette] = WeakSet()
+_recorded_apps: WeakSet[Starlette] = WeakSet()
 
 
-def see_failures(app: Starlette) -> None:
-    """Lets exchanges of `app` know what leaves an endpoint, though a handler makes a response of it.
+def record_failures(app: Starlette) -> None:
+    """Make `app` record the errors that leave its endpoints, also those that exception handlers answer.
 
-    Handled exceptions never reach a middleware: after an `HTTPException` a session would be committed.
+    Middleware never sees a handled exception. Without this, a session would be committed after an `HTTPException`.
     """
-    if app in _seen:
+    if app in _recorded_apps:
         return
-    _seen.add(app)
-    # Starlette's own handlers are put where they can be seen.
+    _recorded_apps.add(app)
+    # Starlette adds its own handlers when it builds the stack; they must be wrapped as well.
     plain = ExceptionMiddleware(app.router)
     own: dict[Any, Any] = {
         ToolboxError: answer_with_problem,
@@ -203,44 +211,37 @@ def see_failures(app: Starlette) -> None:
     app.exception_handlers = {**own, **app.exception_handlers}
     build = app.build_middleware_stack
 
-    def build_seeing() -> ASGIApp:
+    def build_recording() -> ASGIApp:
         handlers, middlewares = app.exception_handlers, app.user_middleware
-        app.exception_handlers = {kind: seeing(handler) for kind, handler in handlers.items()}
-        app.user_middleware = [*middlewares, Middleware(SeeFailures)] if middlewares else []
+        app.exception_handlers = {kind: recording(handler) for kind, handler in handlers.items()}
+        app.user_middleware = [*middlewares, Middleware(RecordFailures)] if middlewares else []
         try:
             return build()
         finally:
             app.exception_handlers, app.user_middleware = handlers, middlewares
 
-    app.build_middleware_stack = build_seeing  # type: ignore[method-assign]
+    app.build_middleware_stack = build_recording  # type: ignore[method-assign]
 
 
-def see(error: BaseException) -> None:
-    """Tells the exchange that this code runs in."""
-    exchange = current_exchange()
-    if exchange is not None:
-        exchange.fail(error)
-
-
-def seeing(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """An exception handler that tells the exchange before it does its work; as synchronous as it was."""
+def recording(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an exception handler that records the error, then calls `handler`; `def` or `async def` like `handler`."""
     if is_async_handler(handler):
 
         async def handle(connection: Any, error: Exception) -> Any:
-            see(error)
+            record_failure(error)
             return await handler(connection, error)
 
         return handle
 
     def handle_on_thread(connection: Any, error: Exception) -> Any:
-        see(error)
+        record_failure(error)
         return handler(connection, error)
 
     return handle_on_thread
 
 
-class SeeFailures:
-    """ASGI middleware, the innermost: sees what no handler has handled, before another middleware answers it."""
+class RecordFailures:
+    """The innermost ASGI middleware: records unhandled errors before other middleware answers them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -249,5 +250,5 @@ class SeeFailures:
         try:
             await self.app(scope, receive, send)
         except BaseException as error:
-            see(error)
+            record_failure(error)
             raise

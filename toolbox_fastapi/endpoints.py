@@ -1,9 +1,8 @@
-"""`Inject[T]` and `@toolbox` on an endpoint: how the endpoint gets what they ask for.
+"""`Inject[T]` and `@toolbox` in endpoints: fills the parameters with beans and makes the tools active.
 
-Two ways lead to a bean. A route of our class hides the parameter from FastAPI and fills it when it calls the endpoint;
-any other route (of a plain `APIRouter`, of a WebSocket) finds a dependency in the annotation, which does the same at a
-higher price. Not here: what is wrong with what they ask for (`requirements`), the request scope that beans live in
-(`application`).
+An `InjectRoute` hides the parameter from FastAPI and fills it when it calls the endpoint. Other routes (of a plain
+`APIRouter`, of a WebSocket) use the FastAPI dependency in the annotation, which costs more. Not here: configuration
+problems of endpoints (`requirements`), the request scope of the beans (`application`).
 """
 
 from __future__ import annotations
@@ -38,27 +37,27 @@ from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
 from toolbox.type_keys import metadata_of, unwrapped
 
-from .exchanges import EXCHANGE_KEY, Exchange
+from .exchanges import EXCHANGE_KEY, ClientExchange
 
 ENDPOINT_MARK = "__toolbox_endpoint__"
 
 CONNECTION = "toolbox_connection"
-"""The parameter by which a filled endpoint gets its `Request`."""
+"""The parameter through which FastAPI passes its `Request` to an endpoint with injected parameters."""
 
 
-def the_exchange(connection: HTTPConnection) -> Exchange:
-    """The exchange of a request or WebSocket, which is given the endpoint's own object for it.
+def exchange_of(connection: HTTPConnection) -> ClientExchange:
+    """Return the exchange of `connection`, and let it provide this same object to beans.
 
-    Raises `IllegalConfigurationError` in an application without a container.
+    Raises `IllegalConfigurationError` if the application has no container.
     """
-    exchange: Exchange | None = connection.scope.get(EXCHANGE_KEY)
+    exchange: ClientExchange | None = connection.scope.get(EXCHANGE_KEY)
     if exchange is None:
         raise IllegalConfigurationError(
             [
                 Problem(
                     "an endpoint with Inject[…]",
                     "its application has no container",
-                    "call toolbox_fastapi.install(app, container) where the application is made",
+                    "call toolbox_fastapi.install(app, container) where you create the application",
                 )
             ]
         )
@@ -69,10 +68,11 @@ def the_exchange(connection: HTTPConnection) -> Exchange:
 # --- Inject[T]
 
 
-class BeanOf:
-    """The dependency behind `Inject[T]`; two of one type are equal, so `dependency_overrides` finds it.
+class BeanDependency:
+    """The FastAPI dependency behind `Inject[T]`; equal for equal types, so that `dependency_overrides` finds it.
 
-    `default` is what its parameter keeps when there is no bean; FastAPI does not tell, so `requirements.complete` does.
+    `default` is the parameter's default, used when there is no bean. FastAPI does not pass it to dependencies;
+    `requirements.complete_dependencies` sets it.
     """
 
     __slots__ = ("default", "wanted")
@@ -81,16 +81,16 @@ class BeanOf:
         self.wanted, self.default = wanted, default
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is BeanOf and other.wanted == self.wanted
+        return type(other) is BeanDependency and other.wanted == self.wanted
 
     def __hash__(self) -> int:
-        return hash((BeanOf, self.wanted))
+        return hash((BeanDependency, self.wanted))
 
     def __repr__(self) -> str:
-        return f"BeanOf({self.wanted!r})"
+        return f"BeanDependency({self.wanted!r})"
 
     async def __call__(self, connection: HTTPConnection) -> Any:
-        exchange = the_exchange(connection)
+        exchange = exchange_of(connection)
         enter_route(exchange, connection)
         try:
             return await exchange.container.aget(self.wanted)
@@ -100,46 +100,47 @@ class BeanOf:
             return self.default
 
 
-support_endpoints(lambda wanted: (Depends(BeanOf(wanted), use_cache=False),))
+support_endpoints(lambda wanted: (Depends(BeanDependency(wanted), use_cache=False),))
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A parameter to be filled with a bean; `default` is what it keeps when there is none, or `EMPTY`."""
+    """A parameter that gets a bean; `default` is used when there is no bean, `EMPTY` if it has no default."""
 
     name: str
     wanted: Any
     default: Any = EMPTY
 
 
-# --- a route that fills parameters itself
+# --- a route that fills the parameters itself
 
 
 class InjectRoute(APIRoute):
-    """Fills `Inject[…]` parameters when it calls its endpoint, at a third of what FastAPI's dependencies cost.
+    """A route class that fills `Inject[…]` parameters itself, at a third of the cost of FastAPI's dependencies.
 
-    `install` sets it for the application's own routes; elsewhere: `APIRouter(route_class=InjectRoute)`. Without it, all
-    works as well.
+        router = APIRouter(route_class=InjectRoute)
+
+    `install` sets it for the routes of the application itself. `Inject[…]` works with other route classes as well.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         response = options.get("response_class")
         if isinstance(response, type) and issubclass(response, EventSourceResponse) and not _is_generator(endpoint):
-            # FastAPI would take it for a generator, never await it, and answer with nothing.
+            # FastAPI would treat it as a generator, never await it, and send an empty response.
             options["response_class"] = EventStreamDocumented
-        super().__init__(path, filled(endpoint), **options)
+        super().__init__(path, fill_parameters(endpoint), **options)
 
 
 class EventStreamDocumented(Response):
-    """What the OpenAPI document knows of an endpoint that returns `sse(…)`."""
+    """The response class in the OpenAPI document for endpoints that return `sse(…)`."""
 
     media_type = EventSourceResponse.media_type
 
 
-def filled(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """`endpoint` as FastAPI should see it: without its injected parameters, and calling with its tools around it.
+def fill_parameters(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `endpoint` for FastAPI: without its injected parameters, and with its tools active during the call.
 
-    A generator, or anything but a function, is left as it is: its beans have to be there before it is called.
+    Generators and callables other than functions are returned unchanged; `BeanDependency` fills their parameters.
     """
     if left_without_parentheses(endpoint) == "@toolbox":
         [marked] = inspect.getclosurevars(endpoint).nonlocals["tools"]
@@ -151,7 +152,7 @@ def filled(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     if not injected and toolbox_of(endpoint) is None:
         return endpoint
     signature, connection = _with_connection(signature, endpoint)
-    call = functools.wraps(endpoint)(_filling(endpoint, injected, connection))
+    call = functools.wraps(endpoint)(_call_with_beans(endpoint, injected, connection))
     call.__signature__ = signature  # type: ignore[attr-defined]  # what inspect looks at before anything else
     setattr(call, ENDPOINT_MARK, injected)
     return call
@@ -167,7 +168,7 @@ def _is_coroutine(endpoint: Callable[..., Any]) -> bool:
 
 
 def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...], inspect.Signature]:
-    """The parameters we fill, and the signature without them."""
+    """Return the injected parameters, and the signature without them."""
     signature = inspect.signature(endpoint)
     names, around = getattr(inspect.unwrap(endpoint), "__globals__", {}), names_around(inspect.unwrap(endpoint))
     injected, others = [], []
@@ -175,17 +176,17 @@ def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...]
         annotation = resolve(parameter.annotation, names, around)
         metadata = metadata_of(annotation)
         dependencies = [each.dependency for each in metadata if isinstance(each, params.Depends)]
-        if bean := next((each for each in dependencies if isinstance(each, BeanOf)), None):
+        if bean := next((each for each in dependencies if isinstance(each, BeanDependency)), None):
             injected.append(Injected(parameter.name, bean.wanted, parameter.default))
         elif any(isinstance(each, InjectMark) for each in metadata):  # evaluated before FastAPI was imported
             injected.append(Injected(parameter.name, _wanted_by(annotation), parameter.default))
         elif parameter.default is EMPTY and _is_bean(annotation):
-            raise IllegalConfigurationError([_no_inject(endpoint, parameter.name, annotation)])
-        elif service := _service_that_fastapi_would_make(parameter, annotation, dependencies):
-            raise IllegalConfigurationError([_no_inject(endpoint, parameter.name, service)])
+            raise IllegalConfigurationError([_missing_inject(endpoint, parameter.name, annotation)])
+        elif service := _service_in_depends(parameter, annotation, dependencies):
+            raise IllegalConfigurationError([_missing_inject(endpoint, parameter.name, service)])
         elif annotation is Inject:
-            raise IllegalConfigurationError([_of_nothing(endpoint, parameter.name)])
-        elif problem := unreadable_inject(f"endpoint {endpoint.__name__}", parameter.name, annotation):
+            raise IllegalConfigurationError([_inject_without_class(endpoint, parameter.name)])
+        elif problem := unresolved_inject(f"endpoint {endpoint.__name__}", parameter.name, annotation):
             raise IllegalConfigurationError([problem])
         else:
             known = around and not isinstance(annotation, Unresolved)
@@ -193,8 +194,8 @@ def _split_signature(endpoint: Callable[..., Any]) -> tuple[tuple[Injected, ...]
     return tuple(injected), signature.replace(parameters=others)
 
 
-def unreadable_inject(where: str, parameter: str, annotation: object) -> Problem | None:
-    """A problem if what seems to be `Inject[…]` names something that cannot be found: FastAPI would ask the client."""
+def unresolved_inject(where: str, parameter: str, annotation: object) -> Problem | None:
+    """Return a problem if the text of an `Inject[…]` annotation cannot be resolved; FastAPI would ask the client."""
     text = annotation.text if isinstance(annotation, Unresolved) else annotation
     if not isinstance(text, str) or "Inject[" not in text:
         return None
@@ -203,7 +204,7 @@ def unreadable_inject(where: str, parameter: str, annotation: object) -> Problem
 
 
 def _with_connection(signature: inspect.Signature, endpoint: Callable[..., Any]) -> tuple[inspect.Signature, str]:
-    """The signature with a parameter by which FastAPI passes its `Request`, undocumented; and that parameter's name."""
+    """Return the signature with a hidden parameter for FastAPI's `Request`, and the name of this parameter."""
     names = getattr(inspect.unwrap(endpoint), "__globals__", {})
     for each in signature.parameters.values():
         if resolve(each.annotation, names) is HTTPConnection:  # FastAPI fills no more than one of this type
@@ -214,23 +215,21 @@ def _with_connection(signature: inspect.Signature, endpoint: Callable[..., Any])
 
 
 def _wanted_by(annotation: Any) -> Any:
-    """Return T of `Inject[T]`, with the metadata that T has itself."""
+    """Return T of `Inject[T]`, with T's metadata but without the mark."""
     own = tuple(takewhile(lambda each: not isinstance(each, InjectMark), metadata_of(annotation)))
     return Annotated[(annotation.__origin__, *own)] if own else annotation.__origin__
 
 
 def _is_bean(annotation: object) -> bool:
-    """Whether it is a class that is marked as a bean, which no request can hold."""
+    """Return True for a class that is marked as a bean; a request cannot contain one."""
     if not isinstance(annotation, type):
         return False
     marks = (scope_mark_of(annotation), service_options_of(annotation), client_mark_of(annotation))
     return any(mark is not None for mark in marks)
 
 
-def _service_that_fastapi_would_make(
-    parameter: inspect.Parameter, annotation: Any, dependencies: Sequence[Any]
-) -> type[Any] | None:
-    """The AI service or REST client that `Depends()` stands for, if it does for one: FastAPI cannot make a Protocol."""
+def _service_in_depends(parameter: inspect.Parameter, annotation: Any, dependencies: Sequence[Any]) -> type[Any] | None:
+    """Return the AI service or REST client in `Depends()`, if there is one: FastAPI cannot create a Protocol."""
     default = parameter.default
     if isinstance(default, params.Depends):
         dependencies = [*dependencies, default.dependency]
@@ -242,36 +241,36 @@ def _service_that_fastapi_would_make(
     return None
 
 
-def _of_nothing(endpoint: Callable[..., Any], parameter: str) -> Problem:
+def _inject_without_class(endpoint: Callable[..., Any], parameter: str) -> Problem:
     return Problem(
         f"endpoint {endpoint.__name__}, parameter {parameter!r}",
-        "Inject does not say which bean",
-        f"write `{parameter}: Inject[…]`, with the bean's class in the brackets",
+        "Inject has no class",
+        f"write `{parameter}: Inject[…]` with the class of the bean in the brackets",
     )
 
 
-def _no_inject(endpoint: Callable[..., Any], parameter: str, bean: type[Any]) -> Problem:
+def _missing_inject(endpoint: Callable[..., Any], parameter: str, bean: type[Any]) -> Problem:
     return Problem(
         f"endpoint {endpoint.__name__}, parameter {parameter!r}",
-        f"{bean.__name__} is a bean, and FastAPI would look for it in the request",
+        f"{bean.__name__} is a bean, but FastAPI would read it from the request",
         f"write `{parameter}: Inject[{bean.__name__}]`, with `from toolbox import Inject`",
     )
 
 
-def _filling(endpoint: Callable[..., Any], injected: Sequence[Injected], connection: str) -> Callable[..., Any]:
-    run = _running(endpoint)
+def _call_with_beans(endpoint: Callable[..., Any], injected: Sequence[Injected], connection: str) -> Callable[..., Any]:
+    run = _as_coroutine(endpoint)
     wanted_by_itself = connection != CONNECTION
     beans = [(each.name, each.wanted, each.default) for each in injected]
 
     async def call(**values: Any) -> Any:
-        exchange = the_exchange(values[connection] if wanted_by_itself else values.pop(connection))
+        exchange = exchange_of(values[connection] if wanted_by_itself else values.pop(connection))
         try:
             for name, wanted, default in beans:
                 try:
                     values[name] = await exchange.container.aget(wanted)
                 except MissingBeanError:
                     if default is EMPTY:
-                        raise  # else the parameter, of which FastAPI knows nothing, keeps its default
+                        raise
             value = await run(**values)
             if type(value) is CoroutineType:
                 value.close()
@@ -288,18 +287,18 @@ def _filling(endpoint: Callable[..., Any], injected: Sequence[Injected], connect
 
 def _not_awaited(endpoint: Callable[..., Any], returned: CoroutineType[Any, Any, Any]) -> Problem:
     called = returned.__qualname__.rpartition("<locals>.")[2]
-    what = f"it returns the coroutine of {called}, which nobody awaits"
+    what = f"it returns the coroutine of {called}, which is not awaited"
     return Problem(f"endpoint {endpoint.__name__}", what, "declare it `async def` and write `return await …`")
 
 
 def _not_sent(endpoint: Callable[..., Any]) -> Problem:
-    what = "it returns a service's stream, which FastAPI cannot send"
-    fix = "write `return sse(…)` around it, with `from toolbox_fastapi import sse`"
+    what = "it returns a service's stream, but FastAPI cannot send it"
+    fix = "write `return sse(…)`, with `from toolbox_fastapi import sse`"
     return Problem(f"endpoint {endpoint.__name__}", what, fix)
 
 
-def _running(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """The endpoint as a coroutine function, with its tools around it."""
+def _as_coroutine(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the endpoint as a coroutine function whose tools are active during the call."""
     if not _is_coroutine(endpoint):
 
         def call_here(values: dict[str, Any]) -> Any:
@@ -326,7 +325,10 @@ _tools_read: WeakKeyDictionary[Callable[..., Any], tuple[Tool, ...]] = WeakKeyDi
 
 
 def endpoint_tools(endpoint: Callable[..., Any]) -> tuple[Tool, ...]:
-    """The tools of the endpoint's `@toolbox`, read once. Raises `IllegalConfigurationError` for what is no tool."""
+    """Return the tools of the endpoint's `@toolbox`, read once.
+
+    Raises `IllegalConfigurationError` for invalid tools.
+    """
     plain = getattr(endpoint, "__func__", endpoint)
     tools = _tools_read.get(plain)
     if tools is None:
@@ -337,10 +339,10 @@ def endpoint_tools(endpoint: Callable[..., Any]) -> tuple[Tool, ...]:
     return tools
 
 
-def enter_route(exchange: Exchange, connection: HTTPConnection) -> None:
-    """For a route that is not of our class: sees what leaves its endpoint, and puts the endpoint's tools around it.
+def enter_route(exchange: ClientExchange, connection: HTTPConnection) -> None:
+    """For routes of other classes: record the error that leaves the endpoint, and make the endpoint's tools active.
 
-    FastAPI keeps, for each request, a stack of what ends with the endpoint and one of what ends with the response.
+    FastAPI has two exit stacks per request: one closes after the endpoint, the other after the response.
     """
     endpoint = connection.scope.get("endpoint")
     if exchange.entered or hasattr(endpoint, ENDPOINT_MARK):
@@ -351,11 +353,11 @@ def enter_route(exchange: Exchange, connection: HTTPConnection) -> None:
         return
     stack.push(exchange.note)
     if callable(endpoint) and toolbox_of(endpoint) is not None:
-        if _is_generator(endpoint):  # runs when FastAPI thinks it has returned, until the response has been sent
+        if _is_generator(endpoint):  # it runs until the response has been sent
             stack = cast("AsyncExitStack", connection.scope["fastapi_inner_astack"])
         stack.enter_context(tools_added(endpoint_tools(endpoint)))
 
 
-async def enter_by_itself(connection: HTTPConnection) -> None:
-    """The dependency of an endpoint that has tools and injects nothing."""
-    enter_route(the_exchange(connection), connection)
+async def enter_route_dependency(connection: HTTPConnection) -> None:
+    """The dependency of an endpoint that has tools but no injected parameters."""
+    enter_route(exchange_of(connection), connection)

@@ -1,6 +1,6 @@
-"""One HTTP request or WebSocket conversation as it goes on: how it ended, and whether its client is still there.
+"""The state of one HTTP request or WebSocket while it runs: its error, and whether the client is still connected.
 
-Not here: the bean scope around it (`application`), what is sent in it (`streaming`, `problems`).
+Not here: the bean scope around it (`application`), the responses (`streaming`, `problems`).
 """
 
 from __future__ import annotations
@@ -21,39 +21,40 @@ from toolbox.errors import ToolboxError
 if TYPE_CHECKING:
     from toolbox.container import Container
 
-    from .stopping import Stopping
-
 C = TypeVar("C", bound=HTTPConnection)
 
 EXCHANGE_KEY = "toolbox.exchange"
-"""Where an ASGI scope holds its `Exchange`."""
+"""The key of the `ClientExchange` in an ASGI scope."""
 
-# As many messages are read ahead, to see the client leave behind them; uvicorn's are 64 KiB at most.
 READ_AHEAD = 16
+"""How many messages are read ahead to notice that the client left; uvicorn's messages have 64 KiB at most."""
 
 
 class ClientDisconnectedError(ToolboxError):
-    """The client left before its answer was there; thrown into the generators of its request scope."""
+    """The client disconnected before the response was complete.
+
+    It is raised in the endpoint's invocations, and thrown into the generators of the request scope.
+    """
 
     def __str__(self) -> str:
-        return "the client left before the response had been sent"
+        return "the client disconnected before the response was complete"
 
 
 class ApplicationStoppingError(ToolboxError):
-    """The application stops, and what was asked of it took longer than that can wait."""
+    """The application is shutting down and the invocation did not finish in time."""
 
     def __str__(self) -> str:
-        return "the application stops; raise TOOLBOX_STOP_TIMEOUT to let invocations take longer"
+        return "the application is shutting down; increase TOOLBOX_STOP_TIMEOUT to give invocations more time"
 
 
-class Exchange:
-    """Stands between the server and the application: passes messages on and notices what they mean.
+class ClientExchange:
+    """Passes ASGI messages between the server and the application, and notices the end and a client that leaves.
 
-    It is the `Caller` of the invocations begun in it. To notice that the client leaves, somebody must be receiving:
-    while the application is not, and an invocation is under way, messages are read ahead and handed over later.
+    It is the `Caller` of the invocations that start in it. A disconnect is only visible in a received message. So
+    messages are read ahead while an invocation runs and the application does not receive.
     """
 
-    # What most exchanges never change stands on the class: one is made for every request.
+    # Defaults are class attributes: an object is created for each request, and most never change them.
     connection: HTTPConnection | None = None
     failure: BaseException | None = None
     completed = ended = left = entered = False
@@ -66,47 +67,47 @@ class Exchange:
     def __init__(
         self,
         container: Container,
-        stopping: Stopping | None,
+        shutdown_begun: asyncio.Event | None,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        self.container, self.stopping, self.scope = container, stopping, scope
+        self.container, self.shutdown_begun, self.scope = container, shutdown_begun, scope
         self.task = asyncio.current_task()
         self._receive, self._send = receive, send
 
     # --- how it ends
 
     def fail(self, error: BaseException) -> None:
-        """Notes what left the endpoint, whether or not somebody makes a response of it."""
+        """Record the error that left the endpoint, whether or not a handler turns it into a response."""
         if self.failure is None:
-            self.failure = as_raised(error)
+            self.failure = unwrapped_error(error)
 
     def note(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """`fail`, as an exit of a context manager."""
+        """Call `fail` as the exit of a context manager."""
         if error is not None:
             self.fail(error)
 
     def outcome(self, raised: BaseException | None) -> BaseException | None:
-        """What is thrown into the scope's generators, `raised` being what left the application."""
-        failure = self.failure or (raised and as_raised(raised))
+        """Return the error to throw into the scope's generators; `raised` is the error that left the application."""
+        failure = self.failure or (raised and unwrapped_error(raised))
         if isinstance(failure, (ClientDisconnect, WebSocketDisconnect)):
-            return _departure(failure)
+            return _disconnected(failure)
         if not self.left or isinstance(failure, ClientDisconnectedError):
             return failure
         if failure is None and self.scope["type"] == "websocket":
-            return None  # its client may hang up when all is said; the endpoint has seen it and is content
+            return None  # the endpoint received the disconnect and returned normally
         if failure is None or isinstance(failure, (asyncio.CancelledError, OSError, WebSocketDisconnected)):
-            return _departure(failure)
+            return _disconnected(failure)
         return failure
 
     def end(self) -> None:
-        """Lets go of what holds it in turn: nothing here should wait for the garbage collector."""
+        """Mark the end, and break the reference cycle with the connection."""
         self.completed = self.ended = True
         self.connection = None
 
     async def stop_reading(self) -> None:
-        """Ends the reading ahead."""
+        """Stop reading ahead."""
         if self.reader is not None and not self.reader.done():
             self.reader.cancel()
             await asyncio.wait({self.reader})
@@ -114,14 +115,14 @@ class Exchange:
     # --- messages
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Passes a message to the client."""
+        """Send a message to the client."""
         kind = message["type"]
         if (kind == "http.response.body" and not message.get("more_body")) or kind == "http.response.pathsend":
             self.completed = True
         return self._send(message)
 
     async def receive(self) -> Message:
-        """The client's next message: one that was read ahead, else the one that comes."""
+        """Return the client's next message, from those read ahead or from the server."""
         while not self._ahead:
             if self.reader is None or self._arrived is None or self.reader.done():
                 return await self._receive_now()
@@ -149,15 +150,15 @@ class Exchange:
     # --- a client that may leave
 
     def end_invocations(self, error: Exception) -> None:
-        """Cancels the invocations under way for this client; they raise `error`."""
+        """Cancel the running invocations of this client; they raise `error`."""
         watchers, self._watchers = self._watchers, None
         for leave in (watchers or {}).values():
             leave(error)
 
     def watch(self, leave: Callable[[Exception], None]) -> Callable[[], None]:
-        """See `toolbox.context.Caller`. What begins after the response, or when the client has left, is not watched."""
+        """See `toolbox.context.Caller`. Invocations that start after the response or the disconnect are not watched."""
         if self.completed or self.left:
-            return _nothing
+            return _do_nothing
         if self._watchers is None:
             self._watchers = {}
         key = object()
@@ -199,24 +200,24 @@ class Exchange:
             arrived.set()
 
 
-def as_raised(error: BaseException) -> BaseException:
-    """The error as the endpoint or its stream raised it: too late for a handler, Starlette wraps it."""
+def unwrapped_error(error: BaseException) -> BaseException:
+    """Return the error as the endpoint or its stream raised it; Starlette wraps errors that come too late."""
     is_wrapped = isinstance(error, RuntimeError) and str(error).startswith("Caught handled exception")
     return error.__cause__ if is_wrapped and error.__cause__ is not None else error
 
 
-def _departure(cause: BaseException | None) -> ClientDisconnectedError:
-    departure = ClientDisconnectedError()
-    departure.__cause__ = cause
-    return departure
+def _disconnected(cause: BaseException | None) -> ClientDisconnectedError:
+    error = ClientDisconnectedError()
+    error.__cause__ = cause
+    return error
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
 def current_connection(kind: type[C]) -> C | Missing:
-    """The `Request` or `WebSocket` of this code, the very one that its endpoint gets; `MISSING` outside of any."""
+    """Return the `Request` or `WebSocket` of the running code, the same object as the endpoint's; else `MISSING`."""
     exchange = current_exchange()
     if exchange is None or exchange.ended:
         return MISSING
@@ -227,7 +228,14 @@ def current_connection(kind: type[C]) -> C | Missing:
     return connection if isinstance(connection, kind) else MISSING
 
 
-def current_exchange() -> Exchange | None:
-    """The exchange this code runs in."""
+def current_exchange() -> ClientExchange | None:
+    """Return the exchange of the running code, or None outside of requests and WebSockets."""
     caller = current_caller.get()
-    return caller if isinstance(caller, Exchange) else None
+    return caller if isinstance(caller, ClientExchange) else None
+
+
+def record_failure(error: BaseException) -> None:
+    """Record an error in the exchange of the running code, if there is one."""
+    exchange = current_exchange()
+    if exchange is not None:
+        exchange.fail(error)

@@ -1,7 +1,7 @@
-"""An ASGI application at a path of a FastAPI application, behind dependencies.
+"""A route that runs FastAPI dependencies before it passes a request to an ASGI application.
 
-`app.mount` runs no dependencies, neither its own nor those of `FastAPI(dependencies=[…])`. Not here: the applications
-that are mounted (`dev_ui`, `mcp_endpoint`).
+`app.mount` runs no dependencies, not even those of `FastAPI(dependencies=[…])`. Not here: the applications behind the
+route (`dev_ui`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def dependency_problems(where: str, dependencies: Sequence[Any]) -> Iterator[Pro
             yield Problem(where, f"dependencies has {name!r}, which is not a dependency", f"write Depends({name})")
 
 
-class Passed(Response):
-    """Sends what `inner` answers to the same request."""
+class ForwardedResponse(Response):
+    """A response that lets the application `inner` answer the request."""
 
     def __init__(self, inner: ASGIApp, below: str) -> None:
         super().__init__()
@@ -44,10 +44,10 @@ class Passed(Response):
 def guarded_route(
     app: FastAPI, path: str, inner: ASGIApp, dependencies: Sequence[params.Depends], *, below: str = ""
 ) -> InjectRoute:
-    """Return a route at `path` that passes requests on to `inner` once `dependencies` have run without raising.
+    """Return a route at `path` that runs `dependencies` and then passes the request to `inner`.
 
-    `below`: the part of the path that `inner` does not see, as of a mount. Dependencies may use `Inject[…]`; they must
-    not read the body, which is for `inner`.
+    `below` is the part of the path that `inner` does not see, like the path of a mount. Dependencies may use
+    `Inject[…]`. They must not read the body: `inner` reads it.
     """
     return InjectRoute(
         path,
@@ -63,6 +63,6 @@ def guarded_route(
 
 def _endpoint(inner: ASGIApp, below: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def pass_on(request: Request) -> Response:
-        return Passed(inner, below)
+        return ForwardedResponse(inner, below)
 
     return pass_on

@@ -1,6 +1,6 @@
-"""A container's tools as an MCP server at a path of the application, over streamable HTTP.
+"""`mount_mcp`: serves a container's tools to MCP clients at a path of the application, over streamable HTTP.
 
-Not here: the server itself (`toolbox.mcp`).
+Not here: the MCP server itself (`toolbox.mcp`).
 """
 
 from __future__ import annotations
@@ -27,28 +27,33 @@ def mount_mcp(
     allowed_hosts: Sequence[str] = (),
     dependencies: Sequence[Depends] = (),
 ) -> None:
-    """Serve `tools` to MCP clients at `path`; call it after `install`. Each call has its own request scope.
+    """Serve `tools` to MCP clients at `path`. Call it after `install`. Each call of a tool has its own request scope.
 
-    `tools` are classes, functions, instances, services, and single tools of them, such as `Orders.find`.
-    `dependencies` run before each request, as those of a route: `[Depends(authenticate)]`; those of
-    `FastAPI(dependencies=[…])` do not. Only local host names are answered; name others in `allowed_hosts`, as
-    `example.org` or `example.org:*`. Only POST is: the server keeps no sessions and sends nothing by itself.
+        mount_mcp(app, container, [Orders], dependencies=[Depends(authenticate)])
 
-    Raises `IllegalConfigurationError` for what is not a tool, and `ImportError` without the extra `mcp`.
+    `tools` are classes, functions, instances, AI services, or single tools of them, such as `Orders.find`. `name` is
+    the server's name in the protocol.
+
+    `dependencies` run before each request, like those of a route. The dependencies of `FastAPI(dependencies=[…])` do
+    not run here. Requests must use a local host name or one of `allowed_hosts`: `example.org` or `example.org:*`.
+    Only POST is supported: the server has no sessions and sends nothing on its own.
+
+    Raises `IllegalConfigurationError` for a source without tools, and `ImportError` if the extra `mcp` is not
+    installed.
     """
     from toolbox.mcp import mcp_server_of
 
-    endpoint = _Endpoint(container, tuple(tools), name, tuple(allowed_hosts))
-    mcp_server_of(container, endpoint.tools, name)  # raises what is wrong with the tools
+    endpoint = _McpApplication(container, tuple(tools), name, tuple(allowed_hosts))
+    mcp_server_of(container, endpoint.tools, name)  # raises for invalid tools
     bare = path.rstrip("/")
-    # Both without a redirect to the other, which proxies and clients get wrong.
+    # Two routes and no redirect: proxies and clients follow redirects of a POST incorrectly.
     for each in (bare, f"{bare}/") if bare else ("/",):
         app.router.routes.append(_McpRoute(each, endpoint, dependencies, app))
-    app.router.lifespan_context = endpoint.around(app.router.lifespan_context)
+    app.router.lifespan_context = endpoint.wrap_lifespan(app.router.lifespan_context)
 
 
 class _McpRoute(APIRoute):
-    """A route of FastAPI, for its dependencies, with an ASGI application behind it."""
+    """A FastAPI route that runs dependencies, then passes the request to an ASGI application."""
 
     def __init__(self, path: str, application: ASGIApp, dependencies: Sequence[Depends], app: FastAPI) -> None:
         async def mcp(request: Request) -> Response:
@@ -65,12 +70,12 @@ class _McpRoute(APIRoute):
         )
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; what its dependencies read of the body is read again by the application."""
+        """Answer a request; the application can read the body again after its dependencies have read it."""
         await super().handle(scope, _Replayed(receive), send)
 
 
 class _Replayed:
-    """A request's messages, which can be received once more after `rewind`."""
+    """The messages of a request, which can be received again after `rewind`."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -90,7 +95,7 @@ class _Replayed:
 
 
 class _Answer(Response):
-    """The answer that an ASGI application gives to the request."""
+    """A response that lets an ASGI application answer the request."""
 
     def __init__(self, application: ASGIApp) -> None:
         super().__init__()
@@ -102,14 +107,16 @@ class _Answer(Response):
         await self._application(scope, receive, send)
 
 
-class _Endpoint:
-    """Passes requests on to the server of the application's current life: one server serves one life only."""
+class _McpApplication:
+    """Passes requests to an MCP server, which is created each time the application starts: it can run only once."""
 
     def __init__(self, container: Container, tools: tuple[Any, ...], name: str, allowed_hosts: tuple[str, ...]) -> None:
         self._container, self.tools, self._name, self._hosts = container, tools, name, allowed_hosts
         self._app: ASGIApp | None = None
 
-    def around(self, lifespan: Lifespan[Any]) -> Lifespan[Any]:
+    def wrap_lifespan(self, lifespan: Lifespan[Any]) -> Lifespan[Any]:
+        """Return a lifespan that runs the MCP server inside the application's `lifespan`."""
+
         @asynccontextmanager
         async def serving(app: FastAPI) -> AsyncIterator[Any]:
             from mcp.server.transport_security import TransportSecuritySettings
@@ -138,6 +145,6 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
-            raise RuntimeError("the MCP server is not started: the application's lifespan has not been run")
+            raise RuntimeError("the MCP server is not started; run the application with its lifespan")
         root = scope["path"].rstrip("/")
         await self._app({**scope, "root_path": root, "path": f"{root}/"}, receive, send)

@@ -1,6 +1,6 @@
-"""What a client is told of an error: RFC 9457 problem details.
+"""The response to an error: its HTTP status and RFC 9457 problem details, and its log record.
 
-Not here: which errors those are (`toolbox.errors`), the failure of a stream that has begun (`streaming`).
+Not here: the errors (`toolbox.errors`), errors in a stream that has started (`streaming`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = logging.getLogger("toolbox.fastapi")
 Handler = Callable[[Any, Any], Response | Awaitable[Response | None] | None]
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's word for it; nobody is there to read it."""
+"""nginx's status for a client that disconnected; the client does not receive it."""
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status that tells a client of `error`."""
+    """Return the HTTP status for `error`."""
     if isinstance(error, HTTPException):
         return error.status_code
     if isinstance(error, ClientDisconnectedError):
@@ -48,7 +48,7 @@ def status_of(error: BaseException) -> int:
 
 
 def problem_details(error: BaseException) -> dict[str, Any]:
-    """`type`, `title`, `status`, sometimes `detail`: what the error itself says is not for the client."""
+    """Return `type`, `title`, `status` and sometimes `detail`; never the text of a toolbox error."""
     status = status_of(error)
     if status == CLIENT_CLOSED_REQUEST:
         return {"type": "about:blank", "title": "Client Closed Request", "status": status}
@@ -58,16 +58,16 @@ def problem_details(error: BaseException) -> dict[str, Any]:
     elif status == HTTPStatus.GATEWAY_TIMEOUT:
         problem["detail"] = "The answer took too long."
     elif status == HTTPStatus.SERVICE_UNAVAILABLE:
-        problem["detail"] = "The server is stopping."
+        problem["detail"] = "The server is shutting down."
     elif isinstance(error, InvalidMemoryIdError):
-        problem["detail"] = "The id of the conversation is invalid."
+        problem["detail"] = "The conversation id is invalid."
     elif status == HTTPStatus.BAD_GATEWAY:
-        problem["detail"] = "The language model did not give a usable answer."
+        problem["detail"] = "The language model did not return a usable answer."
     return problem
 
 
 def log(error: BaseException, where: str) -> None:
-    """Writes down what the client is not told."""
+    """Log the error, whose text the client does not get."""
     if isinstance(error, ClientDisconnectedError):
         logger.debug("%s: %s", where, error)
     elif status_of(error) == HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -77,7 +77,7 @@ def log(error: BaseException, where: str) -> None:
 
 
 async def answer_with_problem(connection: Request | WebSocket, error: Exception) -> Response | None:
-    """The exception handler for `ToolboxError`s; one of the application for a wider class (`TimeoutError`) wins."""
+    """Answer a `ToolboxError`; the application's handler for a base class, such as `TimeoutError`, takes precedence."""
     own = _wider_handler(connection, error)
     if own is not None:
         handled = own(connection, error) if is_async_handler(own) else run_in_threadpool(own, connection, error)
@@ -93,8 +93,8 @@ async def answer_with_problem(connection: Request | WebSocket, error: Exception)
 
 
 def is_async_handler(handler: Handler) -> bool:
-    """Whether calling an exception handler makes a coroutine."""
-    called = getattr(handler, "__call__", None)  # noqa: B004 - it is looked at, not asked for
+    """Return True if calling the exception handler returns a coroutine."""
+    called = getattr(handler, "__call__", None)  # noqa: B004 - the method is inspected
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called)
 
 

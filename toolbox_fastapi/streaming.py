@@ -1,7 +1,7 @@
-"""A stream of text, items or events on its way to a client: as server-sent events, or over a WebSocket.
+"""Sends a stream of text, items or events to a client: as server-sent events or over a WebSocket.
 
-Both use the same words: `data` is JSON, an event is named after its type, `failure` and `done` end the stream. Not
-here: how the stream comes about (`toolbox.services`), which problem a failure is (`problems`).
+Both use the same format: `data` is JSON, events have the name of their class, and the stream ends with `done` or
+`failure`. Not here: the stream of a service (`toolbox.services`), the problem details of a failure (`problems`).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from toolbox.chat import ServiceEvent, ToolExecuted, ToolExecution, ToolExecutio
 from toolbox.context import WhileCallerWaits
 from toolbox.services.outputs import Result
 
-from .exchanges import EXCHANGE_KEY, ApplicationStoppingError, ClientDisconnectedError, Exchange, current_exchange
+from .exchanges import EXCHANGE_KEY, ApplicationStoppingError, ClientDisconnectedError, ClientExchange, record_failure
 from .problems import log, problem_details
 
 Stream: TypeAlias = AsyncIterable[Any] | Iterable[Any]
-"""What a streaming service method returns, or any other iterable of texts, items and events."""
+"""The return value of a streaming service method, or any other iterable of texts, items and events."""
 
 EVENTS: tuple[type[Any], ...] = get_args(ServiceEvent)
 
-# A blank line behind it would make some clients see an event without data.
 PING = b": ping\n"
+"""A comment. It has no blank line after it: some clients would read that as an event without data."""
 
 
 def as_json(value: object) -> str:
-    """`value` as compact JSON; what JSON has no form for, as its text."""
+    """Return `value` as compact JSON; objects without a JSON form become text."""
     return to_json(value, fallback=_fallback, bytes_mode="base64", inf_nan_mode="null").decode()
 
 
-# What a tool returned is the program's own object: a model never saw it, and a browser must not by accident.
+# The object that a tool returned can hold data that the model never read; a browser must not get it by accident.
 _PRIVATE: dict[type[Any], Any] = {
     ToolExecuted: {"execution": {"result_object"}},
     ToolExecution: {"result_object"},
@@ -52,7 +52,7 @@ _PRIVATE: dict[type[Any], Any] = {
 }
 
 
-def for_clients(item: object) -> str:
+def public_json(item: object) -> str:
     """Return `item` as JSON, a tool call without its `result_object`."""
     private = _PRIVATE.get(type(item))
     if private is None:
@@ -61,13 +61,13 @@ def for_clients(item: object) -> str:
 
 
 Filter: TypeAlias = Callable[[Any], Any]
-"""Returns what a client gets instead of an item of a stream; None for nothing."""
+"""Returns the value to send for an item of a stream, or None to leave the item out."""
 
 
-def seen_by_client(item: object, chosen: Filter | None) -> str | None:
-    """Return the JSON that a client gets of `item`, or None when `chosen` leaves it out."""
+def client_json(item: object, chosen: Filter | None) -> str | None:
+    """Return the JSON to send for `item`, or None if the filter `chosen` leaves it out."""
     if chosen is None:
-        return for_clients(item)
+        return public_json(item)
     seen = chosen(item)
     return None if seen is None else as_json(seen)
 
@@ -77,17 +77,17 @@ def _fallback(value: object) -> object:
 
 
 def name_of(item: object) -> str | None:
-    """What `item` is called on the wire; None for texts and items, which are just data."""
+    """Return the event name of `item`, or None for texts and items, which have no name."""
     return type(item).__name__ if isinstance(item, EVENTS) else None
 
 
-def steps_of(stream: Stream) -> AsyncIterable[Any]:
-    """A stream's steps, those of a synchronous one on threads."""
+def iterate(stream: Stream) -> AsyncIterable[Any]:
+    """Return the stream as an async iterable; a synchronous one runs on worker threads."""
     return stream if isinstance(stream, AsyncIterable) else iterate_in_threadpool(stream)
 
 
-def refuse_other_than_streams(stream: object, where: str) -> None:
-    """Raises `TypeError` for an answer that is not a stream, and for one that was not awaited."""
+def require_stream(stream: object, where: str) -> None:
+    """Raise `TypeError` unless `stream` is a stream; an answer and a coroutine are not."""
     if isinstance(stream, Coroutine):
         stream.close()
         called = getattr(stream, "__qualname__", "a call").rpartition("<locals>.")[2]
@@ -97,17 +97,17 @@ def refuse_other_than_streams(stream: object, where: str) -> None:
     else:
         return
     raise TypeError(
-        f"{where} is given {what}, which is no stream; "
-        "give it what a method returns that is declared `def …(…) -> AsyncIterator[str]`, or return the answer itself"
+        f"{where} expects a stream, got {what}; "
+        "call a method declared `def …(…) -> AsyncIterator[str]`, or return the answer itself"
     )
 
 
 async def close_stream(stream: object) -> None:
-    """Ends a stream, so that what it holds is given back."""
+    """Close a stream and release its resources."""
     if close := getattr(stream, "aclose", None):
         await close()
     elif close := getattr(stream, "close", None):
-        with suppress(ValueError):  # a generator whose thread is still inside it; it ends when it is dropped
+        with suppress(ValueError):  # a generator that a thread is still running
             await run_in_threadpool(close)
 
 
@@ -117,27 +117,32 @@ async def close_stream(stream: object) -> None:
 def sse(
     stream: Stream,
     *,
-    filter: Filter | None = None,  # noqa: A002 - the word that people look for
+    filter: Filter | None = None,  # noqa: A002 - the usual name
     ping: float = 15.0,
     headers: Mapping[str, str] | None = None,
     background: BackgroundTask | None = None,
 ) -> EventSourceResponse:
-    """Send `stream` to the client as server-sent events, and close it when the client leaves.
+    """Return a response that sends `stream` as server-sent events, and closes it when the client disconnects.
 
-    Tool calls are sent without their `result_object`. `filter` decides instead what a client may see: it gets each item
-    and returns what to send, or None to leave the item out; `filter=lambda item: item` sends everything.
+        @app.get("/chat")
+        async def chat(question: str, assistant: Inject[Assistant]):
+            return sse(assistant.stream(question))
 
-    Every `data:` is JSON, a text being a JSON string; a service's events carry their type's name as `event:`; a stream
-    that fails ends with `event: failure` and the problem details, any other with `event: done`. After `ping` seconds of
-    silence a comment is sent. A client that connects again (`Last-Event-ID`) is answered 204, and nothing is started.
-    Raises `TypeError` for what is no stream.
+    Each `data:` is JSON; a text is a JSON string. The events of a service have the name of their class in `event:`. A
+    stream ends with `event: done`, or with `event: failure` and problem details. `filter` gets each item and returns
+    the value to send, or None to leave the item out. Without `filter`, tool calls are sent without `result_object`;
+    `filter=lambda item: item` sends everything.
+
+    A comment is sent after `ping` seconds of silence. `headers` are added to the response; `background` runs after it.
+    A client that reconnects (`Last-Event-ID`) gets 204, and the stream is closed without starting it. Raises
+    `TypeError` if `stream` is not a stream.
     """
-    refuse_other_than_streams(stream, "sse(…)")
+    require_stream(stream, "sse(…)")
     return EventStreamResponse(stream, ping, headers, background, filter)
 
 
 class EventStreamResponse(EventSourceResponse):
-    """The response that `sse` makes."""
+    """The response that `sse` returns."""
 
     def __init__(
         self,
@@ -155,22 +160,22 @@ class EventStreamResponse(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if any(name == b"last-event-id" for name, _ in scope["headers"]):
-            # A browser connects again by itself when a connection has ended; 204 is how it is told not to.
+            # A browser reconnects when a connection ends, unless it gets 204.
             await close_stream(self._stream)
             await Response(status_code=204)(scope, receive, send)
         else:
-            exchange: Exchange | None = scope.get(EXCHANGE_KEY)
-            stopping = exchange.stopping if exchange is not None else None
+            exchange: ClientExchange | None = scope.get(EXCHANGE_KEY)
+            begun = exchange.shutdown_begun if exchange is not None else None
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._send_all(receive, send, stopping.begun if stopping is not None else asyncio.Event())
+            await self._send_all(receive, send, begun or asyncio.Event())
         if self.background is not None:
             await self.background()
 
-    async def _send_all(self, receive: Receive, send: Send, stopping: asyncio.Event) -> None:
-        """Sends the body until it ends, the client leaves or the application stops; pings in silence."""
+    async def _send_all(self, receive: Receive, send: Send, shutdown_begun: asyncio.Event) -> None:
+        """Send the body until it ends, the client disconnects or the application stops; send pings in between."""
         body = asyncio.create_task(self._send_body(send))
         left = asyncio.create_task(_until_disconnected(receive))
-        stopped = asyncio.create_task(stopping.wait())
+        stopped = asyncio.create_task(shutdown_begun.wait())
         tasks: tuple[asyncio.Task[Any], ...] = (body, left, stopped)
         try:
             while not await self._any_ends(tasks):
@@ -178,7 +183,7 @@ class EventStreamResponse(EventSourceResponse):
         finally:
             for task in tasks:
                 task.cancel()
-            # The stream is closed before the request's scope is, whoever cancels us, and how often.
+            # The stream must be closed before the request's scope, even if this task is cancelled again.
             with anyio.CancelScope(shield=True):
                 await asyncio.wait(tasks)
         if not body.cancelled():
@@ -190,13 +195,13 @@ class EventStreamResponse(EventSourceResponse):
             await self._send(send, failure, more=False)
 
     async def _any_ends(self, tasks: Iterable[asyncio.Task[Any]]) -> bool:
-        """Waits until one of the tasks has ended (True), or it has been silent for too long."""
+        """Wait until a task ends (True), or until a ping is due (False)."""
         patience = self._sent + self._ping - time.monotonic()
         ended, _ = await asyncio.wait(tasks, timeout=max(patience, 0.0), return_when=asyncio.FIRST_COMPLETED)
         return bool(ended)
 
     async def _send_ping(self, send: Send) -> None:
-        if self._sending.locked():  # what is being sent is not silence, however slow the client is
+        if self._sending.locked():  # an event is being sent to a slow client: no ping is needed
             self._sent = time.monotonic()
         else:
             await self._send(send, PING)
@@ -208,7 +213,7 @@ class EventStreamResponse(EventSourceResponse):
 
     async def _send(self, send: Send, chunk: Any, more: bool = True) -> None:
         async with self._sending:
-            with suppress(OSError):  # the client has left: `_until_disconnected` says so
+            with suppress(OSError):  # the client disconnected, which `_until_disconnected` reports
                 await send({"type": "http.response.body", "body": chunk, "more_body": more})
             self._sent = time.monotonic()
 
@@ -219,17 +224,17 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 async def _encoded(stream: Stream, chosen: Filter | None) -> AsyncIterator[bytes]:
-    """The stream's events as they stand on the wire; the first has an id, so that a second connection can be told."""
+    """Yield the encoded events; the first has an id, so that a reconnecting client sends `Last-Event-ID`."""
     number: str | None = "0"
     try:
-        async for item in steps_of(stream):
+        async for item in iterate(stream):
             if (event := _encode(item, number, chosen)) is not None:
                 yield event
                 number = None
     except ClientDisconnectedError as error:
-        _note(error)
+        record_failure(error)
     except Exception as error:
-        _note(error)
+        record_failure(error)
         log(error, "a stream of server-sent events")
         yield _failure(error, number)
     else:
@@ -244,19 +249,13 @@ def _encode(item: object, number: str | None, chosen: Filter | None) -> bytes | 
         return format_sse_event(
             data_str=data, event=item.event, id=item.id or number, retry=item.retry, comment=item.comment
         )
-    if (data := seen_by_client(item, chosen)) is None:
+    if (data := client_json(item, chosen)) is None:
         return None
     return format_sse_event(data_str=data, event=name_of(item), id=number)
 
 
 def _failure(error: Exception, number: str | None = None) -> bytes:
     return format_sse_event(event="failure", data_str=json.dumps(problem_details(error)), id=number)
-
-
-def _note(error: Exception) -> None:
-    exchange = current_exchange()
-    if exchange is not None:
-        exchange.fail(error)
 
 
 # --- WebSockets
@@ -266,19 +265,22 @@ async def send_stream(
     websocket: WebSocket,
     stream: Stream,
     *,
-    filter: Filter | None = None,  # noqa: A002 - the word that people look for
+    filter: Filter | None = None,  # noqa: A002 - the usual name
 ) -> None:
-    """Send `stream` over a WebSocket, which has been accepted and stays open; close it when the client leaves.
+    """Send `stream` over an accepted WebSocket, which stays open; close the stream when the client disconnects.
 
-    Each item is a text frame `{"event": …, "data": …}`: a service's events by their type's name, texts and items as
-    `message`; at the end `done`, or `failure` with the problem details. `filter` is that of `sse`. Raises
-    `ClientDisconnectedError`.
+        await websocket.accept()
+        await send_stream(websocket, assistant.stream(question))
+
+    Each item is a text frame `{"event": …, "data": …}`. The events of a service have the name of their class; texts
+    and items are named `message`. The last frame is `done`, or `failure` with problem details. `filter` works as in
+    `sse`. Raises `ClientDisconnectedError` if the client disconnects, and `TypeError` if `stream` is not a stream.
     """
-    refuse_other_than_streams(stream, "send_stream(…)")
+    require_stream(stream, "send_stream(…)")
     try:
         with WhileCallerWaits():
-            async for item in steps_of(stream):
-                if (data := seen_by_client(item, filter)) is not None:
+            async for item in iterate(stream):
+                if (data := client_json(item, filter)) is not None:
                     await _send_frame(websocket, name_of(item) or "message", data)
     except (ClientDisconnectedError, WebSocketDisconnect) as error:
         raise ClientDisconnectedError from error

@@ -133,10 +133,10 @@ def test_a_conversation_that_cannot_begin_says_so_as_json(tmp_path: Path) -> Non
     ("arguments", "told"),
     [
         (["program:Nobody"], "has no 'Nobody'"),
-        (["program:container"], "program:container is no AI service"),
-        (["program:Calculator"], "program:Calculator is no AI service"),
+        (["program:container"], "program:container is not an AI service"),
+        (["program:Calculator"], "program:Calculator is not an AI service"),
         (["program:Assistant", "--method", "nope"], "has no method nope; it has chat, total"),
-        (["program:Assistant", "--set", "language"], "--set takes name=value"),
+        (["program:Assistant", "--set", "language"], "invalid --set; write --set name=value"),
         (["program:Assistant", "--set", "language=en"], "has no parameter language; it has session, question"),
     ],
 )
@@ -221,11 +221,11 @@ def test_a_project_is_made_in_the_current_folder_when_it_is_empty(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("1shop", "begin it with a letter"),
-        ("class", "no keyword"),
-        ("json", "there is a Python module 'json' already"),
-        ("toolbox", "there is a Python module 'toolbox' already"),
-        ("pytest", "there is a Python module 'pytest' already"),
+        ("1shop", "start with a letter"),
+        ("class", "do not use a Python keyword"),
+        ("json", "a Python module 'json' already exists"),
+        ("toolbox", "a Python module 'toolbox' already exists"),
+        ("pytest", "a Python module 'pytest' already exists"),
     ],
 )
 def test_a_name_that_no_module_can_have_is_refused(name: str, told: str, tmp_path: Path) -> None:

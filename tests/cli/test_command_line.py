@@ -325,9 +325,9 @@ def test_what_a_function_raises_instead_of_making_a_container_is_told(program: P
     ("target", "told"),
     [
         ("program:contaner", "did you mean 'container'?"),
-        ("program:Seller", "name the Container, "),
+        ("program:Seller", "use the Container, "),
         ("program.py", "such as program"),
-        ("program.py:container", "is a file; write the module's name"),
+        ("program.py:container", "is a file; use the module name"),
     ],
 )
 def test_a_near_miss_is_answered_with_what_is_meant(program: Program, target: str, told: str) -> None:

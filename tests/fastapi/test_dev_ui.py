@@ -611,14 +611,14 @@ async def test_a_failure_is_told_to_the_developer(running: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "arguments", "fault"),
     [
-        ("Waiter.nothing", "{}", "there is no service method"),
-        ("Waiter.serve", "{}", "table: is missing; wish: is missing"),
-        ("Waiter.serve", "[]", "no JSON object"),
-        ("Waiter.serve", "{", "no JSON"),
+        ("Waiter.nothing", "{}", "unknown service method"),
+        ("Waiter.serve", "{}", "table: missing; wish: missing"),
+        ("Waiter.serve", "[]", "must be a JSON object"),
+        ("Waiter.serve", "{", "not valid JSON"),
         ("Waiter.serve", '{"table": "7", "wish": 5}', "wish"),
-        ("Waiter.serve", '{"table": "7", "wish": "x", "self": 1}', "self: is no parameter"),
+        ("Waiter.serve", '{"table": "7", "wish": "x", "self": 1}', "self: unknown parameter"),
         ("Cook.cook", '{"dish": "soup", "guests": "many"}', "guests: Input should be a valid integer"),
-        ("Cook.look", '{"message": 5, "photos": []}', "message: is no text"),
+        ("Cook.look", '{"message": 5, "photos": []}', "message: must be a text"),
     ],
 )
 async def test_what_a_method_does_not_take_is_refused_before_anything_is_asked(

@@ -318,7 +318,7 @@ def test_the_log_is_live(page: Any, browser: Any, address: str) -> None:
     page.get_by_role("link", name="Log").click()
     page.get_by_role("status").filter(has_text="Live").wait_for()
     other = browser.new_page()
-    other.goto(address)
+    other.goto(f"{address}?token={quote(TOKEN)}")
     other.get_by_label("wish").fill("Soup from another page")
     other.keyboard.press("Enter")
 
@@ -394,7 +394,7 @@ def test_text_stands_out_from_what_is_behind_it(page: Any) -> None:
 @pytest.mark.parametrize("view", ["chat", "tools", "log", "beans"])
 def test_a_narrow_screen_has_no_sideways_scrolling(browser: Any, address: str, view: str) -> None:
     page = browser.new_page(viewport={"width": 320, "height": 800})
-    page.goto(f"{address}#{view}")
+    page.goto(f"{address}?token={quote(TOKEN)}#{view}")
     page.locator(f"#view-{view}").wait_for()
 
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

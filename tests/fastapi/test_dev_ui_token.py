@@ -19,7 +19,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request
 
 from toolbox import Container, IllegalConfigurationError, ToolboxSettings, application_scoped, tool
 from toolbox_fastapi import DevUi, Inject, install
-from toolbox_fastapi.dev_ui import tokens
+from toolbox_fastapi.dev_ui import access
 
 pytestmark = pytest.mark.anyio
 
@@ -167,9 +167,13 @@ async def served(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def test_the_whole_address_is_printed_and_the_token_is_in_no_access_log(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    # Another test's server may have configured uvicorn's loggers.
+    caplog.set_level(logging.INFO, "uvicorn.access")
+    for name in ("uvicorn", "uvicorn.access"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
     async with served(program()), httpx2.AsyncClient(follow_redirects=True) as client:
         address = printed(capsys)
         assert re.fullmatch(r"http://localhost:\d+/dev-ui/\?token=[0-9a-f]{48}", address)
@@ -184,7 +188,7 @@ async def test_the_whole_address_is_printed_and_the_token_is_in_no_access_log(
 def test_the_token_stays_after_a_reload_and_is_kept_in_a_private_file(tmp_path: Path) -> None:
     made = [
         subprocess.run(
-            [sys.executable, "-c", "from toolbox_fastapi.dev_ui.tokens import own_token; print(own_token())"],
+            [sys.executable, "-c", "from toolbox_fastapi.dev_ui.access import make_token; print(make_token())"],
             env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
             capture_output=True,
             text=True,
@@ -197,8 +201,8 @@ def test_the_token_stays_after_a_reload_and_is_kept_in_a_private_file(tmp_path: 
     assert made[0] == made[1]
     assert file.stat().st_mode & 0o077 == 0
     file.chmod(0o644)
-    assert tokens.secret_of_user() is None
-    assert tokens.own_token() not in (made[0].strip(), tokens.own_token())
+    assert access.secret_of_user() is None
+    assert access.make_token() not in (made[0].strip(), access.make_token())
 
 
 # --- dependencies

@@ -1,4 +1,4 @@
-"""The command line `toolbox`: check, graph, tools, chat, new, mcp."""
+"""The command line `toolbox` with the commands check, graph, tools, chat, new and mcp."""
 
 from __future__ import annotations
 

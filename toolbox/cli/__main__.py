@@ -1,4 +1,4 @@
-"""`python -m toolbox.cli`."""
+"""Runs the command line as `python -m toolbox.cli`."""
 
 from __future__ import annotations
 

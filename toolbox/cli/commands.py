@@ -1,6 +1,6 @@
-"""The command line `toolbox`: what is wrong with a program, what is wired to what, what its models see.
+"""The commands of `toolbox`: check, graph, tools, chat, new, mcp.
 
-The home of typer and rich. Not here: the checks, the graph and the specifications themselves; they are only shown.
+The package `cli` is the home of typer and rich. Not here: the checks, the bean graph and the tool specifications.
 """
 
 from __future__ import annotations
@@ -22,36 +22,34 @@ from ..errors import IllegalConfigurationError
 from ..overview import nodes_of
 from ..printable import for_terminal
 from ..services.declaration import service_options_of
-from .addresses import (
-    container_of,
+from .output import (
     fail,
-    leave_interrupted,
-    load,
-    load_container,
+    fail_with_problems,
+    mermaid_lines,
+    offers_of,
     print_json,
-    prompt_for,
-    refuse,
+    report_json,
     show,
-    tell_json,
+    specification_lines,
+    text_lines,
 )
-from .drawing import mermaid_lines, text_lines
-from .offers import offers_of, specification_lines
+from .targets import container_of, holds_container, load, load_container
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
-Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Where it is, such as my_app.main:container")]
+Target = Annotated[str, typer.Argument(metavar="MODULE:NAME", help="The target, such as my_app.main:container")]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print JSON, for programs to read.", callback=tell_json, is_eager=True)
+    bool, typer.Option("--json", help="Print JSON for other programs.", callback=report_json, is_eager=True)
 ]
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line; the entry point of the console script."""
     app()
 
 
 def print_version(wanted: bool) -> None:
-    """What `--version` does."""
+    """Print the version and exit; the callback of `--version`."""
     if wanted:
         from importlib.metadata import version
 
@@ -65,7 +63,7 @@ def toolbox(
         bool, typer.Option("--version", help="Show the version and exit.", callback=print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Looks into a program written with toolbox."""
+    """Check, inspect and try a program written with toolbox."""
 
 
 @app.command()
@@ -73,12 +71,13 @@ def check(
     target: Target,
     as_json: AsJson = False,
     models: Annotated[
-        bool, typer.Option("--models/--no-models", help="Check that every model is there; needs the model's settings.")
+        bool,
+        typer.Option("--models/--no-models", help="Check that every model exists; needs their settings."),
     ] = True,
 ) -> None:
-    """Prints everything that would keep the program from starting; the exit status is 1 when there is anything.
+    """Print all configuration problems of a program. The exit status is 1 if there are any.
 
-    The target is a container, or a FastAPI application that `install` joined to one.
+    The target is a container, or a FastAPI application that `install` connected to one.
     """
     container = load_container(target)
     problems = container.check(models=models)
@@ -90,7 +89,7 @@ def check(
         show(f"[bold]{escape(problem.where)}[/bold]: {escape(problem.what)}\n  [dim]→[/dim] {escape(problem.fix)}")
     if problems:
         if models and not as_json and len(container.check(models=False)) < len(problems):
-            show("[dim]To check without models, as where there is no key: --no-models[/dim]")
+            show("[dim]To check without models, for example where no key is set: --no-models[/dim]")
         raise typer.Exit(1)
 
 
@@ -100,7 +99,7 @@ def graph(
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid drawing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Prints the container's beans: their scopes, what they hold, the tools they offer and use."""
+    """Print the container's beans: their scopes, their dependencies, and the tools they offer and use."""
     nodes = nodes_of(load_container(target))
     if as_json:
         print_json({"beans": [asdict(node) for node in nodes]})
@@ -113,13 +112,14 @@ def graph(
 
 @app.command()
 def tools(target: Target, as_json: AsJson = False) -> None:
-    """Prints what a model is told of the tools of a service, a class, a function, or of a container's services."""
-    offers = list(offers_of(load(target), target))
+    """Print the tools that a model sees, of a service, a class, a function, or all services of a container."""
+    found = load(target)
+    offers = list(offers_of(load_container(target) if holds_container(found) else found, target))
     if as_json:
         print_json({"offers": [offer.as_json() for offer in offers]})
         return
     if not offers:
-        show("There is no service in this container.")
+        show("This container has no AI services.")
     for offer in offers:
         count = len(offer.specifications)
         show(
@@ -135,52 +135,53 @@ def tools(target: Target, as_json: AsJson = False) -> None:
 def chat(
     target: Annotated[str, typer.Argument(help="The service, module:Service.")],
     container: Annotated[
-        str | None, typer.Option(help="Its container, module:container. Else: the one of its module, or a new one.")
+        str | None,
+        typer.Option(help="Its container, module:container. Default: the one in its module, or a new one."),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="The method to talk to. Else: the first.")] = None,
-    memory_id: Annotated[str, typer.Option(help="Which conversation to keep.")] = "terminal",
+    method: Annotated[str | None, typer.Option(help="The method to call. Default: the first one.")] = None,
+    memory_id: Annotated[str, typer.Option(help="The id of the conversation.")] = "terminal",
     values: Annotated[
-        list[str] | None, typer.Option("--set", help="A further parameter, name=value; may be repeated.")
+        list[str] | None, typer.Option("--set", help="Another parameter, name=value; can be repeated.")
     ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Print what happens as JSON, an object in each line.",
-            callback=tell_json,
+            help="Print events as JSON, one object per line.",
+            callback=report_json,
             is_eager=True,
         ),
     ] = False,
 ) -> None:
-    """Talks to a service on the terminal: text as it comes, tools as they are called. `exit` or Ctrl-D ends it.
+    """Chat with a service on the terminal: prints text as it arrives, and tool calls. `exit` or Ctrl-D ends it.
 
-    What is piped into it is asked line by line; the exit status is 1 when one of these questions failed.
+    Piped input is sent line by line. The exit status is then 1 if one of the questions failed.
     """
     import asyncio
 
-    from .terminal import Conversation, ShowJson, ShowText, converse, plan_of
+    from .terminal import Conversation, ShowJson, ShowText, converse, exit_interrupted, plan_of, prompt_for
 
     service = load(target)
     if not isinstance(service, type) or service_options_of(service) is None:
-        fail(f"{target} is no AI service; name a class that is marked @register_ai_service")
+        fail(f"{target} is not an AI service; use a class that is marked with @register_ai_service")
     try:
         given = dict(each.split("=", 1) for each in values or ())
     except ValueError:
-        fail("--set takes name=value")
+        fail("invalid --set; write --set name=value")
     console = Console(soft_wrap=True)
     try:
         plan = plan_of(service, method)
         there = container_of(service, target, container)
         conversation = Conversation(there, plan, memory_id, given, ShowJson() if as_json else ShowText(console))
         read = prompt_for(console, quiet=as_json)
-        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # what tools print is no line of this
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # keep tool output out of the JSON
             failed = asyncio.run(converse(there, conversation, read))
     except LookupError as error:
         fail(str(error.args[0]))
     except IllegalConfigurationError as error:
-        refuse(error.problems)
+        fail_with_problems(error.problems)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        leave_interrupted()
+        exit_interrupted()
     else:
         if failed and not sys.stdin.isatty():
             raise typer.Exit(1)
@@ -188,10 +189,10 @@ def chat(
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="The folder to make; its name is the project's.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to create; its name is the project's name.")],
     as_json: AsJson = False,
 ) -> None:
-    """Writes a new project: a FastAPI service with a tool of its own, and the tests that it passes."""
+    """Create a new project: a FastAPI service with a tool, and tests."""
     from .scaffold import new_project
 
     try:
@@ -205,11 +206,11 @@ def new(
         return
     for file in files:
         show(f"[dim]wrote[/] {escape(str(file))}")
-    show("Now:")
+    show("Next steps:")
     if folder.resolve() != Path.cwd():
         show(f"  cd {escape(shlex.quote(str(folder)))}")
     show("  pip install 'toolbox-di\\[fastapi]' pytest\n  python -m pytest")
-    show("README.md there says more.")
+    show("See README.md for more.")
 
 
 @app.command("mcp")
@@ -218,32 +219,32 @@ def serve_mcp(
     tools: Annotated[
         list[str] | None,
         typer.Option(
-            help="What to offer: module:Class, module:Class.method, module:function or module:object; may be repeated. "
+            help="Tools to serve: module:Class, module:Class.method, module:function or module:object; repeatable. "
             "Default: all tools of all beans."
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="The server's name.")] = "toolbox",
 ) -> None:
-    """Serves a container's tools as an MCP server, on standard input and output."""
+    """Serve a container's tools as an MCP server on standard input and output."""
     import asyncio
 
-    with redirect_stdout(sys.stderr):  # what modules print as they are loaded is nothing the client could read
+    with redirect_stdout(sys.stderr):  # standard output is for the MCP protocol only
         container = load_container(target)
         sources = [_tool_source(each) for each in tools or ()] or list(internals_of(container).tool_beans())
     if not sources:
-        fail(f"{target} has no bean with tools; name some: --tools module:Class")
+        fail(f"{target} has no bean with tools; add some with --tools module:Class")
     try:
         from ..mcp import serve_stdio
 
         asyncio.run(serve_stdio(container, sources, name))
     except ImportError:
-        fail("the library mcp is missing: pip install 'toolbox-di[mcp]'")
+        fail("the library mcp is not installed; run: pip install 'toolbox-di[mcp]'")
     except IllegalConfigurationError as error:
-        refuse(error.problems)
+        fail_with_problems(error.problems)
 
 
 def _tool_source(target: str) -> Any:
-    """Return what `--tools` names; a method named through its class as the member of that class."""
+    """Return the object that a `--tools` option names; a method stays connected to its class."""
     found = load(target)
     owner, dot, attribute = target.rpartition(".")
     if dot and ":" in owner and inspect.isfunction(found):

@@ -1,6 +1,6 @@
-"""A new project: a FastAPI service with a tool of its own, and the tests that it passes.
+"""Creates a new project: a FastAPI service with a tool, and tests.
 
-Not here: the command itself (`cli`).
+Not here: the command `new` (`commands`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..printable import for_line
 
-APP = '''"""A FastAPI service whose model may call our tools."""
+APP = '''"""A FastAPI service whose model can call the tools in this file."""
 
 from typing import Protocol
 
@@ -25,11 +25,11 @@ from toolbox_fastapi import Inject, install
 
 
 class Articles:
-    """Tools: methods that the model may call. A docstring describes them, type hints tell their arguments."""
+    """Tools are methods that the model can call. The docstring and the type hints describe them to the model."""
 
     @tool
     def find_articles(self, words: str) -> dict[str, float]:
-        """Finds the articles that these words may mean, with their prices in euros."""
+        """Find the articles that match these words, with their prices in euros."""
         prices = {{"blue paint": 12.5, "white paint": 11.0, "paper": 3.2}}
         return {{name: price for name, price in prices.items() if set(name.split()) & set(words.lower().split())}}
 
@@ -51,7 +51,7 @@ async def chat(session: str, question: str, assistant: Inject[Assistant]) -> dic
     return {{"answer": result.content, "tools": [each.request.name for each in result.tool_executions]}}
 '''
 
-TEST = '''"""The service with a scripted model: no key, no network."""
+TEST = '''"""Tests of the service with a scripted model, without a key or a network."""
 
 import pytest
 from fastapi.testclient import TestClient
@@ -103,25 +103,23 @@ FILES = {
 
 
 def new_project(folder: Path) -> list[Path]:
-    """Writes a project into `folder`, which is made; the files, in order.
+    """Create a project in `folder`, and return the files.
 
-    Raises `FileExistsError` when the folder is not empty, `ValueError` when its name makes no Python module, one that
-    would hide another, or holds control characters.
+    Raises `FileExistsError` if the folder is not empty. Raises `ValueError` if its name contains control characters,
+    is not usable as a module name, or is the name of an installed module.
     """
     title = folder.resolve().name
     package = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
     if for_line(title) != title:
-        raise ValueError(f"invalid folder name {title!r}: it has control characters; choose another name")
+        raise ValueError(f"invalid folder name {title!r}: it contains control characters; use another name")
     if not package.isidentifier() or iskeyword(package):
-        raise ValueError(f"{title!r} cannot be the name of a Python module; begin it with a letter, and use no keyword")
+        raise ValueError(f"{title!r} is not a valid module name; start with a letter, and do not use a Python keyword")
     if is_taken(package):
-        raise ValueError(
-            f"there is a Python module {package!r} already, which the project would hide; choose another name"
-        )
+        raise ValueError(f"a Python module {package!r} already exists and the project would hide it; use another name")
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty; choose another folder")
+        raise FileExistsError(f"{folder} is not empty; use another folder")
     name = package.replace("_", "-")
-    quoted = json.dumps(title, ensure_ascii=False)  # a JSON string is a Python string, too
+    quoted = json.dumps(title, ensure_ascii=False)  # a JSON string is also a Python string
     written = []
     for path, text in FILES.items():
         file = folder / path.format(package=package)
@@ -132,7 +130,7 @@ def new_project(folder: Path) -> list[Path]:
 
 
 def is_taken(module: str) -> bool:
-    """Whether Python or what is installed has a module of this name, outside the current folder."""
+    """Return True if a module of this name exists outside the current folder."""
     if module in sys.stdlib_module_names:
         return True
     elsewhere = [each for each in sys.path if each and Path(each).resolve() != Path.cwd()]

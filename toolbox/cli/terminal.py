@@ -1,12 +1,13 @@
-"""A conversation with a service on the terminal: text as it comes, tools as they are called.
+"""The conversation of `toolbox chat`: sends input to a service, and prints text and tool calls as they arrive.
 
-Not here: the command itself (`cli`).
+Not here: the command `chat` (`commands`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import threading
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from pydantic_core import to_json
 from rich.console import Console
@@ -41,17 +42,17 @@ logger = logging.getLogger("toolbox.cli")
 
 
 def plan_of(service: type[Any], method: str | None) -> MethodPlan:
-    """The method to talk to: the one named, else the first. Raises `LookupError` with what there is."""
+    """Return the plan of the named method, else of the first one. Raises `LookupError` for an unknown name."""
     plans, _ = plan_service(service, service_options_of(service) or ServiceOptions())
     if not plans or (method is not None and method not in plans):
         raise LookupError(f"{service.__name__} has no method {method or ''}; it has {', '.join(plans) or 'none'}")
     plan = plans[method] if method is not None else next(iter(plans.values()))
-    # Whatever the method returns, the terminal shows it as it comes, on the loop it runs.
+    # The terminal prints parts as they arrive, on the running loop, also for `def` methods.
     return replace(plan, is_coroutine=True)
 
 
-def spoken_parameter(plan: MethodPlan, given: Iterable[str]) -> str:
-    """The parameter that takes what is typed. Raises `LookupError` when that is not one."""
+def message_parameter(plan: MethodPlan, given: Iterable[str]) -> str:
+    """Return the parameter that gets the input. Raises `LookupError` unless there is exactly one."""
     taken = {plan.memory_parameter, *given}
     left = [
         each.name
@@ -59,14 +60,15 @@ def spoken_parameter(plan: MethodPlan, given: Iterable[str]) -> str:
         if each.name not in taken and (each.default is each.empty or each.name == plan.user_parameter)
     ]
     if len(left) != 1:
-        raise LookupError(f"{plan.where} takes {', '.join(left) or 'nothing'}; give all but one with --set name=value")
+        has = f"has the parameters {', '.join(left)}" if left else "has no parameter for the input"
+        raise LookupError(f"{plan.where} {has}; set all but one with --set name=value")
     return left[0]
 
 
 class Conversation:
-    """One service method, asked turn by turn.
+    """A conversation with one service method.
 
-    Raises `LookupError` for a value in `given` that it does not take.
+    `given` are the values of further parameters. Raises `LookupError` for an unknown one.
     """
 
     def __init__(
@@ -80,10 +82,10 @@ class Conversation:
         self._given: dict[str, Any] = dict(given)
         if plan.memory_parameter is not None:
             self._given[plan.memory_parameter] = memory_id
-        self._parameter = spoken_parameter(plan, given)
+        self._parameter = message_parameter(plan, given)
 
     async def say(self, text: str) -> bool:
-        """One turn, in a request scope of its own; what fails is shown, and False, and the conversation goes on."""
+        """Send a message in its own request scope; show an error and return False if the call fails."""
         host = internals_of(self._container).host
         events, value_of_call = watched_call(self._plan, host, {**self._given, self._parameter: text})
         is_structured = self._plan.output.kind is Kind.STRUCTURED
@@ -92,7 +94,7 @@ class Conversation:
                 async for event in events:
                     if not (is_structured and isinstance(event, PartialResponse)):
                         self.show.event(event)
-            except Exception as error:  # the program's own too: the conversation goes on
+            except Exception as error:  # the conversation continues after any error
                 if not isinstance(error, ToolboxError):
                     logger.error("%s failed", self._plan.where, exc_info=error)
                 self.show.failure(error)
@@ -104,23 +106,23 @@ class Conversation:
 
 
 class Show(Protocol):
-    """Where a conversation is shown."""
+    """The output of a conversation."""
 
     def event(self, event: ServiceEvent) -> None:
-        """Something that happens in a turn."""
+        """Show an event of a turn."""
 
     def value(self, value: object) -> None:
-        """What a turn came to, when that is no text."""
+        """Show the answer of a turn if it is not text."""
 
     def failure(self, error: Exception) -> None:
-        """Why a turn came to nothing."""
+        """Show the error of a turn."""
 
     def end(self, turns: int, seconds: float) -> None:
-        """The conversation is over."""
+        """Show the end of the conversation."""
 
 
 class ShowText:
-    """For a person: text as it comes, tools as they are called."""
+    """Output for people: text as it arrives, and tool calls."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -147,20 +149,20 @@ class ShowText:
 
     def failure(self, error: Exception) -> None:
         """See `Show`."""
-        told = str(error) if isinstance(error, ToolboxError) else f"{type(error).__name__}: {error}"
-        self._print(f"\n[red]{escape(told)}[/]")
+        text = str(error) if isinstance(error, ToolboxError) else f"{type(error).__name__}: {error}"
+        self._print(f"\n[red]{escape(text)}[/]")
 
     def end(self, turns: int, seconds: float) -> None:
         """See `Show`."""
         self._print(f"[dim]{turns} {'turn' if turns == 1 else 'turns'} in {seconds:.0f} s[/]")
 
     def _print(self, text: str, end: str = "\n") -> None:
-        # What a model or a tool says must not control the terminal. Our own colours are markup, not characters.
+        # Text of a model or a tool must not control the terminal. Our own colours are markup, not control characters.
         self._console.print(for_terminal(text), end=end, highlight=False, soft_wrap=True, emoji=False)
 
 
 class ShowJson:
-    """For a program: an object in each line, named after what happened; to where standard output leads now."""
+    """Output for programs: one JSON object per line, on the standard output at the time of creation."""
 
     def __init__(self) -> None:
         self._out = sys.stdout
@@ -186,14 +188,14 @@ class ShowJson:
 
 
 async def converse(container: Container, conversation: Conversation, read: Callable[[], str]) -> int:
-    """Talks until the input ends, or says `exit`; how many turns failed.
+    """Run the conversation until the input ends or is `exit`; return how many turns failed.
 
-    `read` gives a line, and raises `EOFError` after the last. Ctrl-C cancels it.
+    `read` returns a line, and raises `EOFError` at the end. Ctrl-C cancels the conversation.
     """
     task = asyncio.current_task()
     if task is not None:
         with suppress(NotImplementedError, RuntimeError):  # Windows; not the main thread
-            # Else a Ctrl-C between two waits would be seen only after the next line.
+            # Without this, a Ctrl-C between two waits would only take effect after the next line.
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     async with container:
         began = time.monotonic()
@@ -207,7 +209,7 @@ async def converse(container: Container, conversation: Conversation, read: Calla
 
 
 async def _typed(read: Callable[[], str]) -> str | None:
-    """The next line; None after the last. Its thread is left behind when the program ends: nobody can end `read`."""
+    """Return the next line, or None at the end. `read` runs on a daemon thread, because it cannot be interrupted."""
     loop = asyncio.get_running_loop()
     line: asyncio.Future[str | None] = loop.create_future()
 
@@ -218,10 +220,24 @@ async def _typed(read: Callable[[], str]) -> str | None:
     def wait() -> None:
         try:
             text: str | None = read().strip()
-        except (EOFError, OSError, ValueError):  # at the end, or without an input
+        except (EOFError, OSError, ValueError):  # the end, or no standard input
             text = None
-        with suppress(RuntimeError):  # the loop was closed meanwhile
+        with suppress(RuntimeError):  # the loop is already closed
             loop.call_soon_threadsafe(settle, text)
 
     threading.Thread(target=wait, name="toolbox-input", daemon=True).start()
     return await line
+
+
+def prompt_for(console: Console, *, quiet: bool) -> Callable[[], str]:
+    """Return a function that reads a line, with a prompt if the input is a terminal and `quiet` is False."""
+    if sys.stdin is not None and sys.stdin.isatty() and not quiet:
+        return lambda: console.input("[bold]> [/]")
+    return input
+
+
+def exit_interrupted() -> NoReturn:
+    """Exit with the status of Ctrl-C. Immediately: Python's normal exit would wait for the thread that reads input."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130)

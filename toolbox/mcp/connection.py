@@ -39,6 +39,7 @@ T = TypeVar("T")
 _INVALID_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 INVALID_PARAMS = -32602
+_METHOD_NOT_FOUND = -32601
 """JSON-RPC: the arguments of a call are invalid."""
 
 MAX_PAGES = 100
@@ -191,6 +192,14 @@ class McpConnection:
                 continue
             logger.warning("MCP server %r: only the first part of its list of %s was read: %s", self.name, kind, reason)
             return found
+
+    async def check(self) -> None:
+        """Request the first page of the tools; open the connection if it is not open. Raises `McpError`."""
+        try:
+            await self._request("list its tools", lambda client: client.list_tools(cache_mode="bypass"))
+        except McpError as error:
+            if error.code != _METHOD_NOT_FOUND:  # a server without tools
+                raise
 
     # --- the connection
 

@@ -120,6 +120,14 @@ class McpServers:
         for listener in self._listeners:
             listener.on_mcp_event(event)
 
+    async def ready(self) -> bool:
+        """Return True if all servers in use answer; a broken connection is opened again. For readiness checks.
+
+        Servers that were never used are not started. Raises `McpError` if a server does not answer.
+        """
+        await asyncio.gather(*(each.check() for each in self._connections.values()))
+        return True
+
     async def stop(self) -> None:
         """Close all connections and end the processes of stdio servers."""
         await asyncio.gather(*(each.close() for each in self._connections.values()))

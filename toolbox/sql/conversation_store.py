@@ -198,6 +198,12 @@ class SqlChatMemoryStore(ChatMemoryStore):
         """Release all leases that are still held."""
         await self._leases.stop()
 
+    async def ready(self) -> bool:
+        """Return True if the table can be read; raise the database's error otherwise. For readiness checks."""
+        async with self._connection() as connection:
+            await connection.execute(select(self._table.c.service).limit(1))
+        return True
+
     # --- reading and writing
 
     async def _write(self, key: ChatMemoryKey, text: str | None) -> None:

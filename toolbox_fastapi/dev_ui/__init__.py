@@ -1,4 +1,4 @@
-"""The dev UI: a page that shows a program's services, tools and beans, and tries them. In development only.
+"""The dev UI: a page for development that shows a program's services, tools and beans, and calls them.
 
-Nothing here is imported before `install(app, container, dev_ui=…)` asks for it, but for `access`.
+Except for `access`, nothing here is imported before `install(app, container, dev_ui=…)` needs it.
 """

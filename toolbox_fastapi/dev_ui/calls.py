@@ -1,6 +1,6 @@
-"""What the page can do: call a tool as a model would, and ask a service's method; each in a request scope of its own.
+"""Calls tools and service methods for the page, each in its own request scope.
 
-Not here: HTTP (`routes`), what is typed into a form (`forms`), what happens on the way (`listener`).
+Not here: HTTP (`routes`), the conversion of form input (`forms`), the events of a call (`journal`).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from toolbox.services.outputs import Result
 from toolbox.tools.failures import ToolErrors, return_to_model
 from toolbox.tools.pipeline import Tool
 
-from ..streaming import EVENTS, close_stream, steps_of
+from ..streaming import EVENTS, close_stream, iterate
 from .entries import Entry, failure, plain
-from .journal import tap
+from .journal import entry_callback
 from .program import Method
 
 logger = logging.getLogger("toolbox.fastapi")
 
-AS_A_MODEL_SEES = ToolErrors(on_unknown_tool=return_to_model, on_tool_arguments_error=return_to_model)
+ERRORS_TO_MODEL = ToolErrors(on_unknown_tool=return_to_model, on_tool_arguments_error=return_to_model)
 
 
 class DevUiPage:
-    """What `InvocationContext.service` is in a tool that is called from the page."""
+    """The `InvocationContext.service` of a tool that is called from the page."""
 
 
 _numbers = count(1)
@@ -45,15 +45,15 @@ _numbers = count(1)
 
 
 async def call_tool(container: Container, tool: Tool, arguments: str, memory_id: str | None) -> Entry:
-    """Calls a tool with the argument text a model would send; what came of it, as a model would read it."""
+    """Call a tool with the arguments as text, like a model does; return the result as a model would read it."""
     request = ToolExecutionRequest(f"dev-ui-{next(_numbers)}", tool.specification.name, arguments)
     try:
         with WhileCallerWaits():
             async with container.request_scope():
                 outcome = await internals_of(container).host.execute(
-                    {request.name: tool}, request, DevUiPage, AS_A_MODEL_SEES, memory_id
+                    {request.name: tool}, request, DevUiPage, ERRORS_TO_MODEL, memory_id
                 )
-    except (FrameworkError, ToolAbort) as error:  # what a model never reads, the developer does
+    except (FrameworkError, ToolAbort) as error:  # a model never sees these, the developer does
         return failure(error)
     execution = outcome.execution
     return {
@@ -69,11 +69,11 @@ async def call_tool(container: Container, tool: Tool, arguments: str, memory_id:
 
 
 async def ask(container: Container, method: Method, arguments: Mapping[str, Any]) -> AsyncGenerator[Entry, None]:
-    """Calls a method; what happens, as it happens: texts, items, tool calls, at the end an answer or a failure."""
-    asking = _Asking(container, method, arguments)
-    task = asyncio.create_task(asking.to_the_end())
+    """Call a method; yield texts, items and tool calls as they happen, then an answer or a failure."""
+    call = _MethodCall(container, method, arguments)
+    task = asyncio.create_task(call.run())
     try:
-        while (entry := await asking.entries.get()) is not None:
+        while (entry := await call.entries.get()) is not None:
             yield entry
     finally:
         task.cancel()
@@ -81,8 +81,8 @@ async def ask(container: Container, method: Method, arguments: Mapping[str, Any]
             await task
 
 
-class _Asking:
-    """One call of a method, and what is told of it."""
+class _MethodCall:
+    """One call of a service method, which puts its entries into a queue."""
 
     def __init__(self, container: Container, method: Method, arguments: Mapping[str, Any]) -> None:
         self._container, self._plan, self._arguments = container, method.plan, arguments
@@ -90,24 +90,24 @@ class _Asking:
         self._loop = asyncio.get_running_loop()
         self._text: list[str] = []
 
-    def _tell(self, entry: Entry | None) -> None:
-        # In order, from whatever loop or thread: a container's loop may be another than the application's.
+    def _emit(self, entry: Entry | None) -> None:
+        # Entries can come from other threads and loops: the container may run on another loop than the application.
         self._loop.call_soon_threadsafe(self.entries.put_nowait, entry)
 
-    async def to_the_end(self) -> None:
-        """Calls, and tells; the last is None."""
+    async def run(self) -> None:
+        """Call the method and emit its entries; the last one is None."""
         began = time.perf_counter()
-        tap.set(self._tell)  # for this task, and all that is called in it
-        self._tell({"type": "asked", "at": time.time() * 1000})
+        entry_callback.set(self._emit)  # in this task and the calls it makes
+        self._emit({"type": "asked", "at": time.time() * 1000})
         try:
-            told = await self._called()
+            outcome = await self._call()
         except Exception as error:
-            logger.debug("%s, asked from the dev UI, failed", self._plan.where, exc_info=error)
-            told = failure(error)
-        self._tell({**told, "at": time.time() * 1000, "duration": time.perf_counter() - began})
-        self._tell(None)
+            logger.debug("%s, called from the dev UI, failed", self._plan.where, exc_info=error)
+            outcome = failure(error)
+        self._emit({**outcome, "at": time.time() * 1000, "duration": time.perf_counter() - began})
+        self._emit(None)
 
-    async def _called(self) -> Entry:
+    async def _call(self) -> Entry:
         async with self._container.request_scope():
             service = await self._container.aget(self._plan.service)
             function = getattr(service, self._plan.name)
@@ -118,23 +118,23 @@ class _Asking:
             if inspect.isawaitable(value):
                 value = await value
             if self._plan.output.is_stream:
-                return await self._streamed(value)
+                return await self._emit_stream(value)
         return {"type": "answer", "value": plain(value.content if isinstance(value, Result) else value)}
 
-    async def _streamed(self, stream: Any) -> Entry:
+    async def _emit_stream(self, stream: Any) -> Entry:
         has_items = False
         try:
-            async for each in steps_of(stream):
+            async for each in iterate(stream):
                 match each:
                     case str() | PartialResponse():
                         text = each if isinstance(each, str) else each.text
                         self._text.append(text)
-                        self._tell({"type": "text", "text": text})
+                        self._emit({"type": "text", "text": text})
                     case PartialReasoning(text):
-                        self._tell({"type": "reasoning", "text": text})
+                        self._emit({"type": "reasoning", "text": text})
                     case _ if not isinstance(each, EVENTS):
                         has_items = True
-                        self._tell({"type": "item", "value": plain(each)})
+                        self._emit({"type": "item", "value": plain(each)})
         finally:
             await close_stream(stream)
         return {"type": "answer", "value": None if has_items else "".join(self._text)}

@@ -1,6 +1,6 @@
-"""What happened, as the page reads it: values and errors as JSON, messages as text.
+"""Converts values, errors and messages into the JSON and text that the page shows.
 
-Not here: what happens (`listener`, `calls`), keeping it (`journal`).
+Not here: creating entries (`journal`, `calls`).
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ from toolbox.tools.failures import message_of
 from ..streaming import as_json
 
 Entry: TypeAlias = dict[str, Any]
-"""One thing that happened, as the page reads it: `type`, `run` (the invocation's id), `at` (ms since 1970) and more."""
+"""An event for the page, as JSON: `type`, `run` (the invocation's id), `at` (ms since 1970) and more."""
 
-LONGEST_TEXT = 20_000
+MAX_TEXT_CHARS = 20_000
 
 
 def shortened(text: str) -> str:
-    """A text as it is kept."""
-    if len(text) <= LONGEST_TEXT:
+    """Shorten a long text and append its length."""
+    if len(text) <= MAX_TEXT_CHARS:
         return text
-    return f"{text[:LONGEST_TEXT]}… ({len(text)} characters)"
+    return f"{text[:MAX_TEXT_CHARS]}… ({len(text)} characters)"
 
 
 def plain(value: object) -> Any:
-    """A value as JSON has it."""
+    """Convert a value to plain JSON data."""
     return from_json(as_json(value))
 
 
 def failure(error: BaseException) -> Entry:
-    """What went wrong, for the developer."""
+    """Return an error as an entry with its class and message."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return {"type": "failure", "kind": type(error).__name__, "message": message_of(error)}
 
 
 def usage_of(usage: TokenUsage | None) -> Entry | None:
-    """Token counts, where there are any."""
+    """Return the token counts as JSON data, or None."""
     return None if usage is None else plain(usage)
 
 
-def failure_text(error: BaseException) -> str:
-    """What went wrong, in a line."""
-    told = failure(error)
-    return f"{told['kind']}: {told['message']}"
+def failure_line(error: BaseException) -> str:
+    """Return an error as one line: its class and message."""
+    entry = failure(error)
+    return f"{entry['kind']}: {entry['message']}"
 
 
 # --- a conversation as text
 
 
 def conversation(messages: Iterable[Message]) -> str:
-    """What a model is sent."""
+    """Return the messages of a model request as text."""
     return "\n\n".join(_lines(messages))
 
 
@@ -75,22 +75,22 @@ def _lines(messages: Iterable[Message]) -> Iterable[str]:
             case SystemMessage(text):
                 yield f"system: {text}"
             case UserMessage():
-                yield f"user: {said_by(message)}"
+                yield f"user: {user_text(message)}"
             case AiMessage():
-                yield f"model: {text_of(message)}"
+                yield f"model: {model_text(message)}"
             case ToolExecutionResultMessage():
                 yield f"{message.tool_name}: {message.text}"
             case _:
                 assert_never(message)
 
 
-def said_by(message: UserMessage) -> str:
-    """What the user says."""
-    others = [note for each in message.contents if (note := _beside_text(each))]
+def user_text(message: UserMessage) -> str:
+    """Return the text of a user message, with a placeholder for each image."""
+    others = [note for each in message.contents if (note := _placeholder(each))]
     return "\n".join([*([message.text] if message.text else []), *others])
 
 
-def _beside_text(content: Content) -> str:
+def _placeholder(content: Content) -> str:
     match content:
         case TextContent():
             return ""
@@ -100,7 +100,7 @@ def _beside_text(content: Content) -> str:
             assert_never(content)
 
 
-def text_of(message: AiMessage) -> str:
-    """What a model says, and asks for."""
+def model_text(message: AiMessage) -> str:
+    """Return the text of a model's message, with a line for each tool call."""
     calls = [f"→ {each.name} {each.arguments}" for each in message.tool_execution_requests]
     return "\n".join([*([message.text] if message.text else []), *calls])

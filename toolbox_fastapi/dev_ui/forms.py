@@ -1,6 +1,6 @@
-"""What can be typed into a service's method: a JSON schema of its parameters, and the arguments made of an answer.
+"""Forms for service methods: a JSON schema of the parameters, and the conversion of JSON input into arguments.
 
-Not here: a tool's arguments, which its own codec reads; the form on the page.
+Not here: the arguments of tools, which the tool's codec reads; the form on the page (`page/forms.js`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from toolbox.type_keys import unwrapped
 
 
 class BadInputError(Exception):
-    """What the page sent cannot be used; the text says why."""
+    """The page sent invalid input; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One parameter as it is asked for: its schema, how what is typed is read, whether it may be left out."""
+    """One parameter: its JSON schema, the function that converts the input, and whether it is required."""
 
     schema: dict[str, Any]
     read: Callable[[Any], Any]
@@ -35,45 +35,45 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class MethodForm:
-    """What a method is asked with; `absent` are the arguments that nobody types."""
+    """The form of a method; `absent` are the arguments that the form does not ask for."""
 
     fields: Mapping[str, Field]
     absent: Mapping[str, Any]
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The fields as one JSON schema."""
+        """Return the fields as one JSON schema."""
         required = [name for name, field in self.fields.items() if field.required]
         properties = {name: field.schema for name, field in self.fields.items()}
         return {"type": "object", "properties": properties, "required": required}
 
     def arguments(self, text: str) -> dict[str, Any]:
-        """The method's arguments by name. Raises `BadInputError` with everything that is wrong."""
+        """Return the method's arguments by name. Raises `BadInputError` with all problems."""
         try:
             typed = parse_json(text)
         except ValueError as error:
-            raise BadInputError(f"the arguments are no JSON: {error}") from None
+            raise BadInputError(f"the arguments are not valid JSON: {error}") from None
         if not isinstance(typed, dict):
-            raise BadInputError("the arguments are no JSON object")
+            raise BadInputError("the arguments must be a JSON object")
         arguments, wrong = dict(self.absent), []
         for name, field in self.fields.items():
             if name in typed:
                 try:
                     arguments[name] = field.read(typed[name])
                 except ValidationError as error:
-                    wrong += [_fault(name, each) for each in error.errors(include_url=False, include_input=False)]
+                    wrong += [_error_text(name, each) for each in error.errors(include_url=False, include_input=False)]
                 except (ValueError, TypeError) as error:
                     wrong.append(f"{name}: {error}")
             elif field.required:
-                wrong.append(f"{name}: is missing")
-        wrong += [f"{name}: is no parameter" for name in typed if name not in self.fields]
+                wrong.append(f"{name}: missing")
+        wrong += [f"{name}: unknown parameter" for name in typed if name not in self.fields]
         if wrong:
             raise BadInputError("; ".join(wrong))
         return arguments
 
 
 def form_of(plan: MethodPlan) -> MethodForm:
-    """The form of a service's method."""
+    """Create the form of a service method."""
     function = inspect.getattr_static(plan.service, plan.name)
     read = read_signature(function, nearer=local_names_of(plan.service))
     annotations = {each.name: each.annotation for each in read.parameters}
@@ -105,7 +105,7 @@ def _field(annotation: Any, required: bool) -> Field:
     return Field(schema, adapter.validate_python, required)
 
 
-def _fault(name: str, error: Any) -> str:
+def _error_text(name: str, error: Any) -> str:
     place = ".".join(map(str, (name, *error["loc"])))
     return f"{place}: {error['msg']}"
 
@@ -114,7 +114,7 @@ def _fault(name: str, error: Any) -> str:
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The types an annotation names, at any depth."""
+    """Return the types in an annotation, at any depth."""
     inner = {kind for each in get_args(annotation) for kind in _kinds(each)}
     return inner or {annotation}
 
@@ -126,7 +126,7 @@ def _is_message(annotation: Any) -> bool:
 def _message_reader(annotation: Any) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if not isinstance(value, str):
-            raise TypeError("is no text")
+            raise TypeError("must be a text")
         kinds = _kinds(annotation)
         if str in kinds:
             return value
@@ -136,19 +136,19 @@ def _message_reader(annotation: Any) -> Callable[[Any], Any]:
 
 
 def _image_field(annotation: Any, required: bool) -> Field:
-    """Images are given by their addresses."""
+    """Return a field that takes images by URL."""
 
     def image(value: Any) -> ImageContent:
         if not isinstance(value, str) or not value.startswith(("https://", "http://", "data:image/")):
-            raise ValueError("is no address of an image: https://…, http://… or data:image/…")
+            raise ValueError("must be the URL of an image: https://…, http://… or data:image/…")
         return ImageContent(url=value)
 
     def images(value: Any) -> list[ImageContent]:
         if not isinstance(value, list):
-            raise TypeError("is no list of addresses")
+            raise TypeError("must be a list of URLs")
         return [image(each) for each in value]
 
-    address = {"type": "string", "format": "uri", "description": "the address of an image"}
+    address = {"type": "string", "format": "uri", "description": "the URL of an image"}
     origin = get_origin(unwrapped(annotation).type)
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return Field({"type": "array", "items": address}, images, required)

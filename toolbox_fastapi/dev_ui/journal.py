@@ -1,43 +1,69 @@
-"""The live log: what invocations did lately, and whoever follows it.
+"""The live log: a listener that records the events of services, models and tools, and the journal that keeps them.
 
-Not here: where it comes from (`listener`), how it is sent (`routes`).
+Not here: the events (`toolbox.events`), sending the log to the page (`routes`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextvars import ContextVar
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from typing import Any
 
-from .entries import Entry
+from toolbox.chat import (
+    ChatRequest,
+    TokenUsage,
+    ToolExecutionRequest,
+)
+from toolbox.context import InvocationContext, current_invocation
+from toolbox.events import (
+    EventListener,
+    InvocationEvent,
+    MemoryWrittenEvent,
+    ModelFailedEvent,
+    ModelRequestEvent,
+    ModelResponseEvent,
+    ServiceCompletedEvent,
+    ServiceFailedEvent,
+    ServiceStartedEvent,
+    ToolExecutedEvent,
+    ToolFailedEvent,
+    ToolStartedEvent,
+)
+from toolbox.execution import thread_watcher
+from toolbox.services.outputs import Result
 
-KEPT = 1000
+from .entries import Entry, conversation, failure, failure_line, model_text, plain, shortened, usage_of, user_text
 
-tap: ContextVar[Callable[[Entry], None] | None] = ContextVar("toolbox.dev_ui.tap", default=None)
-"""Gets, besides the journal, the entries of all that is called in a context."""
+MAX_ENTRIES = 1000
+
+entry_callback: ContextVar[Callable[[Entry], None] | None] = ContextVar("toolbox.dev_ui.entry_callback", default=None)
+"""A function that also gets the entries of all calls in the current context."""
 
 
 class Journal:
-    """Keeps the last entries and passes new ones on; entries may come from any thread."""
+    """Keeps the last entries and sends new ones to its followers; entries may come from any thread."""
 
     def __init__(self) -> None:
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self._followers: dict[asyncio.Queue[Entry], asyncio.AbstractEventLoop] = {}
 
     def add(self, entry: Entry) -> None:
-        """Keeps an entry and tells the followers, and the tap of this context."""
+        """Add an entry and send it to the followers and to the callback of this context."""
         self._entries.append(entry)
         for queue, loop in list(self._followers.items()):
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, entry)
             except RuntimeError:  # the follower's loop has ended
                 self._followers.pop(queue, None)
-        if (told := tap.get()) is not None:
-            told(entry)
+        if (callback := entry_callback.get()) is not None:
+            callback(entry)
 
     async def follow(self) -> AsyncGenerator[Entry, None]:
-        """What is kept, then what comes; without end."""
+        """Yield the kept entries, then new ones, without end."""
         queue: asyncio.Queue[Entry] = asyncio.Queue()
         self._followers[queue] = asyncio.get_running_loop()
         try:
@@ -47,3 +73,167 @@ class Journal:
                 yield await queue.get()
         finally:
             self._followers.pop(queue, None)
+
+
+# --- the listener
+
+
+class _RunningCall:
+    """A running tool call or model request: its number, start time and thread."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.began = number, time.time() * 1000
+        self.thread = "event loop"
+        self.watching: Token[Any] | None = None
+
+    def watch(self, request: ToolExecutionRequest) -> None:
+        """Record the thread of the call if it does not run on the event loop."""
+
+        def note(label: str, thread: str) -> None:
+            current = current_invocation.get()
+            if label == request.name and current is not None and current.request is request:
+                self.thread = thread
+
+        self.watching = thread_watcher.set(note)
+
+    def unwatch(self) -> None:
+        if self.watching is not None:
+            with suppress(ValueError):  # a stream that is abandoned ends in another context
+                thread_watcher.reset(self.watching)
+
+
+class DevUiListener(EventListener):
+    """Writes events into the journal; runs on the event loop, one event at a time."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._calls: dict[int, _RunningCall] = {}
+        self._open: set[str] = set()
+        self._counted = 0
+
+    def on_event(self, event: InvocationEvent) -> None:
+        """See `EventListener`."""
+        context = event.context
+        match event:
+            case ServiceStartedEvent():
+                self._started(context)
+            case ServiceCompletedEvent():
+                value = event.value.content if isinstance(event.value, Result) else event.value
+                text = event.response.ai_message.text
+                content = text if value is None else value
+                answer = {"value": plain(content), "usage": usage_of(event.token_usage)}
+                self._ended(context, event.duration, answer=answer)
+            case ServiceFailedEvent():
+                self._ended(context, event.duration, failed=failure(event.error))
+            case ModelRequestEvent():
+                self._model_asked(event)
+            case ModelResponseEvent():
+                text = model_text(event.response.ai_message)
+                self._model_answered(context, event.request, event.duration, text, usage=event.response.token_usage)
+            case ModelFailedEvent():
+                text = failure_line(event.error)
+                self._model_answered(context, event.request, event.duration, text, is_error=True)
+            case ToolStartedEvent():
+                self._tool_started(event)
+            case ToolExecutedEvent():
+                self._tool_ended(context, event.execution.duration, event.execution.result, event.execution.is_error)
+            case ToolFailedEvent():
+                self._tool_ended(context, event.duration, failure_line(event.error), is_error=True)
+            case MemoryWrittenEvent():
+                self._add(context, {"type": "memory", "messages": len(event.messages)})
+
+    def _add(self, context: InvocationContext, entry: Entry) -> None:
+        self._journal.add({"run": context.invocation_id, "at": time.time() * 1000, **entry})
+
+    # --- invocations
+
+    def _started(self, context: InvocationContext) -> None:
+        self._open.add(context.invocation_id)
+        memory_id = context.memory_id
+        message = context.user_message
+        started = {
+            "type": "started",
+            "where": f"{context.service.__name__}.{context.method}",
+            "parent": context.outer_invocation_id,
+            "user_message": None if message is None else shortened(user_text(message)),
+            "memory_id": None if memory_id is None else str(memory_id),
+        }
+        self._add(context, started)
+
+    def _ended(
+        self, context: InvocationContext, duration: float, answer: Entry | None = None, failed: Entry | None = None
+    ) -> None:
+        self._open.discard(context.invocation_id)
+        self._add(context, {"type": "ended", "duration": duration, "answer": answer, "failure": failed})
+
+    # --- models
+
+    def _new_call(self, of: object) -> _RunningCall:
+        self._counted += 1
+        call = self._calls[id(of)] = _RunningCall(self._counted)
+        return call
+
+    def _model_asked(self, event: ModelRequestEvent) -> None:
+        call = self._new_call(event.request)
+        shown = {
+            "type": "model_started",
+            "call": call.number,
+            "name": event.model_name,
+            "sent": shortened(conversation(event.request.messages)),
+        }
+        self._add(event.context, shown)
+
+    def _model_answered(
+        self,
+        context: InvocationContext,
+        request: ChatRequest,
+        duration: float,
+        text: str,
+        *,
+        usage: TokenUsage | None = None,
+        is_error: bool = False,
+    ) -> None:
+        call = self._calls.pop(id(request), None) or _RunningCall(0)
+        shown = {
+            "type": "model",
+            "call": call.number,
+            "at": call.began,
+            "duration": duration,
+            "result": shortened(text),
+            "is_error": is_error,
+            "usage": usage_of(usage),
+        }
+        self._add(context, shown)
+
+    # --- tools
+
+    def _tool_started(self, event: ToolStartedEvent) -> None:
+        context, request = event.context, event.request
+        if context.invocation_id not in self._open:  # called outside of a service
+            self._started(context)
+            self._open.discard(context.invocation_id)
+        call = self._new_call(context)
+        call.watch(request)
+        shown = {
+            "type": "tool_started",
+            "call": call.number,
+            "name": request.name,
+            "arguments": shortened(request.arguments),
+        }
+        self._add(context, shown)
+
+    def _tool_ended(self, context: InvocationContext, duration: float, text: str, is_error: bool) -> None:
+        call = self._calls.pop(id(context), None) or _RunningCall(0)
+        call.unwatch()
+        shown = {
+            "type": "tool",
+            "call": call.number,
+            "at": call.began,
+            "duration": duration,
+            "thread": call.thread,
+            "result": shortened(text),
+            "is_error": is_error,
+        }
+        self._add(context, shown)
+        if context.invocation_id not in self._open:
+            self._ended(context, duration)

@@ -1,6 +1,6 @@
-"""What the page shows of a program: its services with their methods, the tools, the beans; names and types, no values.
+"""The program as the page shows it: services with their methods, tools and beans; names and types, no values.
 
-Not here: running anything (`calls`).
+Not here: calling tools and methods (`calls`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from toolbox.type_keys import type_name
 
 from ..streaming import as_json
 from .forms import BadInputError, MethodForm, form_of
-from .listener import DevUiListener
+from .journal import DevUiListener
 
 
 @dataclass(frozen=True, slots=True)
 class ListedTool:
-    """A tool under the name the page has for it, and the methods that offer it."""
+    """A tool with its id on the page and the methods that offer it."""
 
     id: str
     tool: Tool
@@ -38,14 +38,14 @@ class ListedTool:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A service's method, and how it is asked."""
+    """A service method and its form."""
 
     plan: MethodPlan
     form: MethodForm
 
 
-class Program:
-    """A started container, read once."""
+class ProgramView:
+    """The services, tools and beans of a started container, read once."""
 
     def __init__(self, container: Container, endpoint_tools: Iterable[tuple[str, Tool]] = ()) -> None:
         self.host = internals_of(container).host
@@ -65,7 +65,7 @@ class Program:
 
     def _list(self, tool: Tool) -> ListedTool:
         name = tool.specification.name
-        # A class and its only bean are one; functions and instances are told apart by themselves.
+        # A class and its only bean are the same tool; functions and instances are compared by identity.
         place = (name, tool.where, repr(tool.bean), id(tool.function) if tool.bean is None else None)
         if (listed := self._by_place.get(place)) is None:
             number = sum(each.tool.specification.name == name for each in self.tools.values())
@@ -74,19 +74,19 @@ class Program:
         return listed
 
     def method(self, where: str) -> Method:
-        """The method the page means. Raises `BadInputError`."""
+        """Return a method by its id. Raises `BadInputError` for an unknown one."""
         if where not in self.methods:
-            raise BadInputError(f"there is no service method {where!r}")
+            raise BadInputError(f"unknown service method {where!r}")
         return self.methods[where]
 
     def tool(self, id_: str) -> Tool:
-        """The tool the page means. Raises `BadInputError`."""
+        """Return a tool by its id. Raises `BadInputError` for an unknown one."""
         if id_ not in self.tools:
-            raise BadInputError(f"there is no tool {id_!r}")
+            raise BadInputError(f"unknown tool {id_!r}")
         return self.tools[id_].tool
 
     def as_json(self, title: str) -> dict[str, Any]:
-        """As the page reads it."""
+        """Return the JSON data for the page."""
         by_service: dict[type[Any], list[MethodPlan]] = {}
         for method in self.methods.values():
             by_service.setdefault(method.plan.service, []).append(method.plan)
@@ -155,7 +155,7 @@ def _bean_as_json(node: Node) -> dict[str, Any]:
 
 
 def _place(execution: Execution) -> str:
-    """Where a tool runs, in words."""
+    """Describe where a tool runs."""
     if execution.is_coroutine:
         return "the event loop"
     if isinstance(execution.executor, str):
@@ -163,8 +163,8 @@ def _place(execution: Execution) -> str:
     words: Mapping[str, str] = {
         "blocking": "a worker thread",
         "non_blocking": "the event loop",
-        "thread": "a fresh thread",
-        "executor": "an executor of its own",
+        "thread": "a new thread",
+        "executor": "its own executor",
     }
     return words[str(execution.model)]
 
@@ -176,16 +176,16 @@ def _memory(window: Window | None) -> str | None:
         case MessageWindow(max_messages=count):
             return f"the last {count} messages"
         case TokenWindow(max_tokens=count):
-            return f"the last messages of {count} tokens"
+            return f"the last messages with {count} tokens"
         case _:
             return type(window).__name__
 
 
 def _model_of(host: ContainerHost, name: str | None) -> str:
-    """The model by its name and kind; not its address, which may hold a secret."""
+    """Return the model's name and class; not its address, which may contain a secret."""
     try:
         model = host.model(name)
-    except Exception as error:  # a program whose services are all faked needs no model
+    except Exception as error:  # a program whose services are all replaced by fakes needs no model
         return f"none ({type(error).__name__})"
     kind, known_as = type(model).__name__, getattr(model, "model", None)
     shown = f"{kind}, {known_as}" if isinstance(known_as, str) else kind

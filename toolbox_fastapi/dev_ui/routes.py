@@ -1,6 +1,6 @@
-"""The dev UI's addresses below its path: the page and its files, the program as data, a tool, a question, the live log.
+"""The HTTP routes of the dev UI: the page and its files, the program as JSON, tool and method calls, the live log.
 
-Not here: who may ask (`access`), what is done (`calls`), the page itself (`page/`).
+Not here: access control (`access`), the calls (`calls`), the page itself (`page/`).
 """
 
 from __future__ import annotations
@@ -30,20 +30,18 @@ from toolbox.tools.sources import read_tools
 from ..guarding import guarded_route
 from ..requirements import endpoints_of
 from ..streaming import as_json, sse
-from .access import DevUi
+from .access import TOKEN_KEY, DevUi, Token, print_address, server_address, take_token
 from .calls import ask, call_tool
 from .entries import Entry
 from .forms import BadInputError
-from .journal import Journal
-from .listener import DevUiListener
-from .program import Program
-from .tokens import TOKEN_KEY, Token, announce, server_address, take_token
+from .journal import DevUiListener, Journal
+from .program import ProgramView
 
 logger = logging.getLogger("toolbox.fastapi")
 
 B = TypeVar("B", bound=BaseModel)
 
-MOST_BYTES = 1_000_000
+MAX_BODY_BYTES = 1_000_000
 
 SECURITY = {
     "content-security-policy": (
@@ -56,13 +54,13 @@ SECURITY = {
     "x-content-type-options": "nosniff",
 }
 LOGIN_POLICY = "default-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-LOGIN = """<!doctype html>
+LOGIN_PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>Dev UI: token needed</title>
+<title>Dev UI: token required</title>
 </head>
 <body>
 <h1>Dev UI</h1>
@@ -81,13 +79,13 @@ KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 @cache
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """The page's files by name, each with its media type."""
+    """Return the page's files by name, each with its media type."""
     folder = Path(__file__).with_name("page")
     return {each.name: (each.read_bytes(), KINDS[each.suffix]) for each in folder.iterdir() if each.suffix in KINDS}
 
 
 def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> DevUiApplication:
-    """Serve the dev UI of `container` below `options.path`; not in the OpenAPI document."""
+    """Serve the dev UI of `container` below `options.path`, hidden from the OpenAPI document."""
 
     async def to_the_page(request: Request) -> Response:
         query = f"?token={quote(token, safe='')}" if (token := request.scope.get(TOKEN_KEY)) else ""
@@ -95,7 +93,7 @@ def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> DevUiApp
         return Response(status_code=307, headers={"location": location, "cache-control": "no-store"})
 
     journal = Journal()
-    # By name, so that a program that asks for its one listener still finds it.
+    # With a name, so that a program that injects its only listener still gets that one.
     container.register_instance(DevUiListener(journal), name="toolbox_dev_ui")
     app.add_route(options.path, to_the_page, include_in_schema=False)
     served = DevUiApplication(app, container, options, journal)
@@ -107,8 +105,8 @@ def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> DevUiApp
     return served
 
 
-class ToolAsked(BaseModel):
-    """A tool to call; `arguments` is the text a model would send."""
+class ToolCallBody(BaseModel):
+    """The body of a tool call; `arguments` is text, as a model sends it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     tool: str
@@ -116,8 +114,8 @@ class ToolAsked(BaseModel):
     memory_id: str | None = None
 
 
-class MethodAsked(BaseModel):
-    """A service's method to call; `arguments` is a JSON object of its parameters, as text."""
+class MethodCallBody(BaseModel):
+    """The body of a method call; `arguments` is a JSON object with the parameters, as text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     method: str
@@ -125,11 +123,11 @@ class MethodAsked(BaseModel):
 
 
 class DevUiApplication:
-    """The ASGI application below the path."""
+    """The ASGI application below the path of the dev UI."""
 
     def __init__(self, app: FastAPI, container: Container, options: DevUi, journal: Journal) -> None:
         self._app, self._container, self._options, self._journal = app, container, options, journal
-        self._program: Program | None = None
+        self._program: ProgramView | None = None
         self.token = Token(options.token)
         self._router = Router(
             [
@@ -160,7 +158,7 @@ class DevUiApplication:
             logger.warning("%s", reason)
             await _problem(403, reason)(scope, receive, send_securely)
             return
-        if not scope["path"].startswith(scope.get("root_path", "")):  # a proxy has taken the root path off
+        if not scope["path"].startswith(scope.get("root_path", "")):  # a proxy has removed the root path
             scope = {**scope, "root_path": self._options.path}
         if not self.token.opens(scope) and (scope["method"], _path_in(scope)) != ("POST", "/"):
             await self._ask_for_token(scope)(scope, receive, send_securely)
@@ -173,22 +171,22 @@ class DevUiApplication:
     # --- the token
 
     def start(self, settings: ToolboxSettings) -> None:
-        """Take the settings' token unless the program has chosen one, and print the address."""
+        """Use the token of the settings unless the program sets one, and print the address."""
         if not self.token.is_chosen and settings.dev_ui_token is not None:
             self.token = Token(settings.dev_ui_token.get_secret_value())
-        announce(self._options.path, self.token.value, server_address())
+        print_address(self._options.path, self.token.value, server_address())
 
     def hide_token(self, scope: Scope) -> None:
-        """Take the token out of the address of a request."""
+        """Remove the token from the URL of a request."""
         take_token(scope, self._options.path)
 
     def _ask_for_token(self, scope: Scope) -> Response:
-        reason = "The dev UI needs its token: open the address that the program printed when it started."
+        reason = "Missing or invalid token: open the dev UI with the address that the program printed at startup."
         logger.warning("%s", reason)
         if scope["method"] in ("GET", "HEAD") and _path_in(scope) in ("", "/"):
-            # Under "no-referrer" a browser sends a form without its origin.
+            # With "no-referrer" a browser sends the form without its origin.
             headers = {"content-security-policy": LOGIN_POLICY, "referrer-policy": "same-origin"}
-            return HTMLResponse(LOGIN, 403, headers)
+            return HTMLResponse(LOGIN_PAGE, 403, headers)
         return _problem(403, reason)
 
     async def _page(self, request: Request) -> Response:
@@ -203,27 +201,27 @@ class DevUiApplication:
         return self._logged_in(request)
 
     def _logged_in(self, request: Request) -> Response:
-        """Keep the token in a cookie and open the page without it in the address."""
+        """Set the cookie and redirect to the page, so that the URL does not contain the token."""
         response = Response(status_code=303, headers={"location": "./"})
         self.token.remember(response, request.scope)
         return response
 
-    # --- what is shown
+    # --- the page
 
     async def _file(self, request: Request) -> Response:
         content, kind = page_files().get(request.path_params.get("name", "index.html"), (None, ""))
         if content is None:
-            return _problem(404, "There is no such file.")
+            return _problem(404, "File not found.")
         return Response(content, media_type=kind)
 
     async def _show_program(self, request: Request) -> Response:
         return Response(as_json(self.program.as_json(self._app.title)), media_type="application/json")
 
     @property
-    def program(self) -> Program:
-        """The program as it was started."""
+    def program(self) -> ProgramView:
+        """Return the program; read again after the container was restarted."""
         if self._program is None or self._program.host is not internals_of(self._container).host:
-            self._program = Program(self._container, self._endpoint_tools())
+            self._program = ProgramView(self._container, self._endpoint_tools())
         return self._program
 
     def _endpoint_tools(self) -> Iterator[tuple[str, Tool]]:
@@ -232,20 +230,20 @@ class DevUiApplication:
             for tool in tools:
                 yield where, tool
 
-    # --- what is done
+    # --- calls
 
     async def _call_tool(self, request: Request) -> Response:
-        asked = await _read(ToolAsked, request)
-        tool = self.program.tool(asked.tool)
-        if tool.needs_memory_id and asked.memory_id is None:
+        body = await _read(ToolCallBody, request)
+        tool = self.program.tool(body.tool)
+        if tool.needs_memory_id and body.memory_id is None:
             raise BadInputError("this tool needs a memory id")
-        called = await call_tool(self._container, tool, asked.arguments, asked.memory_id)
-        return Response(as_json(called), media_type="application/json")
+        result = await call_tool(self._container, tool, body.arguments, body.memory_id)
+        return Response(as_json(result), media_type="application/json")
 
     async def _ask(self, request: Request) -> Response:
-        asked = await _read(MethodAsked, request)
-        method = self.program.method(asked.method)
-        arguments = method.form.arguments(asked.arguments)
+        body = await _read(MethodCallBody, request)
+        method = self.program.method(body.method)
+        arguments = method.form.arguments(body.arguments)
         return sse(_events(ask(self._container, method, arguments)))
 
     async def _log(self, request: Request) -> Response:
@@ -259,29 +257,32 @@ async def _events(entries: AsyncGenerator[Entry, None]) -> AsyncIterator[ServerS
 
 
 async def _body_of(request: Request) -> bytes:
-    """Read the body. Raises `BadInputError` when it is too long."""
+    """Return the request body. Raises `BadInputError` if it is too large."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_BYTES:
-            raise BadInputError(f"the body has more than {MOST_BYTES} bytes")
+        if len(body) > MAX_BODY_BYTES:
+            raise BadInputError(f"the body is larger than {MAX_BODY_BYTES} bytes")
     return bytes(body)
 
 
 async def _read(kind: type[B], request: Request) -> B:
-    """The body, which must be JSON and say so: a foreign page cannot send that unasked. Raises `BadInputError`."""
+    """Return the body as a `kind`. Raises `BadInputError` if it is invalid.
+
+    The content type must be JSON: pages of other sites cannot send it without permission.
+    """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise BadInputError("the body must be application/json")
+        raise BadInputError("the content type must be application/json")
     body = await _body_of(request)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
-        raise BadInputError("; ".join(faults)) from None
+        texts = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
+        raise BadInputError("; ".join(texts)) from None
 
 
 def _path_in(scope: Scope) -> str:
-    """Return the path below the dev UI's own."""
+    """Return the path relative to the path of the dev UI."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 

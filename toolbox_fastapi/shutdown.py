@@ -1,7 +1,7 @@
-"""The end of an application: its open streams are told in time, and its open requests are waited for.
+"""Graceful shutdown: ends open streams at the signal, then waits for open requests.
 
-uvicorn waits for open responses, without limit, before it lets the lifespan end; a stream that nobody tells would hold
-up the process. So the signal is noticed here as well. Not here: what a stream does then (`streaming`).
+uvicorn waits without a limit for open responses before it ends the lifespan, so an open stream would keep the process
+alive. That is why the signal is handled here as well. Not here: how a stream ends (`streaming`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeAlias
 
-from .exchanges import ApplicationStoppingError, Exchange
+from .exchanges import ApplicationStoppingError, ClientExchange
 
 logger = logging.getLogger("toolbox.fastapi")
 
@@ -24,23 +24,23 @@ Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stopping:
-    """From the lifespan's start to its end: whether the application is stopping, and which exchanges are still open.
+class Shutdown:
+    """The open exchanges of an application, and whether it is shutting down (`begun`).
 
-    What is open should end by itself. `timeout` seconds after the signal, the invocations under way are ended; as long
-    after the end of the lifespan has begun, all requests are.
+    `timeout` seconds after the signal, running invocations are cancelled. `timeout` seconds after the lifespan starts
+    to end, open requests are cancelled.
     """
 
     def __init__(self, timeout: float) -> None:
         self.begun = asyncio.Event()
         self._timeout = timeout
-        self.open: set[Exchange] = set()
+        self.open: set[ClientExchange] = set()
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def closed(self, exchange: Exchange) -> None:
-        """An exchange has ended, its scope too."""
+    def closed(self, exchange: ClientExchange) -> None:
+        """Remove an exchange whose scope is closed."""
         self.open.discard(exchange)
         if self.begun.is_set():
             self._closed.set()
@@ -48,8 +48,8 @@ class Stopping:
     # --- the signal
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Notices the signals that end the process, before whoever handles them (uvicorn) does."""
+    def signals_noticed(self) -> Iterator[None]:
+        """Notice the signals that end the process, then call the handler that was installed before (uvicorn's)."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -69,7 +69,7 @@ class Stopping:
             return None
 
         def notice(caught: int, frame: FrameType | None) -> None:
-            with suppress(RuntimeError):  # the loop may be closed by now
+            with suppress(RuntimeError):  # the loop may already be closed
                 self._loop.call_soon_threadsafe(self._begin)
             former(caught, frame)
 
@@ -88,20 +88,20 @@ class Stopping:
     # --- the end
 
     async def wait(self) -> None:
-        """Waits for the open exchanges, then cancels those that are late."""
+        """Wait for the open exchanges; cancel those that are still open after the timeout."""
         self.begun.set()
-        await self._wait_for_the_open(self._timeout)
+        await self._wait_for_open(self._timeout)
         late = list(self.open)
         for exchange in late:
             if exchange.task is not None:
                 exchange.task.cancel()
         if late:
-            await self._wait_for_the_open(1.0)
+            await self._wait_for_open(1.0)
         for exchange in late:
-            outcome = "would not end" if exchange in self.open else "was cancelled"
-            logger.warning("%s %s at stop: %s", exchange.scope["type"], exchange.scope["path"], outcome)
+            outcome = "still running after it was cancelled" if exchange in self.open else "cancelled"
+            logger.warning("%s %s at shutdown: %s", exchange.scope["type"], exchange.scope["path"], outcome)
 
-    async def _wait_for_the_open(self, seconds: float) -> None:
+    async def _wait_for_open(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.open:
