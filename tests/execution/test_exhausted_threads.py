@@ -1,4 +1,4 @@
-"""When the system can start no more threads, nothing hangs, and nothing runs after it was reported as failed."""
+"""Calls fail cleanly if the system cannot start more threads; nothing hangs or runs after its failure was reported."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Exhaustion:
-    """Makes `Thread.start` fail as the system does, while it is on."""
+    """Makes `Thread.start` fail like an exhausted system while it is active."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.on = False
@@ -37,7 +37,7 @@ def exhaustion(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exhaustion]:
 
 
 class Ends:
-    """Notes how calls ended."""
+    """Records how calls end."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException | None] = []
@@ -47,7 +47,7 @@ class Ends:
 
 
 @pytest.mark.parametrize("execution", [BLOCKING, THREAD])
-async def test_a_call_that_gets_no_thread_fails_and_never_runs(exhaustion: Exhaustion, execution: Execution) -> None:
+async def test_calls_without_a_thread_fail_and_never_run(exhaustion: Exhaustion, execution: Execution) -> None:
     runner, ends, ran = LoopRunner(Workers(pool_size=1, thread_limit=1)), Ends(), []
 
     exhaustion.on = True
@@ -60,7 +60,7 @@ async def test_a_call_that_gets_no_thread_fails_and_never_runs(exhaustion: Exhau
     assert [type(each) for each in ends.errors] == [RuntimeError, type(None)]
 
 
-async def test_the_place_of_a_thread_that_did_not_start_is_given_back(exhaustion: Exhaustion) -> None:
+async def test_failed_thread_starts_free_their_slot(exhaustion: Exhaustion) -> None:
     runner = LoopRunner(Workers(thread_limit=2))
 
     exhaustion.on = True
@@ -75,7 +75,7 @@ async def test_the_place_of_a_thread_that_did_not_start_is_given_back(exhaustion
         await asyncio.gather(runner.run(THREAD, meet, "one"), runner.run(THREAD, meet, "two"))
 
 
-async def test_a_call_that_waits_for_a_fresh_thread_fails_when_none_can_be_started(exhaustion: Exhaustion) -> None:
+async def test_calls_that_wait_for_a_new_thread_fail_if_none_can_be_started(exhaustion: Exhaustion) -> None:
     runner, release, inside = LoopRunner(Workers(thread_limit=1)), threading.Event(), asyncio.Event()
     loop, ends = asyncio.get_running_loop(), Ends()
 
@@ -100,7 +100,7 @@ async def test_a_call_that_waits_for_a_fresh_thread_fails_when_none_can_be_start
         await runner.run(THREAD, lambda: None, "its place is free again")
 
 
-async def test_a_call_waits_for_a_thread_of_the_pool_when_no_further_one_can_be_started(exhaustion: Exhaustion) -> None:
+async def test_calls_wait_for_a_pool_thread_if_no_other_can_be_started(exhaustion: Exhaustion) -> None:
     runner, release, inside = LoopRunner(Workers(pool_size=2)), threading.Event(), asyncio.Event()
     loop, ends, ran = asyncio.get_running_loop(), Ends(), []
 
@@ -122,7 +122,7 @@ async def test_a_call_waits_for_a_thread_of_the_pool_when_no_further_one_can_be_
     assert ends.errors == [None]
 
 
-def test_a_loop_that_gets_no_thread_leaves_nothing_open(exhaustion: Exhaustion) -> None:
+def test_event_loops_without_a_thread_leave_nothing_open(exhaustion: Exhaustion) -> None:
     thread = LoopThread()
     exhaustion.on = True
 
@@ -136,7 +136,7 @@ class Assistant(Protocol):
     def ask(self, question: str) -> Result[str]: ...
 
 
-def test_a_container_that_gets_no_thread_can_be_started_later(exhaustion: Exhaustion) -> None:
+def test_containers_without_a_thread_can_be_started_later(exhaustion: Exhaustion) -> None:
     container = Container(models={"default": ScriptedChatModel(["hello"])}).register(register_ai_service(Assistant))
     exhaustion.on = True
     with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -147,7 +147,7 @@ def test_a_container_that_gets_no_thread_can_be_started_later(exhaustion: Exhaus
         assert container.get(Assistant).ask("q").content == "hello"
 
 
-async def test_an_invocation_goes_on_after_a_tool_that_got_no_thread(exhaustion: Exhaustion) -> None:
+async def test_invocations_continue_after_a_tool_without_a_thread(exhaustion: Exhaustion) -> None:
     ran: list[int] = []
 
     class Tools:

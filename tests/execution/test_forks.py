@@ -1,4 +1,4 @@
-"""In a forked process services either work or say at once why they do not; nothing hangs.
+"""In a forked process, services either work or raise a clear error; nothing hangs.
 
 Each test runs a program of its own, as a fork of a process full of threads is nobody's wish for pytest.
 """
@@ -23,7 +23,7 @@ from toolbox.testing import ScriptedChatModel, tool_call
 
 
 class Model:
-    """Calls the tool `name` once, then answers with the process that it runs in."""
+    """Return a model that calls the tool `name` once and then replies with its process id."""
 
     def __init__(self, name="pid"):
         self.name = name
@@ -37,7 +37,7 @@ class Model:
 
 
 def in_child(work):
-    """What `work` returns in a forked process, as text; the process ends by itself within 20 s."""
+    """Return the text that `work` returns in a forked process, which must end within 20 s."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -72,7 +72,7 @@ class Async(Protocol):
 
 
 def run(tmp_path: Path, program: str) -> list[str]:
-    """What the program prints, line by line."""
+    """Return the lines that the program prints."""
     file = tmp_path / "program.py"
     file.write_text(START + textwrap.dedent(program))
     done = subprocess.run(
@@ -86,7 +86,7 @@ def run(tmp_path: Path, program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_synchronous_service_without_a_container_works_in_parent_and_child(tmp_path: Path) -> None:
+def test_synchronous_services_without_a_container_work_in_parent_and_child(tmp_path: Path) -> None:
     lines = run(
         tmp_path,
         """
@@ -101,7 +101,7 @@ def test_a_synchronous_service_without_a_container_works_in_parent_and_child(tmp
 
 
 @pytest.mark.parametrize("mark", ["tool", "lambda each: tool(run_on_thread(each))"])
-def test_an_asynchronous_service_has_threads_for_its_tools_in_the_child(tmp_path: Path, mark: str) -> None:
+def test_asynchronous_services_have_tool_threads_in_the_child(tmp_path: Path, mark: str) -> None:
     lines = run(
         tmp_path,
         f"""
@@ -117,7 +117,7 @@ def test_an_asynchronous_service_has_threads_for_its_tools_in_the_child(tmp_path
     assert lines == ["True", "True"]
 
 
-def test_the_child_works_although_all_threads_of_the_parent_are_taken(tmp_path: Path) -> None:
+def test_the_child_works_while_all_threads_of_the_parent_are_busy(tmp_path: Path) -> None:
     lines = run(
         tmp_path,
         """
@@ -147,7 +147,7 @@ def test_the_child_works_although_all_threads_of_the_parent_are_taken(tmp_path: 
     assert lines == ["True"]
 
 
-def test_a_conversation_that_was_in_use_in_the_parent_is_free_in_the_child(tmp_path: Path) -> None:
+def test_conversations_in_use_in_the_parent_are_free_in_the_child(tmp_path: Path) -> None:
     lines = run(
         tmp_path,
         """
@@ -177,7 +177,7 @@ def test_a_conversation_that_was_in_use_in_the_parent_is_free_in_the_child(tmp_p
     assert lines == ["True"]
 
 
-def test_processes_of_multiprocessing_can_use_a_service_that_the_parent_has_used(tmp_path: Path) -> None:
+def test_multiprocessing_workers_can_use_a_service_of_the_parent(tmp_path: Path) -> None:
     lines = run(
         tmp_path,
         """
@@ -195,7 +195,7 @@ def test_processes_of_multiprocessing_can_use_a_service_that_the_parent_has_used
     assert lines == ["[True, True, True, True]"]
 
 
-def test_a_child_that_ends_as_a_program_does_ends_at_once(tmp_path: Path) -> None:
+def test_children_exit_immediately(tmp_path: Path) -> None:
     lines = run(
         tmp_path,
         """
@@ -214,9 +214,7 @@ def test_a_child_that_ends_as_a_program_does_ends_at_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["Sync", "Async"])
-def test_a_container_started_in_the_parent_says_so_in_the_child_and_can_be_started_there(
-    tmp_path: Path, kind: str
-) -> None:
+def test_containers_of_the_parent_must_be_started_again_in_the_child(tmp_path: Path, kind: str) -> None:
     lines = run(
         tmp_path,
         f"""
@@ -251,7 +249,7 @@ def test_a_container_started_in_the_parent_says_so_in_the_child_and_can_be_start
         assert "before this process was forked" in line
 
 
-def test_a_child_that_leaves_the_block_of_a_container_stops_nothing_of_the_parent(tmp_path: Path) -> None:
+def test_leaving_a_container_block_in_the_child_does_not_stop_the_parent(tmp_path: Path) -> None:
     lines = run(
         tmp_path,
         """
@@ -279,7 +277,7 @@ def test_a_child_that_leaves_the_block_of_a_container_stops_nothing_of_the_paren
     assert sorted(lines) == ["0", "closed by parent"]
 
 
-def test_preloaded_workers_start_the_container_each_for_itself(tmp_path: Path) -> None:
+def test_preloaded_workers_start_their_own_container(tmp_path: Path) -> None:
     lines = run(
         tmp_path,
         """
@@ -309,7 +307,7 @@ def test_preloaded_workers_start_the_container_each_for_itself(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("how", ["run_on(executor)", "concurrent_tools=executor"])
-def test_an_executor_whose_threads_are_the_parents_is_refused_in_the_child(tmp_path: Path, how: str) -> None:
+def test_executors_used_in_the_parent_are_rejected_in_the_child(tmp_path: Path, how: str) -> None:
     mark = "run_on(executor)" if how.startswith("run_on") else "(lambda each: each)"
     together = "executor" if how.startswith("concurrent") else "False"
     lines = run(
@@ -333,7 +331,7 @@ def test_an_executor_whose_threads_are_the_parents_is_refused_in_the_child(tmp_p
     assert "in each process, after the fork" in lines[1]
 
 
-def test_the_clients_of_a_rest_service_are_not_shared_with_the_parent(tmp_path: Path) -> None:
+def test_rest_clients_do_not_share_connections_with_the_parent(tmp_path: Path) -> None:
     lines = run(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""Every kind of service, from every kind of caller, with every kind of tool: thread, scope, context and result."""
+"""Thread, scope, context and result for every combination of service method, caller and tool."""
 
 import asyncio
 import contextvars
@@ -41,12 +41,12 @@ CALLERS = ("loop", "worker thread", "async endpoint", "def endpoint", "websocket
 
 @request_scoped
 class Request:
-    """One per request."""
+    """A request-scoped bean."""
 
 
 @dataclass
 class Seen:
-    """What a tool saw."""
+    """The thread, scope and context that a tool saw."""
 
     thread: threading.Thread
     name: str
@@ -111,7 +111,7 @@ def reply(request: ChatRequest) -> AiMessage:
 
 @dataclass
 class Call:
-    """What the caller knows of itself."""
+    """The thread, request and answer of a caller."""
 
     thread: threading.Thread
     request: Request
@@ -119,7 +119,7 @@ class Call:
 
 
 def call_def(container: Container, way: str, name: str) -> Call:
-    """A call from code that cannot await: of the asynchronous services by the loop it may run."""
+    """Call a service from synchronous code; asynchronous methods run in their own event loop."""
     variable.set("callers")
     request = container.get(Request)
     with invocation_attributes(tenant="acme"):
@@ -240,7 +240,7 @@ FROM: dict[str, Callable[[Container, str, str], tuple[Call, threading.Thread]]] 
 @pytest.mark.parametrize("name", TOOLS)
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("way", SERVICES)
-def test_a_tool_runs_where_it_belongs_and_sees_its_caller(way: str, caller: str, name: str) -> None:
+def test_tools_run_in_the_right_place_with_the_context_of_their_caller(way: str, caller: str, name: str) -> None:
     log = Log()
     with ThreadPoolExecutor(1, thread_name_prefix="mine") as mine:
         container = Container(models={"default": ScriptedChatModel([reply, reply])}, executors={"named": mine})

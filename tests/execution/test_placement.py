@@ -1,11 +1,10 @@
-"""Where tools run, what they see there, and their call scopes."""
+"""Execution models: threads, executors and event loops on which tools run."""
 
 import asyncio
 import contextvars
-import functools
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Annotated, Any, Protocol
 
@@ -16,29 +15,19 @@ from toolbox import (
     BlockingCallNotAllowedError,
     Container,
     IllegalConfigurationError,
-    Inject,
-    InvocationContext,
     Problem,
     Result,
-    ScopeNotActiveError,
-    ToolAbort,
     ToolboxSettings,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
-    ToolRetry,
     ToolSpecification,
     blocking,
-    call_scoped,
     create_ai_service,
-    invocation_attributes,
     non_blocking,
-    produces,
     register_ai_service,
-    request_scoped,
     run_on,
     run_on_thread,
     tool,
-    tool_specification_from,
 )
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -58,7 +47,7 @@ def where() -> str:
 
 
 class Places:
-    """Notes on which thread each of its tools ran."""
+    """Records the thread of each tool."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[threading.Thread]] = {}
@@ -131,7 +120,7 @@ def all_calls() -> AiMessage:
     return AiMessage(None, [tool_call(name) for name in NAMES])
 
 
-async def test_the_table_in_an_asynchronous_method() -> None:
+async def test_execution_models_in_an_asynchronous_method() -> None:
     places = Places()
     service = places_service(places)
     with ThreadPoolExecutor(1) as mine:
@@ -148,7 +137,7 @@ async def test_the_table_in_an_asynchronous_method() -> None:
         assert seen[elsewhere] is not here, elsewhere
 
 
-async def test_the_table_in_a_synchronous_method() -> None:
+async def test_execution_models_in_a_synchronous_method() -> None:
     places = Places()
     service = places_service(places)
     loop_thread = threading.current_thread()
@@ -171,7 +160,7 @@ async def test_the_table_in_a_synchronous_method() -> None:
     assert seen["fresh"] not in (callers[0], loop_thread)
 
 
-def test_the_table_in_a_synchronous_method_under_with() -> None:
+def test_execution_models_in_a_synchronous_method_of_a_synchronous_program() -> None:
     places = Places()
     service = places_service(places)
     with ThreadPoolExecutor(1) as mine:
@@ -186,7 +175,7 @@ def test_the_table_in_a_synchronous_method_under_with() -> None:
     assert seen["coroutine"] is not here
 
 
-async def test_a_fresh_thread_per_call() -> None:
+async def test_run_on_thread_uses_a_new_thread_per_call() -> None:
     places = Places()
     service: Any = create_ai_service(
         Both, chat_model=ScriptedChatModel([tool_call("fresh"), tool_call("fresh"), "done"]), tools=(FreshOnly(places),)
@@ -207,23 +196,7 @@ class FreshOnly:
         return self.places.note("fresh")
 
 
-async def test_threads_carry_the_tools_name_while_they_run_it() -> None:
-    @tool
-    def who() -> str:
-        return where()
-
-    @tool
-    @run_on_thread
-    def who_fresh() -> str:
-        return where()
-
-    model = ScriptedChatModel([AiMessage(None, [tool_call("who"), tool_call("who_fresh")]), "done"])
-    result = await create_ai_service(Both, chat_model=model, tools=(who, who_fresh)).chat("x")
-    assert ["who" in each.result for each in result.tool_executions] == [True, True]
-    assert "who_fresh" in result.tool_executions[1].result
-
-
-async def test_an_executor_may_be_given_itself() -> None:
+async def test_run_on_accepts_an_executor_object() -> None:
     with ThreadPoolExecutor(1) as mine:
         seen = []
 
@@ -240,11 +213,11 @@ async def test_an_executor_may_be_given_itself() -> None:
 
 
 def process_of(number: int) -> str:
-    """Picklable."""
+    """Return the process id and the number. Picklable."""
     return f"{os.getpid()} {number}"
 
 
-async def test_an_executor_of_processes_runs_picklable_functions() -> None:
+async def test_process_pools_run_picklable_functions() -> None:
     import multiprocessing
 
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
@@ -256,7 +229,7 @@ async def test_an_executor_of_processes_runs_picklable_functions() -> None:
     assert int(pid) != os.getpid()
 
 
-async def test_any_concurrent_executor_will_do() -> None:
+async def test_run_on_accepts_any_concurrent_futures_executor() -> None:
     class Inline(Executor):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             future: Future[Any] = Future()
@@ -287,7 +260,7 @@ def problems_of(*tools: Any) -> list[Problem]:
     return Container(models={"default": ScriptedChatModel([])}).register(Service).check()
 
 
-def test_markers_that_take_a_coroutine_off_the_loop_are_problems() -> None:
+def test_blocking_markers_on_async_tools_are_a_problem() -> None:
     class Tools:
         @tool
         @blocking
@@ -310,7 +283,7 @@ def test_markers_that_take_a_coroutine_off_the_loop_are_problems() -> None:
     assert all("async" in problem.what for problem in problems)
 
 
-def test_an_unknown_executor_is_a_problem() -> None:
+def test_unknown_executors_are_a_problem() -> None:
     @tool
     @run_on("nowhere")
     def lost() -> None: ...
@@ -320,7 +293,7 @@ def test_an_unknown_executor_is_a_problem() -> None:
     assert "executors" in problem.fix
 
 
-def test_an_unknown_executor_is_a_problem_without_a_container_too() -> None:
+def test_unknown_executors_are_a_problem_without_a_container() -> None:
     @tool
     @run_on("nowhere")
     def lost() -> None: ...
@@ -329,7 +302,7 @@ def test_an_unknown_executor_is_a_problem_without_a_container_too() -> None:
         create_ai_service(Both, chat_model=ScriptedChatModel([]), tools=(lost,))
 
 
-def test_an_unknown_model_is_a_problem() -> None:
+def test_unknown_models_are_a_problem() -> None:
     @register_ai_service(model="tool-use")
     class Service(Protocol):
         async def chat(self, text: str) -> str: ...
@@ -342,31 +315,31 @@ def test_an_unknown_model_is_a_problem() -> None:
 # --- synchronous methods
 
 
-async def test_a_synchronous_method_is_refused_on_a_loops_thread_before_anything_is_sent() -> None:
+async def test_synchronous_methods_are_rejected_on_the_event_loop_before_the_model_is_called() -> None:
     model = ScriptedChatModel(["done"])
     with pytest.raises(BlockingCallNotAllowedError, match=r"Both\.wait"):
         create_ai_service(Both, chat_model=model).wait("x")
     assert model.requests == []
 
 
-def test_a_synchronous_method_on_a_plain_thread_needs_no_container() -> None:
+def test_synchronous_methods_work_without_a_container() -> None:
     assert create_ai_service(Both, chat_model=ScriptedChatModel(["done"])).wait("x").content == "done"
 
 
-def test_a_service_without_container_is_used_from_many_threads() -> None:
+def test_services_without_a_container_work_from_many_threads() -> None:
     model = ScriptedChatModel(["done"] * 20)
     service = create_ai_service(Both, chat_model=model)
     with ThreadPoolExecutor(10) as pool:
         assert [each.content for each in pool.map(service.wait, ["x"] * 20)] == ["done"] * 20
 
 
-def test_an_asynchronous_method_may_be_awaited_on_any_loop() -> None:
+def test_asynchronous_methods_can_be_awaited_on_any_event_loop() -> None:
     service = create_ai_service(Both, chat_model=ScriptedChatModel(["a", "b"]))
     assert asyncio.run(service.chat("x")).content == "a"
     assert asyncio.run(service.chat("x")).content == "b"
 
 
-def test_a_service_awaited_on_another_loop_hands_its_work_to_the_containers() -> None:
+def test_calls_from_another_event_loop_run_on_the_loop_of_the_container() -> None:
     seen: list[asyncio.AbstractEventLoop] = []
 
     @tool
@@ -394,7 +367,7 @@ def test_a_service_awaited_on_another_loop_hands_its_work_to_the_containers() ->
     assert seen[0] is seen[1]
 
 
-async def test_cancelling_a_caller_on_another_loop_cancels_the_work() -> None:
+async def test_cancelling_a_caller_on_another_event_loop_cancels_the_call() -> None:
     entered, cancelled = threading.Event(), threading.Event()
 
     @tool
@@ -423,12 +396,14 @@ async def test_cancelling_a_caller_on_another_loop_cancels_the_work() -> None:
         await asyncio.to_thread(container.__exit__, None, None, None)
 
 
-# --- nested deeper than the pool is wide
+# --- calls nested deeper than the pool size
 
 
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_blocking_tools_that_call_def_services_do_not_deadlock(together: bool, asynchronous: bool) -> None:
+async def test_blocking_tools_that_call_synchronous_services_do_not_deadlock(
+    together: bool, asynchronous: bool
+) -> None:
     depth, width = 6, 2
 
     class Tools:
@@ -469,287 +444,10 @@ async def test_blocking_tools_that_call_def_services_do_not_deadlock(together: b
     assert set(answers) == {"done"}
 
 
-# --- what they see
+# --- executors, pool and marks
 
 
-@request_scoped
-class Session:
-    pass
-
-
-@pytest.mark.parametrize("name", ["plain", "quick", "coroutine", "fresh", "named"])
-@pytest.mark.parametrize("synchronous", [False, True])
-async def test_tools_see_their_callers_variables_scope_and_invocation(name: str, synchronous: bool) -> None:
-    seen: list[Any] = []
-
-    class Tools:
-        def __init__(self, container: Container) -> None:
-            self.container = container
-
-        def note(self) -> str:
-            context = InvocationContext.current()
-            assert context is not None
-            assert context.request is not None
-            seen.append((variable.get(), self.container.get(Session), context.attributes, context.request.name))
-            return "noted"
-
-        @tool
-        def plain(self) -> str:
-            return self.note()
-
-        @tool
-        @non_blocking
-        def quick(self) -> str:
-            return self.note()
-
-        @tool
-        async def coroutine(self) -> str:
-            return self.note()
-
-        @tool
-        @run_on_thread
-        def fresh(self) -> str:
-            return self.note()
-
-        @tool
-        @run_on("mine")
-        def named(self) -> str:
-            return self.note()
-
-    @register_ai_service(tools=(Tools,))
-    class Service(Both, Protocol): ...
-
-    with ThreadPoolExecutor(1) as mine:
-        model = ScriptedChatModel([tool_call(name), "done"])
-        container = Container(models={"default": model}, executors={"mine": mine}).register(Service, Session)
-        async with container, container.request_scope():
-            variable.set("carried")
-            session = container.get(Session)
-            with invocation_attributes(tenant="a"):
-                if synchronous:
-                    await asyncio.to_thread(container.get(Service).wait, "x")
-                else:
-                    await container.get(Service).chat("x")
-    [(carried, seen_session, attributes, request)] = seen
-    assert carried == "carried"
-    assert seen_session is session
-    assert attributes == {"tenant": "a"}
-    assert request == name
-
-
-# --- call scopes
-
-
-class Log:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-
-@call_scoped
-class Transaction:
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.thread = threading.current_thread()
-        log.said.append("begin")
-
-    def stop(self) -> None:
-        self.log.said.append("end")
-
-
-class Repository:
-    def __init__(self, transaction: Transaction, log: Log) -> None:
-        self.transaction, self.log = transaction, log
-
-    @tool
-    def save(self, same: Inject[Transaction]) -> str:
-        assert same is self.transaction
-        assert self.transaction.thread is threading.current_thread()
-        self.log.said.append("save")
-        return "saved"
-
-    @tool
-    async def later(self, same: Inject[Transaction]) -> str:
-        assert same is self.transaction
-        self.log.said.append("later")
-        return "saved"
-
-    @tool
-    def fail(self, same: Inject[Transaction]) -> str:
-        raise ValueError("broken")
-
-
-@register_ai_service(tools=(Repository,))
-class Keeper(Protocol):
-    async def chat(self, text: str) -> Result[str]: ...
-
-    def wait(self, text: str) -> Result[str]: ...
-
-
-async def test_a_call_has_its_own_scope_which_ends_before_the_result_goes_to_the_model() -> None:
-    log = Log()
-
-    def reply(request: Any) -> str:
-        log.said.append("model")
-        return "done"
-
-    model = ScriptedChatModel([AiMessage(None, [tool_call("save"), tool_call("later")]), reply])
-    container = Container(models={"default": model}).register(Keeper, Transaction).register_instance(log)
-    async with container:
-        await container.get(Keeper).chat("x")
-    assert log.said == ["begin", "save", "end", "begin", "later", "end", "model"]
-
-
-def test_also_in_a_synchronous_method() -> None:
-    log = Log()
-    model = ScriptedChatModel([AiMessage(None, [tool_call("save"), tool_call("later")]), "done"])
-    container = Container(models={"default": model}).register(Keeper, Transaction).register_instance(log)
-    with container:
-        result = container.get(Keeper).wait("x")
-    assert not any(each.is_error for each in result.tool_executions)
-    assert log.said == ["begin", "save", "end", "begin", "later", "end"]
-
-
-class Connection:
-    pass
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_the_tools_exception_is_thrown_into_its_scope(asynchronous: bool) -> None:
-    thrown: list[BaseException | None] = []
-
-    @produces(scope="call")
-    def connection() -> Iterator[Connection]:
-        try:
-            yield Connection()
-        except BaseException as error:
-            thrown.append(error)
-            raise
-        thrown.append(None)
-
-    @produces(scope="call")
-    async def async_connection() -> AsyncIterator[Connection]:
-        try:
-            yield Connection()
-        except BaseException as error:
-            thrown.append(error)
-            raise
-        thrown.append(None)
-
-    class Tools:
-        @tool
-        def fine(self, connection: Inject[Connection]) -> str:
-            return "fine"
-
-        @tool
-        def fail(self, connection: Inject[Connection]) -> str:
-            raise ValueError("broken")
-
-        @tool
-        async def fail_later(self, connection: Inject[Connection]) -> str:
-            raise ValueError("broken later")
-
-        @tool
-        def retry(self, connection: Inject[Connection]) -> str:
-            raise ToolRetry("again")
-
-        @tool
-        def abort(self, connection: Inject[Connection]) -> str:
-            raise ToolAbort("stop")
-
-    @register_ai_service(tools=(Tools,))
-    class Service(Protocol):
-        async def chat(self, text: str) -> Result[str]: ...
-
-    names = ["fine", "fail", "fail_later", "retry", "abort"]
-    model = ScriptedChatModel([AiMessage(None, [tool_call(name) for name in names])])
-    producer = async_connection if asynchronous else connection
-    async with Container(models={"default": model}).register(Service, producer) as container:
-        with pytest.raises(ToolAbort):
-            await container.get(Service).chat("x")
-    assert [type(each) for each in thrown] == [type(None), ValueError, ValueError, ToolRetry, ToolAbort]
-
-
-async def test_what_closing_raises_is_the_tools_failure() -> None:
-    @produces(scope="call")
-    def connection() -> Iterator[Connection]:
-        yield Connection()
-        raise OSError("commit failed")
-
-    class Tools:
-        @tool
-        def save(self, connection: Inject[Connection]) -> str:
-            return "saved"
-
-        @tool
-        async def save_later(self, connection: Inject[Connection]) -> str:
-            return "saved"
-
-    @register_ai_service(tools=(Tools,))
-    class Service(Protocol):
-        async def chat(self, text: str) -> Result[str]: ...
-
-    model = ScriptedChatModel([AiMessage(None, [tool_call("save"), tool_call("save_later")]), "done"])
-    async with Container(models={"default": model}).register(Service, connection) as container:
-        result = await container.get(Service).chat("x")
-    assert [each.is_error for each in result.tool_executions] == [True, True]
-    assert [each.result for each in result.tool_executions] == ["commit failed"] * 2
-
-
-async def test_a_late_thread_closes_its_scope_when_it_leaves() -> None:
-    log = Log()
-    release = threading.Event()
-
-    class Tools:
-        @tool(timeout=0.01)
-        def slow(self, transaction: Inject[Transaction]) -> str:
-            release.wait(5)
-            log.said.append("leaves")
-            return "late"
-
-    @register_ai_service(tools=(Tools,))
-    class Service(Protocol):
-        async def chat(self, text: str) -> Result[str]: ...
-
-    model = ScriptedChatModel([tool_call("slow"), "done"])
-    container = Container(models={"default": model}).register(Service, Transaction).register_instance(log)
-    async with container:
-        result = await container.get(Service).chat("x")
-        assert result.content == "done"
-        assert log.said == ["begin"]
-        release.set()
-    assert log.said == ["begin", "leaves", "end"]
-
-
-async def test_a_services_tools_have_call_scopes_inside_call_scopes() -> None:
-    log = Log()
-
-    @register_ai_service(tools=(Repository,))
-    class Inner(Protocol):
-        @tool
-        async def ask(self, question: str) -> str: ...
-
-    @register_ai_service(tools=(Inner,))
-    class Outer(Protocol):
-        async def chat(self, text: str) -> str: ...
-
-    model = ScriptedChatModel([tool_call("ask", {"question": "q"}), tool_call("save"), "inner", "outer"])
-    container = Container(models={"default": model}).register(Outer, Transaction).register_instance(log)
-    async with container:
-        await container.get(Outer).chat("x")
-    assert log.said == ["begin", "save", "end"]
-
-
-async def test_a_call_scoped_bean_outside_of_a_call_and_a_request_is_not_to_be_had() -> None:
-    container = Container(models={"default": ScriptedChatModel([])}).register(Transaction)
-    async with container.register_instance(Log()):
-        with pytest.raises(ScopeNotActiveError):
-            container.get(Transaction)
-
-
-# --- handlers and executors where a def tool would run
-
-
-async def test_an_executor_of_a_programmatic_tool_runs_where_a_def_tool_would() -> None:
+async def test_executors_of_tool_specifications_run_like_other_functions() -> None:
     seen: dict[str, threading.Thread] = {}
 
     def sync(request: ToolExecutionRequest, memory_id: object) -> str:
@@ -773,7 +471,7 @@ async def test_an_executor_of_a_programmatic_tool_runs_where_a_def_tool_would() 
     assert seen["quick"] is threading.current_thread()
 
 
-async def test_asyncios_default_executor_never_runs_a_tool() -> None:
+async def test_the_default_executor_of_asyncio_never_runs_tools() -> None:
     class Refusing(ThreadPoolExecutor):
         def submit(self, *args: Any, **kwargs: Any) -> Any:
             raise AssertionError("not for tools")
@@ -789,7 +487,7 @@ async def test_asyncios_default_executor_never_runs_a_tool() -> None:
     assert not any(each.is_error for each in result.tool_executions)
 
 
-async def test_more_calls_than_threads_wait() -> None:
+async def test_calls_wait_for_a_free_thread() -> None:
     running, most, lock = 0, 0, threading.Lock()
 
     @tool
@@ -815,14 +513,7 @@ async def test_more_calls_than_threads_wait() -> None:
     assert most == 2
 
 
-def test_a_marked_partial_keeps_its_mark() -> None:
-    def f(a: int, b: int) -> int:
-        return a + b
-
-    assert list(tool_specification_from(functools.partial(f, 1)).parameters["properties"]) == ["b"]
-
-
-def test_an_annotated_parameter_of_a_marked_function() -> None:
+def test_marked_functions_can_have_annotated_parameters() -> None:
     @tool
     @blocking
     def f(a: Annotated[int, "number"]) -> int:
@@ -832,7 +523,7 @@ def test_an_annotated_parameter_of_a_marked_function() -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
-async def test_an_executor_that_is_full_of_callers_does_not_deadlock(together: bool) -> None:
+async def test_executors_occupied_by_callers_do_not_deadlock(together: bool) -> None:
     threads: list[threading.Thread] = []
 
     with ThreadPoolExecutor(1) as mine:

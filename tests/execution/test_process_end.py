@@ -1,4 +1,4 @@
-"""A tool that never returns keeps neither its container nor its process alive."""
+"""Tools that never return do not keep their container or process alive."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def model():
 
 
 async def ask_for_a_moment(service):
-    """Asks, and gives the call up as soon as its tool is stuck."""
+    """Call the service and cancel the call as soon as its tool is stuck."""
     call = asyncio.create_task(service.ask("q"))
     await asyncio.to_thread(inside.wait)
     call.cancel()
@@ -46,7 +46,7 @@ async def ask_for_a_moment(service):
 
 
 def run(tmp_path: Path, program: str, **environment: str) -> tuple[list[str], str]:
-    """What the program prints, and what it logs. It must end by itself."""
+    """Return what the program prints and logs. It must end without help."""
     file = tmp_path / "program.py"
     file.write_text(START + textwrap.dedent(program))
     done = subprocess.run(
@@ -62,7 +62,7 @@ def run(tmp_path: Path, program: str, **environment: str) -> tuple[list[str], st
 
 
 @pytest.mark.parametrize("mark", ["tool", "lambda each: tool(run_on_thread(each))"])
-def test_a_process_ends_although_a_tool_of_its_container_is_stuck(tmp_path: Path, mark: str) -> None:
+def test_processes_end_while_a_tool_of_their_container_is_stuck(tmp_path: Path, mark: str) -> None:
     lines, errors = run(
         tmp_path,
         f"""
@@ -83,7 +83,7 @@ def test_a_process_ends_although_a_tool_of_its_container_is_stuck(tmp_path: Path
 
 
 @pytest.mark.parametrize("mark", ["tool", "lambda each: tool(run_on_thread(each))"])
-def test_a_process_ends_although_a_tool_without_a_container_is_stuck(tmp_path: Path, mark: str) -> None:
+def test_processes_end_while_a_tool_without_a_container_is_stuck(tmp_path: Path, mark: str) -> None:
     lines, errors = run(
         tmp_path,
         f"""
@@ -99,7 +99,7 @@ def test_a_process_ends_although_a_tool_without_a_container_is_stuck(tmp_path: P
 
 @pytest.mark.parametrize("contained", [True, False])
 @pytest.mark.parametrize("late", ["tool(timeout=0.1)", "tool"])
-def test_a_process_ends_although_a_tool_of_a_synchronous_service_is_stuck(
+def test_processes_end_while_a_tool_of_a_synchronous_service_is_stuck(
     tmp_path: Path, contained: bool, late: str
 ) -> None:
     lines, errors = run(
@@ -126,7 +126,7 @@ def test_a_process_ends_although_a_tool_of_a_synchronous_service_is_stuck(
     assert "stuck" in errors
 
 
-def test_tools_that_wait_for_a_thread_of_their_own_do_not_keep_the_process_alive_either(tmp_path: Path) -> None:
+def test_tools_that_wait_for_a_thread_do_not_keep_the_process_alive(tmp_path: Path) -> None:
     lines, _ = run(
         tmp_path,
         """
@@ -147,7 +147,7 @@ def test_tools_that_wait_for_a_thread_of_their_own_do_not_keep_the_process_alive
     assert lines == ["stopped"]
 
 
-def test_a_tool_that_ends_in_time_is_waited_for_at_the_end_of_the_process(tmp_path: Path) -> None:
+def test_tools_that_end_in_time_finish_before_the_process_ends(tmp_path: Path) -> None:
     lines, errors = run(
         tmp_path,
         """
@@ -168,7 +168,7 @@ def test_a_tool_that_ends_in_time_is_waited_for_at_the_end_of_the_process(tmp_pa
     assert errors == ""
 
 
-def test_a_container_stops_although_a_tool_blocks_its_event_loop(tmp_path: Path) -> None:
+def test_containers_stop_while_a_tool_blocks_their_event_loop(tmp_path: Path) -> None:
     lines, errors = run(
         tmp_path,
         """
@@ -200,7 +200,7 @@ def test_a_container_stops_although_a_tool_blocks_its_event_loop(tmp_path: Path)
     assert "blocks the container's event loop" in errors
 
 
-def test_a_process_ends_although_a_tool_blocks_the_loop_of_services_without_a_container(tmp_path: Path) -> None:
+def test_processes_end_while_a_tool_blocks_the_shared_event_loop(tmp_path: Path) -> None:
     lines, errors = run(
         tmp_path,
         """
@@ -220,7 +220,7 @@ def test_a_process_ends_although_a_tool_blocks_the_loop_of_services_without_a_co
     assert "is blocked" in errors
 
 
-def test_a_task_that_ignores_its_cancellation_does_not_keep_the_process_alive(tmp_path: Path) -> None:
+def test_tasks_that_ignore_cancellation_do_not_keep_the_process_alive(tmp_path: Path) -> None:
     lines, errors = run(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""What happens to calls that are under way when they are given up, or when their container stops."""
+"""Running calls when their container stops or their caller is cancelled."""
 
 import asyncio
 import logging
@@ -21,14 +21,14 @@ from toolbox import (
     time_limit,
     tool,
 )
-from toolbox.errors import InvocationTimeoutError, ToolTimeoutError
+from toolbox.errors import InvocationTimeoutError
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
 
 
 class Gate:
-    """Lets the test know that a tool is inside, and the tool that it may go."""
+    """Signals that a tool has started, and lets it end."""
 
     def __init__(self) -> None:
         self.inside = asyncio.Event()
@@ -73,10 +73,6 @@ class Tools:
         self.gate.log.append(f"cancelled is {context.cancelled}")
         return "done"
 
-    @tool(timeout=0.02)
-    def late(self, context: InvocationContext) -> str:
-        return self.block(context)
-
 
 @register_ai_service(tools=Tools)
 class Service(Protocol):
@@ -90,7 +86,7 @@ def container(gate: Gate, stop_timeout: float = 10, name: str = "wait") -> Conta
     return made.register(Service, open_session).register_instance(gate)
 
 
-async def test_stop_waits_for_a_call_under_way() -> None:
+async def test_stop_waits_for_running_calls() -> None:
     gate = Gate()
     async with container(gate, name="block") as running:
         call = asyncio.create_task(running.get(Service).chat("q"))
@@ -101,7 +97,7 @@ async def test_stop_waits_for_a_call_under_way() -> None:
     assert gate.log == ["opened", "cancelled is False", "closed"]
 
 
-async def test_stop_cancels_what_takes_too_long_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stop_cancels_late_calls_and_logs_them(caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
     with caplog.at_level(logging.WARNING, "toolbox"):
         async with container(gate, stop_timeout=0.02) as running:
@@ -114,7 +110,7 @@ async def test_stop_cancels_what_takes_too_long_and_says_so(caplog: pytest.LogCa
     assert "Service.chat" in caplog.text
 
 
-async def test_stop_names_the_tool_whose_thread_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stop_logs_the_tools_whose_threads_still_run(caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
     with caplog.at_level(logging.WARNING, "toolbox"):
         async with container(gate, stop_timeout=0.02, name="block") as running:
@@ -127,7 +123,7 @@ async def test_stop_names_the_tool_whose_thread_goes_on(caplog: pytest.LogCaptur
     assert "block" in caplog.text
 
 
-async def test_stop_closes_a_stream_that_nobody_reads() -> None:
+async def test_stop_closes_open_streams() -> None:
     gate = Gate()
     async with container(gate) as running:
         stream = running.get(Service).stream("q")
@@ -136,7 +132,7 @@ async def test_stop_closes_a_stream_that_nobody_reads() -> None:
     assert [piece async for piece in stream] == []
 
 
-async def test_a_call_after_the_stop_is_refused() -> None:
+async def test_calls_after_stop_are_rejected() -> None:
     gate = Gate()
     async with container(gate) as running:
         service = running.get(Service)
@@ -144,40 +140,7 @@ async def test_a_call_after_the_stop_is_refused() -> None:
         await service.chat("q")
 
 
-async def test_a_blocking_tool_is_told_and_its_scope_closes_when_its_thread_leaves_it() -> None:
-    gate = Gate()
-    async with container(gate, name="block") as running:
-        with pytest.raises(InvocationTimeoutError), time_limit(0.05):
-            await running.get(Service).chat("q")
-        assert gate.log == ["opened"]
-        gate.release.set()
-
-    assert gate.log == ["opened", "cancelled is True", "closed"]
-
-
-async def test_a_tool_that_is_late_is_its_own_failure_and_the_call_goes_on() -> None:
-    gate = Gate()
-    async with container(gate, name="late") as running:
-        assert await running.get(Service).chat("q") == "ended"
-        assert gate.log == ["opened"]
-        gate.release.set()
-
-    assert gate.log == ["opened", "cancelled is True", "closed"]
-    assert issubclass(ToolTimeoutError, TimeoutError)
-
-
-async def test_cancelling_the_caller_cancels_async_tools_and_closes_scopes() -> None:
-    gate = Gate()
-    async with container(gate) as running:
-        call = asyncio.create_task(running.get(Service).chat("q"))
-        await gate.inside.wait()
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-
-        assert gate.log == ["opened", "cancelled", "closed"]
-
-
-def test_a_container_started_without_a_loop_stops_its_own() -> None:
+def test_containers_started_without_an_event_loop_stop_their_own() -> None:
     before = threading.active_count()
     with Container(models={"default": ScriptedChatModel(["hello"])}).register(Waiting) as running:
         assert running.get(Waiting).chat("q") == "hello"
@@ -189,7 +152,7 @@ class Waiting(Protocol):
     def chat(self, question: str) -> str: ...
 
 
-# --- what a tool waits for on its thread
+# --- synchronous services inside of tools
 
 
 class Inner(Protocol):
@@ -203,7 +166,7 @@ class Outer(Protocol):
 
 
 class Expert:
-    """A synchronous service with a tool that takes for ever, until it is cancelled."""
+    """A synchronous service with a tool that waits until it is cancelled."""
 
     def __init__(self) -> None:
         self.begun, self.cancelled = threading.Event(), threading.Event()
@@ -234,7 +197,7 @@ def outer_of(expert: Expert, name: str) -> Outer:
 
 
 @pytest.mark.parametrize("name", ["look_up", "by_hand"])
-async def test_a_synchronous_service_that_a_tool_waits_for_is_given_up_with_its_caller(name: str) -> None:
+async def test_synchronous_services_that_a_tool_waits_for_are_cancelled_with_the_caller(name: str) -> None:
     expert = Expert()
     call = asyncio.create_task(outer_of(expert, name).ask("q"))
     await asyncio.to_thread(expert.begun.wait, 10)
@@ -245,7 +208,7 @@ async def test_a_synchronous_service_that_a_tool_waits_for_is_given_up_with_its_
     assert await asyncio.to_thread(expert.cancelled.wait, 10)
 
 
-async def test_a_synchronous_service_that_a_late_tool_waits_for_is_given_up_with_it() -> None:
+async def test_synchronous_services_that_a_late_tool_waits_for_are_cancelled() -> None:
     expert = Expert()
     answer = await outer_of(expert, "in_time").ask("q")
 
@@ -255,7 +218,7 @@ async def test_a_synchronous_service_that_a_late_tool_waits_for_is_given_up_with
 
 
 @pytest.mark.parametrize("name", ["look_up", "by_hand"])
-def test_a_synchronous_service_below_another_ends_when_the_time_of_that_is_over(name: str) -> None:
+def test_time_limits_of_synchronous_services_apply_to_inner_services(name: str) -> None:
     expert = Expert()
     with pytest.raises(InvocationTimeoutError, match="Outer"), time_limit(0.1):
         outer_of(expert, name).ask_and_wait("q")

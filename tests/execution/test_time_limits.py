@@ -1,4 +1,4 @@
-"""A time limit frees the caller at once, and a tool's clock starts when the tool does."""
+"""Time limits release the caller immediately; the timeout of a tool starts when the tool starts."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ class Awaited(Protocol):
 
 
 class Slow:
-    """A tool that blocks until the test lets it go, and one that is done at once."""
+    """Tools: one blocks until the test releases it, one returns immediately."""
 
     def __init__(self) -> None:
         self.release = threading.Event()
@@ -82,7 +82,7 @@ def outcomes(result: Result[str]) -> list[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_late_def_tool_frees_the_caller_of_a_synchronous_method_at_once(slow: Slow, together: bool) -> None:
+def test_late_def_tools_release_the_caller_of_a_synchronous_method(slow: Slow, together: bool) -> None:
     model = ScriptedChatModel([calls("stuck", "quick"), "went on"])
     service = create_ai_service(Waiting, chat_model=model, tools=slow, concurrent_tools=together)
 
@@ -97,7 +97,7 @@ def test_a_late_def_tool_frees_the_caller_of_a_synchronous_method_at_once(slow: 
 
 
 @pytest.mark.parametrize("how", ["time_limit", "timeout="])
-def test_a_limit_of_the_whole_call_frees_the_caller_of_a_synchronous_method_at_once(slow: Slow, how: str) -> None:
+def test_time_limit_releases_the_caller_of_a_synchronous_method(slow: Slow, how: str) -> None:
     model = ScriptedChatModel([calls("unlimited"), "never said"])
     service = create_ai_service(Waiting, chat_model=model, tools=slow, timeout=0.2 if how == "timeout=" else None)
 
@@ -108,7 +108,7 @@ def test_a_limit_of_the_whole_call_frees_the_caller_of_a_synchronous_method_at_o
     assert not slow.left.is_set()
 
 
-def test_a_limit_frees_the_reader_of_a_synchronous_stream_at_once(slow: Slow) -> None:
+def test_time_limit_releases_the_reader_of_a_synchronous_stream(slow: Slow) -> None:
     model = ScriptedChatModel([calls("unlimited"), "never said"])
     service = create_ai_service(Streaming, chat_model=model, tools=slow, timeout=0.2)
 
@@ -119,7 +119,7 @@ def test_a_limit_frees_the_reader_of_a_synchronous_stream_at_once(slow: Slow) ->
     assert not slow.left.is_set()
 
 
-def test_without_a_limit_a_def_tool_stays_on_the_callers_thread() -> None:
+def test_def_tools_stay_on_the_callers_thread_without_a_limit() -> None:
     def where() -> int:
         return threading.get_ident()
 
@@ -129,7 +129,7 @@ def test_without_a_limit_a_def_tool_stays_on_the_callers_thread() -> None:
 
 
 def queued(mark: Callable[[Any], Any], **settings: Any) -> tuple[list[str], Result[str]]:
-    """Two tools with a limit of 0.4 s, each of which takes 0.25 s, where only one at a time can run."""
+    """Run two tools of 0.25 s with a timeout of 0.4 s where only one can run at a time."""
     order: list[str] = []
 
     @mark
@@ -152,21 +152,21 @@ def queued(mark: Callable[[Any], Any], **settings: Any) -> tuple[list[str], Resu
     return order, asyncio.run(ask())
 
 
-def test_the_clock_of_a_tool_that_waits_for_the_pool_starts_when_it_runs() -> None:
+def test_tool_timeouts_do_not_include_waiting_for_the_pool() -> None:
     order, result = queued(lambda each: each, pool_size=1)
 
     assert order == ["begun 1", "begun 2"]
     assert outcomes(result) == [("done", False)] * 2
 
 
-def test_the_clock_of_a_tool_that_waits_for_a_fresh_thread_starts_when_it_runs() -> None:
+def test_tool_timeouts_do_not_include_waiting_for_a_new_thread() -> None:
     order, result = queued(run_on_thread, thread_limit=1)
 
     assert order == ["begun 1", "begun 2"]
     assert outcomes(result) == [("done", False)] * 2
 
 
-def test_the_clock_of_a_tool_that_waits_for_an_executor_starts_when_it_runs() -> None:
+def test_tool_timeouts_do_not_include_waiting_for_an_executor() -> None:
     with ThreadPoolExecutor(1) as executor:
         order, result = queued(run_on(executor))
 
@@ -174,7 +174,7 @@ def test_the_clock_of_a_tool_that_waits_for_an_executor_starts_when_it_runs() ->
     assert outcomes(result) == [("done", False)] * 2
 
 
-async def test_a_tool_that_is_late_after_it_waited_is_still_ended(slow: Slow) -> None:
+async def test_tools_that_waited_still_time_out(slow: Slow) -> None:
     service = create_ai_service(Awaited, chat_model=ScriptedChatModel([calls("stuck"), "went on"]), tools=slow)
     began = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Where calls run, and what becomes of them when nobody waits any more."""
+"""Runners and workers: threads, limits, cancellation and the end of calls."""
 
 import asyncio
 import contextvars
@@ -15,7 +15,6 @@ import pytest
 
 from toolbox import (
     AiMessage,
-    BlockingCallNotAllowedError,
     Container,
     InvocationContext,
     Result,
@@ -40,8 +39,6 @@ from toolbox.execution import (
     LoopThread,
     Workers,
     execution_of,
-    execution_problems,
-    refuse_on_event_loop,
 )
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -57,7 +54,7 @@ def here() -> tuple[threading.Thread, str, str]:
     return thread, thread.name, variable.get()
 
 
-# --- which model a function has
+# --- execution models
 
 
 def function() -> None: ...
@@ -66,13 +63,13 @@ def function() -> None: ...
 async def coroutine() -> None: ...
 
 
-def test_a_def_blocks_and_an_async_def_does_not() -> None:
+def test_def_functions_are_blocking_and_async_functions_are_not() -> None:
     assert execution_of(function, None) == BLOCKING
     assert execution_of(coroutine, None) == COROUTINE
     assert execution_of(function, None, Awaitable[int]) == NON_BLOCKING
 
 
-def test_a_marker_says_otherwise_and_leaves_the_function_what_it_was() -> None:
+def test_markers_set_the_execution_model_and_return_the_function() -> None:
     def marked() -> None: ...
 
     assert non_blocking(marked) is marked
@@ -82,18 +79,10 @@ def test_a_marker_says_otherwise_and_leaves_the_function_what_it_was() -> None:
     assert getattr(run_on("named")(marked), EXECUTION_MARK) == Execution(ExecutionModel.EXECUTOR, "named")
 
 
-@pytest.mark.parametrize("execution", [BLOCKING, THREAD, Execution(ExecutionModel.EXECUTOR, "x")])
-def test_an_async_def_cannot_leave_the_loop(execution: Execution) -> None:
-    [problem] = execution_problems("Tool.run", coroutine, execution)
-
-    assert problem.where == "Tool.run"
-    assert execution.model.value in problem.what
+# --- asynchronous services
 
 
-# --- for an asynchronous service
-
-
-async def test_a_blocking_call_runs_on_the_pool_under_its_own_name_with_the_callers_context() -> None:
+async def test_blocking_calls_run_on_the_pool_with_their_name_and_context() -> None:
     variable.set("seen")
     thread, name, value = await LoopRunner(Workers()).run(BLOCKING, here, "add")
 
@@ -102,36 +91,12 @@ async def test_a_blocking_call_runs_on_the_pool_under_its_own_name_with_the_call
     assert thread.name.startswith("toolbox-pool")
 
 
-async def test_a_thread_call_gets_a_fresh_thread_each_time() -> None:
-    runner = LoopRunner(Workers())
-    first, name, _ = await runner.run(THREAD, here, "add")
-    second, _, _ = await runner.run(THREAD, here, "add")
-
-    assert first is not second
-    assert name == "add"
-
-
-async def test_a_non_blocking_call_stays_on_the_loop() -> None:
-    thread, _, _ = await LoopRunner(Workers()).run(NON_BLOCKING, here, "add")
-
-    assert thread is threading.current_thread()
-
-
 @pytest.mark.parametrize("execution", [BLOCKING, NON_BLOCKING, THREAD])
-async def test_what_turns_out_to_be_awaitable_is_awaited_on_the_loop(execution: Execution) -> None:
+async def test_returned_awaitables_are_awaited_on_the_event_loop(execution: Execution) -> None:
     async def later() -> threading.Thread:
         return threading.current_thread()
 
     assert await LoopRunner(Workers()).run(execution, later, "add") is threading.current_thread()
-
-
-async def test_an_executor_is_used_by_object_and_by_name() -> None:
-    with ThreadPoolExecutor(1, thread_name_prefix="mine") as mine:
-        workers = Workers(executors={"mine": mine})
-        for which in (mine, "mine"):
-            execution = Execution(ExecutionModel.EXECUTOR, which)
-            thread, _, _ = await LoopRunner(workers).run(execution, here, "add")
-            assert thread.name.startswith("mine")
 
 
 def whose(context: InvocationContext) -> tuple[object, object, object]:
@@ -146,7 +111,7 @@ def attributes_there(context: InvocationContext) -> list[object]:
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-async def test_another_process_knows_the_picklable_attributes_of_this_call_and_nothing_else(start: str) -> None:
+async def test_other_processes_receive_the_picklable_attributes_of_the_call_only(start: str) -> None:
     asks = AiMessage(None, [tool_call("attributes_there")])
     model = ScriptedChatModel([asks, "ok", asks, "ok"])
     variable.set("here")
@@ -167,7 +132,7 @@ class Asking(Protocol):
     async def ask(self, question: str) -> Result[str]: ...
 
 
-async def test_the_pool_is_bounded_and_further_calls_wait() -> None:
+async def test_pool_size_limits_running_calls() -> None:
     workers, release = Workers(pool_size=2), threading.Event()
     running, most = 0, 0
     lock = threading.Lock()
@@ -195,7 +160,7 @@ async def test_the_pool_is_bounded_and_further_calls_wait() -> None:
     assert not workers.is_full
 
 
-async def test_fresh_threads_are_limited_too() -> None:
+async def test_thread_limit_limits_new_threads() -> None:
     workers, release = Workers(thread_limit=1), threading.Event()
     inside = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -218,7 +183,7 @@ async def test_fresh_threads_are_limited_too() -> None:
     assert order == [1, 1, 2, 2]
 
 
-async def test_a_slow_non_blocking_def_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_slow_non_blocking_functions_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     runner = LoopRunner(Workers(slow_call_warning=0.0))
 
     with caplog.at_level(logging.WARNING):
@@ -229,10 +194,10 @@ async def test_a_slow_non_blocking_def_is_warned_about_once(caplog: pytest.LogCa
     assert "slow_tool" in record.getMessage()
 
 
-# --- when nobody waits any more
+# --- cancelled callers
 
 
-async def test_cancelled_on_a_thread_the_caller_goes_on_at_once_and_the_end_follows_the_thread() -> None:
+async def test_cancelled_callers_continue_and_finish_runs_when_the_thread_ends() -> None:
     workers, release = Workers(), threading.Event()
     inside, finished = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -261,7 +226,7 @@ async def test_cancelled_on_a_thread_the_caller_goes_on_at_once_and_the_end_foll
     assert workers.abandoned == []
 
 
-async def test_a_call_that_has_not_started_never_starts_and_is_finished_at_once() -> None:
+async def test_cancelled_calls_that_have_not_started_never_run() -> None:
     workers, release = Workers(pool_size=1), threading.Event()
     inside = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -291,7 +256,7 @@ async def test_a_call_that_has_not_started_never_starts_and_is_finished_at_once(
 
 
 @pytest.mark.parametrize("execution", [BLOCKING, NON_BLOCKING, COROUTINE, THREAD])
-async def test_the_end_is_told_what_the_call_raised(execution: Execution) -> None:
+async def test_finish_receives_the_error_of_the_call(execution: Execution) -> None:
     ends: list[BaseException | None] = []
     error = ValueError("no")
 
@@ -308,7 +273,7 @@ async def test_the_end_is_told_what_the_call_raised(execution: Execution) -> Non
     assert ends == [error]
 
 
-async def test_stopping_reports_the_calls_that_go_on() -> None:
+async def test_stop_returns_the_calls_that_still_run() -> None:
     workers, release = Workers(), threading.Event()
     inside = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -327,11 +292,11 @@ async def test_stopping_reports_the_calls_that_go_on() -> None:
     assert await workers.stop(5) == []
 
 
-# --- for a synchronous service
+# --- synchronous services
 
 
 def on_callers_thread(run: Callable[[CallerRunner], Awaitable[object]], workers: Workers | None = None) -> object:
-    """What `run` gives, run on a loop of another thread while this one serves its jobs."""
+    """Return the result of `run` on the event loop of another thread while this thread serves its jobs."""
     runner = CallerRunner(workers or Workers())
     loop = LoopThread()
     loop.start()
@@ -345,25 +310,7 @@ def on_callers_thread(run: Callable[[CallerRunner], Awaitable[object]], workers:
         loop.stop()
 
 
-@pytest.mark.parametrize("execution", [BLOCKING, NON_BLOCKING])
-def test_a_synchronous_services_def_tools_run_on_the_callers_thread(execution: Execution) -> None:
-    variable.set("seen")
-    thread, name, value = on_callers_thread(lambda runner: runner.run(execution, here, "add"))  # type: ignore[misc]  # here's
-
-    assert thread is threading.current_thread()
-    assert (name, value) == ("add", "seen")
-
-
-def test_a_synchronous_services_async_tools_run_on_the_loop() -> None:
-    async def where() -> threading.Thread:
-        return threading.current_thread()
-
-    thread = on_callers_thread(lambda runner: runner.run(COROUTINE, where, "add"))
-
-    assert thread is not threading.current_thread()
-
-
-def test_together_the_pool_takes_them_while_it_has_room_and_then_the_caller() -> None:
+def test_concurrent_tools_use_the_pool_first_and_then_the_caller() -> None:
     workers, release = Workers(pool_size=1), threading.Event()
 
     async def both(runner: CallerRunner) -> object:
@@ -380,7 +327,7 @@ def test_together_the_pool_takes_them_while_it_has_room_and_then_the_caller() ->
     assert second is threading.current_thread()
 
 
-def test_what_the_invocation_raises_reaches_the_caller() -> None:
+def test_errors_of_the_invocation_reach_the_caller() -> None:
     async def fail(runner: CallerRunner) -> object:
         raise ValueError("no")
 
@@ -388,23 +335,8 @@ def test_what_the_invocation_raises_reaches_the_caller() -> None:
         on_callers_thread(fail)
 
 
-async def test_a_waiting_call_is_refused_on_a_loops_thread() -> None:
-    with pytest.raises(BlockingCallNotAllowedError, match="worker thread"):
-        refuse_on_event_loop("Assistant.chat()")
-
-
-def test_nothing_is_refused_elsewhere() -> None:
-    refuse_on_event_loop("Assistant.chat()")
-
-
-def test_attributes_are_merged() -> None:
-    with invocation_attributes(a=1, b=1), invocation_attributes(b=2):
-        assert dict(current_attributes()) == {"a": 1, "b": 2}
-    assert dict(current_attributes()) == {}
-
-
 @pytest.mark.parametrize("execution", [BLOCKING, THREAD])
-async def test_a_cancelled_future_that_a_call_waited_for_is_its_failure_and_no_cancellation(
+async def test_cancelled_futures_inside_a_tool_are_failures_and_not_cancellations(
     execution: Execution,
 ) -> None:
     finished: list[BaseException | None] = []
@@ -432,7 +364,7 @@ def asking(tool: Callable[..., object], *replies: AiMessage | str) -> Waiting:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_tool_that_exits_the_program_exits_its_caller_and_stops_no_other_call(asynchronous: bool) -> None:
+def test_tools_that_raise_system_exit_stop_their_caller_only(asynchronous: bool) -> None:
     def leave() -> None:
         raise SystemExit(3)
 
@@ -447,7 +379,7 @@ def test_a_tool_that_exits_the_program_exits_its_caller_and_stops_no_other_call(
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_def_around_a_coroutine_function_may_wait_for_it_or_hand_it_on(waits: bool) -> None:
+async def test_def_wrappers_of_coroutine_functions_can_run_or_return_them(waits: bool) -> None:
     async def inside(number: int) -> int:
         return number + 1
 
@@ -465,7 +397,7 @@ async def test_a_def_around_a_coroutine_function_may_wait_for_it_or_hand_it_on(w
 
 
 @pytest.mark.parametrize("runner", [LoopRunner, CallerRunner])
-async def test_what_an_executor_does_not_take_is_finished_all_the_same(runner: type[LoopRunner]) -> None:
+async def test_calls_rejected_by_an_executor_are_finished(runner: type[LoopRunner]) -> None:
     executor = ThreadPoolExecutor(1)
     executor.shutdown()
     finished: list[BaseException | None] = []
@@ -479,7 +411,7 @@ async def test_what_an_executor_does_not_take_is_finished_all_the_same(runner: t
     assert [type(each) for each in finished] == [RuntimeError]
 
 
-def test_a_thread_of_a_users_executor_that_calls_a_synchronous_service_keeps_its_name() -> None:
+def test_threads_of_an_executor_that_call_a_service_keep_their_name() -> None:
     def where() -> str:
         return threading.current_thread().name
 
@@ -490,7 +422,7 @@ def test_a_thread_of_a_users_executor_that_calls_a_synchronous_service_keeps_its
     assert result.tool_executions[0].result == "mine_0"
 
 
-async def test_the_threads_of_an_executor_for_concurrent_tools_keep_their_names() -> None:
+async def test_threads_of_an_executor_for_concurrent_tools_keep_their_names() -> None:
     def where() -> str:
         return threading.current_thread().name
 
