@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""Fixtures for all tests."""
 
 import shutil
 from collections.abc import Generator, Iterator
@@ -14,7 +14,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, by playwright; without one of them the test is skipped."""
+    """Chromium with playwright; the test is skipped if either is missing."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no chromium on this machine (apt-get install chromium)")
@@ -27,7 +27,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What a test logged or showed can be sent to another process: xdist's cannot carry a lone surrogate, and hangs."""
+    """Escape lone surrogates in reports: xdist cannot send them and hangs."""
     report = yield
     report.sections = [(title, sendable(text)) for title, text in report.sections]
     if sendable(str(report.longrepr)) != str(report.longrepr):

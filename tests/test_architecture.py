@@ -1,4 +1,4 @@
-"""The house keeps its shape: imports follow the rooms, each third-party library has one home, no name means two things.
+"""The architecture: layers of imports, one home for each third-party library, no name with two meanings.
 
 Imports are read from the source, those inside functions too. Those under `TYPE_CHECKING` may look sideways, never up.
 """
@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 OURS = ("toolbox", "toolbox_fastapi", "sample_app")
 
-# A module may import lower numbers, and earlier modules of its own package: its files can be put into an order. What is
-# not named has the number of the package it lies in.
+# A module may import lower numbers, and earlier modules of its own package. Modules that are not listed have the number
+# of their package.
 LAYERS: dict[str, int] = {
     "toolbox.chat": 0,
     "toolbox.validation_text": 0,
@@ -91,7 +91,7 @@ NEVER_BY_THE_ROOT = tuple(module for module, layer in LAYERS.items() if layer ==
 
 @dataclass(frozen=True)
 class Import:
-    """`importer` imports `imported` (both full module names) in `line`; `typing` when only a type checker does."""
+    """An import of `imported` by `importer` in `line`; `typing` if only a type checker imports it."""
 
     importer: str
     imported: str
@@ -103,7 +103,7 @@ class Import:
 
 
 def modules() -> dict[str, Path]:
-    """Our modules by their full names."""
+    """Return all modules by full name."""
     found = {}
     for package in OURS:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -151,7 +151,7 @@ IMPORTS = [each for name, path in MODULES.items() for each in imports_of(name, p
 
 
 def room_of(module: str) -> str:
-    """The longest name in LAYERS that `module` is or lies in; `module` itself for a root package."""
+    """Return the longest name in LAYERS that contains `module`, or `module` itself."""
     while module and module not in LAYERS:
         module = module.rpartition(".")[0]
     return module
@@ -165,14 +165,14 @@ def within_packages(imports: list[Import]) -> list[Import]:
     return [each for each in imports if each.imported.partition(".")[0] in OURS]
 
 
-def test_every_module_has_a_room() -> None:
+def test_every_module_is_in_a_layer() -> None:
     rootless = [name for name in MODULES if not room_of(name) and name != "toolbox"]
 
     assert rootless == []
 
 
-def test_imports_go_down() -> None:
-    """Also those for type checking: they may look sideways, never up."""
+def test_imports_point_to_lower_layers() -> None:
+    """Imports for type checking may point sideways but never up."""
     wrong = [
         str(each)
         for each in within_packages(IMPORTS)
@@ -184,7 +184,7 @@ def test_imports_go_down() -> None:
     assert wrong == []
 
 
-def test_rooms_of_one_floor_do_not_know_each_other() -> None:
+def test_packages_of_one_layer_do_not_import_each_other() -> None:
     wrong = [
         str(each)
         for each in within_packages(IMPORTS)
@@ -198,8 +198,8 @@ def test_rooms_of_one_floor_do_not_know_each_other() -> None:
     assert wrong == []
 
 
-def test_no_module_imports_itself_by_a_detour() -> None:
-    """So the files of each package stand in an order, in which each imports earlier ones only."""
+def test_there_are_no_circular_imports() -> None:
+    """The modules of each package can be ordered so that each imports earlier ones only."""
     edges: dict[str, set[str]] = {name: set() for name in MODULES}
     for each in within_packages(IMPORTS):
         # The root's names are loaded when asked for, so it stands outside; a package's own __init__ likewise.
@@ -222,21 +222,21 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     assert [path for name in MODULES if (path := cycle_from(name))] == []
 
 
-def test_inside_the_library_nothing_is_taken_from_its_root() -> None:
-    """`import toolbox` from within would load what the root promises to load late."""
+def test_modules_do_not_import_from_the_package_root() -> None:
+    """An import of the root would load modules that the root loads lazily."""
     wrong = [str(each) for each in IMPORTS if each.importer.startswith("toolbox.") and each.imported == "toolbox"]
 
     assert wrong == []
 
 
-def test_the_root_offers_nothing_of_the_seventh_floor() -> None:
+def test_the_root_exports_nothing_of_the_top_layer() -> None:
     wrong = [str(each) for each in IMPORTS if each.importer == "toolbox" and lies_in(each.imported, NEVER_BY_THE_ROOT)]
 
     assert wrong == []
 
 
 def test_the_sample_is_written_with_the_public_packages_only() -> None:
-    """There is nothing in it that a user could not write."""
+    """Users can write everything that the sample contains."""
     public = ("toolbox", "toolbox.rest", "toolbox.sql", "toolbox.testing", "toolbox_fastapi")
     wrong = [
         str(each)
@@ -278,13 +278,13 @@ def test_no_public_name_is_also_a_module(package: str) -> None:
     assert exported & names == set()
 
 
-def test_names_say_what_a_file_holds() -> None:
+def test_module_names_are_specific() -> None:
     empty_words = {"utils", "util", "helpers", "helper", "manager", "base", "common", "misc"}
 
     assert [name for name in MODULES if name.rpartition(".")[2] in empty_words] == []
 
 
-def test_every_file_opens_with_what_lives_there() -> None:
+def test_every_file_starts_with_a_docstring() -> None:
     silent = [
         name
         for name, path in MODULES.items()
@@ -309,8 +309,8 @@ def _ends_with_assert_never(match: ast.Match) -> bool:
     return is_wildcard and "assert_never" in _names_in(last.body[-1])
 
 
-def test_every_place_that_handles_message_contents_matches_all_kinds() -> None:
-    """A kind that is added must fail type checking wherever contents are read, and never be taken for an image."""
+def test_code_that_handles_message_contents_matches_all_kinds() -> None:
+    """A new kind of content must fail type checking wherever contents are handled."""
     places = 0
     for module, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""What the contract's head says of all data classes and errors."""
+"""Public data classes and errors: frozen, comparable, copyable, picklable."""
 
 import copy
 import pickle
@@ -221,7 +221,7 @@ NAMES = [f"{made[0].__name__}{number}" for number, made in enumerate(MADE)]
 
 
 @pytest.mark.parametrize(("cls", "args", "kwargs"), MADE, ids=NAMES)
-def test_fields_are_given_by_position_or_keyword_and_compared_by_value(
+def test_data_classes_accept_positions_and_keywords_and_compare_by_value(
     cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     assert cls(*args) == cls(**kwargs)
@@ -229,7 +229,7 @@ def test_fields_are_given_by_position_or_keyword_and_compared_by_value(
 
 
 @pytest.mark.parametrize(("cls", "args", "kwargs"), MADE, ids=NAMES)
-def test_data_is_frozen(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_data_classes_are_frozen(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     made = cls(*args)
     assert is_dataclass(made)
 
@@ -247,18 +247,18 @@ def test_sequences_become_tuples(cls: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 @pytest.mark.parametrize(("cls", "args", "kwargs"), MADE, ids=NAMES)
-def test_data_can_be_copied(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_data_classes_can_be_copied_and_pickled(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     assert copy.deepcopy(cls(*args)) == cls(*args)
 
 
-def test_dictionaries_are_compared_but_leave_the_hash_alone() -> None:
+def test_dictionaries_are_compared_but_not_hashed() -> None:
     one, other = ToolExecutionRequest("1", "n", "{}", {"a": 1}), ToolExecutionRequest("1", "n", "{}", {"a": 2})
 
     assert one != other
     assert hash(one) == hash(other)
 
 
-def test_a_specifications_hash_is_its_names() -> None:
+def test_specifications_are_hashed_by_name() -> None:
     one, other = ToolSpecification("n", "d", {"type": "object", "properties": {"a": {}}}), ToolSpecification("n")
 
     assert hash(one) == hash(other)
@@ -266,7 +266,7 @@ def test_a_specifications_hash_is_its_names() -> None:
     assert {one: 1}[ToolSpecification("n", "d", {"type": "object", "properties": {"a": {}}})] == 1
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_omitted_fields_have_their_default() -> None:
     assert ToolSpecification("n") == ToolSpecification("n", None, {"type": "object", "properties": {}}, {})
     assert AiMessage() == AiMessage(None, (), None, {})
     assert ToolExecutionResult("t") == ToolExecutionResult("t", None, False, {}, ())
@@ -280,7 +280,7 @@ def test_what_is_left_out_has_its_default() -> None:
     assert ChatResponse(AiMessage("x")) == ChatResponse(AiMessage("x"), None, None, None, None)
 
 
-def test_messages_tell_their_text() -> None:
+def test_messages_have_a_text() -> None:
     message = UserMessage([TextContent("a"), ImageContent(url="http://x"), TextContent("b")])
 
     assert "a" in message.text
@@ -292,7 +292,7 @@ def test_messages_tell_their_text() -> None:
     assert ToolExecutionResultMessage.of(REQUEST, "3") == ToolExecutionResultMessage("1", "add", "3")
 
 
-def test_errors_are_toolbox_errors_but_what_a_tool_says() -> None:
+def test_errors_are_toolbox_errors_except_retry_and_abort() -> None:
     assert not issubclass(ToolRetry, ToolboxError)
     assert not issubclass(ToolAbort, ToolboxError)
     assert issubclass(ToolRetry, Exception)
@@ -320,7 +320,7 @@ def test_errors_are_toolbox_errors_but_what_a_tool_says() -> None:
     }
 
 
-def test_what_a_tool_raises_survives_pickling() -> None:
+def test_retry_and_abort_survive_pickling() -> None:
     retry = pickle.loads(pickle.dumps(ToolRetry("again")))
     abort = pickle.loads(pickle.dumps(ToolAbort("enough", 3)))
 
@@ -328,7 +328,7 @@ def test_what_a_tool_raises_survives_pickling() -> None:
     assert abort.args == ("enough", 3)
 
 
-def test_the_decorator_wins_over_the_package_of_its_name() -> None:
+def test_the_toolbox_decorator_is_not_the_package() -> None:
     from toolbox import rest, toolbox
 
     assert callable(toolbox)
@@ -336,13 +336,13 @@ def test_the_decorator_wins_over_the_package_of_its_name() -> None:
 
 
 class Sound:
-    """Not a content of ours, although it has an image's fields."""
+    """Not a message content, although it has the fields of an image."""
 
     url, data, mime_type = "https://example.com/a.wav", None, "audio/wav"
 
 
 @pytest.mark.parametrize("contents", [[Sound()], [TextContent("a"), Sound()], [None], [b"bytes"], [{"type": "text"}]])
-def test_a_content_of_an_unknown_class_is_refused_when_the_message_is_made(contents: Any) -> None:
+def test_contents_of_unknown_classes_are_rejected(contents: Any) -> None:
     text = f"unknown message content {type(contents[-1]).__name__}; expected TextContent or ImageContent"
     with pytest.raises(TypeError, match=text):
         UserMessage(contents)
@@ -352,7 +352,7 @@ def test_a_content_of_an_unknown_class_is_refused_when_the_message_is_made(conte
         ToolExecutionResultMessage("1", "tool", "text", contents=contents)
 
 
-def test_contents_of_a_subclass_are_accepted() -> None:
+def test_contents_of_subclasses_are_accepted() -> None:
     class Caption(TextContent):
         pass
 

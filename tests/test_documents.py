@@ -1,16 +1,16 @@
-"""What the documents promise: every Python block of README and docs/ runs, and every link inside the repository leads.
+"""The documentation: every Python block of README and docs/ runs, and every link inside the repository is valid.
 
-A block is a program of its own, run in a fresh process with the embedded model, in a folder of its own. What a comment
-directly before a block says of it:
+Each block is a program. It runs in a new process with the embedded model, in an empty folder. A comment directly before a
+block changes that:
 
-- `<!-- file: menu.py -->`: it lies under this name in the folder of each program of its page; a test file is tested.
+- `<!-- file: menu.py -->`: the block is stored under this name in the folder of each program of its page; test files are run by pytest.
 - `<!-- not run: why -->`: it is only compiled.
-- `<!-- prints -->`, of a text block: this is what the Python block directly before it prints.
-- `<!-- runs -->`, of a console block: its commands print what stands below them; `…` is anything.
-- `<!-- served -->`, of a console block: `uvicorn module:app`, and `curl`s that get from it what stands below them, with
-  the files of the page as they are at this place.
+- `<!-- prints -->`, before a text block: the output of the Python block directly before it.
+- `<!-- runs -->`, before a console block: its commands print the lines below them; `…` matches anything.
+- `<!-- served -->`, before a console block: `uvicorn module:app`, and `curl` commands that return the lines below
+  them. The files of the page have their content of this place.
 
-A block whose first line begins with `# continues` is the next part of the program that the block before it belongs to.
+A block that starts with `# continues` is the next part of the previous program.
 """
 
 import os
@@ -43,7 +43,7 @@ SEPARATOR = "\x1e"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its text, where it stands, what is said of it, what it must print (None: anything)."""
+    """A fenced block: its text, place, annotations and expected output (None: anything)."""
 
     page: Path
     line: int
@@ -57,7 +57,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name it has in its page's folder."""
+        """Return its file name in the folder of the page."""
         return self.note[6:] if self.note.startswith("file: ") else None
 
 
@@ -74,7 +74,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def programs_of(page: Path) -> list[tuple[Block, ...]]:
-    """The programs of a page, each with its parts in order."""
+    """Return the programs of a page, each with its blocks in order."""
     programs: list[tuple[Block, ...]] = []
     for block in blocks_of(page):
         if block.language == "python" and block.text.startswith("# continues"):
@@ -89,7 +89,7 @@ def consoles_of(page: Path) -> list[Block]:
 
 
 def commands_of(block: Block) -> list[tuple[list[str], str]]:
-    """What is typed, in words, and what is shown below it."""
+    """Return the typed command as a list of words, and the output below it."""
     parts = [part.partition("\n") for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]]
     return [(shlex.split(typed, comments=True), shown.strip()) for typed, _, shown in parts]
 
@@ -103,7 +103,7 @@ def served_of(page: Path) -> list[Block]:
 
 
 def lay_out(page: Path, folder: Path, until: int = sys.maxsize) -> None:
-    """The page's files, of each its last version above line `until`."""
+    """Write the files of the page in their last version above line `until`."""
     for block in blocks_of(page):
         if block.file is not None and block.line < until:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def lay_out(page: Path, folder: Path, until: int = sys.maxsize) -> None:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what it says of models, with the embedded one."""
+    """Return the environment of this process without settings of models."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "TOOLBOX_"))}
     return kept | {"TOOLBOX_DEMO": "1", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "COLUMNS": "120"}
 
@@ -130,7 +130,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("program", [each for page in PAGES for each in programs_of(page)], ids=first)
-def test_a_program_runs_and_prints_what_is_shown(program: tuple[Block, ...], tmp_path: Path) -> None:
+def test_programs_print_the_documented_output(program: tuple[Block, ...], tmp_path: Path) -> None:
     for block in program:
         compile(block.text, str(block), "exec")
     if program[0].note.startswith("not run: "):
@@ -153,7 +153,7 @@ def test_a_program_runs_and_prints_what_is_shown(program: tuple[Block, ...], tmp
 
 
 @pytest.mark.parametrize("block", [each for page in PAGES for each in consoles_of(page)], ids=str)
-def test_commands_print_what_is_shown(block: Block, tmp_path: Path) -> None:
+def test_commands_print_the_documented_output(block: Block, tmp_path: Path) -> None:
     lay_out(block.page, tmp_path)
     for (program, *arguments), shown in commands_of(block):
         module = {"toolbox": ["-m", "toolbox.cli"], "python": []}[program]
@@ -166,7 +166,7 @@ def test_commands_print_what_is_shown(block: Block, tmp_path: Path) -> None:
 
 @contextmanager
 def served(application: str, folder: Path) -> Iterator[str]:
-    """The address of an application under uvicorn, on a port that is free."""
+    """Run an application under uvicorn on a free port and return its address."""
     server = subprocess.Popen(
         [sys.executable, "-m", "uvicorn", application, "--port", "0"],
         cwd=folder,
@@ -188,7 +188,7 @@ def served(application: str, folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("block", [each for page in PAGES for each in served_of(page)], ids=str)
-def test_a_server_answers_what_is_shown(block: Block, tmp_path: Path) -> None:
+def test_servers_return_the_documented_responses(block: Block, tmp_path: Path) -> None:
     lay_out(block.page, tmp_path, block.line)
     [([program, application], _), *requests] = commands_of(block)
     assert program == "uvicorn"
@@ -200,14 +200,14 @@ def test_a_server_answers_what_is_shown(block: Block, tmp_path: Path) -> None:
 
 
 def headings_of(page: Path) -> set[str]:
-    """What the headings of a page are called in links to it."""
+    """Return the anchors of the headings of a page."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
+def test_links_inside_the_repository_are_valid(page: Path) -> None:
     wrong = []
     for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
         target, place = match["target"], match["place"]
@@ -220,21 +220,21 @@ def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
     assert wrong == []
 
 
-def test_every_page_of_the_documents_is_linked_from_the_readme() -> None:
+def test_every_page_is_linked_from_the_readme() -> None:
     linked = {match["target"] for match in LINK.finditer((ROOT / "README.md").read_text(encoding="utf-8"))}
     pages = {str(page.relative_to(ROOT)) for page in PAGES if page.parent.name == "docs"}
 
     assert pages - linked == set()
 
 
-def test_the_readme_shows_one_program_of_at_most_25_lines() -> None:
+def test_the_readme_has_one_program_of_at_most_25_lines() -> None:
     [[program]] = programs_of(ROOT / "README.md")
 
     assert len(program.text.splitlines()) <= 25
 
 
-def test_the_readme_s_program_answers_over_http(tmp_path: Path) -> None:
-    """The commands below the program, as they stand there."""
+def test_the_program_of_the_readme_answers_over_http(tmp_path: Path) -> None:
+    """Run the commands below the program of the README."""
     [[program]] = programs_of(ROOT / "README.md")
     (tmp_path / "menu.py").write_text(program.text, encoding="utf-8")
     [commands] = [block for block in blocks_of(ROOT / "README.md") if "uvicorn" in block.text]

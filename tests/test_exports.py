@@ -53,14 +53,14 @@ REST = "Body Header Path Query client_query_param delete get head patch post put
     [("toolbox", TOOLBOX), ("toolbox_fastapi", TOOLBOX_FASTAPI), ("toolbox.testing", TESTING), ("toolbox.rest", REST)],
     ids=["toolbox", "toolbox_fastapi", "toolbox.testing", "toolbox.rest"],
 )
-def test_every_name_of_the_contract_is_there(module: str, names: str) -> None:
+def test_every_public_name_is_exported(module: str, names: str) -> None:
     offered = importlib.import_module(module)
 
     assert [name for name in names.split() if not hasattr(offered, name)] == []
 
 
 @pytest.mark.parametrize("package", ["toolbox", "toolbox_fastapi"])
-def test_what_is_public_is_listed_in_order_and_real(package: str) -> None:
+def test_public_names_are_sorted_and_exist(package: str) -> None:
     module = importlib.import_module(package)
 
     assert list(module.__all__) == sorted(module.__all__)
@@ -78,7 +78,7 @@ def test_the_root_advertises_what_programs_use_every_day() -> None:
 
 @pytest.mark.parametrize("package", ["toolbox", "toolbox_fastapi"])
 def test_every_name_imported_at_the_root_is_exported_to_type_checkers(package: str) -> None:
-    """A name outside `__all__` is written `X as X`, the form by which a type checker knows that it is public."""
+    """A name outside `__all__` is imported as `X as X`, which type checkers treat as public."""
     module = importlib.import_module(package)
     tree = ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
     hidden = [
@@ -100,7 +100,7 @@ def test_every_name_that_is_loaded_on_first_use_exists() -> None:
     assert [name for name, home in names.items() if not hasattr(importlib.import_module(home, "toolbox"), name)] == []
 
 
-def test_an_unknown_name_is_an_attribute_error_as_everywhere() -> None:
+def test_unknown_names_raise_attribute_error() -> None:
     module = importlib.import_module("toolbox")
 
     with pytest.raises(AttributeError, match=re.escape("'toolbox'") + ".*" + re.escape("'Calculatr'")):
@@ -125,7 +125,7 @@ def test_importing_the_library_loads_nothing_heavy(statement: str) -> None:
     assert [name for name in loaded_by(statement) if name in HEAVY] == []
 
 
-def test_the_decorator_stays_the_decorator_whatever_is_imported_afterwards() -> None:
+def test_the_toolbox_decorator_is_not_replaced_by_later_imports() -> None:
     script = """
 import importlib
 from toolbox import toolbox, tool, produces
@@ -138,5 +138,5 @@ assert callable(toolbox) and callable(tool) and callable(produces)
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-def test_both_packages_tell_type_checkers_that_they_are_typed() -> None:
+def test_both_packages_are_marked_as_typed() -> None:
     assert all((ROOT / package / "py.typed").exists() for package in ("toolbox", "toolbox_fastapi"))

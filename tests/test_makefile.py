@@ -1,4 +1,4 @@
-"""The Makefile: what a newcomer sees while it installs."""
+"""The Makefile: output of the installation."""
 
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ esac
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_run_says_what_it_installs_and_a_second_run_installs_nothing(tmp_path: Path) -> None:
+def test_make_run_prints_what_it_installs_and_installs_it_once(tmp_path: Path) -> None:
     python, environment = tmp_path / "python", tmp_path / "environment"
     python.write_text(PYTHON, encoding="utf-8")
     python.chmod(0o755)

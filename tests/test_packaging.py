@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that it works without this repository beside it."""
+"""The wheel: its files, and that it works without the repository."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_it_holds_both_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_both_packages_only(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
 
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"toolbox", "toolbox_fastapi"}
@@ -37,8 +37,8 @@ def test_it_holds_both_packages_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_it_works_by_itself(wheel: Path, tmp_path: Path) -> None:
-    """Installed into a folder of its own; only its dependencies come from this environment."""
+def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> None:
+    """The wheel is installed into an empty folder; only its dependencies come from this environment."""
     installed = run("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "site"), str(wheel))
     assert installed.returncode == 0, installed.stderr
     program = tmp_path / "program.py"
@@ -62,7 +62,7 @@ def test_it_works_by_itself(wheel: Path, tmp_path: Path) -> None:
     assert "HELLO" in done.stdout
 
 
-def test_the_readme_s_program_runs_from_it(wheel: Path, tmp_path: Path) -> None:
+def test_the_program_of_the_readme_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     installed = run("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "site"), str(wheel))
     assert installed.returncode == 0, installed.stderr
     [menu] = re.findall(r"(?ms)^`menu\.py`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"))

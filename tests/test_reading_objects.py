@@ -1,4 +1,4 @@
-"""Annotations, local names and empty bodies are read in the same way everywhere."""
+"""Annotations, local names and empty bodies are read in the same way in all packages."""
 
 import typing
 from collections.abc import Callable
@@ -101,9 +101,7 @@ Maybe = TypeAliasType("Maybe", Annotated[int | None, "alias"])
     ],
     ids=repr,
 )
-def test_an_annotation_is_taken_apart(
-    annotation: Any, inner: Any, metadata: tuple[object, ...], optional: bool
-) -> None:
+def test_annotations_are_unwrapped(annotation: Any, inner: Any, metadata: tuple[object, ...], optional: bool) -> None:
     taken = unwrapped(annotation)
 
     assert (taken.type, taken.metadata, taken.optional) == (inner, metadata, optional)

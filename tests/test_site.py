@@ -1,4 +1,4 @@
-"""The site of the documents: every page is in its navigation, every public name in the reference, every link leads on.
+"""The documentation site: navigation, reference and links.
 
 Not here: the pages' programs, and their links as GitHub shows them (`test_documents`).
 """
@@ -67,7 +67,7 @@ def test_no_name_is_in_the_reference_twice() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built without a network."""
+    """Build the site without a network and return its folder."""
     pytest.importorskip("zensical")
     folder = tmp_path_factory.mktemp("site")
     text = (ROOT / "zensical.toml").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
+def test_every_link_of_the_site_is_valid(site: Path) -> None:
     pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "404.html"}
     places = {page: set(re.findall(r'\bid="?([^"\s>]+)', text)) for page, text in pages.items()}
     wrong = []

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong is told in a text that stays short, whatever a stranger has sent."""
+"""Texts of validation errors stay short for any input, and secrets are hidden."""
 
 import base64
 import html
@@ -21,7 +21,7 @@ def found(type_: Any, value: object) -> list[tuple[str, str]]:
     return faults_of(caught.value)
 
 
-def test_the_first_faults_are_listed_and_the_others_counted() -> None:
+def test_the_first_errors_are_listed_and_the_rest_counted() -> None:
     faults = found(list[int], ["a"] * (SHOWN + 7))
 
     assert len(faults) == SHOWN + 1
@@ -29,11 +29,11 @@ def test_the_first_faults_are_listed_and_the_others_counted() -> None:
     assert faults[-1] == ("", "and 7 more")
 
 
-def test_of_very_many_faults_only_their_number_is_told() -> None:
+def test_only_the_count_of_very_many_errors_is_shown() -> None:
     assert found(list[int], ["a"] * (COUNTED + 1)) == [("", f"{COUNTED + 1} values in it are wrong")]
 
 
-def test_a_path_made_of_what_was_sent_is_cut() -> None:
+def test_long_paths_are_cut() -> None:
     [(path, _)] = found(dict[str, int], {"k" * 1_000_000: "a"})
 
     assert len(path) <= LONGEST + 1
@@ -43,14 +43,14 @@ def cut(numbers: list[int]) -> str:
     return ""
 
 
-def test_a_tool_call_with_very_many_faults_has_a_short_error() -> None:
+def test_tool_calls_with_very_many_errors_have_a_short_message() -> None:
     with pytest.raises(ToolArgumentsError) as caught:
         tool_executor_from(cut)(ToolExecutionRequest("1", "cut", json.dumps({"numbers": ["a"] * 100_000})), None)
 
     assert str(caught.value) == "invalid arguments for tool 'cut': 100000 values in it are wrong"
 
 
-def test_a_reply_with_very_many_faults_has_a_short_error() -> None:
+def test_replies_with_very_many_errors_have_a_short_message() -> None:
     structure = read_output(list[int]).structure
     assert structure is not None
     with pytest.raises(OutputParsingError) as caught:
@@ -59,7 +59,7 @@ def test_a_reply_with_very_many_faults_has_a_short_error() -> None:
     assert caught.value.problems == [("", "50000 values in it are wrong")]
 
 
-def test_a_made_up_tool_name_is_shown_by_its_beginning() -> None:
+def test_long_unknown_tool_names_are_cut() -> None:
     error = UnknownToolError(ToolExecutionRequest("1", "n" * 10_000_000, "{}"), ("sum",))
 
     assert len(str(error)) < 2 * LONGEST
@@ -83,13 +83,13 @@ SECRET = 'sk-Fj3/9+Qz&7 "x\\é-Lm40TtWc'
         repr(SECRET.encode())[2:-1],
     ],
 )
-def test_a_secret_is_hidden_in_every_spelling(written) -> None:
+def test_secrets_are_hidden_in_every_encoding(written) -> None:
     assert without_secrets(f"the key <{written}> is wrong", [SECRET]) == "the key <***> is wrong"
 
 
 @pytest.mark.parametrize("user", ["", "u:", "us:", "use:", "user:"])
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
-def test_a_secret_is_hidden_in_base64(user, encode) -> None:
+def test_secrets_are_hidden_in_base64(user, encode) -> None:
     written = encode(f"{user}{SECRET}".encode()).decode()
 
     shown = without_secrets(f"Basic {written}", [SECRET])
@@ -99,26 +99,26 @@ def test_a_secret_is_hidden_in_base64(user, encode) -> None:
 
 
 @pytest.mark.parametrize("part", [SECRET[:20], SECRET[:8], SECRET[5:20], SECRET[-8:]])
-def test_a_part_of_a_secret_is_hidden(part) -> None:
+def test_parts_of_a_secret_are_hidden(part) -> None:
     assert without_secrets(f"the key <{part}> is wrong", [SECRET]) == "the key <***> is wrong"
 
 
 @pytest.mark.parametrize("text", ["the key sk-Fj", "the key sk-Fj… is wrong"])
-def test_the_beginning_of_a_secret_is_hidden_where_a_text_was_cut(text) -> None:
+def test_the_start_of_a_secret_is_hidden_at_the_end_of_a_cut_text(text) -> None:
     assert "sk-Fj" not in without_secrets(text, [SECRET])
 
 
-def test_a_secret_that_contains_another_is_hidden_whole() -> None:
+def test_secrets_that_contain_another_are_hidden_completely() -> None:
     assert without_secrets("it was abcd-and-more", ["abcd", "abcd-and-more"]) == "it was ***"
 
 
-def test_ordinary_text_stays_as_it_is() -> None:
+def test_ordinary_text_is_not_changed() -> None:
     text = "100% of &amp; \\u00e9 and é, 50%20off; no key"
 
     assert without_secrets(text, [SECRET, "", "no", "key"]) == text
 
 
-def test_an_error_shows_no_secret_in_arguments_attributes_notes_or_causes() -> None:
+def test_errors_show_no_secrets_in_arguments_attributes_notes_or_causes() -> None:
     try:
         try:
             raise ValueError(f"got {SECRET[:12]}")

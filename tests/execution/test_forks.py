@@ -1,6 +1,6 @@
 """In a forked process, services either work or raise a clear error; nothing hangs.
 
-Each test runs a program of its own, as a fork of a process full of threads is nobody's wish for pytest.
+Each test runs a separate program, because pytest runs threads that must not be forked.
 """
 
 import os

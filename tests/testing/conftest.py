@@ -1,4 +1,4 @@
-"""What the tests of the testing kit share."""
+"""Fixtures for the tests of the testing tools."""
 
 from collections.abc import AsyncIterator
 
@@ -17,6 +17,6 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own key, and where the tests run, change nothing."""
+    """Remove environment variables that would change the tests."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "TOOLBOX_DEMO", "TOOLBOX_RECORDING", "CI"):
         monkeypatch.delenv(name, raising=False)

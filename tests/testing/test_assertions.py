@@ -1,4 +1,4 @@
-"""Assertions on tool calls: what passes, what fails, and what a failure shows."""
+"""Assertions on tool calls and their failure messages."""
 
 from typing import Any, Protocol
 from unittest.mock import ANY
@@ -79,7 +79,7 @@ def failure(calls: Any, *expected: Any, **how: bool) -> str:
     return str(raised.value)
 
 
-async def test_calls_are_found_in_all_that_keeps_them() -> None:
+async def test_tool_calls_are_found_in_every_supported_source() -> None:
     model = script()
     service = create_ai_service(Desk, chat_model=model, tools=[find, cancel])
     with invocation_record() as record:
@@ -92,7 +92,7 @@ async def test_calls_are_found_in_all_that_keeps_them() -> None:
     assert_tool_calls(AiMessage(None, [tool_call("find")]), "find")
 
 
-async def test_a_listener_keeps_the_calls_of_a_container() -> None:
+async def test_recorded_calls_collects_the_calls_of_a_container() -> None:
     record = EventRecord()
     registered = register_ai_service(tools=(find, cancel))(Desk)
     container = Container(models={"default": script()}).register(registered).register_instance(record)
@@ -103,7 +103,7 @@ async def test_a_listener_keeps_the_calls_of_a_container() -> None:
     assert [user_text(each) for each in record.requests] == ["?", "?", "?"]
 
 
-async def test_what_a_model_was_sent() -> None:
+async def test_helpers_return_the_texts_and_tools_of_a_request() -> None:
     model = script()
     with pytest.raises(AssertionError, match="has not been asked"):
         offered_tools(model)
@@ -116,7 +116,7 @@ async def test_what_a_model_was_sent() -> None:
     assert user_text(ChatRequest([SystemMessage("!")])) is None
 
 
-def test_order_and_others() -> None:
+def test_order_and_other_calls_can_be_ignored() -> None:
     calls = [tool_call("a"), tool_call("b"), tool_call("a", {"x": 1})]
 
     assert_tool_calls(calls, "a", "b", "a")
@@ -132,7 +132,7 @@ def test_order_and_others() -> None:
     assert failure(calls, "b", "a", "b", others=True)
 
 
-def test_not_called() -> None:
+def test_assert_no_tool_calls_rejects_any_or_the_named_tools() -> None:
     calls = [tool_call("find", {"wish": "room"})]
 
     assert_no_tool_calls([])
@@ -143,7 +143,7 @@ def test_not_called() -> None:
         assert_no_tool_calls(calls)
 
 
-def test_a_failure_shows_both_sides() -> None:
+def test_failures_show_expected_and_actual_calls() -> None:
     calls = [
         tool_call("find", {"wish": "room"}),
         tool_call("cancel", {"number": 8, "why": "ill"}),
@@ -161,7 +161,7 @@ def test_a_failure_shows_both_sides() -> None:
     ]
 
 
-def test_arguments_are_compared_by_the_expected() -> None:
+def test_only_the_expected_arguments_are_compared() -> None:
     calls = [tool_call("find", {"wish": "room", "at": [1.0000001, 2], "n": None})]
 
     assert_tool_calls(calls, ExpectedCall("find", {"wish": ANY, "at": pytest.approx([1, 2]), "n": None}))
@@ -189,7 +189,7 @@ def test_results_and_errors_are_compared() -> None:
     assert "there is no result, and should" in failure(open_end, "a", ExpectedCall("b", is_error=False))
 
 
-def test_arguments_that_models_write_badly_are_read_as_tools_read_them() -> None:
+def test_arguments_are_repaired_before_they_are_compared() -> None:
     calls = [tool_call("find", '{"wish": "room",}'), tool_call("find", "{"), tool_call("find", "")]
 
     assert [each.arguments for each in called_tools(calls)] == [{"wish": "room"}, {}, {}]
@@ -197,12 +197,12 @@ def test_arguments_that_models_write_badly_are_read_as_tools_read_them() -> None
 
 
 @pytest.mark.parametrize("source", ["text", 7, {"a": 1}, None])
-def test_what_holds_no_calls_is_told(source: Any) -> None:
+def test_values_without_tool_calls_are_rejected(source: Any) -> None:
     with pytest.raises(TypeError, match="there are no tool calls in a"):
         assert_tool_calls(source)
 
 
-async def test_replies_are_added_to_a_script() -> None:
+async def test_replies_can_be_added_to_a_scripted_model() -> None:
     model = ScriptedChatModel(["one"])
     model.will_reply("two", tool_call("find"))
     ask = ChatRequest([UserMessage("?")])

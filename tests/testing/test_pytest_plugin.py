@@ -1,4 +1,4 @@
-"""The plugin in programs of users: each test writes a project and runs pytest on it, in a process of its own."""
+"""The pytest plugin in projects of users: each test writes a project and runs pytest on it in a new process."""
 
 import http.server
 import importlib.util
@@ -82,7 +82,7 @@ def run(project: pytest.Pytester, *options: str) -> pytest.RunResult:
     return project.runpytest_subprocess("-q", *options)
 
 
-def test_a_synchronous_test_has_a_started_container_and_a_scripted_model(project: pytest.Pytester) -> None:
+def test_synchronous_tests_get_a_started_container_and_a_scripted_model(project: pytest.Pytester) -> None:
     project.makepyfile("""
         from program import Blocking, container
         from toolbox.testing import assert_tool_calls, offered_tools, tool_call, user_text
@@ -96,7 +96,7 @@ def test_a_synchronous_test_has_a_started_container_and_a_scripted_model(project
             assert user_text(scripted_model) == "How much is the curry?"
             assert toolbox_container is container
 
-        def test_afterwards_it_is_stopped_and_has_no_models():
+        def test_it_is_stopped_afterwards_and_has_no_models():
             assert not container.is_started
             assert container.models == {}
     """)
@@ -104,7 +104,7 @@ def test_a_synchronous_test_has_a_started_container_and_a_scripted_model(project
     run(project).assert_outcomes(passed=2)
 
 
-def test_no_model_is_reached_by_accident(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_never_called_by_accident(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_MODEL", "m")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     project.makepyfile("""
@@ -122,16 +122,16 @@ def test_no_model_is_reached_by_accident(project: pytest.Pytester, monkeypatch: 
         given = ScriptedChatModel(["given"])
         container.models["thrifty"] = given
 
-        def test_those_that_are_given_stay(toolbox_container):
+        def test_given_models_are_kept(toolbox_container):
             assert toolbox_container.get(Blocking).ask("?").content == "given"
             with pytest.raises(AssertionError, match="no scripted reply"):
                 toolbox_container.get(Free).ask("?")
 
-        def test_those_too_are_scripted_where_it_is_asked_for(toolbox_container, scripted_model):
+        def test_given_models_can_be_scripted(toolbox_container, scripted_model):
             scripted_model.will_reply("scripted")
             assert toolbox_container.get(Blocking).ask("?").content == "scripted"
 
-        def test_afterwards_they_are_what_they_were():
+        def test_models_are_restored_afterwards():
             assert container.models == {"thrifty": given}
     """)
 
@@ -160,24 +160,24 @@ ASYNC_TEST = """
         assert_tool_calls(toolbox_record, "price")
 
     {mark}
-    async def test_a_request_scope_is_around_it(toolbox_container, toolbox_request_scope, scripted_model):
+    async def test_runs_in_a_request_scope(toolbox_container, toolbox_request_scope, scripted_model):
         assert toolbox_container.get(Basket).user == "ann"
         assert await toolbox_container.aget(Basket) is toolbox_container.get(Basket)
 
     {mark}
-    async def test_the_record_begins_anew(toolbox_record, toolbox_container, scripted_model):
+    async def test_each_test_has_a_new_record(toolbox_record, toolbox_container, scripted_model):
         assert toolbox_record.tool_executions == [] == toolbox_record.requests
 
-    def test_synchronous_ones_stand_beside_them(toolbox_request_scope, toolbox_container, scripted_model):
+    def test_synchronous_tests_work_too(toolbox_request_scope, toolbox_container, scripted_model):
         assert toolbox_container.get(Basket).user == "ann"
         assert container.is_started
 
-    def test_nothing_is_left():
+    def test_nothing_remains():
         assert not container.is_started
 """
 
 
-def test_with_anyio_s_plugin(project: pytest.Pytester) -> None:
+def test_async_fixtures_work_with_the_anyio_plugin(project: pytest.Pytester) -> None:
     project.makepyfile(ASYNC_TEST.format(mark="@pytest.mark.anyio"))
     project.makeconftest("""
         import pytest
@@ -192,7 +192,7 @@ def test_with_anyio_s_plugin(project: pytest.Pytester) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("pytest_asyncio") is None, reason="pytest-asyncio is not here")
 @pytest.mark.parametrize("mode", ["strict", "auto"])
-def test_with_pytest_asyncio(project: pytest.Pytester, mode: str) -> None:
+def test_async_fixtures_work_with_pytest_asyncio(project: pytest.Pytester, mode: str) -> None:
     mark = "@pytest.mark.asyncio" if mode == "strict" else ""
     project.makepyfile(ASYNC_TEST.format(mark=mark))
     project.makeini(SETTINGS.replace("-p no:asyncio", "") + f"asyncio_mode = {mode}\n{LOOPS}\n")
@@ -200,7 +200,7 @@ def test_with_pytest_asyncio(project: pytest.Pytester, mode: str) -> None:
     run(project).assert_outcomes(passed=5)
 
 
-def test_overrides_are_undone_also_when_the_test_fails(project: pytest.Pytester) -> None:
+def test_overrides_are_undone_if_the_test_fails(project: pytest.Pytester) -> None:
     project.makepyfile("""
         from program import Blocking, Menu, Prices, container
 
@@ -228,7 +228,7 @@ def test_overrides_are_undone_also_when_the_test_fails(project: pytest.Pytester)
     result.stdout.fnmatch_lines("*on purpose*")
 
 
-def test_the_container_may_be_a_fixture_of_the_user_s(project: pytest.Pytester) -> None:
+def test_the_container_can_be_a_fixture_of_the_user(project: pytest.Pytester) -> None:
     project.makeini(SETTINGS.replace("toolbox_container = program:container", ""))
     project.makeconftest("""
         import pytest
@@ -255,7 +255,7 @@ def test_the_container_may_be_a_fixture_of_the_user_s(project: pytest.Pytester) 
         ("program:Menu", "*is a type, no Container*"),
     ],
 )
-def test_a_container_that_is_not_there_is_told(project: pytest.Pytester, target: str, said: str) -> None:
+def test_missing_containers_are_reported(project: pytest.Pytester, target: str, said: str) -> None:
     project.makeini(SETTINGS.replace("program:container", target))
     project.makepyfile("def test_it(toolbox_container): ...")
 
@@ -265,7 +265,7 @@ def test_a_container_that_is_not_there_is_told(project: pytest.Pytester, target:
     result.stdout.fnmatch_lines(said)
 
 
-def test_an_application_that_starts_the_container_gets_it_unstarted(project: pytest.Pytester) -> None:
+def test_applications_that_start_the_container_get_it_unstarted(project: pytest.Pytester) -> None:
     pytest.importorskip("fastapi")
     project.makepyfile(
         web="""
@@ -356,7 +356,7 @@ RECORDED = """
 """
 
 
-def test_recordings_lie_beside_the_test_and_are_played_in_ci(
+def test_recordings_are_stored_next_to_the_test_and_played_in_ci(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TOOLBOX_RECORDING", "CI"):
@@ -383,11 +383,13 @@ def test_recordings_lie_beside_the_test_and_are_played_in_ci(
 
     monkeypatch.setenv("TEXT", "something else")
     changed = run(project)
-    changed.assert_outcomes(passed=1, failed=2, errors=1)  # what the program swallowed is told in the end
+    changed.assert_outcomes(
+        passed=1, failed=2, errors=1
+    )  # errors that the program swallowed are reported after the test
     changed.stdout.fnmatch_lines('*messages?0?.content: recorded "Hi", now "something else"*')
 
 
-def test_recording_anew_is_an_option(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_can_be_replaced_with_an_option(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TOOLBOX_RECORDING", "CI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SERVED", "1")
@@ -401,7 +403,7 @@ def test_recording_anew_is_an_option(project: pytest.Pytester, monkeypatch: pyte
     assert json.loads(file.read_text())["exchanges"][0]["request"]["body"]["messages"][0]["content"] == "new"
 
 
-def test_the_plugin_can_be_left_out_and_xdist_used(project: pytest.Pytester) -> None:
+def test_the_plugin_can_be_disabled_and_works_with_xdist(project: pytest.Pytester) -> None:
     project.makeini("[pytest]\nfilterwarnings = error\naddopts = -p no:cacheprovider\n")
     project.makepyfile("def test_it(): ...")
 
@@ -409,7 +411,7 @@ def test_the_plugin_can_be_left_out_and_xdist_used(project: pytest.Pytester) -> 
     run(project, "-n", "2").assert_outcomes(passed=1)
 
 
-def test_who_does_not_use_it_loads_nothing_heavy(project: pytest.Pytester) -> None:
+def test_unused_plugins_import_nothing_heavy(project: pytest.Pytester) -> None:
     project.makepyfile("""
         import sys
 
@@ -422,7 +424,7 @@ def test_who_does_not_use_it_loads_nothing_heavy(project: pytest.Pytester) -> No
     run(project, "-p", "no:anyio").assert_outcomes(passed=1)
 
 
-def test_the_fixtures_tell_what_they_are_for() -> None:
+def test_fixtures_have_descriptions() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--fixtures", "-q", "-p", "no:cacheprovider"],
         cwd=Path(__file__).parent,
@@ -487,13 +489,13 @@ def client():
 
 @pytest.fixture
 def served(project: pytest.Pytester) -> pytest.Pytester:
-    """A project whose application asks the model that the environment names, and one made by hand."""
+    """A project with an application that uses the configured model and another that creates its model."""
     project.makepyfile(served=SERVED, conftest=CLIENT)
     return project
 
 
 class ModelServer:
-    """A real server of the chat-completions wire on this machine; counts what it is asked."""
+    """A local chat-completions server that counts its requests."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -518,7 +520,7 @@ class ModelServer:
 
 @pytest.fixture
 def model_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
-    """The server that the environment names when the run begins."""
+    """The server that the environment names at the start of the run."""
     made = ModelServer()
     thread = threading.Thread(target=made.server.serve_forever)
     thread.start()
@@ -531,16 +533,14 @@ def model_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
     made.server.server_close()
 
 
-def test_a_scripted_model_answers_whatever_the_order_of_the_fixtures(
-    served: pytest.Pytester, model_server: ModelServer
-) -> None:
+def test_scripted_models_work_with_any_order_of_fixtures(served: pytest.Pytester, model_server: ModelServer) -> None:
     served.makepyfile("""
-        def test_the_application_has_started_before(client, scripted_model):
+        def test_the_application_starts_first(client, scripted_model):
             scripted_model.will_reply("one", "two")
             assert client.get("/ask").json() == "one"
             assert client.get("/other").json() == "two"
 
-        def test_the_model_is_there_before(scripted_model, client):
+        def test_the_model_is_created_first(scripted_model, client):
             scripted_model.will_reply("one")
             assert client.get("/ask").json() == "one"
     """)
@@ -548,7 +548,7 @@ def test_a_scripted_model_answers_whatever_the_order_of_the_fixtures(
     assert model_server.asked == 0
 
 
-def test_an_application_without_a_model_in_the_environment_starts_with_a_scripted_one(served: pytest.Pytester) -> None:
+def test_applications_without_a_configured_model_start_with_a_scripted_one(served: pytest.Pytester) -> None:
     served.makepyfile("""
         def test_it_answers(client, scripted_model):
             scripted_model.will_reply("one")
@@ -557,13 +557,15 @@ def test_an_application_without_a_model_in_the_environment_starts_with_a_scripte
     run(served).assert_outcomes(passed=1)
 
 
-def test_no_model_server_is_asked_unless_the_test_allows_it(served: pytest.Pytester, model_server: ModelServer) -> None:
+def test_requests_to_model_servers_are_refused_unless_allowed(
+    served: pytest.Pytester, model_server: ModelServer
+) -> None:
     served.makepyfile("""
         import pytest
         from toolbox import ChatRequest, OpenAiChatModel, UserMessage
 
         @pytest.mark.parametrize("path", ["/ask", "/other"])
-        def test_forgotten(client, path):
+        def test_unscripted_model(client, path):
             with pytest.raises(AssertionError, match="scripted_model.*allow_model_requests"):
                 client.get(path)
 
@@ -584,7 +586,7 @@ def test_no_model_server_is_asked_unless_the_test_allows_it(served: pytest.Pytes
     assert model_server.asked == 0
 
 
-def test_a_test_can_allow_requests_to_model_servers(served: pytest.Pytester, model_server: ModelServer) -> None:
+def test_tests_can_allow_requests_to_model_servers(served: pytest.Pytester, model_server: ModelServer) -> None:
     served.makepyfile("""
         import pytest
 
@@ -609,7 +611,7 @@ def test_a_test_can_allow_requests_to_model_servers(served: pytest.Pytester, mod
     assert model_server.asked == 3
 
 
-def test_a_server_that_the_test_starts_itself_is_not_a_model(
+def test_servers_started_by_the_test_are_not_refused(
     served: pytest.Pytester, model_server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL")
@@ -626,7 +628,7 @@ def test_a_server_that_the_test_starts_itself_is_not_a_model(
     assert model_server.asked == 1
 
 
-def test_a_container_with_a_script_of_its_own_keeps_it(served: pytest.Pytester) -> None:
+def test_containers_keep_their_own_scripted_models(served: pytest.Pytester) -> None:
     served.makepyfile("""
         import asyncio
         from served import Desk

@@ -1,4 +1,4 @@
-"""A session with a server, recorded once, is the same without the server; and no credential is in the file."""
+"""Recordings: replay without the server, hidden credentials, modes and invalid files."""
 
 import asyncio
 import gzip
@@ -31,7 +31,7 @@ from toolbox.testing import ScriptedChatModel, tool_call
 pytestmark = pytest.mark.anyio
 
 HI = ChatRequest([UserMessage("Hi")])
-NOBODY = "http://127.0.0.1:9/v1"
+UNUSED_URL = "http://127.0.0.1:9/v1"
 
 
 def add(a: int, b: int) -> int:
@@ -48,7 +48,7 @@ SUM = [
 ]
 
 
-async def asked(recording: Recording, url: str = NOBODY, question: str = "2 + 3?", **options: Any) -> Result[str]:
+async def asked(recording: Recording, url: str = UNUSED_URL, question: str = "2 + 3?", **options: Any) -> Result[str]:
     model = OpenAiChatModel("m", url, transport=recording, **options)
     try:
         return await create_ai_service(Assistant, chat_model=model, tools=[add]).ask(question)
@@ -61,14 +61,14 @@ async def recorded(serve: Serve, file: Path, replies: list[Scripted], **options:
     return await asked(Recording(file), server.url, **options)
 
 
-async def streamed(recording: Recording, url: str = NOBODY, request: ChatRequest = HI) -> list[Any]:
+async def streamed(recording: Recording, url: str = UNUSED_URL, request: ChatRequest = HI) -> list[Any]:
     model = OpenAiChatModel("m", url, transport=recording)
     events = [event async for event in model.stream(request)]
     await model.aclose()
     return events
 
 
-async def test_a_conversation_with_tools_is_played_back_without_a_server(serve: Serve, tmp_path: Path) -> None:
+async def test_conversations_with_tools_are_replayed_without_a_server(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "in" / "a" / "folder" / "sum.json"
 
     live = await recorded(serve, file, SUM)
@@ -79,7 +79,7 @@ async def test_a_conversation_with_tools_is_played_back_without_a_server(serve: 
     assert again.token_usage == live.token_usage
 
 
-async def test_bodies_come_back_byte_for_byte(serve: Serve, tmp_path: Path) -> None:
+async def test_response_bodies_are_replayed_byte_for_byte(serve: Serve, tmp_path: Path) -> None:
     value = {"choices": [{"message": {"content": "a–b"}, "finish_reason": "stop"}], "x": 1e-7}
     bodies = [
         json.dumps(value).encode(),
@@ -96,7 +96,7 @@ async def test_bodies_come_back_byte_for_byte(serve: Serve, tmp_path: Path) -> N
         assert exchange.reply.chunks == (body,)
 
 
-async def test_streams_come_back_in_their_pieces(serve: Serve, tmp_path: Path) -> None:
+async def test_streams_are_replayed_in_their_pieces(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "stream.json"
     deltas = [chunk({"content": "Größe "}), chunk({"content": "drei"}), chunk({}, "stop")]
     whole = b"".join(sse(*[json.dumps(each, ensure_ascii=False) for each in deltas]))
@@ -113,7 +113,7 @@ async def test_streams_come_back_in_their_pieces(serve: Serve, tmp_path: Path) -
     assert "drei" in file.read_text(encoding="utf-8")
 
 
-async def test_no_credential_is_in_the_file(serve: Serve, tmp_path: Path) -> None:
+async def test_recordings_contain_no_credentials(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     secrets = {
         name: f"{name}-5f1c9a77d0"
@@ -165,7 +165,7 @@ async def test_no_credential_is_in_the_file(serve: Serve, tmp_path: Path) -> Non
     assert [name for name in secrets.keys() - {"given", "path"} if secrets[name] in text] == []
 
 
-async def test_a_secret_is_hidden_in_the_pieces_of_a_stream(serve: Serve, tmp_path: Path) -> None:
+async def test_secrets_are_hidden_in_the_pieces_of_a_stream(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     secret = 'team "platform"/5f1c9a77d0'
     body = b"".join(sse(chunk({"content": f"you are {secret}"}), chunk({"content": "!"}), chunk({}, "stop")))
@@ -184,7 +184,7 @@ async def test_a_secret_is_hidden_in_the_pieces_of_a_stream(serve: Serve, tmp_pa
     assert "platform" not in "".join(again)
 
 
-async def test_a_compressed_reply_is_written_as_text_without_secrets(serve: Serve, tmp_path: Path) -> None:
+async def test_compressed_replies_are_recorded_as_text_without_secrets(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     body = gzip.compress(completion({"content": "you are sk-5f1c9a77d0"}).body)
     server = await serve([Scripted(body, headers={"content-encoding": "gzip"})])
@@ -196,7 +196,7 @@ async def test_a_compressed_reply_is_written_as_text_without_secrets(serve: Serv
     assert "5f1c9a77d0" not in file.read_text(encoding="utf-8")
 
 
-async def test_another_wire_can_be_recorded(serve: Serve, tmp_path: Path) -> None:
+async def test_other_wires_can_be_recorded(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     server = await serve([Scripted(b'{"content": "Hello"}')])
     body = {"model": "m", "max_tokens": 5, "thinking": {"type": "enabled"}}
@@ -212,7 +212,7 @@ async def test_another_wire_can_be_recorded(serve: Serve, tmp_path: Path) -> Non
     }
 
 
-async def test_a_recording_does_not_follow_redirects(serve: Serve, tmp_path: Path) -> None:
+async def test_recordings_do_not_follow_redirects(serve: Serve, tmp_path: Path) -> None:
     there = await serve([completion({"content": "Hello"})])
     here = await serve([Scripted(status=307, headers={"location": f"{there.url}/chat/completions"})])
     model = OpenAiChatModel("m", here.url, "sk-5f1c9a77d0", transport=Recording(tmp_path / "r.json", "record"))
@@ -224,7 +224,7 @@ async def test_a_recording_does_not_follow_redirects(serve: Serve, tmp_path: Pat
     assert not (tmp_path / "r.json").exists()
 
 
-async def test_the_file_is_for_people_and_has_a_version(serve: Serve, tmp_path: Path) -> None:
+async def test_recordings_are_readable_and_have_a_version(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     await recorded(serve, file, SUM, api_key="sk-never-written", temperature=0.5)
 
@@ -238,7 +238,7 @@ async def test_the_file_is_for_people_and_has_a_version(serve: Serve, tmp_path: 
     assert second["reply"]["json"]["choices"][0]["message"] == {"content": "It is 5 – fünf."}
 
 
-async def test_a_request_that_is_not_there_is_told_by_what_differs(serve: Serve, tmp_path: Path) -> None:
+async def test_unrecorded_requests_are_reported_with_their_differences(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     await recorded(serve, file, SUM)
     recording = Recording(file)
@@ -256,7 +256,7 @@ async def test_a_request_that_is_not_there_is_told_by_what_differs(serve: Serve,
     assert str(pickle.loads(pickle.dumps(raised.value))) == text
 
 
-async def test_a_tool_that_answers_otherwise_is_told(serve: Serve, tmp_path: Path) -> None:
+async def test_changed_tool_results_are_reported(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     await recorded(serve, file, SUM)
 
@@ -273,7 +273,7 @@ async def test_a_tool_that_answers_otherwise_is_told(serve: Serve, tmp_path: Pat
     assert 'messages[2].content: recorded "5", now "-1"' in str(raised.value)
 
 
-async def test_a_request_is_played_as_often_as_it_was_recorded(serve: Serve, tmp_path: Path) -> None:
+async def test_requests_are_replayed_as_often_as_they_were_recorded(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     server = await serve([completion({"content": "one"}), completion({"content": "two"})])
     live = Recording(file)
@@ -286,7 +286,7 @@ async def test_a_request_is_played_as_often_as_it_was_recorded(serve: Serve, tmp
         await asked(again)
 
 
-async def test_requests_made_at_once_find_their_own_replies(serve: Serve, tmp_path: Path) -> None:
+async def test_concurrent_requests_get_their_own_replies(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     server = await serve(lambda body: completion({"content": body["messages"][0]["content"].upper()}))
     words = [f"word {number}" for number in range(8)]
@@ -301,7 +301,7 @@ async def test_requests_made_at_once_find_their_own_replies(serve: Serve, tmp_pa
     assert sorted(order) == words
 
 
-async def test_what_is_tried_again_is_not_recorded(serve: Serve, tmp_path: Path) -> None:
+async def test_retried_requests_are_not_recorded(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     busy = Scripted(b"{}", status=503, headers={"retry-after-ms": "1"})
 
@@ -311,7 +311,7 @@ async def test_what_is_tried_again_is_not_recorded(serve: Serve, tmp_path: Path)
     assert len(json.loads(file.read_text())["exchanges"]) == 1
 
 
-async def test_a_refused_key_leaves_no_recording(serve: Serve, tmp_path: Path) -> None:
+async def test_rejected_keys_leave_no_recording(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
 
     with pytest.raises(ModelHttpError):
@@ -320,7 +320,7 @@ async def test_a_refused_key_leaves_no_recording(serve: Serve, tmp_path: Path) -
     assert not file.exists()
 
 
-async def test_an_error_that_is_the_servers_answer_is_played_back(serve: Serve, tmp_path: Path) -> None:
+async def test_server_errors_are_replayed(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     reply = Scripted(b'{"error": {"message": "no such model"}}', status=404)
 
@@ -331,7 +331,9 @@ async def test_an_error_that_is_the_servers_answer_is_played_back(serve: Serve, 
         await asked(Recording(file))
 
 
-async def test_modes(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_modes_control_recording_and_replay(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "r.json"
     assert Recording(file).is_recording
     with pytest.raises(RecordingError, match="there is no such recording"):
@@ -348,11 +350,11 @@ async def test_modes(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not Recording(file).is_recording
     monkeypatch.setenv("TOOLBOX_RECORDING", "record")
     assert Recording(file).is_recording
-    await recorded(serve, file, [completion({"content": "anew"})])
+    await recorded(serve, file, [completion({"content": "again"})])
     assert len(json.loads(file.read_text())["exchanges"]) == 1
 
 
-async def test_what_changes_from_run_to_run_is_rewritten(serve: Serve, tmp_path: Path) -> None:
+async def test_values_that_change_between_runs_can_be_rewritten(serve: Serve, tmp_path: Path) -> None:
     def timeless(body: dict[str, Any]) -> dict[str, Any]:
         body["messages"][0]["content"] = "what time is it?"
         return body
@@ -368,7 +370,7 @@ async def test_what_changes_from_run_to_run_is_rewritten(serve: Serve, tmp_path:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"version": 99, "exchanges": []}', '{"version": 1, "exchanges": [{}]}']
 )
-async def test_a_file_that_is_no_recording_is_told(tmp_path: Path, text: str) -> None:
+async def test_invalid_recording_files_are_rejected(tmp_path: Path, text: str) -> None:
     file = tmp_path / "r.json"
     file.write_text(text)
 
@@ -376,11 +378,11 @@ async def test_a_file_that_is_no_recording_is_told(tmp_path: Path, text: str) ->
         Recording(file)
 
 
-async def test_a_stream_that_the_program_leaves_is_recorded_as_far_as_it_came(serve: Serve, tmp_path: Path) -> None:
+async def test_closed_streams_are_recorded_up_to_that_point(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     pieces = sse(chunk({"content": "a"}), chunk({"content": "b"}), chunk({}, "stop"))
 
-    async def first(recording: Recording, url: str = NOBODY) -> Any:
+    async def first(recording: Recording, url: str = UNUSED_URL) -> Any:
         model = OpenAiChatModel("m", url, transport=recording)
         events = model.stream(HI)
         try:
@@ -395,7 +397,7 @@ async def test_a_stream_that_the_program_leaves_is_recorded_as_far_as_it_came(se
     assert await first(Recording(file)) == live
 
 
-async def test_a_call_that_is_cancelled_leaves_nothing(serve: Serve, tmp_path: Path) -> None:
+async def test_cancelled_calls_leave_no_recording(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     never = asyncio.Event()
     server = await serve([Scripted(b"{}", wait=never)])
@@ -410,8 +412,8 @@ async def test_a_call_that_is_cancelled_leaves_nothing(serve: Serve, tmp_path: P
     assert not file.exists()
 
 
-async def test_an_argument_may_be_called_a_token(serve: Serve, tmp_path: Path) -> None:
-    """Only what a request says under such a name is not written: not a tool's parameter of this name."""
+async def test_tool_arguments_named_token_are_recorded(serve: Serve, tmp_path: Path) -> None:
+    """Only request fields with such a name are removed, not tool parameters."""
     file = tmp_path / "r.json"
     server = await serve([completion({"content": "ok"})])
     schema = {"type": "object", "properties": {"token": {"type": "string", "description": "as on the ticket"}}}
@@ -422,8 +424,8 @@ async def test_an_argument_may_be_called_a_token(serve: Serve, tmp_path: Path) -
     assert "as on the ticket" in file.read_text(encoding="utf-8")
 
 
-async def test_a_mistake_in_a_service_used_as_a_tool_reaches_the_test(serve: Serve, tmp_path: Path) -> None:
-    """A recording's error is the library's own word: it never becomes the text of a tool's failure."""
+async def test_recording_errors_in_nested_services_reach_the_test(serve: Serve, tmp_path: Path) -> None:
+    """Recording errors are framework errors: they never become tool results."""
     file = tmp_path / "r.json"
     await recorded(serve, file, [SUM[0], completion({"content": "ok"})])
 
@@ -451,7 +453,7 @@ async def test_other_addresses_are_not_recorded(serve: Serve, tmp_path: Path) ->
             await client.post("http://127.0.0.1:9/v1/embeddings", json={})
 
 
-async def test_the_other_wire_is_recorded_too(serve: Serve, tmp_path: Path) -> None:
+async def test_the_responses_wire_is_recorded(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     reply = {
         "id": "resp_1",
@@ -464,7 +466,7 @@ async def test_the_other_wire_is_recorded_too(serve: Serve, tmp_path: Path) -> N
     assert (await asked(Recording(file), wire="responses")).content == live.content == "Hello"
 
 
-async def test_a_stream_with_tools_and_unicode_is_played_back(serve: Serve, tmp_path: Path) -> None:
+async def test_streams_with_tools_and_unicode_are_replayed(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     request = ChatRequest([UserMessage("é \ud83d\ude00")], [ToolSpecification("look")])
     delta = {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "look", "arguments": '{"a": "é"}'}}]}
