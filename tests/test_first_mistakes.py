@@ -1,4 +1,4 @@
-"""What somebody who follows the tutorial does wrong is told with place, fact and fix.
+"""Common mistakes of new users are reported with place, fact and fix.
 
 Not here: each rule with all its cases (the folders of the rooms).
 """
@@ -227,7 +227,7 @@ def a_session_of_the_other_kind() -> None:
 
 
 def asked(app: FastAPI) -> None:
-    """What an endpoint raises, as it stands in the log."""
+    """Return the logged traceback of an endpoint."""
     app.exception_handlers[IllegalConfigurationError] = raise_it
     with TestClient(app) as client:
         client.get("/ask")
@@ -546,7 +546,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("mistake", "kind", "said"), MISTAKES, ids=lambda each: getattr(each, "__name__", ""))
-def test_a_mistake_is_told_with_place_fact_and_fix(
+def test_mistakes_are_reported_with_place_fact_and_fix(
     mistake: Callable[[], None], kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOOLBOX_DEMO", "1")
@@ -565,7 +565,7 @@ def test_a_mistake_is_told_with_place_fact_and_fix(
         ("TOOLBOX_MODELS__DEFAULT__KEY", "secret", "correct TOOLBOX_MODELS__DEFAULT__KEY"),
     ],
 )
-def test_a_wrong_setting_is_one_problem_that_names_the_variable(
+def test_invalid_settings_are_problems_that_name_the_variable(
     variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOOLBOX_DEMO", "1")
@@ -577,7 +577,7 @@ def test_a_wrong_setting_is_one_problem_that_names_the_variable(
     assert value not in str(problem)
 
 
-def test_a_setting_that_is_not_there_is_to_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class LibrarySettings(BaseSettings):
         library_database: str
 
@@ -594,9 +594,7 @@ def test_a_setting_that_is_not_there_is_to_be_set(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("module", "library", "extra"), [("toolbox_fastapi", "fastapi", "fastapi"), ("toolbox.sql", "sqlalchemy", "sql")]
 )
-def test_an_extra_that_is_not_installed_is_named(
-    module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extras_are_named(module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each == module or each.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
@@ -607,7 +605,7 @@ def test_an_extra_that_is_not_installed_is_named(
     assert str(caught.value).endswith(f"install it with: pip install 'toolbox-di[{extra}]'")
 
 
-def test_a_result_that_is_too_much_for_a_model_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_very_long_tool_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     @tool
     def read_all() -> str:
         """Reads everything."""
@@ -638,8 +636,8 @@ def test_errors_of_the_model_suggest_return_to_model() -> None:
     assert caught.value.__notes__[0].startswith("set on_tool_arguments_error=return_to_model")
 
 
-def test_a_model_that_nobody_closes_leaves_no_complaint_behind(tmp_path: Path) -> None:
-    """As a script leaves it, whose model was given to the container, which so does not close it."""
+def test_unclosed_models_cause_no_warnings(tmp_path: Path) -> None:
+    """A script ends without closing its model, which the container does not own."""
     program = tmp_path / "program.py"
     program.write_text(
         """
