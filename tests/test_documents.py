@@ -1,9 +1,10 @@
 """The documentation: every Python block of README and docs/ runs, and every link inside the repository is valid.
 
-Each block is a program. It runs in a new process with the embedded model, in an empty folder. A comment directly before a
-block changes that:
+Each block is a program. It runs in a new process with the embedded model, in an empty folder. A comment directly before
+a block changes that:
 
-- `<!-- file: menu.py -->`: the block is stored under this name in the folder of each program of its page; test files are run by pytest.
+- `<!-- file: menu.py -->`: the block is stored under this name in the folder of each program of its page; test files
+  are run by pytest.
 - `<!-- not run: why -->`: it is only compiled.
 - `<!-- prints -->`, before a text block: the output of the Python block directly before it.
 - `<!-- runs -->`, before a console block: its commands print the lines below them; `…` matches anything.
