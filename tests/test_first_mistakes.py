@@ -535,7 +535,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         an_address_without_http,
         IllegalConfigurationError,
-        "OpenAiChatModel('m'): its address does not begin with http:// or https://; set base_url=",
+        "OpenAiChatModel('m'): invalid base URL: it must begin with http:// or https://; set base_url=",
     ),
     (
         a_session_of_the_other_kind,

@@ -1,7 +1,7 @@
-"""What is said between a program, a model and its tools: messages, specifications, requests, replies, stream events.
+"""Data exchanged with models and tools: messages, tool specifications, requests, replies, stream events; `ChatModel`.
 
-Plain frozen data and the `ChatModel` Protocol. Not here: talking to a model (`models`), what to say (`services`),
-running a tool (`tools`), reading and writing these as JSON (`transcripts`).
+Not here: calling a model server (`models`), building requests (`services`), running tools (`tools`), messages as JSON
+(`transcripts`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ K = TypeVar("K")
 
 
 class Encodable:
-    """Keeps, beside a value, the forms an adapter has encoded it into, so that a value is encoded once per adapter."""
+    """Caches the encoded forms of a value, so that each adapter encodes it once."""
 
     __slots__ = ("_encoded",)
     _encoded: dict[object, bytes]
 
     def encoded_by(self, encode: Callable[[K], bytes], value: K) -> bytes:
-        """`encode(value)`, kept under `encode`, which must be the same object in every call to be found again."""
+        """Return `encode(value)`, cached by `encode`, which must be the same object in every call."""
         try:
             forms = self._encoded
         except AttributeError:
@@ -37,7 +37,7 @@ class Encodable:
 
     @staticmethod
     def all_encoded_by(encode: Callable[[Any], bytes], values: Sequence[Encodable]) -> list[bytes]:
-        """`encoded_by` for each of many values; quick when all but the last few have been encoded before."""
+        """Return `encoded_by` of each value; fast if only the last few have not been encoded before."""
         for value in reversed(values):
             if encode in getattr(value, "_encoded", ()):
                 break
@@ -65,11 +65,12 @@ class TextContent:
 
 @dataclass(frozen=True, slots=True)
 class ImageContent:
-    """An image, by address or by value.
+    """An image, given by `url` (an http, https or data URL) or by `data` (the bytes, or their base64 text).
 
-    `url`: an http(s) or data address. `data`: the bytes, or their base64 text. One of the two is needed (`ValueError`).
-    `mime_type`, such as `image/png`, is guessed from the bytes when it is not given. `detail` is how closely the model
-    looks, in the server's words: `low`, `high`, `auto`.
+        ImageContent(data=Path("plan.png").read_bytes(), detail="high")
+
+    `mime_type`, such as `image/png`, is detected from the bytes if you omit it. `detail` sets the resolution for the
+    model: `low`, `high` or `auto`. Raises `ValueError` unless exactly one of `url` and `data` is given.
     """
 
     url: str | None = None
@@ -79,7 +80,7 @@ class ImageContent:
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.data is None):
-            raise ValueError("an ImageContent takes either url= or data=")
+            raise ValueError("an ImageContent needs either url= or data=")
 
 
 Content: TypeAlias = TextContent | ImageContent
@@ -90,7 +91,7 @@ CONTENT_TYPES: tuple[type[Any], ...] = get_args(Content)
 
 
 def joined_text(contents: Iterable[Content]) -> str:
-    """Return the texts of `contents`, a line each."""
+    """Return the texts of `contents`, joined by line breaks."""
     texts: list[str] = []
     for each in contents:
         match each:
@@ -116,7 +117,7 @@ def _checked(contents: Iterable[Any]) -> tuple[Content, ...]:
 
 
 def no_parameters() -> dict[str, Any]:
-    """The schema of a tool that takes nothing."""
+    """Return the schema of a tool without parameters."""
     return {"type": "object", "properties": {}}
 
 
@@ -124,7 +125,7 @@ def no_parameters() -> dict[str, Any]:
 class ToolSpecification(Encodable):
     """A tool as the model sees it: name, description and the JSON schema of its arguments.
 
-    `metadata` is for the program: it is never sent to a model unless an adapter is told to.
+    `metadata` is for your program. It is sent to the model server only if you configure it (`send_tool_metadata=`).
     """
 
     name: str
@@ -135,7 +136,7 @@ class ToolSpecification(Encodable):
 
 @dataclass(frozen=True, slots=True)
 class ToolExecutionRequest:
-    """One call of a tool, as the model asked for it; `arguments` is the JSON text, unchecked."""
+    """A tool call that the model requests. `arguments` is the JSON text as the model wrote it, not validated."""
 
     id: str
     name: str
@@ -146,7 +147,11 @@ class ToolExecutionRequest:
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolExecutionResult:
-    """What a tool may return to say more than its value: the text for the model, the value, whether it is an error."""
+    """A return value of tools with more details than a plain value.
+
+    `text` is sent to the model, with the images in `contents`. `result_object` is the value for your program.
+    `is_error` marks a failure. `attributes` are kept with the result message.
+    """
 
     text: str
     result_object: object = field(default=None, hash=False)
@@ -162,10 +167,10 @@ class ToolExecutionResult:
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolExecution:
-    """A tool call that ended: the request, the text sent to the model, the value, when it ran and for how long.
+    """A finished tool call.
 
-    `result_object` is the tool's own value, None when it failed; `started_at` is an aware datetime; `duration` is in
-    seconds.
+    `result` is the text sent to the model. `result_object` is the value that the tool returned, or None if it failed.
+    `started_at` has a time zone. `duration` is in seconds.
     """
 
     request: ToolExecutionRequest
@@ -178,7 +183,7 @@ class ToolExecution:
 
 
 ToolExecutor: TypeAlias = Callable[[ToolExecutionRequest, Any], "object | Awaitable[object]"]
-"""Runs one call: takes the request and the memory id (or None), returns the value, or an awaitable of it."""
+"""A function that runs one call: it takes the request and the memory id (or None), and returns or awaits the value."""
 
 
 # --- messages
@@ -188,8 +193,8 @@ ToolExecutor: TypeAlias = Callable[[ToolExecutionRequest, Any], "object | Awaita
 class SystemMessage(Encodable):
     """Instructions for the model.
 
-    `role="developer"` is the newer name of the role, which some servers distinguish. `name` is the author's.
-    `attributes` may hold `cache_control` for servers that cache the beginning of a conversation on request.
+    `role="developer"` is the newer name of this role, which some servers require. `name` is the name of the author. Set
+    `cache_control` in `attributes` for servers that cache the beginning of a conversation on request.
     """
 
     text: str
@@ -204,10 +209,12 @@ class SystemMessage(Encodable):
 
 @dataclass(frozen=True, slots=True)
 class UserMessage(Encodable):
-    """What the user says: text and images. A `str` is one `TextContent`, also inside a list.
+    """A message of the user: text and images. A `str` becomes a `TextContent`, also inside a list.
 
-    `name` tells apart the people of one conversation. `attributes` may hold `cache_control`. Raises `TypeError` for a
-    part that is not a `Content`; so do the results of tools.
+        UserMessage(["What is in this picture?", ImageContent(url)])
+
+    `name` identifies the author in conversations with several people. `attributes` may contain `cache_control`. Raises
+    `TypeError` for a part that is not a `Content`.
     """
 
     contents: Sequence[Content]
@@ -229,7 +236,7 @@ class UserMessage(Encodable):
 
     @property
     def text(self) -> str:
-        """The texts, a line each."""
+        """The texts, joined by line breaks."""
         return joined_text(self.contents)
 
 
@@ -237,9 +244,9 @@ class UserMessage(Encodable):
 class AiMessage(Encodable):
     """A model's reply: text, tool calls, or both. `reasoning` is the model's reasoning, if the server sends it.
 
-    `attributes` of a reply hold what the server sent with the message and no field holds (annotations, …). In a
-    request, `prefix` (or `partial`) asks the model to continue this text, and `cache_control` marks it. `name` is the
-    author's.
+    `attributes` of a reply contain fields of the server without an attribute here (annotations, …). In a request,
+    `prefix` (or `partial`) asks the model to continue this text, and `cache_control` marks it for caching. `name` is
+    the name of the author.
     """
 
     text: str | None = None
@@ -253,14 +260,14 @@ class AiMessage(Encodable):
 
     @property
     def has_tool_execution_requests(self) -> bool:
-        """Whether the model asks for tools."""
+        """True if the reply contains tool calls."""
         return bool(self.tool_execution_requests)
 
 
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolExecutionResultMessage(Encodable):
-    """The answer to one tool call; `id` and `tool_name` are those of its request."""
+    """The result of one tool call, for the model. `id` and `tool_name` are those of the request."""
 
     id: str
     tool_name: str
@@ -275,7 +282,7 @@ class ToolExecutionResultMessage(Encodable):
 
     @classmethod
     def of(cls, request: ToolExecutionRequest, text: str) -> ToolExecutionResultMessage:
-        """The answer `text` to `request`."""
+        """Return the result message with `text` for `request`."""
         return cls(request.id, request.name, text)
 
 
@@ -287,7 +294,7 @@ Message: TypeAlias = SystemMessage | UserMessage | AiMessage | ToolExecutionResu
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens used; `cached_input_tokens` and `reasoning_tokens` are parts of the input's and the output's number."""
+    """Number of tokens. `cached_input_tokens` are part of the input, `reasoning_tokens` are part of the output."""
 
     input_tokens: int
     output_tokens: int
@@ -296,7 +303,7 @@ class TokenUsage:
 
     @property
     def total_tokens(self) -> int:
-        """Input and output together."""
+        """The sum of input and output tokens."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
@@ -309,7 +316,7 @@ class TokenUsage:
 
 
 class FinishReason(StrEnum):
-    """Why a reply ended."""
+    """The reason why a reply ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -320,7 +327,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat(Encodable):
-    """The JSON schema a reply's text must follow, its name, and a description for the model."""
+    """The JSON schema that the text of a reply must match, with a name and a description for the model."""
 
     name: str
     schema: Mapping[str, Any] = field(hash=False)
@@ -329,10 +336,10 @@ class ResponseFormat(Encodable):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One question to a model.
+    """A request to a model.
 
-    `tool_choice`: `"auto"`, `"none"`, `"required"` (`"any"` for servers that call it so) or a tool's name.
-    `parameters`: further ones, by the wire's names; `{"tools": […]}` adds the server's own tools.
+    `tool_choice`: `"auto"`, `"none"`, `"required"` (some servers call it `"any"`) or the name of a tool. `parameters`:
+    further parameters by the server's names, such as `top_p`; `{"tools": […]}` adds server-side tools.
     """
 
     messages: Sequence[Message]
@@ -348,9 +355,9 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChatResponse:
-    """A model's reply and what the server said about it.
+    """A model's reply, with token usage, finish reason, id and model as reported by the server.
 
-    `attributes` hold what no field holds, under the server's names: `service_tier`, `citations`, `logprobs`, further
+    `attributes` contain all other fields by the server's names: `service_tier`, `citations`, `logprobs`, further
     `choices`, …
     """
 
@@ -367,21 +374,24 @@ class ChatResponse:
 
 @dataclass(frozen=True, slots=True)
 class PartialResponse:
-    """A piece of the reply's text."""
+    """A part of the reply's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartialReasoning:
-    """A piece of what the model thinks."""
+    """A part of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartialToolCall:
-    """A piece of a tool call's arguments; `index` counts the calls of the reply, id and name as far as known."""
+    """A part of a tool call's arguments.
+
+    `index` is the position of the call in the reply. `id` and `name` are None until the server has sent them.
+    """
 
     index: int
     id: str | None
@@ -391,7 +401,7 @@ class PartialToolCall:
 
 @dataclass(frozen=True, slots=True)
 class CompleteToolCall:
-    """A tool call whose arguments are complete; it may start."""
+    """A tool call whose arguments are complete. The tool may start."""
 
     index: int
     request: ToolExecutionRequest
@@ -399,14 +409,14 @@ class CompleteToolCall:
 
 @dataclass(frozen=True, slots=True)
 class CompleteResponse:
-    """The whole reply; always the last event of a stream."""
+    """The whole reply. Always the last event of a stream."""
 
     response: ChatResponse
 
 
 @dataclass(frozen=True, slots=True)
 class IntermediateResponse:
-    """The whole reply of a round that is not the last."""
+    """The whole reply of a round that is followed by another round."""
 
     response: ChatResponse
 
@@ -426,26 +436,27 @@ class ToolExecuted:
 
 
 StreamEvent: TypeAlias = PartialResponse | PartialReasoning | PartialToolCall | CompleteToolCall | CompleteResponse
-"""What a model's stream yields."""
+"""The events of a model's stream."""
 
 ServiceEvent: TypeAlias = StreamEvent | IntermediateResponse | BeforeToolExecution | ToolExecuted
-"""What a service's `TokenStream` yields."""
+"""The events of a service's `TokenStream`."""
 
 
 class ChatModel(Protocol):
-    """A language model. `stream` may be absent: then the whole reply is streamed at once.
+    """A language model: any object with `async def chat(request)`.
 
-    Optional attribute `supports_response_format: bool`: whether `ChatRequest.response_format` is honoured.
+    It may also have `stream` (see `StreamingChatModel`); without it, a stream contains the whole reply at once. Set the
+    attribute `supports_response_format = True` if the model respects `ChatRequest.response_format`.
     """
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
-        """The whole reply. Raises `ModelError`."""
+        """Return the whole reply. Raises `ModelError`."""
         ...
 
 
 class StreamingChatModel(ChatModel, Protocol):
-    """A model that streams."""
+    """A language model that can stream its reply."""
 
     def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """The reply in pieces, a `CompleteResponse` last. Raises `ModelError` in the iteration."""
+        """Yield the reply as events; the last is `CompleteResponse`. Raises `ModelError` during the iteration."""
         ...

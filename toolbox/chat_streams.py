@@ -1,6 +1,6 @@
-"""Streams of any `ChatModel`: its reply as events, a whole reply as the events it would have streamed, and its checks.
+"""Turns the reply of any `ChatModel` into stream events, and checks the replies of a program's own models.
 
-Not here: a model server's bytes (`models`), a service's stream (`services`).
+Not here: reading the stream of a model server (`models`), the stream of a service (`services`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def stream_of(model: ChatModel, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-    """The reply of `model` as events; of a model without `stream`, the whole reply at once."""
+    """Return the reply of `model` as stream events. A model without `stream` sends its whole reply at once."""
     stream: Callable[[ChatRequest], AsyncIterator[StreamEvent]] | None = getattr(model, "stream", None)
     return _whole(model, request) if stream is None else stream(request)
 
@@ -34,7 +34,10 @@ async def _whole(model: ChatModel, request: ChatRequest) -> AsyncIterator[Stream
 
 
 def events_of(response: ChatResponse, pieces: Callable[[str], Iterator[str]] | None = None) -> Iterator[StreamEvent]:
-    """The events that stream `response`: reasoning, text, calls, the whole. `pieces` cuts its texts, if it is given."""
+    """Yield the events of a finished reply: reasoning, text, tool calls, then `CompleteResponse`.
+
+    `pieces` splits texts into parts; without it, each text is one event.
+    """
     cut = pieces or (lambda text: iter((text,)))
     message = response.ai_message
     if message.reasoning:
@@ -48,7 +51,7 @@ def events_of(response: ChatResponse, pieces: Callable[[str], Iterator[str]] | N
 
 
 def words(text: str) -> Iterator[str]:
-    """`text` in pieces that end after a space, as models stream it."""
+    """Split `text` into parts that end after a space, as models stream them."""
     start = 0
     while start < len(text):
         end = text.find(" ", start) + 1 or len(text)
@@ -60,19 +63,21 @@ def words(text: str) -> Iterator[str]:
 
 
 def response_of(model: ChatModel, response: object) -> ChatResponse:
-    """Return what a model has answered, if it is a `ChatResponse`. Raises `TypeError`."""
+    """Return `response` if it is a `ChatResponse`. Raises `TypeError` for anything else."""
     if isinstance(response, ChatResponse):
         return response
-    raise TypeError(f"{type(model).__name__} answered with a {type(response).__name__}; a model answers a ChatResponse")
+    raise TypeError(f"{type(model).__name__}: chat() must return a ChatResponse, got {type(response).__name__}")
 
 
 def no_response(model: ChatModel) -> RuntimeError:
-    """Return the error of a stream that ended without a response."""
-    return RuntimeError(f"the stream of {type(model).__name__} ended without a CompleteResponse")
+    """Return the error for a stream that ended without a response."""
+    return RuntimeError(
+        f"{type(model).__name__}: stream() ended without a CompleteResponse; yield one as its last event"
+    )
 
 
 def answer_stream(model: ChatModel, request: ChatRequest) -> AsyncGenerator[StreamEvent, None]:
-    """Return the answer of `model` as events, with an `aclose` even if its own iterator has none."""
+    """Return the reply of `model` as stream events. The result always has `aclose`."""
     stream = stream_of(model, request)
     return stream if hasattr(stream, "aclose") else _closable(stream)  # type: ignore[return-value]  # aclose is enough
 

@@ -275,7 +275,7 @@ class TranscriptError(ToolboxError, ValueError):
         self.path, self.what = path, what
 
     def __str__(self) -> str:
-        place = f"{self.path} " if self.path else ""
+        place = f"{self.path}: " if self.path else ""
         return f"{place}{self.what}; use only text from messages_to_json or specification_to_json, with JSON attributes"
 
 

@@ -1,9 +1,7 @@
-"""The pytest plugin: a container started for a test, a scripted model, overrides, a request scope, recordings.
+"""The pytest plugin: a started container, a scripted model, overrides, a request scope and recordings for tests.
 
-No test asks a model server unless it says so (`allow_model_requests`).
-
-Loads nothing of the library before a test asks for a fixture. Not here: assertions (`testing`), how traffic is recorded
-(`recordings`).
+Tests cannot send requests to model servers unless they allow it (`allow_model_requests`). The plugin imports the
+library only when a test uses a fixture. Not here: assertions (`testing`), recording traffic (`recordings`).
 """
 
 from __future__ import annotations
@@ -40,19 +38,19 @@ RECORDING = "--toolbox-recording"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What may be set."""
-    parser.addini(CONTAINER, "the container that tests are about, as module:name; also a function that makes one")
+    """Add the option and the setting of this plugin."""
+    parser.addini(CONTAINER, "the container under test, as module:name; a function that returns one also works")
     parser.getgroup("toolbox").addoption(
         RECORDING,
         choices=("auto", "replay", "record"),
-        help="replay recordings, record them anew, or record those that are missing; wins over TOOLBOX_RECORDING",
+        help="replay recordings, record all again, or record only the missing ones (auto); wins over TOOLBOX_RECORDING",
     )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep tests from model servers; where there is pytest-asyncio, its tests get fixtures that it runs."""
-    config.addinivalue_line("markers", f"{ALLOW}: lets the test send requests to model servers")
+    """Refuse requests to model servers, and register the async fixtures if pytest-asyncio is installed."""
+    config.addinivalue_line("markers", f"{ALLOW}: allow the test to send requests to model servers")
     config.stash[_RULES] = _ModelRequestPolicy()
     plugin = config.pluginmanager.get_plugin("asyncio")
     if (make := getattr(plugin, "fixture", None)) is not None:
@@ -63,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let the process ask model servers again."""
+    """Restore the permission to send requests to model servers."""
     if (rules := config.stash.get(_RULES, None)) is not None:
         rules.close()
 
@@ -73,17 +71,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 ALLOW = "allow_model_requests"
 
 NEVER_REAL = (".invalid", ".test", ".example", ".localhost")
-"""Names that no server on the internet can have (RFC 2606)."""
+"""Top-level names that are reserved and never belong to a real server (RFC 2606)."""
 
 REFUSED = (
-    "a test asked the model server {url}; "
-    "use the fixture scripted_model to script the replies, "
-    "or allow the request: mark the test @pytest.mark.allow_model_requests"
+    "the test sent a request to the model server {url}; "
+    "script the replies with the fixture scripted_model, "
+    "or allow the request with @pytest.mark.allow_model_requests"
 )
 
 
 class ModelRequestRefusedError(AssertionError):
-    """A test asked a model server without permission. `url` is the server's address."""
+    """Raised if a test sends a request to a model server without permission. `url` is the server's address."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -94,10 +92,10 @@ class ModelRequestRefusedError(AssertionError):
 
 
 class _ModelRequestPolicy:
-    """Decides for the running test which model is asked, and whether a model server may be.
+    """Decides which model the running test uses, and whether it may send requests to model servers.
 
-    A server on this machine that the test itself has started is not a model: it is refused only where the environment
-    named it when the run began, or where the test scripts its model.
+    Servers on this machine are allowed, because a test may start one. They are refused if the environment names them
+    when the run begins, or if the test scripts its model.
     """
 
     def __init__(self) -> None:
@@ -109,13 +107,13 @@ class _ModelRequestPolicy:
         model_requests.check = self.check
 
     def close(self) -> None:
-        """Restore the rules of the run around this one."""
+        """Restore the previous policy: the one of an outer pytest run, if there is one."""
         from .models.permission import model_requests
 
         model_requests.check, model_requests.stand_in = self._before
 
     def begin(self, item: pytest.Item | None = None) -> None:
-        """Apply the rules of `item`, or those between two tests."""
+        """Apply the policy of the test `item`, or the policy between two tests."""
         from .models.permission import model_requests
 
         names = getattr(item, "fixturenames", ())
@@ -125,18 +123,18 @@ class _ModelRequestPolicy:
         model_requests.stand_in = self.stand_in if self._is_scripted else None
 
     def check(self, url: str) -> None:
-        """Raise `ModelRequestRefusedError` unless the running test may ask this server."""
+        """Raise `ModelRequestRefusedError` unless the running test may send requests to this server."""
         if not (self.is_allowed or (_is_local(url) and url.rstrip("/") not in self._named and not self._is_scripted)):
             raise ModelRequestRefusedError(url)
 
     def stand_in(self, given: ChatModel | None) -> ChatModel | None:
-        """Return the test's scripted model for every model but those that the test has scripted itself."""
+        """Return the test's scripted model, or None to keep a `ScriptedChatModel` that the program passed."""
         from .testing import ScriptedChatModel
 
         if isinstance(given, ScriptedChatModel):
             return None
         if self.scripted is None:
-            raise AssertionError("a model was asked before the fixture scripted_model was made; request it earlier")
+            raise AssertionError("a model was called before the fixture scripted_model existed; request it earlier")
         return self.scripted
 
 
@@ -155,7 +153,7 @@ def _is_local(url: str) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Apply the rules of each test to all of it, the fixtures of its class, module and session included."""
+    """Apply the policy of each test to all its phases, including fixtures of its class, module and session."""
     rules = item.config.stash[_RULES]
     rules.begin(item)
     try:
@@ -166,7 +164,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Remember the scripted model of the test, also when a fixture of the user's makes it."""
+    """Remember the scripted model of the test, also if the user overrides the fixture."""
     made = yield
     if fixturedef.argname == "scripted_model":
         request.config.stash[_RULES].scripted = made
@@ -175,7 +173,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
 
 @pytest.fixture
 def allow_model_requests(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Lets the test send requests to model servers, as the marker of this name does."""
+    """Allow the test to send requests to model servers, like the marker of the same name."""
     rules = pytestconfig.stash[_RULES]
     before, rules.is_allowed = rules.is_allowed, True
     yield
@@ -187,26 +185,26 @@ def allow_model_requests(pytestconfig: pytest.Config) -> Iterator[None]:
 
 @pytest.fixture
 def toolbox_container_source(pytestconfig: pytest.Config) -> Container:
-    """The container that tests are about. Set `toolbox_container = module:name`, or override this fixture."""
+    """Return the container under test. Set `toolbox_container = module:name`, or override this fixture."""
     from .container import Container
 
     target = pytestconfig.getini(CONTAINER)
     ways = f"set {CONTAINER} = module:name in pytest's settings, or override the fixture toolbox_container_source"
     if not target:
-        raise pytest.UsageError(f"toolbox does not know which container the tests are about; {ways}")
+        raise pytest.UsageError(f"no container is configured for the tests; {ways}")
     module, _, path = target.partition(":")
     try:
         found: Any = importlib.import_module(module)
         for name in path.split("."):
             found = getattr(found, name)
     except ModuleNotFoundError as error:
-        fix = 'see that pytest finds it: pythonpath = ["."]'
-        raise pytest.UsageError(f"{CONTAINER} = {target}: there is no module {error.name!r}; {fix}") from error
+        fix = 'add its folder to pythonpath in pytest\'s settings, for example pythonpath = ["."]'
+        raise pytest.UsageError(f"{CONTAINER} = {target}: cannot find module {error.name!r}; {fix}") from error
     except AttributeError as error:
         raise pytest.UsageError(f"{CONTAINER} = {target}: {error}; {ways}") from error
     found = found() if inspect.isfunction(found) else found
     if not isinstance(found, Container):
-        raise pytest.UsageError(f"{CONTAINER} = {target} is a {type(found).__name__}, no Container; {ways}")
+        raise pytest.UsageError(f"{CONTAINER} = {target}: expected a Container, got {type(found).__name__}; {ways}")
     return found
 
 
@@ -214,10 +212,10 @@ def toolbox_container_source(pytestconfig: pytest.Config) -> Container:
 def toolbox_unstarted_container(
     request: pytest.FixtureRequest, toolbox_container_source: Container
 ) -> Iterator[Container]:
-    """The container, not started: for an application that starts it, as under FastAPI's `TestClient`.
+    """Yield the container without starting it, for an application that starts it (such as FastAPI's `TestClient`).
 
-    No test reaches a model by accident: `scripted_model` is every model of the container, in a test that has it; else
-    every one that the program did not give. Afterwards its models are what they were.
+    If the test uses `scripted_model`, it replaces every model of the container. Otherwise it replaces the models that
+    the program did not pass to the container. After the test, the container has its own models again.
     """
     container = toolbox_container_source
     models = dict(container.models)
@@ -237,7 +235,10 @@ def toolbox_unstarted_container(
 
 @pytest.fixture
 def toolbox_container(request: pytest.FixtureRequest, toolbox_unstarted_container: Container) -> Iterator[Container]:
-    """The container, started for this test and stopped after it, on the loop of an async test, else on its own."""
+    """Start the container for this test and stop it afterwards.
+
+    In an async test, it runs on the event loop of the test, else on a loop it creates.
+    """
     if (name := _async_name(request, _STARTED)) is not None:
         yield request.getfixturevalue(name)
         return
@@ -254,13 +255,13 @@ class OverrideBean(Protocol):
     """The type of the fixture `toolbox_override`."""
 
     def __call__(self, wanted: TypeForm[T], fake: T, name: str | None = None) -> T:
-        """Makes `fake` stand for a bean until the test ends."""
+        """Replace the bean `wanted` by `fake` until the test ends, and return `fake`."""
         ...
 
 
 @pytest.fixture
 def toolbox_override(toolbox_unstarted_container: Container) -> Iterator[OverrideBean]:
-    """`toolbox_override(Payments, fake)`: as `container.override`, undone when the test ends, however it ends."""
+    """Replace beans for this test: `toolbox_override(Payments, fake)`. The bean is restored when the test ends."""
     with ExitStack() as overrides:
 
         def override(wanted: TypeForm[T], fake: T, name: str | None = None) -> T:
@@ -269,15 +270,15 @@ def toolbox_override(toolbox_unstarted_container: Container) -> Iterator[Overrid
         yield override
 
 
-# --- models, and what was done
+# --- the scripted model, and the record of events
 
 
 @pytest.fixture
 def scripted_model() -> ScriptedChatModel:
-    """A model that follows a script, and stands for every model of the test: `scripted_model.will_reply("Hi")`.
+    """Return a model that follows a script and replaces every model of the test: `scripted_model.will_reply("Hi")`.
 
-    It is asked by every container of the test, whenever that was started and whatever its models are, except where the
-    program gave a `ScriptedChatModel` itself.
+    Every container uses it in this test, no matter when the container was started and which models it has. A
+    `ScriptedChatModel` that the program passed to a container is kept.
     """
     from .testing import ScriptedChatModel
 
@@ -286,7 +287,7 @@ def scripted_model() -> ScriptedChatModel:
 
 @pytest.fixture
 def toolbox_record(toolbox_unstarted_container: Container) -> EventRecord:
-    """What the container's services did in this test: `.tool_executions`, `.requests`, `.events`."""
+    """Return the record of the container's events in this test: `.tool_executions`, `.requests`, `.events`."""
     return _record_of(toolbox_unstarted_container)
 
 
@@ -294,7 +295,7 @@ _records: WeakKeyDictionary[Container, EventRecord] = WeakKeyDictionary()
 
 
 def _record_of(container: Container) -> EventRecord:
-    """The container's listener: a container cannot forget one, so each has one for all tests."""
+    """Return the container's recorder. Listeners cannot be removed, so a container keeps one for all tests."""
     from .testing import EventRecord
 
     if container not in _records:
@@ -318,7 +319,7 @@ def _model_names(container: Container) -> set[str]:
 
 @pytest.fixture
 def toolbox_seeds() -> Mapping[Any, Any]:
-    """What the test's request scope is seeded with, by type: override this fixture."""
+    """Return the seeds of the test's request scope by type. Override this fixture to set them."""
     return {}
 
 
@@ -326,7 +327,7 @@ def toolbox_seeds() -> Mapping[Any, Any]:
 def toolbox_request_scope(
     request: pytest.FixtureRequest, toolbox_container: Container, toolbox_seeds: Mapping[Any, Any]
 ) -> Iterator[RequestScope]:
-    """A request scope around the test, in the started container, seeded with `toolbox_seeds`."""
+    """Run the test in a request scope of the started container, seeded with `toolbox_seeds`."""
     if (name := _async_name(request, _SCOPE)) is not None:
         yield request.getfixturevalue(name)
         return
@@ -339,7 +340,7 @@ async def _scope(toolbox_container: Container, toolbox_seeds: Mapping[Any, Any])
         yield scope
 
 
-# --- async tests: a fixture that runs where the test does
+# --- async tests: fixtures that run on the event loop of the test
 
 _STARTED = "_toolbox_started"
 _SCOPE = "_toolbox_scope"
@@ -348,7 +349,7 @@ _scope_anyio = pytest.fixture(name=f"{_SCOPE}_anyio")(_scope)
 
 
 def _async_name(request: pytest.FixtureRequest, name: str) -> str | None:
-    """The fixture that the plugin of an async test runs; None in a synchronous one."""
+    """Return the name of the async fixture for the test's plugin, or None for a synchronous test."""
     if not inspect.iscoroutinefunction(getattr(request.node, "obj", None)):
         return None
     if "anyio_backend" in request.fixturenames:
@@ -361,9 +362,10 @@ def _async_name(request: pytest.FixtureRequest, name: str) -> str | None:
 
 @pytest.fixture
 def toolbox_recording(request: pytest.FixtureRequest) -> Iterator[Recording]:
-    """A recording for this test, `recordings/test_file.test_name.json` beside it: the `transport=` of its model.
+    """Yield the `Recording` of this test: pass it to the model as `transport=`.
 
-    A request that was not found fails the test, also when the program made an answer of it.
+    The file is `recordings/test_file.test_name.json` beside the test. A request that is not in the recording fails the
+    test, even if the program handled the error.
     """
     from .recordings import Recording
 

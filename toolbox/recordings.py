@@ -35,7 +35,7 @@ Json: TypeAlias = Any
 
 VERSION = 1
 PATHS = ("/chat/completions", "/responses")
-"""The ends of paths that are recorded unless others are given; nothing else of an address is written."""
+"""The default endings of recorded paths. Nothing else of an address is written."""
 _FIELD_NAMES = """
     frequency_penalty include input instructions logit_bias logprobs max_completion_tokens max_output_tokens
     max_tokens messages min_p modalities model n parallel_tool_calls prediction presence_penalty
@@ -43,7 +43,8 @@ _FIELD_NAMES = """
     store stream stream_options temperature text tool_choice tools top_k top_logprobs top_p truncation verbosity
 """
 FIELDS = frozenset(_FIELD_NAMES.split())
-"""The top level of a request's body. Of another field the name is written: gateways take keys there."""
+"""The top-level fields of a body that are written with their values. Other fields are written by name only:
+some gateways take keys there."""
 HIDDEN = "(not recorded)"
 
 _AGAIN = frozenset({401, 403, 408, 409, 429})
@@ -57,7 +58,10 @@ _MOST_DIFFERENCES = 12
 
 
 class RecordingError(FrameworkError):
-    """A request is not in the recording, or there is no recording, or it cannot be read."""
+    """Raised if a recording is missing or invalid, or does not contain a request.
+
+    `file` is the recording's path, `reason` the fact, `fix` the suggestion.
+    """
 
     def __init__(self, file: str, reason: str, fix: str = RECORD_IT) -> None:
         super().__init__(file, reason, fix)
@@ -68,17 +72,24 @@ class RecordingError(FrameworkError):
 
 
 class Recording(httpx2.AsyncBaseTransport):
-    """A recording in `file`: `OpenAiChatModel("gpt-…", transport=Recording("weather.json"))`.
+    """Records the requests of a model and the server's replies in a file, or replays them from it.
 
-    `mode` is `"replay"`, `"record"` (from the beginning) or `"auto"`: replay if the file is there, else record. Without
-    it the variable `TOOLBOX_RECORDING` decides, then `CI`, under which nothing is recorded; else it is `"auto"`.
+        model = OpenAiChatModel("gpt-5", transport=Recording("weather.json"))
 
-    A request is found by its path and body, each as often as it was recorded, in whatever order. `rewrite` is given a
-    copy of each body before it is compared and written, and returns it without what changes from run to run. Headers,
-    address and query are never written; of a body's top level the wire's own fields, and those in `fields`. `paths` are
-    the ends of the paths that belong to the wire: for another one than OpenAI's, give its `paths` and `fields`. Kept
-    are replies after which a conversation goes on or ends: not those that are tried again, nor 401 and 403. In replay
-    neither key nor address is needed.
+    `mode` is `"replay"`, `"record"` (start a new recording) or `"auto"` (replay if the file exists, else record).
+    Default: the variable `TOOLBOX_RECORDING`, else `"replay"` if `CI` is set, else `"auto"`. Replaying needs no key and
+    no address.
+
+    A request matches a recorded one if path and body are equal. Each recorded request is replayed once, in any order.
+    `rewrite` receives a copy of each body before it is compared and written. Return the body without values that
+    change between runs.
+
+    Headers, addresses and queries are never written. Of a body, only the known top-level fields are written with their
+    values; `fields` adds others. `paths` are the endings of the paths to record. For a server that does not use
+    OpenAI's paths, pass its `paths` and `fields`. Redirects, server errors and the statuses 401, 403, 408, 409 and 429
+    are not recorded.
+
+    Raises `RecordingError`.
     """
 
     def __init__(
@@ -96,12 +107,12 @@ class Recording(httpx2.AsyncBaseTransport):
         self._secrets = Secrets()
         self._lock = threading.Lock()
         self.missed: list[RecordingError] = []
-        """The requests that were not found, as the errors that were raised."""
+        """The errors raised for requests that were not found."""
         mode = mode or mode_from_environment()
         if mode not in ("auto", "replay", "record"):
             raise ValueError(f"mode={mode!r}; use 'auto', 'replay' or 'record'")
         self.is_recording = mode == "record" or (mode == "auto" and not self.file.exists())
-        """Whether the server is asked."""
+        """True if requests are sent to the server."""
         self._traffic = RecordedTraffic() if self.is_recording else self._read()
         self._played = [False] * len(self._traffic.exchanges)
 
@@ -112,28 +123,28 @@ class Recording(httpx2.AsyncBaseTransport):
         try:
             return RecordedTraffic.read(self.file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise RecordingError(str(self.file), "there is no such recording, and nothing is recorded here") from None
+            raise RecordingError(str(self.file), "the recording does not exist, and recording is off") from None
         except ValueError as error:
-            raise RecordingError(str(self.file), f"it cannot be read: {error}") from error
+            raise RecordingError(str(self.file), f"invalid recording: {error}") from error
 
-    # --- the transport that a client is given
+    # --- the transport of the HTTP client
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """The reply, from the file or from the server. Raises `RecordingError`."""
+        """Return the reply from the file or from the server. Raises `RecordingError`."""
         body = await request.aread()
         try:
             asked = RecordedRequest.of(request.url.path, body, self._fields, self._rewrite, self._paths)
         except ValueError as error:
-            raise RecordingError(str(self.file), str(error), "give other requests another transport") from error
+            raise RecordingError(str(self.file), str(error), "use another transport for other requests") from error
         if self.is_recording:
             return await self._ask(request, asked)
         with self._lock:
             return _response(self._find(asked))
 
     async def aclose(self) -> None:
-        """Nothing is open between requests."""
+        """Do nothing: no connection stays open between requests."""
 
-    # --- playing back
+    # --- replaying
 
     def _find(self, asked: RecordedRequest) -> RecordedReply:
         same = [number for number, each in enumerate(self._traffic.exchanges) if each.asked == asked]
@@ -141,19 +152,20 @@ class Recording(httpx2.AsyncBaseTransport):
             if not self._played[number]:
                 self._played[number] = True
                 return self._traffic.exchanges[number].reply
-        error = RecordingError(str(self.file), self._missing(asked, len(same)), f"if that is right, {RECORD_IT}")
+        fix = f"if the change is intended, {RECORD_IT}"
+        error = RecordingError(str(self.file), self._missing(asked, len(same)), fix)
         self.missed.append(error)
         raise error
 
     def _missing(self, asked: RecordedRequest, times: int) -> str:
         if times:
-            return f"this request was recorded {times} times, and is made once more"
-        number = f"request {sum(self._played) + 1} is not in the recording of {len(self._traffic.exchanges)}"
+            return f"this request was recorded {times} time{'' if times == 1 else 's'} and was sent once more"
+        what = f"request {sum(self._played) + 1} is not in the recording ({len(self._traffic.exchanges)} requests)"
         found = [(each, differences(each.asked, asked)) for each in self._unplayed() or self._traffic.exchanges]
         if not found:
-            return number
-        told = min((lines for _, lines in found), key=len)
-        return "\n  ".join([f"{number}; it differs from the nearest:", *told])
+            return what
+        nearest = min((lines for _, lines in found), key=len)
+        return "\n  ".join([f"{what}; differences from the most similar one:", *nearest])
 
     def _unplayed(self) -> list[RecordedExchange]:
         return [each for each, played in zip(self._traffic.exchanges, self._played, strict=True) if not played]
@@ -164,7 +176,7 @@ class Recording(httpx2.AsyncBaseTransport):
         self._secrets.learn(
             request.headers.multi_items(), json.loads(await request.aread()), str(request.url), self._fields
         )
-        request.headers["accept-encoding"] = "identity"  # so that a person can read what came
+        request.headers["accept-encoding"] = "identity"  # a recording is read by people
         with self._lock:
             place = self._traffic.reserve()
         client = httpx2.AsyncClient(follow_redirects=False)
@@ -174,7 +186,7 @@ class Recording(httpx2.AsyncBaseTransport):
             await client.aclose()
             raise
 
-        # Some servers compress all the same; a secret in such bytes could not be found.
+        # Some servers compress anyway. Secrets cannot be found in compressed bytes.
         is_readable = response.headers.get("content-encoding", "identity") in ("identity", "gzip", "deflate")
         pieces = response.aiter_bytes() if is_readable else response.aiter_raw()
         without = ("content-encoding", "content-length") if is_readable else ()
@@ -199,15 +211,18 @@ class Recording(httpx2.AsyncBaseTransport):
 
 
 def mode_from_environment() -> Mode:
-    """What `TOOLBOX_RECORDING` says, else `"replay"` under `CI`, else `"auto"`."""
-    said = os.environ.get(VARIABLE)
-    if said:
-        return cast(Mode, said.lower())
+    """Return the value of `TOOLBOX_RECORDING`, else `"replay"` if `CI` is set, else `"auto"`."""
+    mode = os.environ.get(VARIABLE)
+    if mode:
+        return cast(Mode, mode.lower())
     return "auto" if os.environ.get("CI", "").lower() in ("", "0", "false") else "replay"
 
 
 class _RecordingStream(httpx2.AsyncByteStream):
-    """A reply on its way to the client, whose pieces are kept when it has come, or when the client has enough."""
+    """Passes a reply on to the client and keeps its chunks.
+
+    The reply is recorded when it is complete, or when the client closes it early.
+    """
 
     def __init__(
         self,
@@ -238,18 +253,18 @@ class _RecordingStream(httpx2.AsyncByteStream):
 
 
 class _RecordedStream(httpx2.AsyncByteStream):
-    """The pieces of a recorded reply."""
+    """Yields the chunks of a recorded reply."""
 
     def __init__(self, chunks: tuple[bytes, ...]) -> None:
         self._chunks = chunks
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for chunk in self._chunks:
-            await asyncio.sleep(0)  # as from a network: others run between the pieces
+            await asyncio.sleep(0)  # as with a network, other tasks run between the chunks
             yield chunk
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def _response(reply: RecordedReply) -> httpx2.Response:
@@ -262,16 +277,19 @@ def _response(reply: RecordedReply) -> httpx2.Response:
 
 
 def is_kept(status: int) -> bool:
-    """Return True if a reply belongs in a recording: not a redirect, a refused key, or what clients try again."""
+    """Return True if a reply with this status is recorded.
+
+    Redirects, rejected keys and statuses that clients retry are not recorded.
+    """
     return status < 300 or (400 <= status < 500 and status not in _AGAIN)
 
 
-# --- what is written
+# --- requests and replies
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A request as it is written and compared."""
+    """A request in the form that is written and compared."""
 
     path: str
     body: Json = field(hash=False)
@@ -285,20 +303,20 @@ class RecordedRequest:
         rewrite: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         paths: Sequence[str] = PATHS,
     ) -> RecordedRequest:
-        """Of a request's path and body. Raises `ValueError` for what is no request to a model."""
+        """Read a request's path and body. Raises `ValueError` if it is not a request to a model."""
         end = next((each for each in paths if path.endswith(each)), None)
         if end is None:
             raise ValueError(f"only requests to {' and '.join(paths)} are recorded")
         content = json.loads(body)
         if not isinstance(content, dict):
-            raise ValueError("the request's body is no JSON object")
+            raise ValueError("the request's body is not a JSON object")
         known = FIELDS | fields
         written = {name: _without_keys(value) if name in known else HIDDEN for name, value in content.items()}
         return cls(end, written if rewrite is None else json.loads(json.dumps(rewrite(written))))
 
 
 def _without_keys(value: Json) -> Json:
-    """A field without what an inner one is called a key for: as those of a tool that the server itself calls."""
+    """Hide keys inside a field, such as those of a tool that the model server calls."""
     if isinstance(value, list):
         return [_without_keys(each) for each in value]
     if not isinstance(value, dict):
@@ -309,7 +327,7 @@ def _without_keys(value: Json) -> Json:
 
 
 def _is_hidden(name: str, value: Json, owner: Mapping[str, Json]) -> bool:
-    """Return True for a key, and for the headers that the model server sends to an MCP server."""
+    """Return True for keys, and for the headers that the model server sends to an MCP server."""
     if isinstance(value, dict):
         return name == "headers" and (owner.get("type") == "mcp" or "server_url" in owner)
     return _INNER_KEY.fullmatch(name) is not None
@@ -321,7 +339,7 @@ def _hidden(value: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class RecordedReply:
-    """What came back; `chunks` are the pieces of a stream, or one: the body."""
+    """A reply. `chunks` are the chunks of a stream; any other reply has one chunk, its body."""
 
     status: int
     content_type: str | None
@@ -332,7 +350,7 @@ class RecordedReply:
     def of(
         cls, status: int, content_type: str | None, content_encoding: str | None, chunks: Sequence[bytes]
     ) -> RecordedReply:
-        """Of what came: only of a stream do the pieces matter."""
+        """Create a reply from the chunks that arrived. Chunks that are not a stream are joined."""
         is_stream = (content_type or "").startswith("text/event-stream")
         return cls(status, content_type, content_encoding, tuple(chunks) if is_stream else (b"".join(chunks),))
 
@@ -346,47 +364,47 @@ class RecordedExchange:
 
 
 class RecordedTraffic:
-    """Exchanges, in the order in which the requests were made."""
+    """The recorded requests and replies, in the order of the requests; reads and writes the text of a file."""
 
     def __init__(self, exchanges: Iterable[RecordedExchange] = ()) -> None:
         self._places: list[RecordedExchange | None] = list(exchanges)
 
     @property
     def exchanges(self) -> list[RecordedExchange]:
-        """Those that are complete."""
+        """The complete exchanges."""
         return [each for each in self._places if each is not None]
 
     def reserve(self) -> int:
-        """A place for a request that begins."""
+        """Reserve a place for a request whose reply is still to come, and return it."""
         self._places.append(None)
         return len(self._places) - 1
 
     def put(self, place: int, exchange: RecordedExchange) -> None:
-        """Fills a reserved place."""
+        """Fill a reserved place."""
         self._places[place] = exchange
 
     def written(self) -> str:
-        """As the text of a file."""
+        """Return the text of a recording file."""
         exchanges = [_exchange_to_json(each) for each in self.exchanges]
         text = _in_lines({"version": VERSION, "exchanges": exchanges}, "")
-        # A lone surrogate cannot be said in UTF-8; outside of strings there is none.
+        # UTF-8 cannot encode a lone surrogate. They only occur in strings, so an escape is valid JSON.
         return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
     @classmethod
     def read(cls, text: str) -> RecordedTraffic:
-        """The tape that `written` wrote. Raises `ValueError`."""
+        """Parse the text that `written` returned. Raises `ValueError`."""
         content = json.loads(text)
         version = content.get("version") if isinstance(content, dict) else None
         if version != VERSION:
-            raise ValueError(f"its version is {version!r}, and this toolbox reads {VERSION}")
+            raise ValueError(f"unsupported version {version!r}; this release reads version {VERSION}")
         try:
             return cls([_exchange_from_json(each) for each in content["exchanges"]])
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"an exchange is not complete: {error!r}") from error
+            raise ValueError(f"incomplete exchange: {error!r}") from error
 
 
 def _in_lines(value: Json, margin: str) -> str:
-    """JSON to be read and compared by people: in one line what fits there, else a line for each part."""
+    """Format JSON for people: a value that fits on a line stays on it, else each part gets its own line."""
     short = json.dumps(value, ensure_ascii=False)
     if len(margin) + len(short) <= _LINE or not value or not isinstance(value, (dict, list)):
         return short
@@ -426,14 +444,14 @@ def _exchange_from_json(written: Json) -> RecordedExchange:
 
 
 def _text_or_bytes(chunk: bytes) -> Json:
-    """Text where it is text: a piece may end within a character."""
+    """Return the chunk as text, or as base64 if it ends within a character."""
     try:
         return chunk.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(chunk).decode()}
 
 
-# How servers write JSON: with the name of its layout a body is written as JSON, and read back to the same bytes.
+# The ways servers format JSON. A body is recorded as JSON and the name of its layout, and replays byte for byte.
 _LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "compact": {"separators": (",", ":"), "ensure_ascii": False},
     "spaced": {"ensure_ascii": False},
@@ -451,7 +469,7 @@ def _laid_out(value: Json, layout: str) -> str:
 
 
 def _layout_of(body: bytes) -> tuple[str, Json] | None:
-    """The layout of a JSON object and its value; None for what would not come back as the same bytes."""
+    """Return the layout and the value of a JSON object, or None if no layout reproduces its bytes."""
     try:
         text = body.decode()
         value = json.loads(text)
@@ -465,14 +483,14 @@ def _layout_of(body: bytes) -> tuple[str, Json] | None:
     return None
 
 
-# --- what must not be written
+# --- secrets
 
 
 class Secrets:
-    """The secrets of the requests that were made. They are not written with a request; a reply might repeat one.
+    """Collects the secrets of requests, and hides them in replies that repeat one.
 
-    Values count whatever their names: of the address's query, of headers that are not standard ones, and of the body's
-    fields that are not written.
+    These values count as secrets: those in the address's query, in headers that are not standard, and in fields of the
+    body that are not written.
     """
 
     def __init__(self) -> None:
@@ -481,7 +499,7 @@ class Secrets:
     def learn(
         self, headers: Iterable[tuple[str, str]], body: Json, url: str, fields: frozenset[str] = frozenset()
     ) -> None:
-        """Remember the secrets of one request. `fields` of its body are written, besides the wire's."""
+        """Remember the secrets of one request. `fields` are written in addition to the known ones."""
         parts = urlsplit(url)
         values = [value for name, value in headers if name.lower() not in _STANDARD and not _ABOUT_US.match(name)]
         values += [value for _, value in parse_qsl(parts.query)]
@@ -490,7 +508,7 @@ class Secrets:
         self._values.update(each for each in (*values, *words) if len(each) >= _SHORTEST_SECRET)
 
     def hidden_in(self, reply: RecordedReply) -> RecordedReply:
-        """Return the reply without them; the pieces of a reply that holds one become its events."""
+        """Return the reply without secrets. If a stream contained one, its chunks become one per event."""
         body = b"".join(reply.chunks).decode("utf-8", "surrogateescape")
         escaped = {json.dumps(value)[1:-1] for value in self._values}
         shown = without_secrets(body, self._values | escaped)
@@ -508,7 +526,7 @@ _ABOUT_US = re.compile(r"x-stainless-", re.IGNORECASE)
 
 
 def _secrets_in(body: Json, written: Collection[str]) -> Iterator[str]:
-    """Yield the texts of a body that are not written: those of other fields, and what is called a key."""
+    """Yield the texts of a body that are not written: those of unknown fields and of keys."""
     for name, value in body.items() if isinstance(body, dict) else ():
         if name in written:
             yield from _keys_in(value)
@@ -537,7 +555,7 @@ def _texts_in(value: Json) -> Iterator[str]:
 
 
 def differences(recorded: RecordedRequest, asked: RecordedRequest) -> list[str]:
-    """In what a request differs from a recorded one, a line each."""
+    """Return the differences between a recorded request and another, one line each."""
     if recorded.path != asked.path:
         return [f"path: recorded {recorded.path}, now {asked.path}"]
     found = list(_differing(recorded.body, asked.body, ""))
@@ -550,7 +568,7 @@ def _differing(recorded: Json, asked: Json, path: str) -> Iterator[str]:
         for name in dict.fromkeys([*recorded, *asked]):
             inner = f"{path}.{name}" if path else name
             if name not in asked:
-                yield f"{inner}: recorded {_excerpt_of(recorded[name])}, now absent"
+                yield f"{inner}: recorded {_excerpt_of(recorded[name])}, now missing"
             elif name not in recorded:
                 yield f"{inner}: recorded nothing, now {_excerpt_of(asked[name])}"
             else:
@@ -562,7 +580,7 @@ def _differing(recorded: Json, asked: Json, path: str) -> Iterator[str]:
             longer, where = (recorded, "recorded") if len(recorded) > len(asked) else (asked, "now")
             first = min(len(recorded), len(asked))
             counts = f"{len(recorded)} recorded, now {len(asked)}"
-            yield f"{path}: {counts}; the first more, {where}: {_excerpt_of(longer[first])}"
+            yield f"{path}: {counts}; the first additional one ({where}): {_excerpt_of(longer[first])}"
     elif recorded != asked or type(recorded) is not type(asked):
         start = _common_start(recorded, asked)
         yield f"{path}: recorded {_excerpt_of(recorded, start)}, now {_excerpt_of(asked, start)}"
@@ -576,7 +594,7 @@ def _common_start(one: Json, other: Json) -> int:
 
 
 def _excerpt_of(value: Json, place: int = 0) -> str:
-    """As JSON, cut; of a long text what stands around `place`."""
+    """Return the value as short JSON. Of a long text, the part around `place` is shown."""
     if isinstance(value, str) and place > _EXCERPT_LENGTH:
         value = f"…{value[place - _EXCERPT_LENGTH // 2 :]}"
     text = json.dumps(value, ensure_ascii=False)

@@ -1,6 +1,7 @@
-"""Messages and tool specifications as JSON, and back: what a memory store keeps, and what a program may log or send.
+"""Writes messages and tool specifications as JSON, and reads them again, for memory stores, logs and other programs.
 
-The form has a version; what an earlier version wrote stays readable. Not here: the wires of model servers (`models`).
+The format has a version, and texts of earlier versions stay readable. Not here: the wire formats of model servers
+(`models`).
 """
 
 from __future__ import annotations
@@ -30,24 +31,27 @@ VERSION = 1
 
 
 def messages_to_json(messages: Iterable[Message]) -> str:
-    """A conversation as JSON text. Attributes must be JSON values; raises `TranscriptError` where they are not."""
+    """Return a conversation as JSON text.
+
+    Raises `TranscriptError` if an attribute is not a JSON value.
+    """
     return write_json({"version": VERSION, "messages": [message_to_dict(each) for each in messages]})
 
 
 def messages_from_json(text: str | bytes) -> tuple[Message, ...]:
-    """The conversation that `messages_to_json` wrote. Raises `TranscriptError`."""
+    """Return the messages in a text that `messages_to_json` wrote. Raises `TranscriptError` if it is invalid."""
     written = read_json(text)
     found = read_field(written, "messages", list, "")
     return tuple(message_from_dict(each, f"messages.{number}") for number, each in enumerate(found))
 
 
 def specification_to_json(specification: ToolSpecification) -> str:
-    """A tool's specification as JSON text. Raises `TranscriptError` where it holds more than JSON can say."""
+    """Return a tool specification as JSON text. Raises `TranscriptError` if a value is not a JSON value."""
     return write_json({"version": VERSION, **specification_to_dict(specification)})
 
 
 def specification_from_json(text: str | bytes) -> ToolSpecification:
-    """The specification that `specification_to_json` wrote. Raises `TranscriptError`."""
+    """Return the tool specification in a text that `specification_to_json` wrote. Raises `TranscriptError`."""
     return specification_from_dict(read_json(text))
 
 
@@ -55,7 +59,7 @@ def specification_from_json(text: str | bytes) -> ToolSpecification:
 
 
 def message_to_dict(message: Message) -> Json:
-    """One message as a dictionary of JSON values, without what is empty; it has no version of its own."""
+    """Return one message as a dictionary of JSON values, without empty fields and without a version."""
     match message:
         case SystemMessage(text, role, name, attributes):
             about: Json = {} if role == "system" else {"role": role}
@@ -65,21 +69,26 @@ def message_to_dict(message: Message) -> Json:
             return {"type": "user", "contents": parts, **_name(name), **_attributes(attributes)}
         case AiMessage(text, requests, reasoning, attributes, name):
             calls = [_request_to_dict(each) for each in requests]
-            said: Json = {"text": text, "tool_execution_requests": calls, "reasoning": reasoning}
-            return {"type": "ai", **_without_empty(said), **_name(name), **_attributes(attributes)}
+            fields: Json = {"text": text, "tool_execution_requests": calls, "reasoning": reasoning}
+            return {"type": "ai", **_without_empty(fields), **_name(name), **_attributes(attributes)}
         case ToolExecutionResultMessage(id, tool_name, text, is_error, attributes, contents):
             more: Json = {"is_error": is_error, "contents": [_content_to_dict(each) for each in contents]}
-            told = {"type": "tool_result", "id": id, "tool_name": tool_name, "text": text}
-            return {**told, **_without_empty(more), **_attributes(attributes)}
-    raise TranscriptError("", f"{type(message).__name__} is no message")
+            required = {"type": "tool_result", "id": id, "tool_name": tool_name, "text": text}
+            return {**required, **_without_empty(more), **_attributes(attributes)}
+    raise TranscriptError("", f"expected a message, got {type(message).__name__}")
 
 
 def message_from_dict(written: Any, path: str = "") -> Message:
-    """The message that `message_to_dict` wrote; `path` says where it was found. Raises `TranscriptError`."""
+    """Return the message that `message_to_dict` wrote.
+
+    `path` is its place in a larger document, for errors. Raises `TranscriptError` if it is invalid.
+    """
     kind = read_field(written, "type", str, path)
     read = _READERS.get(kind)
     if read is None:
-        raise TranscriptError(_at(path, "type"), f"{kind!r} is no type of message; one of {', '.join(_READERS)} is")
+        raise TranscriptError(
+            _at(path, "type"), f"unknown message type {kind!r}; expected one of: {', '.join(_READERS)}"
+        )
     return read(written, path)
 
 
@@ -134,8 +143,8 @@ _READERS: dict[str, Callable[[Json, str], Message]] = {
 
 
 def _request_to_dict(request: ToolExecutionRequest) -> Json:
-    asked = {"id": request.id, "name": request.name, "arguments": request.arguments}
-    return {**asked, **_attributes(request.attributes)}
+    fields = {"id": request.id, "name": request.name, "arguments": request.arguments}
+    return {**fields, **_attributes(request.attributes)}
 
 
 def _request(written: Any, path: str) -> ToolExecutionRequest:
@@ -155,9 +164,9 @@ def _content_to_dict(content: Content) -> Json:
         case TextContent(text):
             return {"type": "text", "text": text}
         case ImageContent(url, data, mime_type, detail):
-            # Bytes come back as bytes, and base64 text as text.
-            held: Json = {"bytes": b64encode(data).decode()} if isinstance(data, bytes) else {"base64": data}
-            return {"type": "image", **_without_empty({"url": url, **held, "mime_type": mime_type, "detail": detail})}
+            # Two names, so that bytes are read as bytes and base64 text as text.
+            source: Json = {"bytes": b64encode(data).decode()} if isinstance(data, bytes) else {"base64": data}
+            return {"type": "image", **_without_empty({"url": url, **source, "mime_type": mime_type, "detail": detail})}
         case _:
             assert_never(content)
 
@@ -172,7 +181,7 @@ def _content(written: Any, path: str) -> Content:
     if kind == "text":
         return TextContent(read_field(written, "text", str, path))
     if kind != "image":
-        raise TranscriptError(_at(path, "type"), f"{kind!r} is no type of content; text or image is")
+        raise TranscriptError(_at(path, "type"), f"unknown content type {kind!r}; expected text or image")
     data: str | bytes | None = read_field(written, "base64", (str, type(None)), path, None)
     try:
         if "bytes" in written:
@@ -188,13 +197,13 @@ def _content(written: Any, path: str) -> Content:
 
 
 def specification_to_dict(specification: ToolSpecification) -> Json:
-    """A tool's specification as a dictionary of JSON values; it has no version of its own."""
+    """Return a tool specification as a dictionary of JSON values, without a version."""
     more = {"description": specification.description, "metadata": dict(specification.metadata)}
     return {"name": specification.name, **_without_empty(more), "parameters": dict(specification.parameters)}
 
 
 def specification_from_dict(written: Any, path: str = "") -> ToolSpecification:
-    """The specification that `specification_to_dict` wrote. Raises `TranscriptError`."""
+    """Return the tool specification that `specification_to_dict` wrote. Raises `TranscriptError` if it is invalid."""
     return ToolSpecification(
         read_field(written, "name", str, path),
         read_field(written, "description", (str, type(None)), path, None),
@@ -209,15 +218,16 @@ _REQUIRED = object()
 
 
 def read_field(written: Any, name: str, kind: type | tuple[type, ...], path: str, default: Any = _REQUIRED) -> Any:
+    """Return the field `name` of a JSON object, which must be of type `kind`. Raises `TranscriptError`."""
     if not isinstance(written, Mapping):
-        raise TranscriptError(path, f"an object is needed, this is a {type(written).__name__}")
+        raise TranscriptError(path, f"expected an object, got {type(written).__name__}")
     value = written.get(name, default)
     if value is _REQUIRED:
-        raise TranscriptError(_at(path, name), "is missing")
+        raise TranscriptError(_at(path, name), "missing required field")
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         wanted = " or ".join(each.__name__ for each in kinds)
-        raise TranscriptError(_at(path, name), f"is a {type(value).__name__}, and should be a {wanted}")
+        raise TranscriptError(_at(path, name), f"expected {wanted}, got {type(value).__name__}")
     return value
 
 
@@ -226,7 +236,7 @@ def _at(path: str, name: str) -> str:
 
 
 def _without_empty(values: Mapping[str, Any]) -> Json:
-    # An empty text is something to say, and stays.
+    # An empty text is a value, and is kept.
     return {name: value for name, value in values.items() if value or value == ""}
 
 
@@ -239,11 +249,11 @@ def _attributes(attributes: Mapping[str, Any]) -> Json:
 
 
 def write_json(value: Json) -> str:
-    """Write a JSON object as text, in which lone surrogates are escaped. Raises `TranscriptError`."""
+    """Return a JSON object as text, with lone surrogates escaped. Raises `TranscriptError`."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
-    except UnicodeEncodeError:  # lone surrogates: escaped, they pass through any store
+    except UnicodeEncodeError:  # lone surrogates; escaped, any store can keep them
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise TranscriptError("", f"cannot be written as JSON: {error}") from error
@@ -255,9 +265,9 @@ def read_json(text: str | bytes, reads: int = VERSION) -> Json:
     try:
         written = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TranscriptError("", f"is not JSON: {error}") from error
+        raise TranscriptError("", f"invalid JSON: {error}") from error
     version = read_field(written, "version", int, "")
     if version != VERSION:
-        raise TranscriptError("version", f"is {version}; this release reads {VERSION}")
+        raise TranscriptError("version", f"unsupported version {version}; this release reads version {VERSION}")
     found: Json = written
     return found

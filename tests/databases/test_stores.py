@@ -110,7 +110,7 @@ async def test_data_of_later_releases_is_rejected(new_store: Any, key: ChatMemor
         later.setattr("toolbox.transcripts.VERSION", 2)
         await store.update_messages(key, [UserMessage("a")])
 
-    with pytest.raises(TranscriptError, match="version is 2"):
+    with pytest.raises(TranscriptError, match="unsupported version 2"):
         await store.get_messages(key)
 
 

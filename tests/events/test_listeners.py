@@ -320,7 +320,7 @@ async def test_an_invalid_model_response_is_a_failure() -> None:
     container, journal = container_with()
     container.models["default"] = Wrong()
     async with container:
-        with pytest.raises(TypeError, match="Wrong answered with a str"):
+        with pytest.raises(TypeError, match="must return a ChatResponse, got str"):
             await container.get(Assistant).ask("Go")
 
     assert isinstance(journal.of(ModelFailedEvent).error, TypeError)
@@ -431,7 +431,7 @@ async def test_a_stream_without_an_end_is_a_failure() -> None:
     container, journal = container_with()
     container.models["default"] = Endless()
     async with container:
-        with pytest.raises(RuntimeError, match="Endless ended without a CompleteResponse"):
+        with pytest.raises(RuntimeError, match=r"Endless: stream\(\) ended without a CompleteResponse"):
             _ = [each async for each in container.get(Assistant).texts("Go")]
 
     assert isinstance(journal.of(ModelFailedEvent).error, RuntimeError)

@@ -26,26 +26,26 @@ URL = "http://127.0.0.1:9/v1"
     [
         ({"base_url": "ftp://secret/v1"}, "http://"),
         ({"base_url": "localhost:11434/v1"}, "http://"),
-        ({"base_url": "http://"}, "the host or the port"),
-        ({"base_url": "http://exa mple/v1"}, "the host or the port"),
-        ({"base_url": "http://127.0.0.1:99999/v1"}, "the host or the port"),
-        ({"base_url": "http://[::1"}, "the host or the port"),
-        ({"base_url": f"{URL}\n"}, "the host or the port"),
-        ({"base_url": "http://user:secret@127.0.0.1/v1"}, "name or password"),
-        ({"api_key": "secret\n"}, "a line end"),
-        ({"api_key": "sec ret"}, "a blank"),
-        ({"api_key": "sécret"}, "no header can carry"),
+        ({"base_url": "http://"}, "the host or port"),
+        ({"base_url": "http://exa mple/v1"}, "the host or port"),
+        ({"base_url": "http://127.0.0.1:99999/v1"}, "the host or port"),
+        ({"base_url": "http://[::1"}, "the host or port"),
+        ({"base_url": f"{URL}\n"}, "the host or port"),
+        ({"base_url": "http://user:secret@127.0.0.1/v1"}, "user name or password"),
+        ({"api_key": "secret\n"}, "a line break"),
+        ({"api_key": "sec ret"}, "a space"),
+        ({"api_key": "sécret"}, "headers do not allow"),
         ({"api_key": b"secret"}, "of type bytes"),
-        ({"timeout": 0}, "timeout is 0"),
-        ({"timeout": "5"}, "timeout is '5'"),
-        ({"read_timeout": -1}, "read_timeout is -1"),
-        ({"max_retries": -1}, "max_retries is -1"),
-        ({"max_retries": None}, "max_retries is None"),
-        ({"max_concurrent_requests": 0}, "max_concurrent_requests is 0"),
+        ({"timeout": 0}, "invalid timeout 0"),
+        ({"timeout": "5"}, "invalid timeout '5'"),
+        ({"read_timeout": -1}, "invalid read_timeout -1"),
+        ({"max_retries": -1}, "invalid max_retries -1"),
+        ({"max_retries": None}, "invalid max_retries None"),
+        ({"max_concurrent_requests": 0}, "invalid max_concurrent_requests 0"),
         ({"extra_headers": {"X-Team": "secret\nX: y"}}, "'X-Team'"),
         ({"extra_headers": {"X-Team": 7}}, "'X-Team'"),
         ({"transport": "requests"}, "'requests'"),
-        ({"model": ""}, "which model"),
+        ({"model": ""}, "missing model name"),
     ],
 )
 def test_each_is_a_problem_with_its_place_and_a_way_out(options: dict[str, Any], says: str) -> None:
@@ -79,7 +79,7 @@ def test_nothing_that_is_printed_or_copied_shows_a_secret() -> None:
     assert "secret" not in f"{model!r} {model} {vars(model)}"
     assert "127.0.0.1:9" in repr(model)
     for way in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(TypeError, match="make it anew") as caught:
+        with pytest.raises(TypeError, match="create a new model instead") as caught:
             way(model)
         assert "secret" not in str(caught.value)
 

@@ -431,7 +431,7 @@ async def test_an_unstarted_models_problem_is_told_without_a_container() -> None
 def test_what_is_no_model_is_a_problem(wrong: Any) -> None:
     [problem] = Container(models={"default": wrong}).register(Service).check()
     assert problem.where == "Service"
-    assert "no model" in problem.what
+    assert "is not a model" in problem.what
 
 
 @pytest.mark.parametrize("answer", [None, AiMessage("x"), "x"])
@@ -440,5 +440,5 @@ async def test_an_answer_that_is_no_response_is_told(answer: Any) -> None:
         async def chat(self, request: ChatRequest) -> Any:
             return answer
 
-    with pytest.raises(TypeError, match="Wrong answered with a"):
+    with pytest.raises(TypeError, match="must return a ChatResponse"):
         await create_ai_service(Assistant, chat_model=Wrong()).chat("x")

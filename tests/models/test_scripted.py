@@ -50,7 +50,7 @@ async def test_out_of_replies_it_says_which_request_has_none() -> None:
     model = ScriptedChatModel(["one"])
     await model.chat(HI)
 
-    with pytest.raises(AssertionError, match="request 2 has no scripted reply"):
+    with pytest.raises(AssertionError, match="no scripted reply for request 2"):
         await model.chat(HI)
 
 

@@ -103,7 +103,7 @@ def test_a_key_without_a_model_is_told(monkeypatch: pytest.MonkeyPatch, variable
     problem = models().problem(None, "Assistant")
 
     assert problem is not None
-    assert f"{variable} is set, OPENAI_MODEL is not" in problem.what
+    assert f"{variable} is set, but OPENAI_MODEL is not" in problem.what
     assert "sk-secret" not in str(problem)
 
 
@@ -182,8 +182,8 @@ async def test_every_setting_of_a_model_reaches_it(serve: Serve) -> None:
     ("settings", "says"),
     [
         ({"api_key": "sec ret"}, "API key"),
-        ({"base_url": "http://"}, "address"),
-        ({"base_url": "http://u:sec ret@127.0.0.1"}, "address"),
+        ({"base_url": "http://"}, "base URL"),
+        ({"base_url": "http://u:sec ret@127.0.0.1"}, "base URL"),
         ({"headers": {"X-Team": "sec ret\n"}}, "X-Team"),
     ],
 )

@@ -105,7 +105,7 @@ async def test_recorded_calls_collects_the_calls_of_a_container() -> None:
 
 async def test_helpers_return_the_texts_and_tools_of_a_request() -> None:
     model = script()
-    with pytest.raises(AssertionError, match="has not been asked"):
+    with pytest.raises(AssertionError, match="has received no request"):
         offered_tools(model)
     await create_ai_service(Desk, chat_model=model, tools=[find, cancel]).ask("What is free?")
 
@@ -137,9 +137,9 @@ def test_assert_no_tool_calls_rejects_any_or_the_named_tools() -> None:
 
     assert_no_tool_calls([])
     assert_no_tool_calls(calls, "cancel", "refund")
-    with pytest.raises(AssertionError, match=r"no call of find or cancel was expected.*\n  find\(.*room"):
+    with pytest.raises(AssertionError, match=r"expected no call of find or cancel, but found:.*\n  find\(.*room"):
         assert_no_tool_calls(calls, "find", "cancel")
-    with pytest.raises(AssertionError, match="no call of a tool"):
+    with pytest.raises(AssertionError, match="expected no call of any tool"):
         assert_no_tool_calls(calls)
 
 
@@ -151,12 +151,12 @@ def test_failures_show_expected_and_actual_calls() -> None:
     ]
 
     assert failure(calls, "find", tool_call("cancel", {"number": 7}), "refund").splitlines() == [
-        "the tool calls are not these, in this order:",
+        "unexpected tool calls (compared in this order):",
         "    expected               actual",
         '    find(…)                find({"wish":"room"})',
         '  ✗ cancel({"number": 7})  cancel({"number":8,"why":"ill"})',
         "      argument 'number' is 8, not 7",
-        "      argument 'why' is \"ill\", and not expected",
+        "      argument 'why' is unexpected: \"ill\"",
         "  ✗ refund(…)              -",
     ]
 
@@ -183,10 +183,10 @@ def test_results_and_errors_are_compared() -> None:
         (None, False),
     ]
     fine, broken, open_end = calls[:2], calls[2:], calls[2:3]
-    assert "it did not fail, and should have failed" in failure(fine, ExpectedCall("a", is_error=True))
+    assert "the call succeeded; expected it to fail" in failure(fine, ExpectedCall("a", is_error=True))
     assert "the result is 'fine', not 'good'" in failure(fine, ExpectedCall("a", result="good"))
-    assert "it failed, and should not have failed" in failure(broken, ExpectedCall("a", is_error=False), "b")
-    assert "there is no result, and should" in failure(open_end, "a", ExpectedCall("b", is_error=False))
+    assert "the call failed; expected it to succeed" in failure(broken, ExpectedCall("a", is_error=False), "b")
+    assert "the call has no result; expected it to succeed" in failure(open_end, "a", ExpectedCall("b", is_error=False))
 
 
 def test_arguments_are_repaired_before_they_are_compared() -> None:
@@ -198,7 +198,7 @@ def test_arguments_are_repaired_before_they_are_compared() -> None:
 
 @pytest.mark.parametrize("source", ["text", 7, {"a": 1}, None])
 def test_values_without_tool_calls_are_rejected(source: Any) -> None:
-    with pytest.raises(TypeError, match="there are no tool calls in a"):
+    with pytest.raises(TypeError, match="cannot read tool calls from"):
         assert_tool_calls(source)
 
 

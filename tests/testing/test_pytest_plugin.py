@@ -249,10 +249,10 @@ def test_the_container_can_be_a_fixture_of_the_user(project: pytest.Pytester) ->
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("", "*does not know which container*toolbox_container = module:name*"),
-        ("nowhere:container", "*there is no module 'nowhere'*pythonpath*"),
+        ("", "*no container is configured for the tests*toolbox_container = module:name*"),
+        ("nowhere:container", "*cannot find module 'nowhere'*pythonpath*"),
         ("program:contaner", "*has no attribute 'contaner'*"),
-        ("program:Menu", "*is a type, no Container*"),
+        ("program:Menu", "*expected a Container, got type*"),
     ],
 )
 def test_missing_containers_are_reported(project: pytest.Pytester, target: str, said: str) -> None:
@@ -366,7 +366,7 @@ def test_recordings_are_stored_next_to_the_test_and_played_in_ci(
     monkeypatch.setenv("CI", "true")
     missing = run(project)
     missing.assert_outcomes(errors=3)
-    missing.stdout.fnmatch_lines("*recordings/test_talk.TestHello.test_hello-Hi.json: there is no such recording*")
+    missing.stdout.fnmatch_lines("*recordings/test_talk.TestHello.test_hello-Hi.json: the recording does not exist*")
 
     monkeypatch.delenv("CI")
     monkeypatch.setenv("SERVED", "1")

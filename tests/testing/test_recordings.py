@@ -248,7 +248,7 @@ async def test_unrecorded_requests_are_reported_with_their_differences(serve: Se
 
     text = str(raised.value)
     assert str(file) in text
-    assert "request 1 is not in the recording of 2" in text
+    assert "request 1 is not in the recording (2 requests)" in text
     assert 'messages[0].content: recorded "2 + 3?", now "2 + 4?"' in text
     assert "temperature: recorded nothing, now 0.1" in text
     assert "TOOLBOX_RECORDING=record" in text
@@ -282,7 +282,7 @@ async def test_requests_are_replayed_as_often_as_they_were_recorded(serve: Serve
     again = Recording(file)
 
     assert [(await asked(again)).content, (await asked(again)).content] == ["one", "two"]
-    with pytest.raises(RecordingError, match="was recorded 2 times, and is made once more"):
+    with pytest.raises(RecordingError, match="was recorded 2 times and was sent once more"):
         await asked(again)
 
 
@@ -336,10 +336,10 @@ async def test_modes_control_recording_and_replay(
 ) -> None:
     file = tmp_path / "r.json"
     assert Recording(file).is_recording
-    with pytest.raises(RecordingError, match="there is no such recording"):
+    with pytest.raises(RecordingError, match="the recording does not exist"):
         Recording(file, "replay")
     monkeypatch.setenv("CI", "true")
-    with pytest.raises(RecordingError, match="there is no such recording"):
+    with pytest.raises(RecordingError, match="the recording does not exist"):
         Recording(file)
     with pytest.raises(ValueError, match="nonsense"):
         Recording(file, "nonsense")  # type: ignore[arg-type]
@@ -374,7 +374,7 @@ async def test_invalid_recording_files_are_rejected(tmp_path: Path, text: str) -
     file = tmp_path / "r.json"
     file.write_text(text)
 
-    with pytest.raises(RecordingError, match="cannot be read"):
+    with pytest.raises(RecordingError, match="invalid recording"):
         Recording(file)
 
 

@@ -85,19 +85,19 @@ def test_specifications_survive_json(specification: ToolSpecification) -> None:
 @pytest.mark.parametrize(
     ("text", "path", "what"),
     [
-        ("{", "", "is not JSON"),
-        ("[" * 100_000, "", "is not JSON"),
-        ("[]", "", "an object is needed"),
-        ('{"messages":[]}', "version", "is missing"),
-        ('{"version":2,"messages":[]}', "version", "is 2"),
-        ('{"version":1}', "messages", "is missing"),
-        ('{"version":1,"messages":[1]}', "messages.0", "an object is needed"),
-        ('{"version":1,"messages":[{"type":"dog"}]}', "messages.0.type", "'dog' is no type of message"),
-        ('{"version":1,"messages":[{"type":"system","text":1}]}', "messages.0.text", "is a int"),
+        ("{", "", "invalid JSON"),
+        ("[" * 100_000, "", "invalid JSON"),
+        ("[]", "", "expected an object"),
+        ('{"messages":[]}', "version", "missing required field"),
+        ('{"version":2,"messages":[]}', "version", "unsupported version 2"),
+        ('{"version":1}', "messages", "missing required field"),
+        ('{"version":1,"messages":[1]}', "messages.0", "expected an object"),
+        ('{"version":1,"messages":[{"type":"dog"}]}', "messages.0.type", "unknown message type 'dog'"),
+        ('{"version":1,"messages":[{"type":"system","text":1}]}', "messages.0.text", "expected str, got int"),
         (
             '{"version":1,"messages":[{"type":"ai","tool_execution_requests":[{"id":"1","name":"a"}]}]}',
             "messages.0.tool_execution_requests.0.arguments",
-            "is missing",
+            "missing required field",
         ),
         (
             '{"version":1,"messages":[{"type":"user","contents":[{"type":"image","bytes":"?"}]}]}',
@@ -124,5 +124,5 @@ def test_values_that_json_does_not_support_are_rejected(value: object) -> None:
 
 def test_values_that_are_not_messages_are_rejected() -> None:
     wrong: Any = "hello"
-    with pytest.raises(TranscriptError, match="str is no message"):
+    with pytest.raises(TranscriptError, match="expected a message, got str"):
         messages_to_json([wrong])

@@ -1,4 +1,4 @@
-"""The demo model: answers without a language model, by rules; English only."""
+"""`DemoChatModel`, which answers by rules instead of a language model. English only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`DemoChatModel`: plans tool calls by rules, without a language model.
+"""`DemoChatModel`: plans tool calls and writes answers by rules, without a language model.
 
-Not here: its answers without tools (`prompts`), a model that follows a script (`toolbox.testing`).
+Not here: reading values from prompts and schemas (`values`), a model that follows a script (`toolbox.testing`).
 """
 
 from __future__ import annotations
@@ -42,42 +42,46 @@ from .values import (
 
 
 class DemoChatModel:
-    """Stands in for a language model where there is none: deterministic, in process, without a network.
+    """Replaces a language model in demonstrations: deterministic, in process, without a network.
 
-    It is a small forward-chaining planner that works for any tools. Per round it makes one call, of the first offered
-    tool not yet called for this question whose required arguments it can fill. A parameter is filled from the newest
-    result that holds a property of its name, at any depth, and fits its type. Else the user's text fills a required
-    one: a number with the next number of the text, each once; a date with the next ISO date; an enum with its first
-    value that the text contains as a word. A required `str` is the newest plain-string result not used yet, else the
-    user's text, which fills only one tool. When nothing more can be filled it ends with a sentence made of the results.
-    Without tools it answers from the prompt by simple rules for English: asked to extract a city it looks for a name
-    after a preposition.
+        container = Container(models={"default": DemoChatModel()})
 
-    It is no language model: it understands nothing, weighs nothing, and says the same again when asked again. It is
-    for demonstrations and for tests of a program's wiring, and is never chosen unless `TOOLBOX_DEMO=1` says so.
+    In each round, it calls the first offered tool that it has not called for this question and whose required arguments
+    it can fill. It fills a parameter from the newest tool result with a property of the same name and a matching type,
+    at any depth. It fills other required parameters from the user's text: a number with the next number (each number
+    is used once), a date with the next ISO date, an enum with its first value that the text contains as a word. A
+    required `str` is the newest unused plain-text result, else the user's text, which is used for one tool only. If it
+    cannot fill another call, it answers with a sentence that contains the results.
+
+    Without tools, it answers with simple rules for English. For example, if the prompt asks to extract a city, it looks
+    for a name after a preposition.
+
+    It does not understand language, and the same request always has the same answer. Use it for demonstrations and to
+    test the wiring of a program. A container uses it only if you pass it, or with `TOOLBOX_DEMO=1` if no default model
+    is configured.
     """
 
     supports_response_format = True
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
-        """The next call, or the answer."""
+        """Return the next tool call, or the answer."""
         current = CurrentQuestion.of(request.messages)
         if (call := _next_call(request, current)) is not None:
             return ChatResponse(AiMessage(tool_execution_requests=(call,)), finish_reason=FinishReason.TOOL_EXECUTION)
         return ChatResponse(AiMessage(_answer(request, current)), finish_reason=FinishReason.STOP)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """The same, word by word."""
+        """Yield the reply of `chat` as stream events, word by word."""
         for event in events_of(await self.chat(request), words):
             yield event
 
 
-# --- what has been said
+# --- the conversation so far
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """What a tool gave: the value its text stands for; a plain string is a `str`."""
+    """The result of a tool as a value; text that is not JSON is a `str`."""
 
     tool: str
     value: object
@@ -86,7 +90,7 @@ class ToolOutput:
 
 @dataclass(frozen=True, slots=True)
 class CurrentQuestion:
-    """The last question of a conversation and what has been done for it since, in order."""
+    """The last question of a conversation, with the tool calls and results since, in order."""
 
     system: str
     question: str
@@ -95,7 +99,7 @@ class CurrentQuestion:
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> CurrentQuestion:
-        """Reads a conversation; the question is the last user message that no images of a tool result make up."""
+        """Read a conversation. The question is the last user message with text; images of tool results have none."""
         start = max((at for at, each in enumerate(messages) if isinstance(each, UserMessage) and each.text), default=0)
         question = messages[start] if messages else None
         events: list[ToolExecutionRequest | ToolOutput] = []
@@ -113,21 +117,21 @@ class CurrentQuestion:
 
     @property
     def outputs(self) -> list[ToolOutput]:
-        """What the tools gave, the oldest first."""
+        """The results of tools, the oldest first."""
         return [each for each in self.events if isinstance(each, ToolOutput)]
 
     def called(self) -> set[str]:
-        """The tools that were called."""
+        """Return the names of the tools that were called."""
         return {each.name for each in self.events if isinstance(each, ToolExecutionRequest)}
 
     def named(self, name: str, schema: object, root: Schema) -> Iterator[object]:
-        """Values under this name that fit, of the newest result first."""
+        """Yield the values under this name that fit the schema, the newest result first."""
         for output in reversed(self.outputs):
             if not output.is_error:
                 yield from (value for value in values_named(name, output.value) if fits(value, schema, root))
 
     def unused_texts(self) -> Iterator[str]:
-        """The plain-string results that no later call was given, the newest first."""
+        """Yield the plain-text results that no later call used, the newest first."""
         given: list[object] = []
         for event in reversed(self.events):
             if isinstance(event, ToolExecutionRequest):
@@ -136,7 +140,7 @@ class CurrentQuestion:
                 yield event.value
 
     def unused_values(self) -> list[str]:
-        """Return the numbers and dates of the user's text that no call was given, in order."""
+        """Return the numbers and dates in the user's text that no call used, in order."""
         values = _values_in(self.question)
         for event in self.events:
             if isinstance(event, ToolExecutionRequest):
@@ -147,7 +151,7 @@ class CurrentQuestion:
         return values
 
     def question_is_used(self) -> bool:
-        """Whether a tool was given the user's text."""
+        """Return True if a tool call used the user's text."""
         calls = (each for each in self.events if isinstance(each, ToolExecutionRequest))
         return any(self.question in _arguments(call).values() for call in calls)
 
@@ -157,11 +161,11 @@ def _arguments(call: ToolExecutionRequest) -> dict[str, Any]:
 
 
 DONE = object()
-"""What a tool without a value gives."""
+"""The value of a tool that returns nothing."""
 
 
 def _value_of(text: str) -> object:
-    """The value of a JSON result; any other text is itself."""
+    """Return the value of a JSON result. Other text is returned unchanged."""
     try:
         return parse_json(text)
     except ValueError:
@@ -192,7 +196,7 @@ def _call(tool: ToolSpecification, arguments: Mapping[str, Any], current: Curren
 
 
 def _filled(tool: ToolSpecification, current: CurrentQuestion) -> dict[str, Any] | None:
-    """The arguments of a call of `tool`, or None when a required one cannot be filled."""
+    """Return the arguments for `tool`, or None if a required argument cannot be filled."""
     schema = tool.parameters
     arguments: dict[str, Any] = {}
     texts, values = current.unused_texts(), current.unused_values()
@@ -236,7 +240,7 @@ def _contains_word(text: str, value: object) -> bool:
     return bool(word) and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
 
 
-# ISO dates are read before numbers; a `-` directly before a digit is its sign.
+# ISO dates are matched before numbers. A `-` directly before a digit is its sign.
 _VALUE = re.compile(
     r"(?<!\d)\d{4}-\d{2}-\d{2}(?:T\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?:Z|[+-]\d{2}:\d{2})?)?(?!\d)"
     r"|-?(?<![\w.])(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?"
@@ -268,7 +272,7 @@ def _date_in(text: str, form: str) -> object:
 
 
 def _text_for(schema: object, root: Schema, current: CurrentQuestion, texts: Iterator[str]) -> object:
-    """A text for a `str` parameter: the newest plain-string result, else the user's text."""
+    """Return a text for a `str` parameter: the newest plain-text result, else the user's text."""
     if not fits_text(schema, root):
         return _MISSING
     for text in texts:
@@ -279,7 +283,7 @@ def _text_for(schema: object, root: Schema, current: CurrentQuestion, texts: Ite
 
 
 def fits_text(schema: object, root: Schema) -> bool:
-    """Whether the schema is one of strings, rather than of anything at all."""
+    """Return True if the schema allows strings explicitly."""
     schema = resolved(schema, root)
     return "string" in types_of(schema) or any(fits_text(each, root) for each in branches(schema))
 
@@ -296,7 +300,7 @@ def _answer(request: ChatRequest, current: CurrentQuestion) -> str:
         text = _sentence(current.outputs, current.question)
     elif request.tool_specifications and request.tool_choice != "none":
         names = ", ".join(each.name for each in request.tool_specifications)
-        text = f"I cannot answer that: nothing said so far fills the arguments of my tools ({names})."
+        text = f"I cannot answer that: I found no values for the arguments of my tools ({names})."
     else:
         text = answer(prompt)
     schema = request.response_format.schema if request.response_format is not None else _schema_shown(current)
@@ -310,7 +314,7 @@ def _schema_shown(current: CurrentQuestion) -> Schema | None:
 
 
 def _guessed(schema: Schema, current: CurrentQuestion, text: str | None = None) -> Any:
-    """A value of `schema`: from the results where a property has the name, else from the prompt."""
+    """Return a value of `schema`, filled from result properties of the same name, else from the prompt."""
     prompt = Prompt(current.system, current.question)
 
     def fill(name: str | None, each: Schema) -> object:
@@ -321,8 +325,8 @@ def _guessed(schema: Schema, current: CurrentQuestion, text: str | None = None) 
 
 
 def _sentence(outputs: Sequence[ToolOutput], question: str) -> str:
-    """What the last tools gave, for a person to read."""
-    last = [replace(each, value=_asked_for(each.value, question.casefold())) for each in outputs[-3:]]
+    """Return the last results as sentences."""
+    last = [replace(each, value=_relevant(each.value, question.casefold())) for each in outputs[-3:]]
     if last[-1].is_error or _is_nothing(last[-1].value):
         return f"I am sorry, I could not find an answer. {_phrases(last)}"
     return f"Here is what I found. {_phrases(last)}"
@@ -335,21 +339,21 @@ def _phrases(outputs: Sequence[ToolOutput]) -> str:
 def _phrase(output: ToolOutput) -> str:
     title = output.tool.replace("_", " ")
     if output.is_error:
-        return f"{title} failed: {_said(output.value).rstrip('.')}"
+        return f"{title} failed: {_spoken(output.value).rstrip('.')}"
     if output.value is DONE:
         return f"{title} is done"
     if _is_nothing(output.value):
         return f"{title} found nothing"
-    return f"{title}: {_said(output.value).rstrip('.')}"
+    return f"{title}: {_spoken(output.value).rstrip('.')}"
 
 
-def _asked_for(value: object, question: str) -> object:
-    """A result without what nobody asked for: of a list of objects those that the question names, or else all."""
+def _relevant(value: object, question: str) -> object:
+    """Return a result in which lists of objects contain only those that the question names, if it names any."""
     if isinstance(value, dict):
-        return {key: _asked_for(each, question) for key, each in value.items()}
+        return {key: _relevant(each, question) for key, each in value.items()}
     if not isinstance(value, list):
         return value
-    items = [_asked_for(each, question) for each in value]
+    items = [_relevant(each, question) for each in value]
     return [each for each in items if isinstance(each, dict) and _is_named(each, question)] or items
 
 
@@ -359,7 +363,7 @@ def _is_named(item: Mapping[str, object], question: str) -> bool:
 
 
 def _is_nothing(value: object) -> bool:
-    """Whether a result holds no value at all, such as `{"results": []}`."""
+    """Return True if a result contains no value, such as `{"results": []}`."""
     if isinstance(value, dict):
         return all(map(_is_nothing, value.values()))
     if isinstance(value, list):
@@ -367,16 +371,16 @@ def _is_nothing(value: object) -> bool:
     return value is None or value == ""
 
 
-def _said(value: object) -> str:
+def _spoken(value: object) -> str:
     match value:
         case None:
             return "nothing"
         case bool():
             return "yes" if value else "no"
         case dict():
-            return ", ".join(f"{str(key).replace('_', ' ')} {_said(each)}" for key, each in value.items())
+            return ", ".join(f"{str(key).replace('_', ' ')} {_spoken(each)}" for key, each in value.items())
         case list():
-            shown = [_said(each) for each in value[:10]]
+            shown = [_spoken(each) for each in value[:10]]
             between = "; " if any(isinstance(each, (dict, list)) for each in value) else " / "
             return between.join(shown) + (f" and {len(value) - 10} more" if len(value) > 10 else "")
         case _:

@@ -20,22 +20,22 @@ def _set_of(words: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A system message and what the user says."""
+    """The system message and the user's message."""
 
     system: str
     user: str
 
 
 def answer(prompt: Prompt) -> str:
-    """The thing the prompt asks to extract, or the words it says to answer when there is none, or an echo."""
+    """Return what the prompt asks to extract, else the text it asks for if nothing is found, else an echo."""
     wanted = _wanted(prompt.system) or _asked(prompt.system) or _wanted(prompt.user)
     if wanted is None:
-        return f"This is a demo model without tools; it can only repeat what you said: {prompt.user.strip()}"
+        return f"This is a demo model without tools. It can only repeat your message: {prompt.user.strip()}"
     return extract(wanted, _subject(prompt)) or _when_absent(prompt) or "unknown"
 
 
 def extract(wanted: str, text: str) -> str | None:
-    """The first thing in `text` that may be called `wanted`: an address, a number, a date, else a name."""
+    """Return the first match for `wanted` in `text`: an address, a number, a date, else a name."""
     kind = wanted.lower()
     for words, pattern in _PATTERNS:
         if words.search(kind):
@@ -50,8 +50,10 @@ def extract(wanted: str, text: str) -> str | None:
 
 
 def scalar_for(name: str | None, schema: Schema, prompt: Prompt, text: str | None) -> object:
-    """A value for one field of a structured answer: found in the prompt by the field's name and type; None if there is
-    none. `text` is the answer in words, for a field that is no thing to be extracted."""
+    """Return a value for a field of a structured answer, found in the prompt by the field's name and type, or None.
+
+    `text` is the answer in words, for fields such as `answer` or `summary`.
+    """
     subject = _subject(prompt)
     if choices := schema.get("enum"):
         return next((each for each in choices if str(each).lower() in subject.lower()), choices[0])
@@ -71,7 +73,7 @@ def scalar_for(name: str | None, schema: Schema, prompt: Prompt, text: str | Non
     return extract(described, subject) or text or prompt.user
 
 
-# --- what is asked for, of which text
+# --- the requested thing, and the text to search
 
 _WANTED = re.compile(
     r"\b(?:extract|identify|detect|find|determine|pick out|recogni[sz]e)(?:s|ing)?\s+"
@@ -104,13 +106,13 @@ def _wanted(instruction: str) -> str | None:
 
 
 def _asked(instruction: str) -> str | None:
-    """What an instruction asks for in the form of a question: "Which city is it about?"."""
+    """Return the thing that an instruction asks for in a question, such as "Which city is it about?"."""
     found = _QUESTION.search(instruction)
     return found["thing"] if found and _KNOWN.search(found["thing"]) else None
 
 
 def _subject(prompt: Prompt) -> str:
-    """The text the instruction speaks of: what the user says, without an instruction that stands before it."""
+    """Return the text to search: the user's message without the instruction before it."""
     user = prompt.user
     labels = list(_LABELLED.finditer(user))
     if labels:
@@ -130,7 +132,7 @@ def _when_absent(prompt: Prompt) -> str | None:
     return found.group(1) if found else None
 
 
-# --- things with a form of their own
+# --- things with a fixed format
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)?(?![\w])")
 _DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
@@ -168,7 +170,7 @@ _AFTER_COMMA = re.compile(rf"(?<![\w'’-])[^\W\d_][\w'’-]*+,\s*{_CAPITALISED}
 _PLACE = _set_of("in at near around inside outside within")
 _ABOUT = _set_of("for to from of about over visit visiting is")
 _ARTICLES = _set_of("the city town capital of")
-# Names of places keep the small words of their own language: Rio de Janeiro.
+# Names of places may contain lower-case words of their language: Rio de Janeiro.
 _LINKS = _set_of(
     "de la le les lès du des da do dos das del della di van der den dem am an auf of the upon sur en e y el al by"
 )
@@ -199,7 +201,7 @@ class _Word:
     start: int
     end: int
     opens: bool
-    """Whether a sentence begins with it."""
+    """True if a sentence begins with it."""
 
     @property
     def key(self) -> str:
@@ -207,13 +209,13 @@ class _Word:
 
     @property
     def is_proper(self) -> bool:
-        """Whether it is written as names are: with a capital letter, or in a script that has none."""
+        """True if it is written like a name: with a capital letter, or in a script without capital letters."""
         first = self.text.removeprefix("'s-")[:1]
         return first.upper() == first and self.key not in _TIMES
 
 
 def _name(text: str, near: tuple[frozenset[str], ...]) -> str | None:
-    """The name that `text` speaks of: after one of the prepositions, anywhere, in small letters."""
+    """Return a name in `text`: after one of the prepositions, else anywhere, else in lower case."""
     words = list(_words(text))
     for prepositions in near:
         for found in _after(words, prepositions, text):
@@ -249,7 +251,7 @@ def _after(words: list[_Word], prepositions: frozenset[str], text: str) -> Itera
 
 
 def _sequence(words: list[_Word], at: int, text: str) -> str:
-    """The name that begins with this word: further proper words, and small ones between them that names have."""
+    """Return the name that begins with this word, with further names and the lower-case words between them."""
     end = at
     following = at + 1
     while following < len(words) and text[words[following - 1].end : words[following].start] == " ":
@@ -260,7 +262,7 @@ def _sequence(words: list[_Word], at: int, text: str) -> str:
             break
         following += 1
     name = text[words[at].start : words[end].end]
-    # "London's weather" speaks of London; nothing tells whether "St. John's tomorrow" does, so the name stays whole.
+    # "London's weather" is about London. "St. John's tomorrow" is ambiguous, so the name stays whole.
     owns = (
         end + 1 < len(words) and words[end + 1].key not in _TIMES and text[words[end].end : words[end + 1].start] == " "
     )
@@ -268,7 +270,7 @@ def _sequence(words: list[_Word], at: int, text: str) -> str:
 
 
 def _small(words: list[_Word], text: str) -> str | None:
-    """A name written in small letters: what follows a preposition, else all that says nothing else."""
+    """Return a name in lower case: the words after a preposition, else all words without another meaning."""
     stops = _TIMES | _OPENERS | _FILLERS | _PLACE | _ABOUT
     for at, word in enumerate(words):
         if word.key in _PLACE and len(word.key) > 1 and (run := _run(words, at + 1, stops, text)):
@@ -290,7 +292,7 @@ def _run(words: list[_Word], at: int, stops: frozenset[str], text: str) -> str:
 
 
 def resolved(schema: object, root: Schema) -> Schema:
-    """`schema` without its `$ref`, which is looked up in `root`; what is no schema, or refers in a circle, is empty."""
+    """Return `schema` with its `$ref` resolved in `root`; `{}` if it is not a schema or the reference is circular."""
     for _ in range(20):
         if not isinstance(schema, Mapping):
             return {}
@@ -305,19 +307,19 @@ def resolved(schema: object, root: Schema) -> Schema:
 
 
 def types_of(schema: Schema) -> tuple[str, ...]:
-    """What `type` says, as a tuple; empty when it says nothing."""
+    """Return the types of a schema; empty if it has no `type`."""
     kind = schema.get("type")
     return (kind,) if isinstance(kind, str) else tuple(kind) if isinstance(kind, list) else ()
 
 
 def branches(schema: Schema) -> Sequence[object]:
-    """The alternatives of a schema that has some."""
+    """Return the alternatives of a schema (`anyOf` or `oneOf`)."""
     found = schema.get("anyOf") or schema.get("oneOf")
     return found if isinstance(found, list) else ()
 
 
 def fits(value: object, schema: object, root: Schema) -> bool:
-    """Whether `value` is valid, by the keywords that the schemas of tool parameters use."""
+    """Return True if `value` is valid, checked by the keywords that schemas of tool parameters use."""
     schema = resolved(schema, root)
     if "const" in schema and not _same(value, schema["const"]):
         return False
@@ -344,7 +346,7 @@ def fits(value: object, schema: object, root: Schema) -> bool:
 
 
 def example(schema: object, root: Schema, fill: Callable[[str | None, Schema], object], name: str | None = None) -> Any:
-    """A value of `schema`; each scalar is `fill(property name, its schema)` if that fits, else the plainest value."""
+    """Return a value of `schema`: each scalar is `fill(property name, schema)` if valid, else a default of its type."""
     schema = resolved(schema, root)
     if alternatives := branches(schema):
         chosen = next((each for each in alternatives if types_of(resolved(each, root)) != ("null",)), alternatives[0])
@@ -367,7 +369,7 @@ def example(schema: object, root: Schema, fill: Callable[[str | None, Schema], o
 
 
 def schema_in(text: str) -> dict[str, Any] | None:
-    """The JSON schema that a prompt shows the model, if it shows one."""
+    """Return the JSON schema in a prompt, or None."""
     decoder = json.JSONDecoder()
     for start in re.finditer(r"\{", text):
         try:
@@ -418,7 +420,7 @@ def _string_fits(value: str, schema: Schema) -> bool:
         if isinstance(pattern, str) and not re.search(pattern, value):
             return False
     except re.error:
-        pass  # a pattern of another dialect says nothing here
+        pass  # patterns of another dialect are ignored
     form = _FORMAT_PATTERNS.get(str(schema.get("format")))
     return form is None or form.fullmatch(value) is not None
 
@@ -466,7 +468,7 @@ def _object_fits(value: dict[str, Any], schema: Schema, root: Schema) -> bool:
 
 
 def values_named(name: str, value: object) -> Iterator[object]:
-    """What stands under `name` in `value`, at any depth of objects and lists, the shallowest first."""
+    """Yield the values of properties called `name`, at any depth of objects and lists, outer ones first."""
     level = [value]
     while level:
         below: list[object] = []

@@ -1,7 +1,7 @@
-"""Puts a reply together from its pieces: which call a fragment belongs to, names, arguments, ids, whether it is whole.
+"""Assembles a reply from its fragments: text, reasoning, tool calls with names, arguments and ids.
 
-The rules are those of servers as they are, a fragment at a time; no I/O. Not here: where a wire keeps the pieces
-(`chat_wire`, `responses_wire`), what a tool makes of its arguments (`tools.codec`).
+The rules follow what servers send in practice, including common mistakes. No I/O. Not here: the names of fields
+(`chat_wire`, `responses_wire`), decoding arguments (`tools.codec`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from .reply_details import bounded
 
 LONGEST_ID = 64
 LARGEST_MESSAGE_ATTRIBUTES = 2**16
-"""Bytes of JSON that a message keeps beyond its fields: conversations are stored. The response keeps the rest."""
+"""Bytes of JSON in a message's attributes. The limit is low because conversations are stored. The response keeps the
+rest."""
 LARGEST_RESPONSE_ATTRIBUTES = 2**22
-"""The same of a response, whose attributes are not stored."""
+"""Bytes of JSON in a response's attributes, which are not stored."""
 LEFT_OUT = "left_out"
-"""The attribute of a response that names what was larger than that."""
+"""The attribute of a response with the names of attributes that were too large."""
 
 
 @dataclass(slots=True, eq=False)
 class PartialCall:
-    """A tool call as far as it is known."""
+    """A tool call that may still be incomplete."""
 
     position: int
     id: str | None = None
@@ -51,17 +52,17 @@ class PartialCall:
 
     @property
     def arguments(self) -> str:
-        """The argument text so far."""
+        """The argument text received so far."""
         return "".join(self.fragments)
 
 
 class ReplyAccumulator:
-    """Takes the pieces of one reply and gives the events that stream it; `finish` gives the whole.
+    """Receives the fragments of one reply and creates its stream events; `finish` returns the whole reply.
 
-    `tool_names` are those offered: a name that comes in pieces or under `functions.` can only be judged by them.
-    `wants_json`: the text is a structured answer, useless when it is cut. `ending`: the server's own word for how the
-    reply ended. `attributes` are those that an adapter sends back; `of_message` and `of_response` what no field holds;
-    `unread` names the parts of a reply that could be its answer and that nothing here reads.
+    `tool_names` are the offered tools; they are needed for names that arrive in fragments or with the prefix
+    `functions.`. `wants_json`: the text is a structured answer, which is useless if it is cut. `ending`: the server's
+    own finish reason. `attributes` are sent back to the server. `of_message` and `of_response` are the other
+    attributes. `unread` names parts that may be the answer but are not supported.
     """
 
     def __init__(self, tool_names: Collection[str] = (), wants_json: bool = False) -> None:
@@ -80,53 +81,53 @@ class ReplyAccumulator:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
-        self._held: dict[str, str] = {}  # half a character of a channel
+        self._held: dict[str, str] = {}  # a high surrogate by channel
         self._calls: list[PartialCall] = []
         self._at_index: dict[Hashable, list[PartialCall]] = {}
         self._ids: set[str] = set()
 
     def take_events(self) -> list[StreamEvent]:
-        """The events since the last time."""
+        """Return the events since the last call."""
         events, self.events = self.events, []
         return events
 
-    # --- pieces
+    # --- fragments
 
     def text(self, piece: str) -> None:
-        """A piece of the answer."""
+        """Add a fragment of the answer."""
         if not piece.isascii() or "text" in self._held:
-            piece = self._mended("text", piece)
+            piece = self._with_joined_surrogates("text", piece)
         if piece:
             self._text.append(piece)
             self.events.append(PartialResponse(piece))
 
     def reasoning(self, piece: str) -> None:
-        """A piece of what the model thinks."""
+        """Add a fragment of the reasoning."""
         if not piece.isascii() or "reasoning" in self._held:
-            piece = self._mended("reasoning", piece)
+            piece = self._with_joined_surrogates("reasoning", piece)
         if piece:
             self._reasoning.append(piece)
             self.events.append(PartialReasoning(piece))
 
     def refusal(self, piece: str) -> None:
-        """A piece of a refusal."""
+        """Add a fragment of a refusal."""
         self._refusal.append(piece)
 
     def call_piece(self, index: object, call_id: object, name: object, arguments: object) -> PartialCall:
-        """A fragment of a call, which belongs to the call that the rules say, or opens a new one."""
+        """Add a fragment of a call, and return the call it belongs to: a known or a new one."""
         key, identity, fragment = key_of(index), _text_of(call_id), self._name_in(name)
         call = self._continued(key, identity, fragment, arguments) or self._open(key)
         self._add(call, identity, fragment, arguments)
         return call
 
     def whole_call(self, call_id: object, name: object, arguments: object) -> PartialCall:
-        """A call of a reply that came whole: always one of its own."""
+        """Add a call of a reply that is not streamed; always a new call."""
         call = self._open(None)
         self._add(call, _text_of(call_id), self._name_in(name), arguments)
         return call
 
     def end_call(self, call: PartialCall, arguments: object) -> None:
-        """Says that a call is complete, and what its arguments are, where the wire says it all again."""
+        """Mark a call as complete, with its whole arguments if the server repeats them."""
         text = argument_text(arguments)
         if text and call.complete is None:
             if not call.fragments:
@@ -135,7 +136,7 @@ class ReplyAccumulator:
         self._report(call)
 
     def id_of(self, call: PartialCall) -> str:
-        """The id that a call has in the reply."""
+        """Return the id of a call in the reply."""
         return self._completed(call).id
 
     @property
@@ -146,9 +147,9 @@ class ReplyAccumulator:
     # --- the end
 
     def finish(self) -> ChatResponse:
-        """The reply. Raises `ModelTruncatedError`, `ModelRefusedError`, `ModelProtocolError`.
+        """Return the whole reply, and add its last events.
 
-        The events of calls not yet reported and of the whole are added.
+        Raises `ModelTruncatedError`, `ModelRefusedError` or `ModelProtocolError`.
         """
         self._release()
         calls = self._real_calls()
@@ -166,7 +167,7 @@ class ReplyAccumulator:
         elif self.finish_reason is FinishReason.TOOL_EXECUTION and not calls:
             self.finish_reason = FinishReason.STOP
         reasoning = "".join(self._reasoning) or None
-        # An empty reply is the text "", unless it is there for its calls.
+        # The text of an empty reply without calls is "".
         attributes, of_response = self._attributes()
         message = AiMessage(text or (None if calls else ""), requests, reasoning, attributes)
         response = ChatResponse(message, self.usage, self.finish_reason, self.id, self.model, of_response)
@@ -174,7 +175,7 @@ class ReplyAccumulator:
         return response
 
     def _attributes(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the attributes of the message and of the response, bounded."""
+        """Return the attributes of the message and of the response, limited in size."""
         if self._refusal and (self._text or self._calls):
             self.of_message["refusal"] = "".join(self._refusal)
         if self.finish_reason is FinishReason.OTHER and self.ending:
@@ -188,35 +189,37 @@ class ReplyAccumulator:
         return {**kept, **self.attributes}, of_response
 
     def _check_saying(self, text: str) -> None:
-        """A reply that says nothing must have ended as one that had nothing to say."""
+        """Raise an error for a reply without a call, unless it has text or may be empty."""
         if any(call.arguments.strip() for call in self._calls):
-            raise ModelProtocolError("the reply holds a tool call without a name")
+            raise ModelProtocolError("the reply contains a tool call without a name")
         if text:
             return
         if self._refusal:
             raise ModelRefusedError("".join(self._refusal))
         match self.finish_reason:
             case FinishReason.CONTENT_FILTER:
-                raise ModelRefusedError("the server's content filter stopped the reply before it said anything")
+                raise ModelRefusedError("the server's content filter stopped the reply before any text")
             case FinishReason.LENGTH:
-                raise ModelTruncatedError("the reply was cut at the token limit before it said anything")
+                raise ModelTruncatedError("the reply was cut at the token limit before any text")
             case _ if self.unread:
                 names = ", ".join(dict.fromkeys(self.unread))
-                raise ModelProtocolError(f"the reply holds no text and no tool call, only: {names[:500]}")
+                raise ModelProtocolError(f"the reply contains no text and no tool call, only: {names[:500]}")
             case FinishReason.STOP if not self._calls:
                 return
         if self._calls:
-            raise ModelProtocolError("the reply holds a tool call without a name, and nothing else")
+            raise ModelProtocolError("the reply contains only a tool call without a name")
         if self.finish_reason is FinishReason.TOOL_EXECUTION:
-            raise ModelProtocolError("the reply says that it asks for tools, and holds neither a call nor a text")
-        raise ModelProtocolError(f"the reply is empty, and ended with finish_reason {self.ending or 'null'}")
+            raise ModelProtocolError(
+                "the reply's finish reason is a tool call, but it contains neither a call nor text"
+            )
+        raise ModelProtocolError(f"the reply is empty; its finish_reason is {self.ending or 'null'}")
 
-    # --- which call
+    # --- assigning fragments to calls
 
     def _continued(
         self, key: Hashable | None, identity: str | None, name: str | None, arguments: object
     ) -> PartialCall | None:
-        """The call that a fragment continues; None: it opens one."""
+        """Return the call that a fragment continues, or None for a new call."""
         if key is not None:
             return self._continued_at(self._at_index.get(key, []), identity, name, arguments)
         if not self._calls:
@@ -229,7 +232,7 @@ class ReplyAccumulator:
             return last if last.id is None and last.name is None else None
         if name is None:
             return last
-        # A name opens a call, unless it only says again whose arguments are going on.
+        # A name starts a new call, unless it repeats the name of the call whose arguments continue.
         goes_on = last.name == name and last.fragments and not _ends_object(last)
         return last if goes_on and (last.id is None or can_only_continue(arguments)) else None
 
@@ -237,7 +240,7 @@ class ReplyAccumulator:
         self, here: list[PartialCall], identity: str | None, name: str | None, arguments: object
     ) -> PartialCall | None:
         if not here:
-            # Servers that count fragments instead of calls keep the id, and name only the first.
+            # Servers that number fragments instead of calls repeat the id, and send the name only once.
             return None if identity is None or name is not None else self._with_id(self._calls, identity)
         last = here[-1]
         if identity is None or last.id == identity:
@@ -246,11 +249,11 @@ class ReplyAccumulator:
             return known
         if last.id is None:
             return None if name is not None and last.name is not None and _is_complete(last) else last
-        # One vendor changes the id within a call; an opener always names its function.
+        # One vendor changes the id within a call. The first fragment of a call always has a name.
         return None if name is not None else last
 
     def _is_another(self, call: PartialCall, name: str | None, arguments: object) -> bool:
-        """Whether a name on a call's own key is that of the next call, from a server that numbers nothing."""
+        """Return True if a name at the index of a call belongs to the next call: some servers send no index."""
         if name is None or call.name is None:
             return False
         if name == call.name:
@@ -261,7 +264,7 @@ class ReplyAccumulator:
         return _ends_object(call) or (held in self._tool_names and not call.fragments and not known.startswith(held))
 
     def _name_in(self, value: object) -> str | None:
-        """The name in a fragment. One gateway writes the word for none (litellm#12513)."""
+        """Return the name in a fragment. One gateway sends "null" or "None" instead of no name (litellm#12513)."""
         name = _text_of(value)
         return None if name in ("null", "None") and name not in self._tool_names else name
 
@@ -280,7 +283,7 @@ class ReplyAccumulator:
 
     def _add(self, call: PartialCall, identity: str | None, name: str | None, arguments: object) -> None:
         if call.complete is not None:
-            return  # its tool may be running; what is said again about it changes nothing
+            return  # its tool may already run, so later fragments are ignored
         if call.id is None:
             call.id = identity
         if name is not None:
@@ -291,7 +294,7 @@ class ReplyAccumulator:
             self.events.append(PartialToolCall(call.position, call.id, call.name, piece))
 
     def _name(self, call: PartialCall, fragment: str) -> None:
-        """A name is set once. A different fragment is joined only where it can be nothing but the rest of a name."""
+        """Set the name of a call. A second fragment is appended only if it must be the rest of the name."""
         if call.name is None:
             call.name = fragment
         elif fragment == call.name or self._known(call.name) in self._tool_names or any(map(str.strip, call.fragments)):
@@ -302,14 +305,14 @@ class ReplyAccumulator:
             call.name += fragment
 
     def _known(self, name: str) -> str:
-        """The name without `functions.`, when only the rest is known."""
+        """Return the name without the prefix `functions.`, if only the rest is the name of a tool."""
         rest = name.removeprefix("functions.").strip()
         return rest if name not in self._tool_names and rest in self._tool_names else name
 
     # --- completing
 
     def _real_calls(self) -> list[PartialCall]:
-        """The calls that name their function. Arguments alone belong to the call before, if that has too few."""
+        """Return the calls with a name. Arguments without a name belong to the previous call if it is incomplete."""
         real: list[PartialCall] = []
         for call in self._calls:
             if call.name is not None:
@@ -319,7 +322,7 @@ class ReplyAccumulator:
         return real
 
     def _report(self, call: PartialCall) -> None:
-        """Reports a call as complete before the reply ends, as soon as another one has begun: its tool may start."""
+        """Report a complete call before the reply ends, as soon as another one begins, so that its tool can start."""
         if call.name is not None and call.complete is None and _is_complete(call):
             self._completed(call)
 
@@ -333,17 +336,17 @@ class ReplyAccumulator:
         return call.complete
 
     def _unique_id(self, given: str | None) -> str:
-        """The id of a call and of its result: the server's, or a made one when that is missing, double or too long."""
+        """Return the server's id, or a generated one if it is missing, duplicate or too long."""
         identity = given
         while not identity or len(identity) > LONGEST_ID or identity in self._ids:
-            identity = uuid.uuid4().hex[:9]  # nine letters and digits: what the strictest server takes
+            identity = uuid.uuid4().hex[:9]  # the strictest server requires nine letters and digits
         self._ids.add(identity)
         return identity
 
     # --- surrogates
 
-    def _mended(self, channel: str, piece: str) -> str:
-        """Joins the halves of a character that a server cut in two; a lone half is replaced."""
+    def _with_joined_surrogates(self, channel: str, piece: str) -> str:
+        """Join the two surrogates of a character that a server split. A lone surrogate is replaced."""
         piece = self._held.pop(channel, "") + piece
         try:
             piece.encode()
@@ -354,30 +357,30 @@ class ReplyAccumulator:
         return piece
 
     def _release(self) -> None:
-        """A half that never got its other half."""
+        """Replace surrogates that never got their second half."""
         held, self._held = self._held, {}
         for channel in held:
             (self.text if channel == "text" else self.reasoning)("\ufffd")
 
 
 def _is_usable(call: PartialCall) -> bool:
-    """Whether this call's arguments are there, and whole."""
+    """Return True if the call's arguments are a complete object."""
     text = call.arguments
     return bool(text.strip()) and strict_arguments(text) is not None
 
 
 def _ends_object(call: PartialCall) -> bool:
-    """Whether the arguments so far are a whole object; looks at the last fragment first, which is mostly enough."""
+    """Return True if the arguments so far are a complete object. Checks the last fragment first, which is fast."""
     return call.fragments[-1:] != [] and call.fragments[-1].rstrip().endswith("}") and _is_usable(call)
 
 
 def _is_complete(call: PartialCall) -> bool:
-    """Whether nothing can follow: the arguments are an object with something in it."""
+    """Return True if nothing can follow: the arguments are a complete, non-empty object."""
     return _ends_object(call) and bool(strict_arguments(call.arguments))
 
 
 def _is_another_object(call: PartialCall, arguments: object) -> bool:
-    """Whether a whole object comes where another one has been said."""
+    """Return True if `arguments` are a second complete object."""
     text = argument_text(arguments).strip()
     if not text.startswith("{") or not text.endswith("}") or not _is_complete(call):
         return False
@@ -394,7 +397,7 @@ def _is_json(text: str) -> bool:
 
 
 def key_of(index: object) -> Hashable | None:
-    """An index as a key; None where it is absent or none at all."""
+    """Return an index as a key, or None if it is missing or invalid."""
     if index is None or index == "" or isinstance(index, (dict, list, bool)):
         return None
     text = str(index).strip()
@@ -402,14 +405,14 @@ def key_of(index: object) -> Hashable | None:
 
 
 def _text_of(value: object) -> str | None:
-    """A non-empty text; numbers are taken as theirs."""
+    """Return a non-empty text or an integer as text, else None."""
     if isinstance(value, str):
         return value.strip() or None
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def merged_details(details: list[dict[str, Any]], more: object) -> None:
-    """Adds the pieces of a list that is streamed: those of one type and index go on in their texts."""
+    """Add fragments of a streamed list. The texts of fragments with the same type and index are joined."""
     for piece in more if isinstance(more, list) else ():
         if not isinstance(piece, Mapping):
             continue
@@ -429,20 +432,20 @@ def merged_details(details: list[dict[str, Any]], more: object) -> None:
 
 
 def argument_text(arguments: object) -> str:
-    """The text of a fragment; some servers send an object."""
+    """Return the text of a fragment. Some servers send an object."""
     if arguments is None:
         return ""
     return arguments if isinstance(arguments, str) else compact_json(arguments)
 
 
 def can_only_continue(arguments: object) -> bool:
-    """Whether this piece of arguments can only continue others."""
+    """Return True if this fragment cannot be the beginning of arguments."""
     text = argument_text(arguments).lstrip()
     return bool(text) and text[0] not in '{"n'
 
 
 def settled(fragments: list[str]) -> str:
-    """The argument text to be used: a JSON object where the fragments mean one, else as it came."""
+    """Return the final argument text: a JSON object if the fragments can be read as one, else unchanged."""
     text = whole_characters("".join(fragments))
     try:
         return arguments_text(text)
@@ -455,7 +458,7 @@ def settled(fragments: list[str]) -> str:
 
 
 def whole_characters(text: str) -> str:
-    """`text` with the two halves of a character joined, and lone halves replaced."""
+    """Return `text` with surrogate pairs joined and lone surrogates replaced."""
     if text.isascii():
         return text
     try:

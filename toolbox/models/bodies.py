@@ -1,6 +1,6 @@
-"""The bodies of requests and replies: a large request goes in pieces, a reply is decoded and bounded while it comes.
+"""Bodies of HTTP messages: sends a large request in parts, decodes and limits a reply while it arrives.
 
-Not here: sending and receiving (`transport`), what the bytes mean (`reading`). Loaded with the first client.
+Not here: sending and receiving (`transport`), reading the reply (`openai`). Imported with the first client.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import httpx2
 from ..errors import ModelProtocolError
 
 LARGE = 2**20
-"""Bytes in a request from which on it is sent in pieces: aiohttp warns of writing more at once."""
+"""Requests with more bytes are sent in parts: aiohttp warns about larger writes."""
 LARGEST_ERROR = 2**20
-"""Bytes of the body of an error or a redirect that are read; the rest is ignored."""
+"""Bytes that are read of the body of an error or a redirect. The rest is ignored."""
 _PIECE = 2**16
-"""Bytes that a compressed reply is decoded into at a time."""
+"""Bytes of output per step when a compressed reply is decoded."""
 
 
 def prepared(http_client: Any, max_reply_bytes: int | None) -> Any:
-    """Return the client, made to build requests at less cost and to bound what it reads.
+    """Return the client, changed to build requests faster and to limit replies.
 
-    It would parse the text of its one or two addresses for every request, and write a large body at once.
+    An unchanged client parses its address for every request and writes a large body at once.
     """
     build_request, read = http_client.build_request, functools.lru_cache(maxsize=64)(type(http_client.base_url))
 
@@ -44,7 +44,7 @@ def prepared(http_client: Any, max_reply_bytes: int | None) -> Any:
 
 
 class _LargeBody:
-    """A large body, which can be sent more than once."""
+    """Yields a large body in parts; can be sent more than once."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -55,10 +55,11 @@ class _LargeBody:
 
 
 class BoundedBody(httpx2.AsyncByteStream):
-    """A reply's body: decoded, and at most `limit` bytes of it.
+    """Decodes a reply's body and yields at most `limit` bytes.
 
-    A body that is too large, or compressed in a way that was not asked for, ends early and has a `fault`: an error
-    raised here would make the package try again. Of the body of an error only the beginning is read.
+    If the body is too large or has an unexpected compression, it ends early and `fault` holds the error. The error is
+    not raised here, because the `openai` package would then retry the request. Of an error's body, only the beginning
+    is read.
     """
 
     def __init__(self, response: Any, limit: int | None) -> None:
@@ -88,13 +89,15 @@ class BoundedBody(httpx2.AsyncByteStream):
                     if limit is not None and count > limit:
                         if not self._is_error:
                             what = f"the model server's reply is larger than {limit} bytes"
-                            self.fault = ModelProtocolError(f"{what}; raise max_reply_bytes= if that is right")
+                            self.fault = ModelProtocolError(
+                                f"{what}; raise max_reply_bytes= if you expect replies of this size"
+                            )
                         else:
                             yield piece[: limit - count]
                         return
                     yield piece
             except zlib.error as error:
-                self.fault = ModelProtocolError(f"the reply's compression is broken: {error}")
+                self.fault = ModelProtocolError(f"the reply contains invalid compressed data: {error}")
                 return
 
     def _decoder(self) -> Callable[[bytes], Iterator[bytes]] | None:
@@ -102,10 +105,12 @@ class BoundedBody(httpx2.AsyncByteStream):
             return None
         name = self._encoding.removeprefix("x-")
         if name not in self._asked:
-            self.fault = ModelProtocolError(f"the reply is compressed ({name[:40]}), which was not asked for")
+            self.fault = ModelProtocolError(
+                f"the reply is compressed ({name[:40]}), but the request did not accept that"
+            )
         elif name not in ("gzip", "deflate"):
-            what = f"the reply is compressed ({name[:40]}), which is not supported"
-            self.fault = ModelProtocolError(f"{what}; ask for gzip or deflate, or leave out accept-encoding")
+            what = f"unsupported compression of the reply: {name[:40]}"
+            self.fault = ModelProtocolError(f"{what}; set the header accept-encoding to gzip or deflate, or remove it")
         return _decoded(name)
 
     async def aclose(self) -> None:
@@ -113,20 +118,20 @@ class BoundedBody(httpx2.AsyncByteStream):
 
 
 def _decoded(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
-    """Return a function that decodes a chunk into small pieces, so that little is held before it is counted."""
+    """Return a function that decodes a chunk in small parts, so that memory stays small until the limit applies."""
     decoder = zlib.decompressobj(zlib.MAX_WBITS | 16) if encoding == "gzip" else None
 
     def decode(chunk: bytes) -> Iterator[bytes]:
         nonlocal decoder
         if decoder is None:
-            # "deflate" means the zlib format, and some servers send the data alone.
+            # "deflate" means the zlib format, but some servers send raw deflate data.
             is_zlib = chunk[:1] and chunk[0] & 0x0F == 8 and (len(chunk) < 2 or (chunk[0] * 256 + chunk[1]) % 31 == 0)
             decoder = zlib.decompressobj(zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS)
         while chunk:
             yield decoder.decompress(chunk, _PIECE)
             chunk = decoder.unconsumed_tail
             if decoder.eof and encoding == "gzip" and decoder.unused_data.strip(b"\0"):
-                chunk = decoder.unused_data  # one more member
+                chunk = decoder.unused_data  # another gzip member follows
                 decoder = zlib.decompressobj(zlib.MAX_WBITS | 16)
 
     return decode

@@ -1,6 +1,6 @@
-"""The chat-completions wire: a request as the bytes servers accept, a reply or its stream as pieces of an answer.
+"""The chat completions API: encodes requests, interprets replies and streams.
 
-Not here: how the pieces are put together (`accumulator`), sending and receiving (`transport`).
+Not here: assembling the fragments of a reply (`accumulator`), sending and receiving (`transport`).
 """
 
 from __future__ import annotations
@@ -48,25 +48,26 @@ REASONING_DETAILS = "reasoning_details"
 EXTRA_CONTENT = "extra_content"
 CACHE_CONTROL = "cache_control"
 CONTINUED = ("prefix", "partial")
-"""Attributes of a reply whose text the model is to continue, as Mistral and DeepSeek, Moonshot and Qwen name them."""
+"""Attributes of a message that the model should continue: `prefix` (Mistral, DeepSeek), `partial` (Moonshot, Qwen)."""
 IMAGES_FOLLOW = b"\0"
-"""Ends the form of a result whose images this wire can only carry in a message of their own; no JSON holds it."""
+"""Marks the encoded result of a tool with images, which this API only accepts in a user message. JSON never contains
+this byte."""
 
 
 class ChatWire:
-    """Encodes for one model: `path` is where requests go."""
+    """Encodes the requests of one model. `path` is added to the base URL."""
 
     path = "/chat/completions"
 
     def __init__(self, send_tool_metadata: tuple[str, ...] = (), strict_tools: bool = False) -> None:
         self._send_tool_metadata = send_tool_metadata
         self._strict_tools = strict_tools
-        # Kept as one object each: encoded forms are found again by the function that made them.
+        # Always the same function object, because encoded forms are cached by function.
         self._encode_message = encode_message
         self._tools = ToolBytes(self._encode_tool)
 
     def fields(self, request: ChatRequest) -> Fields:
-        """The request's own fields, in the wire's order, each as JSON."""
+        """Return the fields of a request as JSON, in the order of the API."""
         fields: Fields = {"messages": b"[%s]" % self._messages(request.messages)}
         if request.tool_specifications:
             fields["tools"] = self._tools.of(request.tool_specifications)
@@ -77,15 +78,15 @@ class ChatWire:
         return fields
 
     def stream_fields(self, usage: bool) -> Fields:
-        """What asks for a stream, and for its token counts."""
+        """Return the fields that request a stream, with token counts if `usage` is true."""
         return {"stream": b"true", "stream_options": b'{"include_usage":true}'} if usage else {"stream": b"true"}
 
     def parameter(self, name: str, value: Any) -> tuple[str, Any]:
-        """A parameter by this wire's name."""
+        """Return a parameter's name and value in this API."""
         return name, value
 
     def interpreter(self, reply: ReplyAccumulator) -> ChatInterpreter:
-        """Interprets one reply."""
+        """Return an interpreter for one reply."""
         return ChatInterpreter(reply)
 
     def _messages(self, messages: Sequence[Message]) -> bytes:
@@ -108,7 +109,7 @@ class ChatWire:
 
 
 def encode_message(message: Message) -> bytes:
-    """One message; nothing for a reply that said nothing, which servers refuse in a history."""
+    """Encode one message. An empty reply becomes `b""`, because servers reject it in a history."""
     match message:
         case SystemMessage():
             return json_bytes({"role": message.role, **_said(message.text, message), **_name(message)})
@@ -122,7 +123,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def _said(content: str | list[dict[str, Any]], message: Message) -> dict[str, Any]:
-    """Return the content, with the message's cache mark on its last part."""
+    """Return the content field, with the message's `cache_control` on its last part."""
     mark = message.attributes.get(CACHE_CONTROL)
     if not mark:
         return {"content": content}
@@ -154,7 +155,7 @@ def _part(content: Content) -> dict[str, Any]:
 
 
 def _with_images(messages: Sequence[Message]) -> Iterator[bytes]:
-    """The messages, with the images of results in a user message after the last result of their round."""
+    """Yield the encoded messages, with the images of tool results in a user message after the round's last result."""
     images: list[ImageContent] = []
     for message in messages:
         if images and not isinstance(message, ToolExecutionResultMessage):
@@ -180,7 +181,7 @@ def _encode_reply(message: AiMessage) -> bytes:
         fields[CACHE_CONTROL] = mark
     fields |= {name: True for name in CONTINUED if message.attributes.get(name) is True}
     if message.tool_execution_requests:
-        # Servers that think before they call want to see their thoughts again beside the call.
+        # Reasoning models expect their reasoning again together with the call.
         name = message.attributes.get(REASONING_FIELD)
         if message.reasoning and name in REASONING_FIELDS:
             fields[name] = message.reasoning
@@ -239,20 +240,20 @@ _FINISH = {
     "recitation": FinishReason.CONTENT_FILTER,
     "refusal": FinishReason.CONTENT_FILTER,
 }
-# What a reply, a choice or a message holds beyond these goes into attributes.
+# All other fields of a reply, a choice or a message become attributes.
 _OF_REPLY = frozenset({"id", "object", "model", "choices", "usage", "x_groq", "obfuscation", "error", "type"})
 _OF_CHOICE = frozenset({"index", "delta", "message", "finish_reason", "text", "error", "usage"})
 _OF_MESSAGE = frozenset(
     {"role", "content", "refusal", "tool_calls", "function_call", *REASONING_FIELDS, REASONING_DETAILS, EXTRA_CONTENT}
-    | {"name", CACHE_CONTROL, REASONING_FIELD, *CONTINUED}  # these would be sent back
+    | {"name", CACHE_CONTROL, REASONING_FIELD, *CONTINUED}  # as attributes, these would be sent back
 )
 _ANSWERS = ("audio", "images", "image", "video", "files")
-"""Fields of a message that may be a whole answer, which is not text."""
+"""Fields of a message that may be an answer without text."""
 _LASTING = (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
 
 
 class ChatInterpreter:
-    """Knows what a chat completion and the chunks of its stream mean."""
+    """Interprets a chat completion or the chunks of its stream."""
 
     kind = "chat completion: it has no choices"
     final = False
@@ -269,11 +270,11 @@ class ChatInterpreter:
 
     @property
     def ended(self) -> bool:
-        """Whether the reply has said that it is complete."""
+        """True if the server has said that the reply is complete."""
         return self._is_whole or self.reply.finish_reason is not None
 
     def close(self) -> None:
-        """Take a message beside deltas that said nothing. Raises `ModelProtocolError` if there is no message."""
+        """Read a message that was sent beside empty deltas. Raises `ModelProtocolError` if there is no message."""
         reply = self.reply
         if self._said_again is not None and not reply.says_something:
             self._delta(self._said_again, whole=True)
@@ -283,7 +284,7 @@ class ChatInterpreter:
             reply.of_response["choices"] = list(self._others.values())
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
-        """Reads a completion or a chunk. Raises `ModelHttpError` when it is an error."""
+        """Read a completion or a chunk. Raises `ModelHttpError` if it is an error."""
         choices = value.get("choices")
         if (choices is None or value.get("error")) and (error := error_in(value)) is not None:
             raise error
@@ -322,11 +323,11 @@ class ChatInterpreter:
         reason = choice.get("finish_reason")
         delta, message = choice.get("delta"), choice.get("message")
         if message is None and not delta and isinstance(text := choice.get("text"), str):
-            delta = {"content": text}  # the older completions wire
+            delta = {"content": text}  # the older completions API
         elif isinstance(message, str):
             message = {"content": message}
         if isinstance(message, dict) and (not delta or not isinstance(delta, dict) or (is_document and message)):
-            # After deltas, a message only says all of it again.
+            # After deltas, a message only repeats them.
             if not self._by_deltas:
                 self.answered = True
                 self._is_whole = self._is_whole or whole
@@ -348,7 +349,7 @@ class ChatInterpreter:
                 self._usage(usage)
 
     def _other_choice(self, index: object, choice: dict[str, Any]) -> None:
-        """Keep a further choice, in the form of a whole one."""
+        """Keep a further choice, assembled to a whole one."""
         kept = self._others.setdefault(str(index), {"index": index, "message": {}})
         for said in (choice.get("delta"), choice.get("message")):
             if isinstance(said, dict):
@@ -363,7 +364,7 @@ class ChatInterpreter:
             raise ModelHttpError(200, "the server ended the reply with finish_reason error")
         reply = self.reply
         reply.ending = str(reason)
-        # Some say that the reply was cut, and afterwards that it stopped.
+        # Some servers first report that the reply was cut, then that it stopped.
         if reply.finish_reason not in _LASTING:
             reply.finish_reason = _FINISH.get(word, FinishReason.OTHER)
 
@@ -375,7 +376,7 @@ class ChatInterpreter:
                 reply.text(content)
             else:
                 self._parts(content)
-            if len(delta) == 1:  # as nearly all chunks of a text are
+            if len(delta) == 1:  # true for nearly all chunks of a text
                 return
         for name in REASONING_FIELDS:
             thought = delta.get(name)
@@ -400,7 +401,7 @@ class ChatInterpreter:
             reply.unread += [name for name in _ANSWERS if delta.get(name)]
 
     def _parts(self, parts: object) -> None:
-        """Content as a list of parts, thoughts among them."""
+        """Read content that is a list of parts, including reasoning."""
         for part in parts if isinstance(parts, list) else [parts]:
             if isinstance(part, str):
                 self.reply.text(part)
@@ -414,7 +415,7 @@ class ChatInterpreter:
                 self.reply.text(text)
             elif isinstance(refusal := part.get("refusal"), str):
                 self.reply.refusal(refusal)
-            elif part is parts:  # an answer that was asked for as JSON, and came as that
+            elif part is parts:  # a structured answer that is a JSON object instead of text
                 self.reply.text(compact_json(part))
             elif part.get("type") not in ("text", None):
                 self.reply.unread.append(f"{part['type']} content")
@@ -429,7 +430,7 @@ class ChatInterpreter:
     def _call(self, entry: dict[str, Any], whole: bool) -> None:
         function, kind = entry.get("function"), entry.get("type")
         if function is None and isinstance(kind, str) and isinstance(entry.get(kind), dict):
-            self.reply.unread.append(f"{kind} tool call")  # of a tool that the program gave in `parameters`
+            self.reply.unread.append(f"{kind} tool call")  # a call of a tool in `parameters`
             add_extras(self.reply.of_message, {"tool_calls": [entry]}, ("tool_calls",))
             return
         part = function if isinstance(function, dict) else entry

@@ -1,6 +1,6 @@
-"""Keeps what may be a key in a query out of the log: httpx2 writes the address of each request there.
+"""Removes queries from addresses that httpx2 logs, because a query may contain a key.
 
-Not here: addresses in errors (`server_errors`), which show no query either.
+Not here: addresses in errors (`server_errors`), which are shown without a query, too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WithoutQuery(logging.Filter):
-    """Cuts the query off addresses that begin with `address`."""
+    """Removes the query from logged addresses that begin with `address`."""
 
     address: str
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Changes the record; it stays."""
+        """Change the record, and return True to keep it."""
         if isinstance(record.args, tuple):
             record.args = tuple(self._shown(each) for each in record.args)
         return True
@@ -29,5 +29,5 @@ class WithoutQuery(logging.Filter):
 
 
 def hide_queries(address: str) -> None:
-    """From now on, what is logged of requests to `address` shows no query."""
-    logging.getLogger("httpx2").addFilter(WithoutQuery(address.rstrip("/")))  # adding an equal one changes nothing
+    """Hide the query in all later log records about requests to `address`."""
+    logging.getLogger("httpx2").addFilter(WithoutQuery(address.rstrip("/")))  # an equal filter is added only once

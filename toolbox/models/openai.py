@@ -1,6 +1,7 @@
-"""`OpenAiChatModel`: any server that speaks the OpenAI API, or says so.
+"""`OpenAiChatModel`, for any server with an OpenAI-compatible API, and the reader of its replies.
 
-Joins the parts: a wire encodes and reads, a transport sends and receives. Not here: either of them.
+A wire encodes requests and interprets replies, a transport sends and receives. Not here: the wires (`chat_wire`,
+`responses_wire`), the transport (`transport`), the settings (`openai_settings`).
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from .wire_encoding import Fields, joined, json_bytes
 
 
 class Interpreter(Protocol):
-    """Knows what the objects of one wire mean, and tells the accumulator.
+    """Interprets the JSON objects of one wire and passes the parts to the accumulator.
 
-    `kind`: what a reply is called. `answered`: some of a reply has come. `ended`: it has said that it is complete.
-    `final`: nothing that follows counts.
+    `kind`: the name of a reply, for errors. `answered`: a part of a reply has arrived. `ended`: the server has said
+    that the reply is complete. `final`: everything that follows is ignored.
     """
 
     kind: str
@@ -48,16 +49,16 @@ class Interpreter(Protocol):
     def final(self) -> bool: ...
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
-        """Reads one object. Raises `ModelHttpError` when it is an error."""
+        """Read one object. Raises `ModelHttpError` if it is an error."""
         ...
 
     def close(self) -> None:
-        """Called before the reply is put together."""
+        """Finish reading; called before the reply is assembled."""
         ...
 
 
 class Wire(Protocol):
-    """One of the two APIs; see `ChatWire`."""
+    """Encodes requests for one of the two APIs and creates interpreters of replies; see `ChatWire`."""
 
     path: str
 
@@ -73,7 +74,7 @@ M = TypeVar("M")
 
 
 def _taking(settings: Callable[P, S]) -> Callable[[Callable[[M, S], None]], Callable[Concatenate[M, P], None]]:
-    """Make a constructor take what the constructor of its settings takes, so that they are listed in one place."""
+    """Give a constructor the parameters of a settings class, so that they are declared once."""
 
     def decorate(init: Callable[[M, S], None]) -> Callable[Concatenate[M, P], None]:
         def construct(self: M, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -90,9 +91,13 @@ def _taking(settings: Callable[P, S]) -> Callable[[Callable[[M, S], None]], Call
 
 
 class OpenAiChatModel:
-    """A model behind the OpenAI API: OpenAI's own, Azure's, or of any server that is called compatible.
+    """A model behind an OpenAI-compatible API: OpenAI, Azure, vLLM, Ollama, llama.cpp and many others.
 
-    It takes the settings of `OpenAiSettings`, which describes each of them.
+        model = OpenAiChatModel("gpt-5", timeout=60)  # key: OPENAI_API_KEY
+        local = OpenAiChatModel("qwen3", "http://localhost:11434/v1")
+
+    It takes the arguments of `OpenAiSettings`, which documents each of them. Raises `IllegalConfigurationError` for
+    invalid arguments.
     """
 
     @_taking(OpenAiSettings)
@@ -110,24 +115,26 @@ class OpenAiChatModel:
         self._transport = Transport(settings)
 
     def __repr__(self) -> str:
-        address = self._settings.address.partition("?")[0]  # behind it may be a key
+        address = self._settings.address.partition("?")[0]  # the query may contain a key
         return f"OpenAiChatModel({self.model!r}, base_url={address!r})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} holds connections and a key; make it anew where it is needed")
+        raise TypeError(
+            f"cannot pickle or copy {self!r}, which holds connections and a key; create a new model instead"
+        )
 
     @property
     def base_url(self) -> str:
-        """The address of the server's API."""
+        """The base URL of the server's API."""
         return self._settings.address
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """What is sent with every request."""
+        """The parameters that are sent with every request."""
         return MappingProxyType(self._parameters)
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
-        """The whole reply. Raises `ModelError`."""
+        """Send a request and return the whole reply. Raises `ModelError`."""
         body, headers = self._body(request, {})
         try:
             received = await self._transport.post(self._wire.path, body, headers)
@@ -140,7 +147,7 @@ class OpenAiChatModel:
             raise
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """The reply in pieces, a `CompleteResponse` last. Raises `ModelError` in the iteration."""
+        """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
         while True:
             body, headers = self._body(request, self._wire.stream_fields(self._stream_usage))
             try:
@@ -166,13 +173,13 @@ class OpenAiChatModel:
                 self._stream_usage = False
 
     async def aclose(self) -> None:
-        """Closes the connections. The model may be used again, on new ones."""
+        """Close the connections. The model can be used again with new connections."""
         await self._transport.aclose()
 
     # --- sending
 
     def _body(self, request: ChatRequest, more: Fields) -> tuple[bytes, dict[str, str] | None]:
-        """A request's bytes and the headers of its own."""
+        """Return the bytes of a request, and its additional headers."""
         parameters = self._parameters
         headers: dict[str, str] | None = None
         if request.parameters:
@@ -181,10 +188,10 @@ class OpenAiChatModel:
             parameters.update(parameters.pop("extra_body", None) or {})
             parameters["tools"] = added_tools(self._parameters, request.parameters)
         if parameters.get("tools") and not request.parameters.get("tools"):
-            request = replace(request, parameters=parameters)  # the model's own tools count for the tool choice too
+            request = replace(request, parameters=parameters)  # the model's tools count for the tool choice too
         fields = {"model": json_bytes(self.model), **self._wire.fields(request), **more}
         for name, value in parameters.items():
-            # Servers refuse the question about parallel calls where there are none.
+            # Servers reject parallel_tool_calls without tools.
             if value is not None and (name != "parallel_tool_calls" or request.tool_specifications):
                 name, value = self._wire.parameter(name, value)
                 form = json_bytes(value)
@@ -194,7 +201,7 @@ class OpenAiChatModel:
         return joined(fields), headers
 
     def _secrets_of(self, request: ChatRequest) -> list[str]:
-        """Return what a request's own parameters hold under names of credentials, and its headers."""
+        """Return the credentials in the parameters and headers of a request."""
         return list(secrets_in([self._parameters, request.parameters]))
 
     def _reader(self, request: ChatRequest) -> ReplyReader:
@@ -203,14 +210,14 @@ class OpenAiChatModel:
         return ReplyReader(self._wire.interpreter(reply))
 
     def _refuses_usage(self, error: ModelError) -> bool:
-        """Whether the server refused a stream because it was asked for its token counts."""
+        """Return True if the server rejected a stream because of the option for token counts."""
         if not self._stream_usage or not isinstance(error, ModelHttpError):
             return False
         return error.status in (400, 422) and "stream_options" in f"{error.message}{error.body}"
 
 
 def added_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[Any] | None:
-    """Return the server's own tools of a model and of a request; None in the request removes the model's."""
+    """Return the server-side tools of a model and of a request. None in the request removes the model's."""
     given = {**request, **(request.get("extra_body") or {})}
     if "tools" in given and given["tools"] is None:
         return None
@@ -219,13 +226,13 @@ def added_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[An
 
 
 async def _next_block(stream: Stream, reader: ReplyReader, said: bool) -> bytes | None:
-    """The next block that may count; a connection that broke before the first event is tried again.
+    """Return the next block, or None. A connection that broke before the first event is retried.
 
-    `said`: the last one held something of the reply.
+    `said`: the previous block contained a part of the reply.
     """
     if reader.is_done:
         return None
-    if reader.is_ended:  # what counts may still follow a finish_reason
+    if reader.is_ended:  # token counts may follow the finish_reason
         return await stream.more(said)
     while True:
         try:
@@ -236,7 +243,7 @@ async def _next_block(stream: Stream, reader: ReplyReader, said: bool) -> bytes 
 
 
 def _located(error: ModelError, status: int, request_id: str | None) -> ModelError:
-    """The same error with the request's id and status, where it can hold them."""
+    """Return the error with the request's id and status, if its class has them."""
     if request_id is None and not isinstance(error, ModelProtocolError):
         return error
     if isinstance(error, ModelHttpError) and error.request_id is None:
@@ -264,10 +271,9 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
 
 
 class ReplyReader:
-    """Reads one reply: the blocks of a stream with `feed`, then `finish`; or a whole body with `read`.
+    """Reads one reply: a stream with `feed` and `finish`, or a whole body with `read`.
 
-    Each takes what came in place of the other, a document for a stream or a stream for a document. `begun`: an event
-    has come. `is_ended`: the reply has said that it is complete; a connection that breaks after that has lost nothing.
+    Both accept a stream as well as a document, because some servers send the other one. `begun`: an event has arrived.
     """
 
     def __init__(self, interpreter: Interpreter) -> None:
@@ -278,27 +284,27 @@ class ReplyReader:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing that follows counts."""
+        """True if everything that follows is ignored."""
         return self._events.done or self._interpreter.final
 
     @property
     def is_ended(self) -> bool:
-        """Whether the reply is complete, though more may follow."""
+        """True if the server has said that the reply is complete. Token counts may still follow."""
         return self._events.done or self._interpreter.ended
 
     def feed(self, block: bytes) -> list[StreamEvent]:
-        """The events of this block. Raises `ModelHttpError` and `ModelProtocolError`."""
+        """Return the events of this block. Raises `ModelHttpError` and `ModelProtocolError`."""
         self._take(self._events.feed(block))
         return self._interpreter.reply.take_events()
 
     def finish(self) -> list[StreamEvent]:
-        """The last events, a `CompleteResponse` in the end; nothing more will come. Raises any `ModelError`."""
+        """Return the last events; the very last is `CompleteResponse`. Raises any `ModelError`."""
         self._take(self._events.finish())
         self._end()
         return self._interpreter.reply.take_events()
 
     def read(self, body: bytes) -> ChatResponse:
-        """The reply that a body is. Raises any `ModelError`."""
+        """Return the reply in a whole body. Raises any `ModelError`."""
         try:
             value = from_json(body)
         except ValueError:
@@ -318,14 +324,14 @@ class ReplyReader:
             self.begun = True
             self._interpreter.take(value, self._events.is_document)
         if self._events.broken is not None and not self.is_ended:
-            raise ModelProtocolError("an event of the model's stream is not JSON", self._events.broken)
+            raise ModelProtocolError("an event of the model's stream is not valid JSON", self._events.broken)
 
     def _end(self) -> ChatResponse:
         interpreter = self._interpreter
         if not interpreter.answered:
-            raise ModelProtocolError(f"what came is no {interpreter.kind}", self._excerpt())
+            raise ModelProtocolError(f"the reply is not a {interpreter.kind}", self._excerpt())
         if not self.is_ended:
-            raise ModelProtocolError("the stream stopped before the reply ended", self._excerpt())
+            raise ModelProtocolError("the stream ended before the reply was complete", self._excerpt())
         try:
             interpreter.close()
             return interpreter.reply.finish()
@@ -333,6 +339,6 @@ class ReplyReader:
             raise ModelProtocolError(error.message, self._excerpt()) from error.__cause__
 
     def _excerpt(self) -> str:
-        """What meant nothing, else what came last."""
+        """Return the unknown lines, else the last object."""
         strange = self._events.excerpt()
         return strange or (excerpt(compact_json(self._latest[-1]).encode()) if self._latest else "")

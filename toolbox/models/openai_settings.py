@@ -1,7 +1,7 @@
-"""The settings of `OpenAiChatModel`, in one frozen class, with what the environment adds and what is wrong with them.
+"""The settings of `OpenAiChatModel` in one frozen class, their defaults from the environment, and their checks.
 
-Not here: reaching the server (`transport`); the settings of the environment (`settings`); parameters, which the server
-judges.
+Not here: connecting to the server (`transport`), the library's own settings (`settings`). Parameters are checked by the
+server.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LARGEST_REPLY = 64 * 2**20
 
 
 class HttpTransport(Protocol):
-    """What sends a client's requests: an httpx2 `AsyncBaseTransport`, or what has its methods, as a `Recording` has."""
+    """Sends the requests of a client: an httpx2 `AsyncBaseTransport` or an object with the same methods."""
 
     async def handle_async_request(self, request: Any) -> Any:
-        """The reply to a request."""
+        """Return the reply to a request."""
         ...
 
     async def aclose(self) -> None:
-        """The client is closed."""
+        """Release connections; called when the client is closed."""
         ...
 
 
@@ -38,30 +38,45 @@ TransportChoice: TypeAlias = Literal["aiohttp", "httpx2"] | HttpTransport | None
 
 @dataclass(frozen=True, slots=True)
 class OpenAiSettings:
-    """How to reach a model behind the OpenAI API, and what to send with every request.
+    """The settings of a model behind the OpenAI API. `OpenAiChatModel` takes the same arguments.
 
-    `base_url` and `api_key` default to `OPENAI_BASE_URL` and `OPENAI_API_KEY`; a server of your own may need no key. A
-    key may be a coroutine function that returns a fresh one. `wire` is `"chat"` (chat completions) or `"responses"`.
+    Server:
 
-    `timeout` is for a whole call, retries and streaming included, `read_timeout` for each wait for the server; seconds.
-    `max_retries` counts those after the first try: of connections that fail and of the statuses 408, 409, 429 and 5xx,
-    waiting as long as the server says. `max_concurrent_requests` is a limit per event loop; more calls wait.
+    - `base_url`, `api_key`: default to `OPENAI_BASE_URL` and `OPENAI_API_KEY`. Your own server may need no key. The key
+      may be a coroutine function that returns the current key.
+    - `wire`: `"chat"` (chat completions) or `"responses"`.
+    - `transport`: `"aiohttp"` (the default if it is installed), `"httpx2"`, or an object that sends requests, such as
+      an httpx2 transport or a `toolbox.recordings.Recording`. A model has one client per event loop.
 
-    `parameters` are sent with every request, by the wire's names (`top_p`, `stop`, `reasoning_effort` …); those of a
-    request win, and None removes one. The named ones here are short for the same. `extra_body`, `extra_headers`,
-    `extra_query` go with every request.
+    Limits:
 
-    `fallback` names other models of the container, asked in order when this one does not answer.
-    `supports_response_format=False`: the server knows no JSON schema for replies; it is put into the prompt instead.
-    `send_tool_metadata`: the keys of a tool's metadata that are sent with it. `strict_tools`: asks for arguments that
-    follow the schema, of tools whose schema allows it. `max_reply_bytes` limits a reply, decoded; None: no limit.
-    `stream_usage=False`: never asks a stream for its token counts; a server that refuses the question is not asked
-    twice. `transport` is `"aiohttp"` (where it is installed), `"httpx2"` or an object that sends: an httpx2 transport,
-    a `toolbox.recordings.Recording`. Used on several event loops, a model has a client on each.
+    - `timeout`: seconds for a whole call, including retries and streaming; None for no limit.
+    - `read_timeout`: seconds for each wait for data from the server.
+    - `max_retries`: retries after the first try, for failed connections and the statuses 408, 409, 429 and 5xx. The
+      server's `retry-after` is respected.
+    - `max_concurrent_requests`: a limit per event loop; further calls wait.
+    - `max_reply_bytes`: the largest decoded reply; None for no limit.
+
+    Parameters of every request:
+
+    - `temperature`, `max_tokens`, `max_completion_tokens`, `seed`, `parallel_tool_calls`, and `parameters` for all
+      others, by the server's names (`top_p`, `stop`, `reasoning_effort`, …). Parameters of a request win; None removes
+      one.
+    - `extra_body`, `extra_headers`, `extra_query`: further fields, headers and query parameters.
+
+    Behaviour:
+
+    - `fallback`: the names of other models of the container, which are called in order if this one does not answer.
+    - `supports_response_format=False`: the server does not support JSON schemas for replies. The schema is added to the
+      prompt instead.
+    - `send_tool_metadata`: the keys of tool metadata that are sent to the server.
+    - `strict_tools`: require arguments that match the schema, for tools whose schema allows it.
+    - `stream_usage=False`: do not request token counts in streams. After a server has rejected the option, it is
+      not sent again.
     """
 
     model: str
-    base_url: str | None = field(default=None, repr=False)  # may hold a key, as those below that are not shown
+    base_url: str | None = field(default=None, repr=False)  # may contain a key, like the other fields with repr=False
     api_key: ApiKey | None = field(default=None, repr=False)
     _: KW_ONLY
     wire: Literal["chat", "responses"] = "chat"
@@ -87,24 +102,24 @@ class OpenAiSettings:
     max_reply_bytes: int | None = LARGEST_REPLY
 
     def with_environment(self) -> OpenAiSettings:
-        """Return these settings with the address and the key of the environment, where none are given."""
+        """Return the settings with missing values of address and key from the environment."""
         url = self.base_url or os.environ.get("OPENAI_BASE_URL")
-        # The key of the environment belongs to the environment's server: another one must not see it.
+        # The key in the environment belongs to the environment's server. It must not be sent to another one.
         key = self.api_key or (os.environ.get("OPENAI_API_KEY") if is_from_environment(url or PUBLIC_URL) else None)
         return replace(self, base_url=url, api_key=key)
 
     @property
     def address(self) -> str:
-        """The address of the server's API."""
+        """The base URL of the server's API."""
         return self.base_url or PUBLIC_URL
 
     @property
     def key(self) -> ApiKey:
-        """The key to send; servers of your own want none, but the `openai` package does."""
+        """The key to send. Your own server may need none, but the `openai` package requires one."""
         return self.api_key or "none"
 
     def body_parameters(self) -> dict[str, Any]:
-        """Return what is sent in the body of every request, by the names of the chat wire."""
+        """Return the parameters in the body of every request, by the names of the chat completions API."""
         names = ("temperature", "max_tokens", "max_completion_tokens", "seed", "parallel_tool_calls")
         named = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**named, **(self.parameters or {}), **(self.extra_body or {})}
@@ -114,14 +129,14 @@ class OpenAiSettings:
 
 
 def is_address(url: str) -> bool:
-    """Return True for the address of a server: without http:// a host would be read as a scheme."""
+    """Return True if the URL begins with http:// or https://. Without it, the host would be read as a scheme."""
     return url.lower().startswith(("http://", "https://"))
 
 
 def is_from_environment(base_url: str) -> bool:
-    """Return True if `OPENAI_API_KEY` and its like may be sent there.
+    """Return True if `OPENAI_API_KEY` and similar variables may be sent to this address.
 
-    They belong to the address of `OPENAI_BASE_URL`, and to OpenAI's public ones.
+    They belong to the address in `OPENAI_BASE_URL` and to OpenAI's public addresses.
     """
     own = os.environ.get("OPENAI_BASE_URL")
     if own and _normalized(base_url) == _normalized(own):
@@ -144,7 +159,7 @@ def _normalized(url: str) -> tuple[str, str | None, int | None, str]:
 
 
 def environment_headers(base_url: str | None) -> dict[str, str]:
-    """Return the headers that the package reads from the environment, for this address (None: for any)."""
+    """Return the headers that the package reads from the environment for this address (None: any address)."""
     if base_url is not None and not is_from_environment(base_url):
         return {}
     lines = [line.partition(":") for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")]
@@ -157,7 +172,7 @@ def environment_headers(base_url: str | None) -> dict[str, str]:
 
 
 def problems_of(settings: OpenAiSettings) -> Iterator[Problem]:
-    """Yield the problems of these settings. No value that may be a secret is shown."""
+    """Yield the problems of these settings, without values that may be secret."""
     model: object = settings.model
     where = f"OpenAiChatModel({model!r})"
     if (
@@ -165,30 +180,30 @@ def problems_of(settings: OpenAiSettings) -> Iterator[Problem]:
         and not settings.base_url
         and (settings.transport is None or isinstance(settings.transport, str))
     ):
-        fix = "give api_key= or base_url=, or set OPENAI_API_KEY or OPENAI_BASE_URL"
-        yield Problem(where, "there is neither an API key nor an address", fix)
+        fix = "pass api_key= or base_url=, or set OPENAI_API_KEY or OPENAI_BASE_URL"
+        yield Problem(where, "missing API key and base URL", fix)
     if not isinstance(model, str) or not model.strip():
-        yield Problem(where, "it does not say which model", "give the name that the server has for it")
+        yield Problem(where, "missing model name", "pass the server's name of the model")
     yield from _of_address(settings.address, where)
     yield from _of_limits(settings, where)
     if isinstance(settings.key, str):
         if not settings.key.isascii() or not settings.key.isprintable() or " " in settings.key:
-            what = "its API key holds a blank, a line end or another character that no header can carry"
-            yield Problem(where, what, "give api_key= or OPENAI_API_KEY the key alone")
+            what = "invalid API key: it contains a space, a line break or another character that headers do not allow"
+            yield Problem(where, what, "set api_key= or OPENAI_API_KEY to the key only")
     elif not callable(settings.key):
-        what = f"its API key is of type {type(settings.key).__name__}"
-        yield Problem(where, what, "give a str, or a coroutine function that gives one")
+        what = f"invalid API key of type {type(settings.key).__name__}"
+        yield Problem(where, what, "pass a str, or a coroutine function that returns one")
     for name, value in (settings.extra_headers or {}).items():
         if not isinstance(value, str) or not value.isprintable() or not f"{name}".isascii() or not name.isprintable():
-            yield Problem(where, f"the header {name!r} has no value that can be sent", "give one line of text")
+            yield Problem(where, f"invalid name or value of the header {name!r}", "pass one line of printable text")
     if isinstance(settings.transport, str) and settings.transport not in ("aiohttp", "httpx2"):
-        yield Problem(where, f"there is no transport {settings.transport!r}", "use 'aiohttp' or 'httpx2'")
+        yield Problem(where, f"unknown transport {settings.transport!r}", "use 'aiohttp' or 'httpx2'")
 
 
 def _of_address(address: str, where: str) -> Iterator[Problem]:
     if not is_address(address):
-        what = "its address does not begin with http:// or https://"
-        yield Problem(where, what, "set base_url= or OPENAI_BASE_URL: http://localhost:11434/v1, for example")
+        what = "invalid base URL: it must begin with http:// or https://"
+        yield Problem(where, what, "set base_url= or OPENAI_BASE_URL, for example to http://localhost:11434/v1")
         return
     try:
         parts = urlsplit(address)
@@ -196,20 +211,20 @@ def _of_address(address: str, where: str) -> Iterator[Problem]:
     except ValueError:
         parts, usable = None, False
     if parts is None or not usable or not address.isprintable() or " " in address:
-        fix = "mend base_url= or OPENAI_BASE_URL: http://localhost:11434/v1, for example"
-        yield Problem(where, "its address is none: the host or the port cannot be read", fix)
+        fix = "set base_url= or OPENAI_BASE_URL, for example to http://localhost:11434/v1"
+        yield Problem(where, "invalid base URL: the host or port cannot be read", fix)
     elif "@" in parts.netloc:
-        fix = "give api_key=, or extra_headers={'authorization': …}"
-        yield Problem(where, "its address holds a name or password, which would go into logs", fix)
+        fix = "pass api_key=, or extra_headers={'authorization': …}"
+        yield Problem(where, "the base URL contains a user name or password, which would be logged", fix)
     elif parts.query or parts.fragment:
-        fix = "give extra_query={…} what stands behind the question mark"
-        yield Problem(where, "its address holds a query, and the paths of the API would be put behind it", fix)
+        fix = "pass the query parameters as extra_query={…}"
+        yield Problem(where, "the base URL contains a query or fragment, and API paths cannot be added after it", fix)
 
 
 def _of_limits(settings: OpenAiSettings, where: str) -> Iterator[Problem]:
     for name, value in (("timeout", settings.timeout), ("read_timeout", settings.read_timeout)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-            yield Problem(where, f"{name} is {value!r}", "give seconds above 0, or None for no limit")
+            yield Problem(where, f"invalid {name} {value!r}", "pass seconds above 0, or None for no limit")
     limits = (
         ("max_retries", settings.max_retries, 0),
         ("max_concurrent_requests", settings.max_concurrent_requests, 1),
@@ -219,4 +234,4 @@ def _of_limits(settings: OpenAiSettings, where: str) -> Iterator[Problem]:
         if name != "max_retries" and count is None:
             continue
         if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            yield Problem(where, f"{name} is {count!r}", f"give a whole number from {least}")
+            yield Problem(where, f"invalid {name} {count!r}", f"pass an integer of at least {least}")

@@ -1,7 +1,7 @@
-"""Lets a test run decide whether model servers are asked, and which model stands for the named ones.
+"""Hooks for test runs: one that may refuse requests to model servers, one that replaces the models of containers.
 
-Empty in a program. The pytest plugin fills it in; models that send requests and containers that look models up ask
-here. Imports nothing, so that asking costs nothing.
+The pytest plugin sets them; in a program they are None. Models call the first before each request, containers call the
+second for each lookup. The module imports nothing, to keep both cheap.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class ModelRequests:
-    """The rules of the running process: see `check` and `stand_in`."""
+    """The hooks of this process: `check` and `stand_in`."""
 
     __slots__ = ("check", "stand_in")
 
     def __init__(self) -> None:
         self.check: Callable[[str], None] | None = None
-        """`check(url)` raises when no request may be sent to that server."""
+        """`check(url)` raises if requests to that server are not allowed."""
         self.stand_in: Callable[[ChatModel | None], ChatModel | None] | None = None
-        """`stand_in(given)` returns the model to ask instead of a container's; None asks the container's own."""
+        """`stand_in(model)` returns the model to use instead of a container's, or None to keep the container's."""
 
 
 model_requests = ModelRequests()
-"""The rules of this process; any model class that sends requests must call `check` before it does."""
+"""The hooks of this process. A model class that sends requests must call `check` before each request."""

@@ -1,6 +1,6 @@
-"""What a reply says besides its text and calls: token counts, and the attributes for what no field holds.
+"""Details of a reply besides its text and calls: token counts, and attributes for all other fields.
 
-Not here: which fields of a wire those are (`chat_wire`, `responses_wire`), summing up counts (`chat.TokenUsage`).
+Not here: the names of these fields (`chat_wire`, `responses_wire`), adding up token counts (`chat.TokenUsage`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..chat import TokenUsage
 
 
 def usage_of(usage: Mapping[str, Any]) -> TokenUsage | None:
-    """Token counts under the names that servers give them; None when there are none."""
+    """Return the token counts, under any of the names that servers use, or None."""
     given = _count(usage, "prompt_tokens", "input_tokens")
     made = _count(usage, "completion_tokens", "output_tokens")
     if given is None and made is None:
@@ -36,7 +36,7 @@ _DETAILS = frozenset({"cached_tokens", "reasoning_tokens"})
 
 
 def further_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `TokenUsage` does not hold: costs, times, tokens of audio; without zeros."""
+    """Return the usage that `TokenUsage` does not contain, such as costs, times and audio tokens, without zeros."""
     found: dict[str, Any] = {}
     for name in usage.keys() - _KNOWN if len(usage) > 3 else ():
         value = usage[name]
@@ -55,18 +55,18 @@ def _count(counts: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-# --- what no field holds
+# --- attributes
 
 
 def add_extras(extras: dict[str, Any], values: Mapping[str, Any], names: Collection[str]) -> None:
-    """Add these fields of a message or a choice, of which more may come: lists and texts of a stream come in pieces."""
+    """Add fields of a message or a choice to `extras`. In a stream, lists and texts arrive in parts and are joined."""
     for name in names:
         if not _is_empty(value := values[name]):
             extras[name] = _merged(extras.get(name), value, name)
 
 
 def replace_extras(extras: dict[str, Any], values: Mapping[str, Any], names: Collection[str]) -> None:
-    """Set these fields of a reply, which the chunks of a stream repeat."""
+    """Set fields of a reply in `extras`. The chunks of a stream repeat them."""
     for name in names:
         if not _is_empty(value := values[name]):
             extras[name] = value
@@ -85,7 +85,7 @@ def _merged(before: Any, more: Any, name: str) -> Any:
     if isinstance(before, dict) and isinstance(more, dict):
         return {**before, **{key: _merged(before.get(key), value, key) for key, value in more.items()}}
     if isinstance(before, list) and isinstance(more, list):
-        before.extend(more)  # ours: made by the copy below
+        before.extend(more)  # a copy, made below
         return before
     if isinstance(before, str) and isinstance(more, str) and name in _IN_PIECES:
         return before + more
@@ -95,14 +95,14 @@ def _merged(before: Any, more: Any, name: str) -> Any:
 
 
 def bounded(values: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values that fit into `largest` bytes of JSON together, as plain JSON values, and the others."""
+    """Split values into those that fit into `largest` bytes of JSON together, as JSON values, and the others."""
     kept: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in values.items():
         try:
             form = to_json({name: value}, inf_nan_mode="null")
             plain = from_json(form)
-        except (ValueError, RecursionError):  # half a character, or nested without end
+        except (ValueError, RecursionError):  # a lone surrogate, or too deeply nested
             others[name] = None
             continue
         largest -= len(form)

@@ -1,6 +1,6 @@
-"""The Responses wire: a request as the bytes servers accept, a response or its stream as pieces of an answer.
+"""The Responses API: encodes requests, interprets responses and their streams.
 
-Not here: how the pieces are put together (`accumulator`), sending and receiving (`transport`).
+Not here: assembling the fragments of a reply (`accumulator`), sending and receiving (`transport`).
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ from .wire_encoding import (
 )
 
 LAYOUT = "responses_output"
-"""The attribute of a reply that keeps the order of its items: thoughts whole, its text and its calls by name and id."""
+"""The attribute of a reply with the order of its items: whole reasoning items, `""` for the text, ids of calls."""
 
 _RENAMED = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 
 
 class ResponsesWire:
-    """Encodes for one model: `path` is where requests go."""
+    """Encodes the requests of one model. `path` is added to the base URL."""
 
     path = "/responses"
 
     def __init__(self, send_tool_metadata: tuple[str, ...] = (), strict_tools: bool = False) -> None:
         self._send_tool_metadata = send_tool_metadata
         self._strict_tools = strict_tools
-        # Kept as one object each: encoded forms are found again by the function that made them.
+        # Always the same function object, because encoded forms are cached by function.
         self._encode_message = encode_items
         self._tools = ToolBytes(self._encode_tool)
 
     def fields(self, request: ChatRequest) -> Fields:
-        """The request's own fields, in the wire's order, each as JSON."""
+        """Return the fields of a request as JSON, in the order of the API."""
         items = b",".join(filter(None, Encodable.all_encoded_by(self._encode_message, request.messages)))
         fields: Fields = {"input": b"[%s]" % items}
         if request.tool_specifications:
@@ -73,24 +73,24 @@ class ResponsesWire:
         return fields
 
     def stream_fields(self, usage: bool) -> Fields:
-        """What asks for a stream; its token counts come unasked."""
+        """Return the field that requests a stream. Token counts are always sent."""
         return {"stream": b"true"}
 
     def parameter(self, name: str, value: Any) -> tuple[str, Any]:
-        """A parameter by this wire's name; those of the chat wire are understood."""
+        """Return a parameter's name and value in this API. Names of the chat completions API are translated."""
         if name == "reasoning_effort":
             return "reasoning", {"effort": value}
         return _RENAMED.get(name, name), value
 
     def interpreter(self, reply: ReplyAccumulator) -> ResponsesInterpreter:
-        """Interprets one reply."""
+        """Return an interpreter for one reply."""
         return ResponsesInterpreter(reply)
 
     def _encode_tool(self, tool: ToolSpecification) -> bytes:
         form: dict[str, Any] = {"type": "function", "name": tool.name}
         if tool.description:
             form["description"] = tool.description
-        # This wire takes every schema for a strict one unless it is told otherwise.
+        # This API treats every schema as strict unless `strict` is false.
         form["parameters"], form["strict"] = (
             strict_tool(tool.parameters) if self._strict_tools else (dict(tool.parameters), False)
         )
@@ -102,7 +102,7 @@ class ResponsesWire:
 
 
 def encode_items(message: Message) -> bytes:
-    """The items of one message, with commas between them; nothing for a reply that said nothing."""
+    """Encode the items of one message, separated by commas. An empty reply becomes `b""`."""
     match message:
         case SystemMessage():
             return json_bytes({"role": message.role, "content": message.text})
@@ -132,7 +132,7 @@ def _part(content: Content) -> dict[str, Any]:
 def _reply_items(message: AiMessage) -> Iterator[dict[str, Any]]:
     calls = {each.id: each for each in message.tool_execution_requests}
     text = message.text
-    # A thought must stand before what followed it; without an order of the server's own, text comes first.
+    # A reasoning item must precede the item that followed it. Without an order from the server, text comes first.
     for entry in message.attributes.get(LAYOUT) or ("", *calls):
         if isinstance(entry, Mapping):
             if calls:
@@ -169,7 +169,7 @@ _INCOMPLETE = {"max_output_tokens": FinishReason.LENGTH, "content_filter": Finis
 
 
 _TEXT_PARTS = ("output_text", "refusal", "text", None)
-# What an item or a part of a message holds beyond these goes into attributes.
+# All other fields of an item or a part of a message become attributes.
 _OF_ITEM = frozenset({"id", "type", "role", "status", "content"})
 _OF_PART = frozenset({"type", "text", "refusal", "logprobs"})
 # Most of the fields of a response repeat the request.
@@ -182,7 +182,7 @@ _OF_RESPONSE = frozenset(
 
 
 class ResponsesInterpreter:
-    """Knows what a response and the events of its stream mean."""
+    """Interprets a response or the events of its stream."""
 
     kind = "response: it has no output"
 
@@ -191,7 +191,7 @@ class ResponsesInterpreter:
         self.answered = False
         self.ended = False
         self._calls: dict[object, PartialCall] = {}
-        self._places: dict[object, object] = {}  # of items by their ids, for events that have nothing else
+        self._places: dict[object, object] = {}  # of items by id, for events without an index
         self._layout: list[Any] = []
         self._said: dict[tuple[object, str], dict[object, list[str]]] = {}  # by item and kind, then by part
         self._complete: set[object] = set()
@@ -201,11 +201,11 @@ class ResponsesInterpreter:
 
     @property
     def final(self) -> bool:
-        """Return True if nothing that follows counts."""
+        """True if everything that follows is ignored."""
         return self.ended
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
-        """Read a response or an event. Raises `ModelHttpError` when it is an error."""
+        """Read a response or an event. Raises `ModelHttpError` if it is an error."""
         if self.ended:
             return
         kind = value.get("type")
@@ -260,7 +260,7 @@ class ResponsesInterpreter:
             self.reply.reasoning(piece)
 
     def _rest(self, key: object, name: str, part: object, text: object) -> None:
-        """Take what the deltas have not said of one part that is complete."""
+        """Add the text of a complete part that its deltas did not contain."""
         self.answered = True
         if not isinstance(text, str):
             return
@@ -273,7 +273,7 @@ class ResponsesInterpreter:
             self._piece(key, name, part, text)
 
     def _parts_of(self, key: object, name: str, texts: Sequence[str], open_only: bool) -> None:
-        """Take what the deltas have not said of the parts of a complete item. Servers number parts in several ways."""
+        """Add the texts of a complete item that its deltas did not contain. Servers number parts differently."""
         said = _joined(self._said.get((key, name), {}))
         if not said and self._is_streamed:
             # It may have been streamed under another key: an event without an index, for example.
@@ -301,7 +301,7 @@ class ResponsesInterpreter:
         return call
 
     def _item(self, key: object, item: object, done: bool) -> None:
-        """An item that begins or that is complete. Those that ran on the server say nothing here."""
+        """Read an item that begins or is complete. Items of server-side tools are read in `close`."""
         if not isinstance(item, Mapping):
             return
         identity = _first_key(item, "id")
@@ -348,7 +348,7 @@ class ResponsesInterpreter:
     # --- the whole
 
     def _response(self, response: Mapping[str, Any]) -> None:
-        """A whole response, which also ends a stream; what its deltas have said is not taken again."""
+        """Read a whole response, which also ends a stream. Texts that its deltas contained are not added again."""
         status = response.get("status")
         if (error := response.get("error")) or status == "failed":
             message = message_of(error) or "the response failed without a message"
@@ -387,9 +387,9 @@ class ResponsesInterpreter:
         self.ended = True
 
     def close(self) -> None:
-        """Keep what no field holds, and the order of the items where thoughts are among them.
+        """Keep other fields as attributes, and the order of items if there are reasoning items.
 
-        The server wants to see that order again.
+        The server requires the same order in the next request.
         """
         for item in self._output.values():
             self._keep(item)
@@ -405,7 +405,7 @@ class ResponsesInterpreter:
         self.reply.attributes[LAYOUT] = layout
 
     def _keep(self, item: Mapping[str, Any]) -> None:
-        """Keep what no field holds of a complete item: also whole items, of tools that ran on the server."""
+        """Keep other fields of a complete item as attributes, and whole items of server-side tools."""
         reply, kind = self.reply, item.get("type")
         if kind == "message":
             add_extras(reply.of_message, item, item.keys() - _OF_ITEM)
@@ -421,7 +421,7 @@ class ResponsesInterpreter:
             add_extras(reply.of_response, {"output_items": [dict(item)]}, ("output_items",))
 
     def _can_return(self, thought: dict[str, Any]) -> bool:
-        """Whether the server can read a thought again: because it keeps it, or because it is sealed in the item."""
+        """Return True if the server can read a reasoning item again: it has stored it, or the item is encrypted."""
         return "encrypted_content" in thought or (self._stored and "id" in thought)
 
 
@@ -445,7 +445,7 @@ def _first_key(value: Mapping[str, Any], *names: str) -> Hashable | None:
 
 
 def _is_known(item: object, layout: list[Any]) -> bool:
-    """Whether an item of the whole has been streamed, under another key."""
+    """Return True if an item of the whole response was streamed under another key."""
     if not isinstance(item, Mapping):
         return True
     if item.get("type") == "message":

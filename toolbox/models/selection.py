@@ -1,6 +1,7 @@
-"""Which model a name means: those the program gave, then the settings', then the environment's, then the demo.
+"""Finds models by name, and creates them from settings by provider.
 
-Not here: how settings become a model (`providers`), what the settings look like (`settings`).
+A name is looked up in the container's `models=`, then in the settings, then (for the default model) in the provider's
+environment variables, then it is the demo model. Not here: the fields of the settings (`settings`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DEFAULT_NAME = "default"
 
 
 class NamedModels:
-    """The models of one container, by name. What it makes itself it closes; a model is made when it is first found."""
+    """The models of one container by name. Models from settings are created on first use, and closed by `aclose`."""
 
     def __init__(self, given: Mapping[str, ChatModel] | None, settings: ToolboxSettings) -> None:
         self._given = dict(given or {})
@@ -40,12 +41,12 @@ class NamedModels:
         self._found: dict[str, ChatModel] = {}
 
     def find(self, name: str | None = None) -> ChatModel:
-        """The model of this name, or the default one. Raises `IllegalConfigurationError` when there is none."""
+        """Return the model with this name, by default `default`. Raises `IllegalConfigurationError`."""
         wanted = name or DEFAULT_NAME
         if model_requests.stand_in is not None:
-            instead = model_requests.stand_in(self._given.get(wanted))
-            if instead is not None:
-                return instead
+            replacement = model_requests.stand_in(self._given.get(wanted))
+            if replacement is not None:
+                return replacement
         model = self._found.get(wanted)
         if model is None:
             if (problem := self.problem(name, f"model {wanted!r}")) is not None:
@@ -54,7 +55,7 @@ class NamedModels:
         return model
 
     def problem(self, name: str | None, where: str) -> Problem | None:
-        """What is wrong with asking for this model; None if it can be had."""
+        """Return the problem with this model or its fallbacks, or None."""
         wanted = name or DEFAULT_NAME
         if not self.are_checked or (model_requests.stand_in is not None and wanted not in self._given):
             return None
@@ -66,7 +67,7 @@ class NamedModels:
         return None
 
     async def aclose(self) -> None:
-        """Closes the models that were made from settings."""
+        """Close the models that were created from settings."""
         made, self._made, self._found = self._made, {}, {}
         errors: list[Exception] = []
         for model in made.values():
@@ -77,7 +78,7 @@ class NamedModels:
             except Exception as error:
                 errors.append(error)
         if errors:
-            raise ExceptionGroup("models could not be closed", errors)
+            raise ExceptionGroup("some models could not be closed", errors)
 
     def _section(self, name: str) -> ModelSettings | None:
         from ..settings import settings_key
@@ -98,20 +99,20 @@ class NamedModels:
         if section is not None:
             if section.model or (name == DEFAULT_NAME and provider.model_in_environment()):
                 return provider.problem(name, section, where)
-            return Problem(where, f"the settings of model {name!r} do not say which model", f"set {variable}")
+            return Problem(where, f"the settings of model {name!r} have no model name", f"set {variable}")
         if name != DEFAULT_NAME:
             near = get_close_matches(name, self._names(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             return Problem(
                 where,
-                f"there is no model {name!r}{hint}",
-                f"give it as Container(models={{{name!r}: …}}) or set {variable}",
+                f"unknown model {name!r}{hint}",
+                f"pass it as Container(models={{{name!r}: …}}) or set {variable}",
             )
         if provider.is_in_environment():
             return provider.problem(name, None, where)
         if self._settings.demo:
             return None
-        return Problem(where, _no_default(), _WAYS)
+        return Problem(where, _no_default(), _DEFAULT_MODEL_FIX)
 
     def _names(self) -> list[str]:
         return sorted({*self._given, *self._settings.models})
@@ -130,7 +131,7 @@ class NamedModels:
         return section.fallback if section is not None else ()
 
     def _model(self, name: str) -> ChatModel:
-        """The model itself, without its fallbacks."""
+        """Return the model without its fallbacks."""
         if name in self._given:
             return self._given[name]
         model = self._made.get(name)
@@ -150,23 +151,21 @@ class NamedModels:
 
 
 def no_model(given: object, where: str, place: str) -> Problem | None:
-    """The problem of what was given for a model at `place` and is none."""
+    """Return the problem if `given`, passed at `place`, is not a model."""
     if callable(getattr(given, "chat", None)) and not isinstance(given, type):
         return None
-    return Problem(
-        where, f"{place} is given {given!r}, which is no model", "give an object with `async def chat(request)`"
-    )
+    return Problem(where, f"{place}: {given!r} is not a model", "pass an object with `async def chat(request)`")
 
 
 class FallbackModel:
-    """Several models as one: the next is asked when one does not answer, a stream only before its first event."""
+    """Calls several models in order until one answers. A stream switches only before its first event."""
 
     def __init__(self, models: tuple[ChatModel, ...]) -> None:
         self.models = models
         self.supports_response_format = all(getattr(each, "supports_response_format", False) for each in models)
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
-        """The first reply that can be had. Raises what the last model raised."""
+        """Return the reply of the first model that answers. Raises the error of the last model."""
         for model in self.models[:-1]:
             try:
                 return await model.chat(request)
@@ -176,7 +175,7 @@ class FallbackModel:
         return await self.models[-1].chat(request)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """The first stream that begins."""
+        """Yield the stream of the first model that starts one. Raises the error of the last model."""
         for model in self.models:
             begun = False
             events = answer_stream(model, request)
@@ -193,14 +192,14 @@ class FallbackModel:
 
 
 def is_worth_another_model(error: ModelError) -> bool:
-    """Whether the server failed, rather than the request or the model's answer to it."""
+    """Return True if another model may succeed: the server failed, not the request or the model's answer."""
     if isinstance(error, ModelHttpError):
         return error.status not in (400, 413, 415, 422)
     return not isinstance(error, (ModelRefusedError, ModelTruncatedError))
 
 
-_WAYS = (
-    'give one as Container(models={"default": OpenAiChatModel(…)}), or set TOOLBOX_MODELS__DEFAULT__MODEL (with '
+_DEFAULT_MODEL_FIX = (
+    'pass one as Container(models={"default": OpenAiChatModel(…)}), or set TOOLBOX_MODELS__DEFAULT__MODEL (with '
     "__BASE_URL and __API_KEY), or OPENAI_MODEL with OPENAI_API_KEY or OPENAI_BASE_URL, or TOOLBOX_DEMO=1 for the demo"
 )
 
@@ -208,28 +207,28 @@ _WAYS = (
 def _no_default() -> str:
     for variable in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         if os.environ.get(variable):
-            return f"there is no default model ({variable} is set, OPENAI_MODEL is not)"
+            return f"no default model is configured ({variable} is set, but OPENAI_MODEL is not)"
     if os.environ.get("OPENAI_MODEL"):
-        return "there is no default model (OPENAI_MODEL is set, neither OPENAI_API_KEY nor OPENAI_BASE_URL is)"
-    return "there is no default model"
+        return "no default model is configured (OPENAI_MODEL is set, but neither OPENAI_API_KEY nor OPENAI_BASE_URL)"
+    return "no default model is configured"
 
 
-# --- providers: how settings become a model
+# --- providers: create models from settings
 
 
 class ModelProvider(Protocol):
-    """Makes models of one kind from a section of the settings, or from the environment alone (`section` is None)."""
+    """Creates models of one kind from a section of the settings, or only from the environment (`section` is None)."""
 
     def is_in_environment(self) -> bool:
-        """Return True if the provider's own variables are enough for a default model."""
+        """Return True if the provider's environment variables are sufficient for a default model."""
         ...
 
     def model_in_environment(self) -> str | None:
-        """Return the name of the default model that the provider's own variables give."""
+        """Return the name of the default model in the provider's environment variables."""
         ...
 
     def problem(self, name: str, section: ModelSettings | None, where: str) -> Problem | None:
-        """Return why the model called `name` cannot be made; None if it can."""
+        """Return the problem with the model called `name`, or None."""
         ...
 
     def make(self, section: ModelSettings | None) -> ChatModel:
@@ -238,7 +237,7 @@ class ModelProvider(Protocol):
 
 
 class OpenAiProvider:
-    """Makes `OpenAiChatModel`s; `wire` wins over that of the settings."""
+    """Creates an `OpenAiChatModel`. `wire` overrides the `wire` of the settings."""
 
     def __init__(self, wire: Literal["responses"] | None = None) -> None:
         self._wire = wire
@@ -259,15 +258,15 @@ class OpenAiProvider:
         found = OpenAiSettings(name, **given).with_environment()
         if found.base_url and not is_address(found.base_url):
             variable = f"{prefix}BASE_URL" if given.get("base_url") else "OPENAI_BASE_URL"
-            what = f"the address of model {name!r} does not begin with http:// or https://"
-            return Problem(where, what, f"set {variable} to an address such as http://localhost:11434/v1")
+            what = f"invalid base URL of model {name!r}: it must begin with http:// or https://"
+            return Problem(where, what, f"set {variable} to a URL such as http://localhost:11434/v1")
         if not found.base_url and not found.api_key:
-            return None  # a program may give the key later
+            return None  # the program may set the key later
         problem = next(problems_of(found), None)
         if problem is None:
             return None
         variables = f"the variables are {prefix}BASE_URL, __API_KEY, __HEADERS, then OPENAI_BASE_URL, OPENAI_API_KEY"
-        return Problem(where, f"model {name!r} cannot be made: {problem.what}", f"{problem.fix}; {variables}")
+        return Problem(where, f"model {name!r}: {problem.what}", f"{problem.fix}; {variables}")
 
     def make(self, section: ModelSettings | None) -> ChatModel:
         from .openai import OpenAiChatModel
@@ -288,18 +287,18 @@ DEFAULT_PROVIDER = "openai"
 
 
 def provider_of(section: ModelSettings | None) -> ModelProvider | None:
-    """Return the provider that a section names; None for an unknown one."""
+    """Return the provider of a section, or None if it is unknown."""
     make = PROVIDERS.get(section.provider if section is not None else DEFAULT_PROVIDER)
     return make() if make is not None else None
 
 
-# The settings have shorter names for these.
+# These have shorter names in the settings.
 _RENAMED = {"extra_headers": "headers", "extra_query": "query"}
 _NOT_PASSED = frozenset({"model", "fallback"})
 
 
 def arguments_of(section: ModelSettings, settings: Any) -> dict[str, Any]:
-    """Return a section as the arguments of a settings class; what is not set is left out."""
+    """Return a section as arguments of a settings class, without unset values."""
     given: dict[str, Any] = {}
     for field in fields(settings):
         value = getattr(section, _RENAMED.get(field.name, field.name), None)
@@ -309,14 +308,14 @@ def arguments_of(section: ModelSettings, settings: Any) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> Any:
-    """Return a setting without the cover of a secret."""
+    """Return a setting with secrets as plain text."""
     if isinstance(value, dict):
         return {name: _shown(each) for name, each in value.items()}
     return value.get_secret_value() if hasattr(value, "get_secret_value") else value
 
 
 def variable_of(name: str) -> str:
-    """Return a model's name as it stands in a variable of the environment."""
+    """Return a model's name as it is written in environment variables."""
     from ..settings import settings_key
 
     return settings_key(name).upper()

@@ -1,6 +1,6 @@
-"""What servers and transports say went wrong, as the errors of this library.
+"""Turns error replies of servers and failures of HTTP libraries into the errors of this library.
 
-Not here: what a reply that is no error means (`chat_wire`, `responses_wire`), trying again (`transport`).
+Not here: reading successful replies (`chat_wire`, `responses_wire`), retries (`transport`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REQUEST_IDS = (
 
 
 def error_in(value: Mapping[str, Any], status: int = 200, request_id: str | None = None) -> ModelHttpError | None:
-    """The error that a reply or an event with a good status holds; None if it holds none."""
+    """Return the error inside a reply or an event with a successful status, or None."""
     error = value.get("error")
     answers = value.get("choices") is not None
     if error is not None and not error and not answers:
@@ -51,7 +51,7 @@ def error_in(value: Mapping[str, Any], status: int = 200, request_id: str | None
 
 
 def message_of(error: object) -> str | None:
-    """The server's own words in an error object of any of the usual shapes."""
+    """Return the server's message from an error object in any of the common formats, or None."""
     if isinstance(error, str):
         return error.strip() or None
     if isinstance(error, list):
@@ -69,7 +69,7 @@ def message_of(error: object) -> str | None:
 
 
 def _raw(error: Mapping[str, Any]) -> str | None:
-    """What a gateway passes on from the provider behind it."""
+    """Return the message of the provider behind a gateway."""
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
     if not isinstance(raw, str):
@@ -92,12 +92,12 @@ def _status_of(error: object, value: Mapping[str, Any], status: int) -> int:
 
 
 def request_id_in(headers: Mapping[str, str]) -> str | None:
-    """The server's id of a request, under the name that OpenAI, Anthropic, Azure, AWS or Cloudflare gives it."""
+    """Return the server's request id from the header of OpenAI, Anthropic, Azure, AWS or Cloudflare."""
     return next(filter(None, map(headers.get, _REQUEST_IDS)), None)
 
 
 def http_error(status: int, body: bytes, request_id: str | None) -> ModelHttpError:
-    """The error of a reply whose status says that it is one."""
+    """Return the error of a reply with an error status."""
     message: str | None = None
     try:
         message = message_of(parse_json(body))
@@ -108,7 +108,7 @@ def http_error(status: int, body: bytes, request_id: str | None) -> ModelHttpErr
 
 
 def _message_of_events(body: bytes) -> str | None:
-    """Return the message of an error that is an event stream, as LiteLLM sends it."""
+    """Return the message of an error that was sent as an event stream, as LiteLLM does."""
     reader = EventReader()
     values = [*reader.feed(body), *reader.finish()]
     found = (error_in(value) for value in values)
@@ -116,7 +116,7 @@ def _message_of_events(body: bytes) -> str | None:
 
 
 def redirect_error(status: int, headers: Mapping[str, str], address: str) -> ModelHttpError:
-    """Return the error of a redirect, which is never followed."""
+    """Return the error of a redirect. Redirects are never followed."""
     try:
         parts = urlsplit(urljoin(address, headers.get("location", "")))
         to = f" to {parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else ""
@@ -135,7 +135,7 @@ _CREDENTIAL = re.compile(r"auth|key|token|secret|cookie|passw|session|credential
 
 
 def secrets_in(value: object, named: bool = False, depth: int = 0) -> Iterator[str]:
-    """Yield the texts of a request's parameters that stand under the name of a credential, at any depth."""
+    """Yield the texts in a request's parameters whose name is that of a credential, at any depth."""
     if depth > 20:
         return
     if isinstance(value, str):
@@ -154,7 +154,7 @@ LONGEST_MESSAGE = 2000
 
 
 def shorten(error: ModelError) -> None:
-    """Cut the texts of an error that a server decides on. Secrets must have been hidden in them before."""
+    """Cut the texts of an error that come from a server. Secrets must be hidden in them before."""
     if isinstance(error, (ModelHttpError, ModelProtocolError)):
         error.message = _cut(error.message, LONGEST_MESSAGE)
         error.body = _cut(error.body, EXCERPT)
@@ -183,30 +183,30 @@ def transport_error(error: BaseException, address: str, begun: bool = False) -> 
     chain = [error]
     while (below := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 10:
         chain.append(below)
-    if any(isinstance(each, UnicodeError) for each in chain):  # its text would show what it is about
-        return ModelProtocolError("the head of the model server's reply holds bytes that are no text")
+    if any(isinstance(each, UnicodeError) for each in chain):  # its text would show the bytes
+        return ModelProtocolError("the headers of the model server's reply are not valid text")
     said = next((str(each) for each in reversed(chain) if str(each)), type(error).__name__)
     kind = type(error).__module__.partition(".")[0]
     if kind not in _TRANSPORTS and kind != "openai" and not isinstance(error, (OSError, EOFError)):
         return None
-    # Without what an address may hold of credentials.
+    # Without credentials that an address may contain.
     parts = urlsplit(address)
     server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if any(type(each).__name__ == "DecodingError" for each in chain):
-        return ModelProtocolError(f"the reply's compression is broken: {said}")
+        return ModelProtocolError(f"the reply contains invalid compressed data: {said}")
     if any(isinstance(each, TimeoutError) or _says_timeout(each) for each in chain) and not _is_disconnection(chain):
-        return ModelTimeoutError(f"the model server {server} did not answer in time: {said}")
+        return ModelTimeoutError(f"timeout while waiting for the model server {server}: {said}")
     if begun:
-        return ModelConnectionError(f"the connection to the model server {server} broke during its reply: {said}")
+        return ModelConnectionError(f"the connection to the model server {server} was lost during the reply: {said}")
     if not _never_connected(chain):
         return ModelConnectionError(f"the model server {server} closed the connection: {said}")
     return ModelConnectionError(
-        f"the connection to the model server {server} failed: {said}; check that it runs and that base_url is right"
+        f"cannot connect to the model server {server}: {said}; check that it is running and that base_url is correct"
     )
 
 
 def _never_connected(chain: list[BaseException]) -> bool:
-    """Return True if there was never a connection: an address without a server, or one that is not the right one."""
+    """Return True if no connection was made: no server, or not a model server, at the address."""
     if any(isinstance(each, (ConnectionResetError, BrokenPipeError)) for each in chain):
         return False
     names = {type(each).__name__ for each in chain}
@@ -219,6 +219,6 @@ def _says_timeout(error: BaseException) -> bool:
 
 
 def _is_disconnection(chain: list[BaseException]) -> bool:
-    """Whether the root of it is a broken connection: a transport's adapter calls those time-outs of connecting."""
+    """Return True if the cause is a broken connection, which one adapter reports as a timeout of connecting."""
     root = next((each for each in reversed(chain) if type(each).__module__.startswith("aiohttp")), None)
     return root is not None and not isinstance(root, TimeoutError) and not _says_timeout(root)

@@ -1,7 +1,7 @@
-"""Reads the blocks of an event stream into the JSON objects its events carry.
+"""Reads the bytes of an event stream into the JSON objects of its events.
 
-Takes what servers send in its place, too: a JSON document, lines of JSON, events without blank lines between them.
-Not here: what the objects mean (`chat_wire`, `responses_wire`).
+Also reads what some servers send instead: a JSON document, lines of JSON, events without blank lines between them.
+Not here: the meaning of the objects (`chat_wire`, `responses_wire`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DONE = "[DONE]"
 EXCERPT = 500
 """Characters of a body that an error shows."""
 KEPT = 4096
-"""Bytes of a body that an error holds until secrets are hidden in it: cut before, a part of a secret would remain."""
+"""Bytes of a body that an error keeps until secrets are hidden. Cutting earlier could leave a part of a secret."""
 
 _MARK = b"\xef\xbb\xbf"
 _SILENT = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat", b"done", b"end", b"close"})
@@ -24,18 +24,18 @@ _decoder = json.JSONDecoder(strict=False)
 
 
 def excerpt(body: bytes) -> str:
-    """Return the beginning of a reply's body for an error, whose secrets are hidden before it is cut further."""
+    """Return the beginning of a reply's body for an error. It is cut further after secrets are hidden."""
     text = body[:KEPT].decode("utf-8", "replace").strip()
     return text if len(body) <= KEPT else f"{text}…"
 
 
 class EventReader:
-    """Bytes in, objects out.
+    """Reads blocks of bytes with `feed` and `finish`, and returns JSON objects.
 
-    `feed` takes blocks as they come from the network, `finish` says that no more will come. JSON values that are no
-    objects are skipped, except a list, whose objects count one by one. An event named `error` is given as
-    `{"error": …}`. `done`: `[DONE]` was read. `broken`: the beginning of an event that is not JSON. After either,
-    nothing more is read. `is_document`: what came is no event stream.
+    Of a list, each object is returned. Other JSON values are skipped. An event named `error` becomes `{"error": …}`.
+
+    `done`: `[DONE]` was read. `broken`: the beginning of an event that is not JSON. After either, the rest is ignored.
+    `is_document`: the bytes are not an event stream.
     """
 
     def __init__(self) -> None:
@@ -46,17 +46,17 @@ class EventReader:
         self._begun = False
         self._tail: list[bytes] = []  # of the unfinished line
         self._document: list[bytes] = []
-        self._pending: list[bytes] = []  # the data of an event that is not complete yet
-        self._strange: list[bytes] = []  # lines that mean nothing, for the error
+        self._pending: list[bytes] = []  # the data of an incomplete event
+        self._strange: list[bytes] = []  # unknown lines, for the error
 
     def feed(self, block: bytes) -> list[dict[str, Any]]:
-        """The objects whose events ended in this block."""
+        """Return the objects of the events that ended in this block."""
         if not self._begun:
             block = self._first(block)
         if self.is_document:
             self._document.append(block)
             return []
-        # A carriage return at the end may be the first half of a line's end.
+        # A carriage return at the end may be the first half of a line break.
         end = max(block.rfind(b"\n"), block.rfind(b"\r", 0, len(block) - 1)) + 1 if block else 0
         if not end:
             self._tail.append(block)
@@ -71,7 +71,7 @@ class EventReader:
         return self._lines(lines)
 
     def finish(self) -> list[dict[str, Any]]:
-        """The objects of what was still open."""
+        """Return the objects of the remaining bytes."""
         if self.is_document:
             body = b"".join(self._document)
             values = _values(body)
@@ -84,11 +84,11 @@ class EventReader:
         return objects
 
     def excerpt(self) -> str:
-        """The beginning of what meant nothing."""
+        """Return the beginning of the unknown lines."""
         return excerpt(b"\n".join(self._strange))
 
     def _first(self, block: bytes) -> bytes:
-        """Looks at the beginning: an event stream, or a document in its place."""
+        """Decide from the first bytes whether this is an event stream or a document."""
         block = b"".join((*self._tail, block))
         self._tail.clear()
         text = block.removeprefix(_MARK).lstrip()
@@ -127,7 +127,7 @@ class EventReader:
         if not data:
             return
         if not self._pending and self._event != b"error":
-            # Most servers send an event per line: it is read at once, whether or not a blank line follows.
+            # Most servers send one event per line. It is read at once, even if no blank line follows.
             try:
                 value = from_json(data)
             except ValueError:
@@ -145,13 +145,13 @@ class EventReader:
             self._pending.append(data)
 
     def _flush(self, objects: list[dict[str, Any]]) -> None:
-        """Reads an event whose data were held back."""
+        """Read an event whose data is pending."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
         values = _values(b"\n".join(pending))
         if values is None:
-            # No blank line between events, perhaps, and one of them broken.
+            # Perhaps there is no blank line between events, and one of them is broken.
             each = [_values(line) for line in pending]
             values = None if None in each or not each else [value for found in each for value in found or ()]
         if values is not None:
@@ -175,10 +175,10 @@ class EventReader:
 
 
 def _values(data: bytes) -> list[Any] | None:
-    """The JSON values that stand in `data` one after the other, or None.
+    """Return the JSON values in `data`, one after the other, or None if it contains anything else.
 
-    The envelope of a reply is read as leniently as can be, unlike a call's arguments: NaN, line ends in texts, bytes
-    that are no UTF-8, and events that stand in one line are no reason to lose a reply.
+    Unlike the arguments of a call, the envelope of a reply is read leniently: NaN, line breaks in texts, bytes that are
+    not UTF-8, and several events on one line are accepted.
     """
     try:
         return [from_json(data)]
@@ -189,7 +189,7 @@ def _values(data: bytes) -> list[Any] | None:
     while position < len(text):
         if text.startswith(DONE, position):
             values.append(DONE)
-            break  # nothing after it counts
+            break  # the rest is ignored
         try:
             value, position = _decoder.raw_decode(text, position)
         except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Sends ready bytes through the `openai` client, and receives: one client per event loop, retries, limits, time-outs.
+"""Sends encoded requests with the `openai` client and receives replies: one client per event loop, retries, timeouts.
 
-The home of the `openai` package. Its retries are the only ones. Not here: what the bytes say (`chat_wire`,
-`responses_wire`), what a failure is called (`server_errors`).
+Only this module uses the `openai` package, and only that package retries. Not here: the contents of requests and
+replies (`chat_wire`, `responses_wire`), turning failures into errors (`server_errors`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0
 AFTER_END = 5.0
-"""How long a stream that has said it is complete is waited for, in seconds, for more or for its end."""
+"""Seconds to wait for more data or the end of a stream whose reply is complete."""
 AFTER_DONE = 0.1
-"""The same after `[DONE]`: only so that the connection can be used again."""
+"""The same after `[DONE]`, only to be able to use the connection again."""
 
 SHORTEST_SECRET = 8
-"""Characters of a header or a key from which on it is one: `none` and `true` may stand in any error."""
+"""Shorter headers and keys are not hidden in errors: `none` and `true` may be part of any text."""
 _HARMLESS_HEADERS = frozenset(
     {"accept", "accept-encoding", "accept-language", "content-type", "http-referer", "openai-beta", "referer"}
     | {"user-agent", "x-title"}
@@ -43,7 +43,7 @@ _HARMLESS_HEADERS = frozenset(
 
 @dataclass(slots=True)
 class _Connection:
-    """What one event loop uses; `keeper`, when it is closed, closes it."""
+    """The client and the limit of one event loop. Closing `keeper` closes the client."""
 
     client: AsyncOpenAI
     limit: asyncio.Semaphore | contextlib.AbstractAsyncContextManager[None]
@@ -52,7 +52,7 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A whole reply."""
+    """A whole reply: status, body and headers."""
 
     status: int
     body: bytes
@@ -65,10 +65,10 @@ class Received:
 
 
 class Transport:
-    """The way to one server."""
+    """Sends requests to one server."""
 
     def __init__(self, settings: OpenAiSettings) -> None:
-        # The import takes half a second: better now, when the program is put together, than in its first call.
+        # The import takes half a second. It belongs in the start of the program, not in the first call.
         import openai
 
         self._openai: Any = openai
@@ -78,12 +78,12 @@ class Transport:
         renewed_after_fork(self)
 
     def renew_after_fork(self) -> None:
-        """Forget the connections: they are those of the parent's loops, and nothing here may close them."""
+        """Forget the connections without closing them: they belong to the event loops of the parent process."""
         keep_inherited(dict(self._connections))
         self._connections = WeakKeyDictionary()
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Received:
-        """The reply to a request. Raises `ModelError`."""
+        """Send a request and return the reply. Raises `ModelError`."""
         self._check_permission()
         connection = self._connection()
         try:
@@ -97,7 +97,7 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def open(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> AsyncIterator[Stream]:
-        """The reply as a stream, closed at the end of the block. Raises `ModelError`."""
+        """Send a request and yield the reply as a `Stream`, which is closed at the end. Raises `ModelError`."""
         self._check_permission()
         connection = self._connection()
         timeout = self.settings.timeout
@@ -114,7 +114,7 @@ class Transport:
             yield stream
 
     async def aclose(self) -> None:
-        """Closes the connections of every loop that still runs."""
+        """Close the connections of all running event loops."""
         here = asyncio.get_running_loop()
         connections, self._connections = dict(self._connections), WeakKeyDictionary()
         for loop, connection in connections.items():
@@ -122,26 +122,26 @@ class Transport:
                 await connection.keeper.aclose()
             elif loop.is_running():
                 future = asyncio.run_coroutine_threadsafe(_close(connection), loop)
-                with contextlib.suppress(Exception):  # that loop may end meanwhile, and its connections with it
+                with contextlib.suppress(Exception):  # the other loop may end and close its connections first
                     await asyncio.wait_for(asyncio.wrap_future(future), 1.0)
 
     def hide_secrets(self, error: ModelError, sent: Iterable[object] = ()) -> None:
-        """Hide what was sent as a secret in an error, then shorten the error's texts.
+        """Hide secrets in an error, because a server or a transport may repeat them; then shorten the error's texts.
 
-        A server or a transport may repeat it. `sent` are the secrets of this request alone.
+        `sent` are the secrets of this request, besides those of the settings.
         """
         settings = self.settings
         headers = {**environment_headers(settings.address), **(settings.extra_headers or {})}
         found = [settings.key, *map(str, (settings.extra_query or {}).values()), *sent]
         found += [value for name, value in headers.items() if name.lower() not in _HARMLESS_HEADERS]
         found += [each.client.api_key for each in self._connections.values()]  # a key that a function gave
-        # The scheme of a credential, as in "Bearer …", is not always repeated with it.
+        # A server may repeat a credential without its scheme ("Bearer …").
         words = [word for each in found if isinstance(each, str) for word in (each, *each.split())]
         hide_secrets(error, {each for each in words if len(each) >= SHORTEST_SECRET})
         shorten(error)
 
     def _check_permission(self) -> None:
-        """Ask a test run whether the server may be asked; a transport of the program's own is not a server."""
+        """Call the hook of test runs, which may refuse the request. A transport object is not a server."""
         transport = self.settings.transport
         if model_requests.check is not None and (transport is None or isinstance(transport, str)):
             model_requests.check(self.settings.address.partition("?")[0])
@@ -154,7 +154,7 @@ class Transport:
             client = self._client()
             keeper = _until_the_loop_ends(client, weakref.ref(self._connections), loop)
             with contextlib.suppress(StopIteration):
-                keeper.__anext__().send(None)  # to its `yield`, without a wait
+                keeper.__anext__().send(None)  # runs up to `yield`, without waiting
             connection = _Connection(
                 client, asyncio.Semaphore(limit) if limit is not None else contextlib.nullcontext(), keeper
             )
@@ -186,13 +186,13 @@ class Transport:
         return client
 
     def _not_from_environment(self) -> dict[str, Any]:
-        """Remove the headers that the package would add from the environment for a server that is not the one meant."""
+        """Remove headers that the package reads from the environment, if they belong to another server."""
         if is_from_environment(self.settings.address):
             return {}
         return dict.fromkeys(environment_headers(None), self._openai.Omit())
 
     def _http_client(self) -> Any:
-        # A redirect would take the conversation, and headers that hold keys, to another server.
+        # A redirect could send the conversation and headers with keys to another server.
         make = functools.partial(self._openai.DefaultAsyncHttpxClient, follow_redirects=False)
         transport = self.settings.transport
         if transport is not None and not isinstance(transport, str):
@@ -215,7 +215,10 @@ class Transport:
         max_retries: int,
         stream: bool,
     ) -> Any:
-        """The transport's response, of a stream unread. The package retries; 4xx and 5xx become `ModelHttpError`."""
+        """Send a request and return the HTTP response; the body of a stream is unread.
+
+        The package retries. Error statuses raise `ModelHttpError`.
+        """
         options: dict[str, Any] = {"security": {"bearer_auth": True}, "max_retries": max_retries}
         options["headers"] = {**self._headers, **headers} if headers else self._headers
         try:
@@ -237,12 +240,12 @@ class Transport:
         return raw.http_response
 
     def fail(self, error: Exception, begun: bool = False) -> NoReturn:
-        """Raise the `ModelError` of a failure to send or receive. `begun`: the reply had begun to arrive."""
+        """Raise the `ModelError` for a failure to send or receive. `begun`: a part of the reply had arrived."""
         if isinstance(error, ModelError):
             raise error
         if type(error) is TimeoutError:
             limit = self.settings.timeout or 0
-            raise ModelTimeoutError(f"the model did not answer within {limit:g} s; raise timeout=") from error
+            raise ModelTimeoutError(f"no complete reply within {limit:g} s; raise timeout=") from error
         raise transport_error(error, self.settings.address, begun) or error from error
 
 
@@ -251,9 +254,9 @@ async def _until_the_loop_ends(
     connections: weakref.ref[WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection]],
     loop: asyncio.AbstractEventLoop,
 ) -> AsyncGenerator[None, None]:
-    """Closes a client that nobody closes: a loop that ends closes its generators, and one that is dropped as well.
+    """Close the client when the event loop ends, because a loop closes its async generators.
 
-    aiohttp would complain of each connection on the terminal.
+    Otherwise aiohttp would warn about each open connection.
     """
     try:
         yield
@@ -269,18 +272,18 @@ async def _close(connection: _Connection) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _url(base_url: Any, path: str) -> str:
-    """The address as the package makes it of the two; ready made, it costs one parse less per request."""
+    """Return the full URL as the package builds it. Passing it saves parsing once per request."""
     return str(base_url.copy_with(raw_path=base_url.raw_path + path.lstrip("/").encode()))
 
 
 def _fault_of(response: Any) -> ModelProtocolError | None:
-    """Return what is wrong with the body of a reply, which was read up to there."""
+    """Return the fault that ended reading the body, if there is one."""
     return getattr(response.stream, "fault", None)
 
 
-# The package hands back the transport's response, whatever it is, to who asks for it raw.
+# With this header, the package returns the HTTP response unparsed.
 _RAW = "X-Stainless-Raw-Response"
-# What the package tells OpenAI about the machine it runs on: other servers do not want it, and each header costs.
+# The package describes the machine in these headers. Other servers do not need them, and each header costs time.
 _READ_TIMEOUT = "x-stainless-read-timeout"
 _ABOUT_US = tuple(
     f"X-Stainless-{name}" for name in ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async")
@@ -288,7 +291,7 @@ _ABOUT_US = tuple(
 
 
 class Stream:
-    """A reply that is being received. `deadline` is in the loop's time."""
+    """A reply that is being received. `deadline` is a time of the event loop's clock, or None."""
 
     def __init__(
         self,
@@ -314,7 +317,7 @@ class Stream:
         return None if self._response is None else request_id_in(self._response.headers)
 
     async def begin(self) -> None:
-        """Sends the request; when this returns, the server has said that it will answer."""
+        """Send the request, and return when the server has answered with a successful status."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 response = await self._transport.send(self._client, *self._request, self._retries, True)
@@ -325,17 +328,17 @@ class Stream:
         self._blocks = response.aiter_bytes()
 
     async def again(self) -> bool:
-        """Sends the request once more, for a connection that broke before anything came; False: no retry is left."""
+        """Send the request again after a broken connection. Returns False if no retry is left."""
         if self._retries <= 0:
             return False
         self._retries -= 1
         await self.aclose()
-        await asyncio.sleep(random.uniform(0.4, 0.6))  # what the package waits before its first retry
+        await asyncio.sleep(random.uniform(0.4, 0.6))  # like the first retry of the package
         await self.begin()
         return True
 
     async def next_block(self) -> bytes | None:
-        """The next bytes; None at the end."""
+        """Return the next bytes, or None at the end."""
         assert self._blocks is not None
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -347,9 +350,9 @@ class Stream:
         return block
 
     async def more(self, said: bool) -> bytes | None:
-        """What still comes after a reply that has said it is complete; None when nothing does, for whatever reason.
+        """Return bytes that follow a complete reply, or None at the end, on a timeout or after a failure.
 
-        `said`: the last block said something, so that there is time again; a server may ping for ever.
+        `said`: the last block contained data, which restarts the timeout. Pings do not.
         """
         assert self._blocks is not None
         if said or self._end_by is None:
@@ -361,7 +364,7 @@ class Stream:
         return None
 
     async def drain(self) -> None:
-        """Reads what is left, if that is quickly done, so that the connection can be used again."""
+        """Read the rest if it arrives quickly, so that the connection can be used again."""
         assert self._blocks is not None
         with contextlib.suppress(Exception):
             async with asyncio.timeout(AFTER_DONE):
@@ -369,8 +372,8 @@ class Stream:
                     pass
 
     async def aclose(self) -> None:
-        """Lets go of the connection."""
+        """Release the connection."""
         response, self._response, self._blocks = self._response, None, None
         if response is not None:
-            with contextlib.suppress(Exception):  # a connection that cannot be closed is closed
+            with contextlib.suppress(Exception):  # a connection that fails to close is unusable anyway
                 await response.aclose()

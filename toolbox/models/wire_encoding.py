@@ -1,6 +1,6 @@
-"""What both wires write in the same way: JSON bytes, names, images, the bytes of a plan's tools.
+"""Encoding that both wires share: JSON bytes, names, tools, images.
 
-Not here: the shape of a message (`chat_wire`, `responses_wire`).
+Not here: the format of messages (`chat_wire`, `responses_wire`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..json_text import compact_json
 from ..schemas import strict_output, strict_parameters
 
 Fields: TypeAlias = dict[str, bytes]
-"""The top level of a request: each field's value as JSON."""
+"""The top-level fields of a request, each value as JSON."""
 
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9_-]")
 _KEPT_TOOL_SETS = 64
 
 
 def json_bytes(value: object) -> bytes:
-    """Compact JSON. Raises `ValueError` or `TypeError` for what is none."""
+    """Return compact JSON. Raises `ValueError` or `TypeError` for values that JSON does not support."""
     try:
         return to_json(value, fallback=_plain)
     except PydanticSerializationError:
@@ -40,46 +40,46 @@ def _plain(value: object) -> object:
 
 
 def joined(fields: Fields) -> bytes:
-    """The request's body."""
+    """Return the body of a request."""
     return b"{" + b",".join([b'"%s":%s' % (name.encode(), value) for name, value in fields.items()]) + b"}"
 
 
 def offers_tools(request: ChatRequest) -> bool:
-    """Return True if the model may call a tool: the program's, or one of the server that `parameters` add."""
+    """Return True if the request has tools: the program's, or server-side tools in `parameters`."""
     return bool(request.tool_specifications or request.parameters.get("tools"))
 
 
 def is_any(request: ChatRequest) -> bool:
-    """Return True if the tool choice is `any`, the word of Mistral for `required`, and not the name of a tool."""
+    """Return True if the tool choice is `any` (Mistral's word for `required`) and not the name of a tool."""
     return request.tool_choice == "any" and all(each.name != "any" for each in request.tool_specifications)
 
 
 def function_name(name: str) -> str:
-    """A name that servers accept in a history: one that nobody offered may be anything."""
+    """Return a name that servers accept in a history. A name invented by a model may contain any characters."""
     return _ILLEGAL.sub("_", name.strip())[:64] or "unknown"
 
 
 def strict_tool(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """A tool's parameters in their strict form, if they qualify, and whether they did."""
+    """Return a tool's parameters and True if they have a strict form, else unchanged and False."""
     form = strict_parameters(schema)
     return (dict(schema), False) if form is None else (form, True)
 
 
 def strict_answer(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The schema of a reply in its strict form, if it qualifies, and whether it did."""
+    """Return the schema of a reply and True if it has a strict form, else unchanged and False."""
     form = strict_output(schema)
     return (dict(schema), False) if form is None else (form, True)
 
 
 class ToolBytes:
-    """The tools of requests as one JSON list each, kept by the identity of the tuple, which a plan uses again."""
+    """Caches the JSON list of tools by the identity of their tuple, which a service reuses for every call."""
 
     def __init__(self, encode: Callable[[ToolSpecification], bytes]) -> None:
         self._encode = encode
         self._kept: OrderedDict[int, tuple[Sequence[ToolSpecification], bytes]] = OrderedDict()
 
     def of(self, tools: Sequence[ToolSpecification]) -> bytes:
-        """The list as JSON."""
+        """Return the tools as a JSON list."""
         kept = self._kept.get(id(tools))
         if kept is not None and kept[0] is tools:
             return kept[1]
@@ -101,7 +101,7 @@ _SIGNATURES = (
 
 
 def images_of(contents: Iterable[Content]) -> list[ImageContent]:
-    """Return the images among `contents`: what some wires cannot send in a tool's result."""
+    """Return the images among `contents`."""
     images: list[ImageContent] = []
     for each in contents:
         match each:
@@ -115,7 +115,7 @@ def images_of(contents: Iterable[Content]) -> list[ImageContent]:
 
 
 def data_url(image: ImageContent) -> str:
-    """The image's address, or its bytes as one."""
+    """Return the image's URL, or its bytes as a data URL."""
     if image.url is not None:
         return image.url
     data = image.data or b""

@@ -151,7 +151,7 @@ class State:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, TranscriptError):
                 raise
-            raise TranscriptError("", f"is not the state of an invocation: {error!r}") from error
+            raise TranscriptError("", f"invalid invocation state: {error!r}") from error
 
 
 # --- the parts of a state as JSON
@@ -165,7 +165,7 @@ def _messages(written: Json, name: str) -> tuple[Message, ...]:
 def _of_kind(kind: type[M], written: Any, path: str) -> M | None:
     read = None if written is None else message_from_dict(written, path)
     if read is not None and not isinstance(read, kind):
-        raise TranscriptError(path, f"is a {type(read).__name__}, and should be a {kind.__name__}")
+        raise TranscriptError(path, f"expected {kind.__name__}, got {type(read).__name__}")
     return read
 
 

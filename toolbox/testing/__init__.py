@@ -1,6 +1,6 @@
-"""What a test of a program with AI services needs: a model that follows a script, and assertions on what was called.
+"""Tools for tests of programs with AI services: a scripted model, and assertions on tool calls.
 
-Not here: pytest's fixtures (`pytest_plugin`), a real model's replies played back (`recordings`).
+Not here: pytest's fixtures (`pytest_plugin`), recorded replies of a real model (`recordings`).
 """
 
 from .assertions import (

@@ -1,6 +1,6 @@
-"""Which tools were called, in a test's words: assertions on the calls of an invocation, and what a model was sent.
+"""Assertions on tool calls, accessors for the requests that a model received, and a listener that records events.
 
-Not here: which actual call is which expected one (`pairing`).
+Not here: the scripted model (`scripted`), pytest fixtures (`pytest_plugin`).
 """
 
 from __future__ import annotations
@@ -32,30 +32,33 @@ _WIDTH = 60
 
 @dataclass(slots=True, eq=False)
 class EventRecord(EventListener):
-    """Keeps all events of its container: `record = EventRecord(); container.register_instance(record)`.
+    """Records all events of a container, from every thread and event loop.
 
-    Unlike `invocation_record()`, which follows a context, it sees also what a server under test does.
+        record = EventRecord()
+        container.register_instance(record)
+
+    Unlike `invocation_record()`, which covers the current context only, it also sees the calls of a server under test.
     """
 
     events: list[InvocationEvent] = field(default_factory=list)
 
     def on_event(self, event: InvocationEvent) -> None:
-        """Keeps it."""
+        """Add the event to `events`."""
         self.events.append(event)
 
     @property
     def tool_executions(self) -> list[ToolExecution]:
-        """The tool calls that have a result, in the order they ended."""
+        """The finished tool calls, in the order in which they ended."""
         return [each.execution for each in self.events if isinstance(each, ToolExecutedEvent)]
 
     @property
     def requests(self) -> list[ChatRequest]:
-        """What models were sent, in order."""
+        """The requests sent to models, in order."""
         return [each.request for each in self.events if isinstance(each, ModelRequestEvent)]
 
 
 class Likeness(IntEnum):
-    """How an expected call and an actual one are alike."""
+    """How well an actual call matches an expected one."""
 
     NONE = 0
     SAME_TOOL = 1
@@ -63,12 +66,12 @@ class Likeness(IntEnum):
 
 
 Table: TypeAlias = Sequence[Sequence[Likeness]]
-"""For each expected call its likeness with each actual one."""
+"""For each expected call, its likeness to each actual call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is shown in one line: the positions of an expected and an actual call; one of them may be None."""
+    """The positions of an expected and an actual call that are shown side by side; one of them may be None."""
 
     expected: int | None
     actual: int | None
@@ -77,7 +80,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class CalledTool:
-    """A call that was made: `arguments` as an object, `{}` when their text is none; `result` is None without one."""
+    """A call that a model made.
+
+    `arguments` is `{}` if their text is not a JSON object; `text` is that text. `result` is the text for the model, or
+    None if the call has no result.
+    """
 
     name: str
     arguments: Mapping[str, Any] = field(hash=False)
@@ -87,19 +94,21 @@ class CalledTool:
     is_error: bool = False
 
     def __str__(self) -> str:
-        said = f"{self.name}({compact_json(self.arguments) if self.arguments else self.text.strip()})"
+        call = f"{self.name}({compact_json(self.arguments) if self.arguments else self.text.strip()})"
         if self.result is None:
-            return said
-        return f"{said} -> {'error ' if self.is_error else ''}{self.result!r}"
+            return call
+        return f"{call} -> {'error ' if self.is_error else ''}{self.result!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedCall:
-    """A call of the tool `name`; what is None may be anything.
+    """An expected call of the tool `name`, for `assert_tool_calls`. None matches anything.
 
-    `arguments` are those that must be there, among others that may, unless `exactly`. They and `result`, the text for
-    the model, are compared by `==`, the expected on the left: `unittest.mock.ANY` or `pytest.approx` fit. `is_error`
-    says whether the call failed.
+        assert_tool_calls(result, ExpectedCall("add", {"a": 1}, is_error=False))
+
+    `arguments` are required arguments; others are allowed unless `exactly` is true. `result` is the text for the model.
+    Values are compared with `expected == actual`, so `unittest.mock.ANY` and `pytest.approx` work. `is_error` tells
+    whether the call must fail (True) or succeed (False).
     """
 
     name: str
@@ -118,13 +127,13 @@ class ExpectedCall:
         return f"{self.name}({inside}){end}{error}"
 
     def likeness(self, call: CalledTool) -> Likeness:
-        """Whether `call` is the one, or at least of the same tool."""
+        """Return how well `call` matches."""
         if self.name != call.name:
             return Likeness.NONE
         return Likeness.SAME_TOOL if any(self.differences(call)) else Likeness.FITS
 
     def differences(self, call: CalledTool) -> Iterator[str]:
-        """What is wrong with `call`; nothing when it is the one."""
+        """Yield the differences between this call and `call`, one line each."""
         if self.name != call.name:
             yield f"the tool is {call.name!r}, not {self.name!r}"
             return
@@ -136,41 +145,44 @@ class ExpectedCall:
                 yield f"argument {name!r} is {_shown(call.arguments[name])}, not {_shown(value)}"
         if self.exactly:
             for name in call.arguments.keys() - expected.keys():
-                yield f"argument {name!r} is {_shown(call.arguments[name])}, and not expected"
+                yield f"argument {name!r} is unexpected: {_shown(call.arguments[name])}"
         if self.result is not None and self.result != call.result:
             yield f"the result is {call.result!r}, not {self.result!r}"
         if self.is_error is not None and (call.result is None or self.is_error != call.is_error):
-            said = "there is no result" if call.result is None else "it failed" if call.is_error else "it did not fail"
-            yield f"{said}, and should{'' if self.is_error else ' not'} have failed"
+            outcome = "has no result" if call.result is None else "failed" if call.is_error else "succeeded"
+            yield f"the call {outcome}; expected it to {'fail' if self.is_error else 'succeed'}"
 
 
 Expected: TypeAlias = str | ToolExecutionRequest | ExpectedCall
-"""A tool's name; `tool_call(name, arguments)`: exactly these arguments, whatever the id; or an `ExpectedCall`."""
+"""A tool's name, a `tool_call(name, arguments)` with exactly these arguments (any id), or an `ExpectedCall`."""
 
 
 class HasToolExecutions(Protocol):
-    """A `Result`, an `invocation_record()`, the fixture `toolbox_record`."""
+    """An object with tool executions: a `Result`, an `invocation_record()` or the fixture `toolbox_record`."""
 
     @property
     def tool_executions(self) -> Sequence[ToolExecution]:
-        """The calls that have ended, in order."""
+        """The finished calls, in order."""
         ...
 
 
 Calls: TypeAlias = "HasToolExecutions | ScriptedChatModel | ChatRequest | AiMessage | Iterable[object]"
-"""Where calls are found: what has `tool_executions`; messages, executions, requests, a stream's events; of a scripted
-model those in its last request."""
+"""Sources of calls: objects with `tool_executions`, messages, executions, requests, stream events. Of a scripted model,
+the messages of its last request are read."""
 
 
 def called_tools(calls: Calls) -> tuple[CalledTool, ...]:
-    """The calls in `calls`, in order. Raises `TypeError` for what holds none."""
+    """Return the calls in `calls`, in order. Raises `TypeError` for an object that cannot contain calls."""
     return tuple(_calls_in(calls))
 
 
 def assert_tool_calls(calls: Calls, *expected: Expected, in_order: bool = True, others: bool = False) -> None:
-    """Asserts that these tools were called, in this order and no others, unless said otherwise.
+    """Assert that exactly these tools were called, in this order.
 
-    `in_order=False`: in any order. `others=True`: other calls may come before, between and after.
+        assert_tool_calls(result, "search", tool_call("add", {"a": 1, "b": 2}))
+
+    `in_order=False` allows any order. `others=True` allows other calls before, between and after them.
+    Raises `AssertionError` with expected and actual calls side by side.
     """
     __tracebackhide__ = True
     actual = called_tools(calls)
@@ -180,35 +192,35 @@ def assert_tool_calls(calls: Calls, *expected: Expected, in_order: bool = True, 
     if all(pair.fits or (others and pair.expected is None) for pair in pairs):
         return
     order = "in this order" if in_order else "in any order"
-    told = f"the tool calls are not these, {order}{', among others' if others else ''}:"
-    raise AssertionError("\n".join([told, *_side_by_side(wanted, actual, pairs, others)]))
+    title = f"unexpected tool calls (compared {order}{', other calls allowed' if others else ''}):"
+    raise AssertionError("\n".join([title, *_side_by_side(wanted, actual, pairs, others)]))
 
 
 def assert_no_tool_calls(calls: Calls, *names: str) -> None:
-    """Asserts that none of these tools was called; without `names`, that none was."""
+    """Assert that none of these tools was called. Without `names`, assert that no tool was called."""
     __tracebackhide__ = True
     actual = called_tools(calls)
     wrong = [str(call) for call in actual if not names or call.name in names]
     if wrong:
-        what = " or ".join(names) if names else "a tool"
-        raise AssertionError("\n  ".join([f"no call of {what} was expected, and there is:", *wrong]))
+        what = " or ".join(names) if names else "any tool"
+        raise AssertionError("\n  ".join([f"expected no call of {what}, but found:", *wrong]))
 
 
-# --- what a model was sent
+# --- the requests that a model received
 
 
 def offered_tools(request: ChatRequest | ScriptedChatModel) -> list[str]:
-    """The names of the tools that a request offers; of a scripted model, its last."""
+    """Return the names of the tools that a request offers. Of a scripted model, its last request is read."""
     return [each.name for each in _request(request).tool_specifications]
 
 
 def system_text(request: ChatRequest | ScriptedChatModel) -> str | None:
-    """The system message of a request, None without one; of a scripted model, its last."""
+    """Return the text of a request's system message, or None. Of a scripted model, its last request is read."""
     return next((each.text for each in _request(request).messages if isinstance(each, SystemMessage)), None)
 
 
 def user_text(request: ChatRequest | ScriptedChatModel) -> str | None:
-    """The last user message of a request, None without one; of a scripted model, its last."""
+    """Return the text of a request's last user message, or None. Of a scripted model, its last request is read."""
     messages = reversed(_request(request).messages)
     return next((each.text for each in messages if isinstance(each, UserMessage)), None)
 
@@ -217,7 +229,7 @@ def _request(request: ChatRequest | ScriptedChatModel) -> ChatRequest:
     if not isinstance(request, ScriptedChatModel):
         return request
     if not request.requests:
-        raise AssertionError("the model has not been asked; call the service first")
+        raise AssertionError("the model has received no request; call the service first")
     return request.requests[-1]
 
 
@@ -234,8 +246,8 @@ def _calls_in(calls: Any) -> Iterator[CalledTool]:
     elif hasattr(calls, "tool_executions"):
         calls = calls.tool_executions
     if not isinstance(calls, Iterable) or isinstance(calls, (str, bytes, Mapping)):
-        fix = "give a Result (declare the method `-> Result[...]`), an invocation_record(), messages or executions"
-        raise TypeError(f"there are no tool calls in a {type(calls).__name__}; {fix}")
+        fix = "pass a Result (declare the method `-> Result[...]`), an invocation_record(), messages or executions"
+        raise TypeError(f"cannot read tool calls from {type(calls).__name__}; {fix}")
     found = list(calls)
     for position, each in enumerate(found):
         if isinstance(each, ToolExecuted):
@@ -252,7 +264,7 @@ def _calls_in(calls: Any) -> Iterator[CalledTool]:
 
 
 def _results_after(messages: Sequence[Message]) -> dict[str, ToolExecutionResultMessage]:
-    """The results of one round, by id: a later round may use the ids again."""
+    """Return the results of one round by id. A later round may use the same ids."""
     results: dict[str, ToolExecutionResultMessage] = {}
     for each in messages:
         if not isinstance(each, ToolExecutionResultMessage):
@@ -283,7 +295,7 @@ def _expected(expected: Expected) -> ExpectedCall:
 
 
 def pairs_in_order(table: Table, actual: int) -> list[Pair]:
-    """As many that fit as can be, then as many of the same tool, and beside each other what is left between."""
+    """Pair calls in order: as many matches as possible, then calls of the same tool, then the calls left between."""
     pairs: list[Pair] = []
     start = (0, 0)
     for left, right in _longest_run(table, actual):
@@ -294,7 +306,7 @@ def pairs_in_order(table: Table, actual: int) -> list[Pair]:
 
 
 def _longest_run(table: Table, actual: int) -> Iterator[tuple[int, int]]:
-    # One that fits counts more than all that are of the same tool together.
+    # One match is worth more than any number of calls of the same tool.
     worth = {Likeness.SAME_TOOL: 1, Likeness.FITS: len(table) + 1}
     best = [[0] * (actual + 1) for _ in range(len(table) + 1)]
     for left in reversed(range(len(table))):
@@ -315,7 +327,10 @@ def _longest_run(table: Table, actual: int) -> Iterator[tuple[int, int]]:
 
 
 def pairs_in_any_order(table: Table, actual: int) -> list[Pair]:
-    """As many that fit as can be: a call that two expected ones fit goes to the one that has no other."""
+    """Pair calls in any order, with as many matches as possible.
+
+    A call that matches two expected ones goes to the one that has no other match.
+    """
     fitting = _matched(table, range(len(table)), range(actual), Likeness.FITS)
     expected = [left for left in range(len(table)) if left not in fitting]
     unexpected = [right for right in range(actual) if right not in fitting.values()]
@@ -331,7 +346,7 @@ def pairs_in_any_order(table: Table, actual: int) -> list[Pair]:
 
 
 def _matched(table: Table, expected: Sequence[int], actual: Sequence[int], least: Likeness) -> dict[int, int]:
-    """A largest matching: who comes later may send an earlier one on to another call."""
+    """Return a largest matching: a later expected call may move an earlier one to another actual call."""
     taken: dict[int, int] = {}
 
     def find(left: int, seen: set[int]) -> bool:

@@ -1,6 +1,6 @@
-"""A model that follows a script, and the calls it asks for.
+"""`ScriptedChatModel`, a model that follows a script, and `tool_call`, which writes the tool calls of a script.
 
-Not here: a model that answers by itself without a network (`demo`), what was asked of it (`assertions`).
+Not here: a model that answers by rules (`demo`), assertions on requests and calls (`assertions`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,26 @@ def tool_call(
     name: str,
     arguments: Mapping[str, Any] | str | None = None,
     *,
-    id: str | None = None,  # noqa: A002 - the contract's word
+    id: str | None = None,  # noqa: A002 - public name
 ) -> ToolExecutionRequest:
-    """A request for tool `name`; `arguments` as an object or as the JSON text itself. Without `id` one is made."""
+    """Return a request to call the tool `name`, for a script or an assertion.
+
+    `arguments` is a mapping, or the JSON text itself (also invalid JSON). Without `id`, an id is generated.
+    """
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments or {}, ensure_ascii=False, default=str)
     return ToolExecutionRequest(id if id is not None else f"call_{next(_numbers)}", name, arguments)
 
 
 class ScriptedChatModel:
-    """A model that gives the replies it was given, one per request, and keeps the requests.
+    """Answers each request with the next reply of a script, and keeps the requests in `requests`.
 
-    A reply is a `str`, an `AiMessage`, a `ChatResponse`, one `tool_call(…)`, an exception to raise, or a callable that
-    takes the request and returns (or awaits) any of these. Out of replies it raises `AssertionError`.
+        model = ScriptedChatModel([tool_call("add", {"a": 1, "b": 2}), "The sum is 3."])
+        container = Container(models={"default": model})
+
+    A reply is a `str`, an `AiMessage`, a `ChatResponse`, one `tool_call(…)`, an exception to raise, or a function that
+    takes the request and returns (or awaits) any of these. The model raises `AssertionError` when the script has no
+    more replies.
     """
 
     def __init__(self, replies: Iterable[Reply] = (), *, supports_response_format: bool = False) -> None:
@@ -52,20 +59,21 @@ class ScriptedChatModel:
         self.requests: list[ChatRequest] = []
 
     def will_reply(self, *replies: Reply) -> None:
-        """Adds replies to the end of the script."""
+        """Add replies to the end of the script."""
         self._replies = itertools.chain(self._replies, replies)
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
-        """The next reply."""
+        """Return the next reply. Raises `AssertionError` if there is none."""
         self.requests.append(request)
         for reply in self._replies:
             return await _response(reply, request)
         raise AssertionError(
-            f"request {len(self.requests)} has no scripted reply; it ends with {request.messages[-1:]!r}; add a reply"
+            f"no scripted reply for request {len(self.requests)}, which ends with {request.messages[-1:]!r}; "
+            "add a reply with will_reply(…)"
         )
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
-        """The next reply, word by word."""
+        """Yield the next reply as stream events, word by word."""
         for event in events_of(await self.chat(request), words):
             yield event
 
@@ -85,4 +93,5 @@ async def _response(reply: object, request: ChatRequest) -> ChatResponse:
     if callable(reply):
         made = reply(request)
         return await _response(await made if inspect.isawaitable(made) else made, request)
-    raise AssertionError(f"{reply!r} is no reply; give a str, AiMessage, ChatResponse, exception or callable")
+    expected = "a str, AiMessage, ChatResponse, tool_call(…), exception or function"
+    raise AssertionError(f"invalid scripted reply {reply!r}; expected {expected}")
