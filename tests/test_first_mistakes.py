@@ -458,7 +458,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         a_server_that_does_not_run,
         ModelConnectionError,
-        "the connection to the model server http://127.0.0.1:9/v1 failed: ",
+        "cannot connect to the model server http://127.0.0.1:9/v1: ",
     ),
     (
         a_stream_without_sse,
