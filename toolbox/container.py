@@ -22,19 +22,19 @@ from .chat import ChatModel
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class
 from .di.description import BeanDescription, describe
 from .di.environment import settings_problem
-from .di.graph import DEFAULT, BeanGraph, Binding, One, Reading, Value, provider_names
+from .di.graph import DEFAULT, BeanGraph, Binding, Registration, SingleBean, Value, provider_names
 from .di.marks import Scope, producer_mark_of, scope_mark_of
 from .di.registry import (
     Reader,
     Registered,
     Registry,
     bean_reader,
+    marked_in,
     producer_problems,
-    read_given,
     read_included,
+    read_instance,
     settings_in,
 )
-from .di.scanning import marked_in
 from .di.scopes import CallScope, RequestScope
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution import FORKED, LoopThread, keep_inherited, renewed_after_fork
@@ -84,7 +84,7 @@ class Container:
         self._registry = Registry(seeds)
         self._checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
         self._overrides: list[Override] = []
-        self._wiring: Wiring | None = None
+        self._wiring: Wiring | None = None  # set only by `_connect` and `_disconnect`
         self._thread: LoopThread | None = None
         self._forked = ""  # why it is not started in this process, if it was when this process was forked
         self._read_before: _ReadBefore | None = None
@@ -148,13 +148,13 @@ class Container:
         """What registered objects may be, in this order."""
         from .rest.implementation import read_rest_client
 
-        def read_client(registered: object) -> Reading | None:
+        def read_client(registered: object) -> Registration | None:
             return read_rest_client(registered, self._internals, lambda: host.settings)
 
-        def read_service(registered: object) -> Reading | None:
+        def read_service(registered: object) -> Registration | None:
             return host.read(registered, names)
 
-        return read_given, read_included, read_service, read_client, bean_reader(names)
+        return read_instance, read_included, read_service, read_client, bean_reader(names)
 
     def _read(self) -> tuple[ContainerHost, Registered, list[Problem]]:
         """Read everything registered; also what is wrong with the library's own settings.
@@ -276,7 +276,7 @@ class Container:
             # Beans made by synchronous code are closed on the thread that made most of them.
             wiring.stop_waiting(error, thread.run)
         finally:
-            self._wiring = None
+            self._disconnect()
             try:
                 thread.run(self._after_beans_stop())
             finally:
@@ -284,15 +284,31 @@ class Container:
 
     def _leave_behind(self, wiring: Wiring, error: BaseException | None) -> None:
         """Stop without the loop: what has to be awaited is not closed."""
-        self._wiring = self._host = self._thread = None
+        self._disconnect()
+        self._host = self._thread = None
         wiring.stop_waiting(error, lambda work: work.close())
 
     def renew_after_fork(self) -> None:
         """Forget, in a forked process, what runs in the parent: this container is not started here."""
         if self._wiring is not None:
             keep_inherited(self._wiring, self._host, self._thread)
-            self._wiring = self._host = self._thread = None
+            self._disconnect()
+            self._host = self._thread = None
             self._forked = FORKED
+
+    def _connect(self, wiring: Wiring) -> None:
+        """Make lookups reach the beans of this start."""
+        self._wiring = wiring
+        # Calls of these members go directly to the wiring while the container is started: each tool call uses them.
+        vars(self._internals).update(
+            get=wiring.get, aget=wiring.aget, prepare=wiring.prepare, open_call_scope=wiring.open_call_scope
+        )
+
+    def _disconnect(self) -> None:
+        """Make lookups raise `ContainerNotStartedError`."""
+        self._wiring = None
+        for name in ("get", "aget", "prepare", "open_call_scope"):
+            vars(self._internals).pop(name, None)
 
     def _end_thread(self) -> None:
         thread, self._thread = self._thread, None
@@ -309,7 +325,8 @@ class Container:
 
         wiring = Wiring(graph, self._internals, loop)
         wiring.application.store.update(settings)
-        self._wiring, self._forked = wiring, ""
+        self._connect(wiring)
+        self._forked = ""
         renewed_after_fork(self)
         host.start(loop)
         self._host = host
@@ -332,7 +349,7 @@ class Container:
             await self._before_beans_stop()
             await wiring.stop(error)
         finally:
-            self._wiring = None
+            self._disconnect()
             await self._after_beans_stop()
 
     async def _before_beans_stop(self) -> None:
@@ -354,11 +371,14 @@ class Container:
         Raises `MissingBeanError`, `AmbiguousBeanError`, `AsyncBeanError` when a part of it has to be awaited, and
         `ScopeNotActiveError` outside its scope.
         """
-        return self._started(wanted).get(wanted, name)  # type: ignore[no-any-return]  # of the type that was asked for
+        # Not by `_started`: each endpoint and tool comes here.
+        wiring = self._wiring if self._wiring is not None else self._started(wanted)
+        return wiring.get(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """The bean, awaiting what has to be. Raises as `get` does."""
-        return await self._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
+        wiring = self._wiring if self._wiring is not None else self._started(wanted)
+        return await wiring.aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
 
     def _started(self, what: Any) -> Wiring:
         if self._wiring is None:
@@ -406,7 +426,8 @@ class Container:
         if seeds is not None and not isinstance(seeds, Mapping):
             kind = type(seeds).__name__
             raise TypeError(f"request_scope takes instances by type: request_scope({{{kind}: …}}), not a {kind}")
-        return self._started("request_scope").open_request(seeds or {})
+        wiring = self._wiring if self._wiring is not None else self._started("request_scope")
+        return wiring.open_request(seeds or {})
 
     # --- services
 
@@ -507,8 +528,10 @@ class ContainerInternals:
             definition = bean.definition
             cls = get_origin(definition.provides) or definition.provides
             if definition.scope is Scope.APPLICATION and callable(getattr(cls, method, None)):
-                found[names[bean.key]] = partial(wiring.aget_value, One(bean.key), wiring.application)
+                found[names[bean.key]] = partial(wiring.aget_value, SingleBean(bean.key), wiring.application)
         return found
+
+    # `Container._connect` replaces the next four by the members of the wiring.
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """See `Container.get`."""
@@ -524,7 +547,7 @@ class ContainerInternals:
 
     def open_call_scope(self) -> CallScope:
         """See `ActiveScope.open_call_scope`."""
-        return self._container._started("open_call_scope").open_call()
+        return self._container._started("open_call_scope").open_call_scope()
 
     @property
     def host(self) -> ContainerHost:

@@ -136,10 +136,10 @@ else:
 # --- the active scope
 
 
-class CallScope(Protocol):
+class ToolCallScope(Protocol):
     """The bean scope of one tool call. It is entered when the tool is dispatched and closed when the tool ends."""
 
-    def __enter__(self) -> CallScope:
+    def __enter__(self) -> ToolCallScope:
         """Make this scope the active scope of the current context."""
         ...
 
@@ -173,7 +173,7 @@ class ActiveScope(Protocol):
         """Create only the async parts of a bean, so that `get` can create the rest on any thread."""
         ...
 
-    def open_call_scope(self) -> CallScope:
+    def open_call_scope(self) -> ToolCallScope:
         """Return a new scope for one tool call, inside the active scope."""
         ...
 
@@ -412,13 +412,11 @@ class WhileCallerWaits:
     because between steps the task belongs to the stream's consumer.
     """
 
-    __slots__ = ("_cancelling", "_end", "_error", "_loop", "_task")
-
-    _task: asyncio.Task[Any] | None
-
-    def __init__(self) -> None:
-        self._error: Exception | None = None
-        self._end: Callable[[], None] | None = None
+    _loop: asyncio.AbstractEventLoop
+    _task: asyncio.Task[Any] | None = None
+    _cancelling = 0
+    _end: Callable[[], None] | None = None
+    _error: Exception | None = None
 
     def __enter__(self) -> None:
         caller = current_caller.get()

@@ -33,13 +33,13 @@ from .points import MISSING as MISSING
 from .points import InjectionPoint as InjectionPoint
 from .points import Missing as Missing
 from .points import Names as Names
-from .points import Shape as Shape
+from .points import PointShape as PointShape
 from .points import name_in, point_of_parameter, unresolved, with_type_checking_hint
 from .points import point_of as point_of
 from .points import points_of as points_of
 
 
-class Making(StrEnum):
+class FactoryKind(StrEnum):
     """How a bean comes out of its factory."""
 
     CALL = "call"
@@ -72,7 +72,7 @@ class BeanDefinition:
     scope: Scope = Scope.DEPENDENT
     name: str | None = None
     needs: tuple[InjectionPoint, ...] = ()
-    made: Making = Making.CALL
+    factory_kind: FactoryKind = FactoryKind.CALL
     stop: Stop = Stop.NONE
     own_task: bool = False
     caches: bool = True
@@ -89,9 +89,14 @@ class BeanDefinition:
         return f"{text} {self.name!r}" if self.name is not None else text
 
     @property
+    def is_stored(self) -> bool:
+        """Return True if scopes store the instances. Dependent instances belong to the object that holds them."""
+        return self.caches and self.scope is not Scope.DEPENDENT
+
+    @property
     def is_awaited(self) -> bool:
         """Whether the factory's own result has to be awaited."""
-        return self.made in (Making.COROUTINE, Making.ASYNC_GENERATOR)
+        return self.factory_kind in (FactoryKind.COROUTINE, FactoryKind.ASYNC_GENERATOR)
 
 
 def definition_of(factory: Callable[..., Any], provides: Any, **facts: Any) -> BeanDefinition:
@@ -223,7 +228,7 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
     elif getattr(function, "__globals__", {}).get("__name__") == "contextlib":
         what = "a context manager is not entered to make a bean"
         problems = [Problem(where, what, "remove the decorator: @produces takes the generator itself")]
-    elif mark.own_task and made is not Making.ASYNC_GENERATOR:
+    elif mark.own_task and made is not FactoryKind.ASYNC_GENERATOR:
         problems.append(Problem(where, "own_task= is for asynchronous generators", "remove it"))
     named = name_in(metadata_of(signature.returns))
     module = getattr(function, "__module__", "")
@@ -237,33 +242,33 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
             for each in signature.parameters
             if not each.is_variadic
         ),
-        made=made,
+        factory_kind=made,
         own_task=bool(mark and mark.own_task),
         source=function,
         problems=tuple(problems),
     )
 
 
-def _making_of(function: Callable[..., Any]) -> Making:
+def _making_of(function: Callable[..., Any]) -> FactoryKind:
     if inspect.isasyncgenfunction(function):
-        return Making.ASYNC_GENERATOR
+        return FactoryKind.ASYNC_GENERATOR
     if inspect.isgeneratorfunction(function):
-        return Making.GENERATOR
-    return Making.COROUTINE if inspect.iscoroutinefunction(function) else Making.CALL
+        return FactoryKind.GENERATOR
+    return FactoryKind.COROUTINE if inspect.iscoroutinefunction(function) else FactoryKind.CALL
 
 
-def _produced(returns: Any, made: Making, where: str) -> tuple[Any, Problem | None]:
+def _produced(returns: Any, made: FactoryKind, where: str) -> tuple[Any, Problem | None]:
     """What a producer's return annotation says it makes."""
     if isinstance(returns, Unresolved):
         return Any, unresolved(returns, f"{where}.return")
     if returns is EMPTY or returns is None or returns is type(None):
         return Any, Problem(where, "the producer does not say what it makes", "annotate what it returns or yields")
-    if made not in (Making.GENERATOR, Making.ASYNC_GENERATOR):
+    if made not in (FactoryKind.GENERATOR, FactoryKind.ASYNC_GENERATOR):
         return unwrapped(returns).type, None
     form = plain(returns)
     if yielded(form) is not form:
         return unwrapped(yielded(form)).type, None
-    kind = "Iterator" if made is Making.GENERATOR else "AsyncIterator"
+    kind = "Iterator" if made is FactoryKind.GENERATOR else "AsyncIterator"
     name = type_name(returns)
     return form, Problem(where, f"it yields, and says that it returns {name}", f"annotate it `-> {kind}[{name}]`")
 
@@ -291,7 +296,7 @@ def seed_of(form: Any, find: Callable[[], Any] | None = None) -> BeanDefinition:
         factory=find or _not_given,
         scope=Scope.REQUEST,
         name=name,
-        made=Making.SEED,
+        factory_kind=FactoryKind.SEED,
         implicit=True,
         source=form,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from ..errors import Problem
 from ..type_keys import type_name
-from .beans import InjectionPoint, Making
+from .beans import FactoryKind, InjectionPoint
 from .graph import Bean, BeanGraph, provider_names
 from .hints import chain_text
 from .marks import Scope
@@ -39,7 +39,7 @@ def injection_points(graph: BeanGraph) -> Iterator[Problem]:
             yield from graph.problems_with(point, value)
 
 
-def names_given_twice(graph: BeanGraph) -> Iterator[Problem]:
+def duplicate_names(graph: BeanGraph) -> Iterator[Problem]:
     """Beans whose provider would have a name that was given to another one."""
     first: dict[str, Bean] = {}
     for bean, name in zip(graph.beans, provider_names(graph), strict=True):
@@ -166,13 +166,13 @@ def _captive_problem(graph: BeanGraph, bean: Bean, path: tuple[tuple[InjectionPo
     through += f" and {len(between) - 10} more" if len(between) > 10 else ""
     return Problem(
         path[0][0].where,
-        f"{here.label} is {_living(here.scope)} and would hold {held.label}, which is {_living(held.scope)}{through}"
-        + (" (a seed)" if held.made is Making.SEED else ""),
-        f"ask for Instance[{held.label}] instead, or make {here.label} {_living(held.scope)}",
+        f"{here.label} is {_scope_name(here.scope)} and would hold {held.label}, "
+        f"which is {_scope_name(held.scope)}{through}" + (" (a seed)" if held.factory_kind is FactoryKind.SEED else ""),
+        f"ask for Instance[{held.label}] instead, or make {here.label} {_scope_name(held.scope)}",
     )
 
 
-def _living(scope: Scope) -> str:
+def _scope_name(scope: Scope) -> str:
     return f"{scope}_scoped"
 
 
@@ -190,4 +190,4 @@ def _held_through_dependents(graph: BeanGraph, bean: Bean) -> Iterator[tuple[tup
             queue.extend((*path, step) for step in graph[key].holds)
 
 
-CHECKS: tuple[Check, ...] = (declarations, injection_points, names_given_twice, cycles, captive_scopes)
+CHECKS: tuple[Check, ...] = (declarations, injection_points, duplicate_names, cycles, captive_scopes)

@@ -132,7 +132,7 @@ async def _close_one(
             )
             return None
         work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, closer.loop))
-    steps = uninterrupted(work)
+    steps = shielded(work)
     try:
         await steps
     except asyncio.CancelledError as cancellation:
@@ -179,7 +179,7 @@ def raise_failures(what: str, failures: list[BaseException]) -> None:
 # --- cancellation
 
 
-class uninterrupted:  # noqa: N801 - reads as a verb: `await uninterrupted(work)`
+class shielded:  # noqa: N801 - reads as a verb: `await uninterrupted(work)`
     """Awaits `work` in this task to its end, although the task is cancelled; `held` is the cancellation held back.
 
     `asyncio.shield` would run it in a task of its own, where a cancel scope that a producer entered cannot be left.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import get_origin
 
 from ..type_keys import type_name
-from .beans import BeanDefinition, Making
-from .graph import BeanGraph, Later, beans_in, provider_names
+from .beans import BeanDefinition, FactoryKind
+from .graph import BeanGraph, LazyBean, beans_in, provider_names
 from .marks import Scope
 
 
@@ -46,16 +46,16 @@ def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
             dependencies={
                 point.parameter: named(beans_in(value)) for point, value in bean.needs + bean.behind if beans_in(value)
             },
-            lazy={point.parameter: named(value.found) for point, value in bean.needs if isinstance(value, Later)},
+            lazy={point.parameter: named(value.found) for point, value in bean.needs if isinstance(value, LazyBean)},
         )
         for bean in graph.beans
     )
 
 
 def _made_by(definition: BeanDefinition) -> str:
-    if definition.made is Making.SEED:
+    if definition.factory_kind is FactoryKind.SEED:
         return "seed"
     source = definition.source
     if isinstance(source, type) or get_origin(source) is not None:
         return "class"
-    return f"{definition.made} {type_name(source)}" if inspect.isroutine(source) else "instance"
+    return f"{definition.factory_kind} {type_name(source)}" if inspect.isroutine(source) else "instance"

@@ -36,7 +36,7 @@ def settings_problem(settings: Any, error: Exception) -> Problem:
     if report is None:
         return Problem(where, f"the settings cannot be read ({type(error).__name__})", "correct the environment")
     faults = report(include_url=False, include_context=False, include_input=False)
-    what = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_told(each)}" for each in faults)
+    what = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_error_text(each)}" for each in faults)
     missing = _variables(settings, [each for each in faults if each["type"] == "missing"])
     wrong = _variables(settings, [each for each in faults if each["type"] != "missing"])
     fix = " and ".join(f"{verb} {', '.join(names)}" for verb, names in (("set", missing), ("correct", wrong)) if names)
@@ -50,7 +50,7 @@ def _variables(settings: Any, faults: list[Any]) -> dict[str, None]:
     return dict.fromkeys((prefix + (delimiter.join(each) if delimiter else each[0])).upper() for each in places)
 
 
-def _told(fault: Any) -> str:
+def _error_text(fault: Any) -> str:
     # The text of a program's own validator may hold the value, which may be a secret.
     own = fault["type"] in ("value_error", "assertion_error")
     return "refused by its validator" if own else str(fault["msg"])

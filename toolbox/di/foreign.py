@@ -17,8 +17,8 @@ from dependency_injector import providers, resources
 from ..errors import AsyncBeanError, Problem
 from ..signatures import read_signature
 from ..type_keys import plain, type_name
-from .beans import BeanDefinition, InjectionPoint, Making, point_of, yielded
-from .graph import BeanGraph, Reading
+from .beans import BeanDefinition, FactoryKind, InjectionPoint, point_of, yielded
+from .graph import BeanGraph, Registration
 from .marks import Scope
 from .providers import BeanProvider, end_override
 
@@ -42,7 +42,7 @@ _CALLING: tuple[type[Any], ...] = (
 _LEFT_OUT: tuple[type[Any], ...] = (providers.Self, providers.DependenciesContainer, BeanProvider)
 
 
-def read_container(container: Any) -> Reading:
+def read_container(container: Any) -> Registration:
     """The beans that the providers of a container, class or instance, are."""
     where = _name_of(container)
     found = list(_named_providers(container, ""))
@@ -56,7 +56,7 @@ def read_container(container: Any) -> Reading:
         for name, provider in found
         if not isinstance(provider, tuple(_UNSAFE)) and not _is_undefined(provider)
     )
-    return Reading(definitions, check=check)
+    return Registration(definitions, check=check)
 
 
 def _name_of(container: Any) -> str:
@@ -95,14 +95,16 @@ def _definition(name: str, provider: Any, where: str) -> BeanDefinition:
     )
     is_awaited = _is_async(provider)
     resource = _Resource(provider) if isinstance(provider, providers.Resource) else None
-    plain_call = _awaiting(provider, resource) if is_awaited else _Calling(provider, f"{where}.{name}", scope, resource)
+    factory: Callable[[], Any] = (
+        _awaiting(provider, resource) if is_awaited else _ProviderCall(provider, f"{where}.{name}", scope, resource)
+    )
     return BeanDefinition(
         provides=_type_of(provider),
-        factory=plain_call,
+        factory=factory,
         scope=scope,
         name=name,
         behind=needs,
-        made=Making.COROUTINE if is_awaited else Making.CALL,
+        factory_kind=FactoryKind.COROUTINE if is_awaited else FactoryKind.CALL,
         # What had to be awaited is kept, since `get` could not await it a second time.
         caches=is_awaited,
         shutdown=resource.shutdown if resource is not None else None,
@@ -110,7 +112,7 @@ def _definition(name: str, provider: Any, where: str) -> BeanDefinition:
     )
 
 
-class _Calling:
+class _ProviderCall:
     """Calls a provider; one that keeps its instance, in one thread at a time until it has it."""
 
     def __init__(self, provider: Any, where: str, scope: Scope, resource: _Resource | None) -> None:

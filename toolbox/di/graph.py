@@ -28,20 +28,20 @@ from ..type_keys import (
 from .beans import (
     MISSING,
     BeanDefinition,
+    FactoryKind,
     InjectionPoint,
-    Making,
     Names,
-    Shape,
+    PointShape,
     open_variables,
     point_of,
     read_class,
 )
 from .environment import is_settings
-from .hints import alike, wanted_text, way_out, web_request_fix
+from .hints import alike, suggestion, wanted_text, web_request_fix
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Registration:
     """What registering an object means.
 
     `implies` are further objects to register, as if the user had; `check` yields the object's own problems, once all
@@ -66,7 +66,7 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class One:
+class SingleBean:
     """The bean with this key; `absent` stands in for a seed that a request scope was not given."""
 
     bean: int
@@ -74,28 +74,28 @@ class One:
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class BeanList:
     """All beans with these keys, as a list."""
 
     beans: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ByName:
+class BeanDict:
     """Beans by their names, as a dict."""
 
     beans: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Constant:
     """This object itself."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class LazyBean:
     """An `Instance` that looks this up when it is asked; `found` are the beans it would get now."""
 
     wanted: Any
@@ -110,20 +110,20 @@ class NotFound:
     candidates: tuple[int, ...] = ()
 
 
-Value: TypeAlias = One | Every | ByName | Fixed | Later | NotFound
+Value: TypeAlias = SingleBean | BeanList | BeanDict | Constant | LazyBean | NotFound
 
-DEFAULT = Fixed(MISSING)
+DEFAULT = Constant(MISSING)
 """The parameter is left out, so that it takes its default."""
 
 
 def beans_in(value: Value) -> tuple[int, ...]:
     """The beans that have to exist for this value; an `Instance` needs none yet."""
     match value:
-        case One(bean):
+        case SingleBean(bean):
             return (bean,)
-        case Every(beans):
+        case BeanList(beans):
             return beans
-        case ByName(beans):
+        case BeanDict(beans):
             return tuple(bean for _, bean in beans)
         case _:
             return ()
@@ -189,11 +189,11 @@ class BeanGraph:
         interface, implementation = plain(binding.interface), plain(binding.implementation)
         where = f"bind({type_name(binding.interface)}, {type_name(binding.implementation)})"
         found = self.choose(implementation, None)
-        if not isinstance(found, One):
+        if not isinstance(found, SingleBean):
             found = self.choose(implementation, binding.name)
-        if not isinstance(found, One):
+        if not isinstance(found, SingleBean):
             of_function = [k for k, each in enumerate(self.definitions) if each.source is binding.implementation]
-            found = One(of_function[0]) if len(of_function) == 1 else NotFound()
+            found = SingleBean(of_function[0]) if len(of_function) == 1 else NotFound()
         if isinstance(found, NotFound):
             what = f"no single bean is {type_name(binding.implementation)}"
             self.binding_problems.append(Problem(where, what, "register it"))
@@ -241,41 +241,43 @@ class BeanGraph:
     def _value_of(self, point: InjectionPoint) -> Value:
         if point.problem is not None:
             return NotFound() if point.default is MISSING else DEFAULT
-        if point.shape is Shape.INSTANCE:
+        if point.shape is PointShape.INSTANCE:
             inner = point_of(point.wants, point.where)
             name = point.name or inner.name
             value = self._value_of(replace(inner, name=name))
             if not isinstance(value, NotFound):
-                return Later(point.wants, name, beans_in(value))
+                return LazyBean(point.wants, name, beans_in(value))
         else:
-            value = self._collection(point) if point.shape is not Shape.ONE else self.choose(point.wants, point.name)
-        if isinstance(value, One) and self.definitions[value.bean].made is Making.SEED:
-            return One(value.bean, None if point.optional and point.default is MISSING else point.default)
-        if value == NotFound() or value in (Every(()), ByName(())):
+            value = (
+                self._collection(point) if point.shape is not PointShape.ONE else self.choose(point.wants, point.name)
+            )
+        if isinstance(value, SingleBean) and self.definitions[value.bean].factory_kind is FactoryKind.SEED:
+            return SingleBean(value.bean, None if point.optional and point.default is MISSING else point.default)
+        if value == NotFound() or value in (BeanList(()), BeanDict(())):
             if point.default is not MISSING:
                 return DEFAULT
             if point.optional and isinstance(value, NotFound):
-                return Fixed(None)
+                return Constant(None)
         return value
 
     def _collection(self, point: InjectionPoint) -> Value:
         # A bean that is a list itself, made by a producer, comes before a list of beans.
         whole = self.choose(point.whole, point.name, derive=False)
-        if isinstance(whole, One) or point.name is not None:
+        if isinstance(whole, SingleBean) or point.name is not None:
             return whole
         pairs = self._matching(point.wants, derive=False)
-        if point.shape is Shape.LIST:
-            return Every(tuple(dict.fromkeys(key for key, _ in pairs)))
-        return ByName(tuple({name: (name, key) for key, name in pairs if name is not None}.values()))
+        if point.shape is PointShape.LIST:
+            return BeanList(tuple(dict.fromkeys(key for key, _ in pairs)))
+        return BeanDict(tuple({name: (name, key) for key, name in pairs if name is not None}.values()))
 
-    def choose(self, wanted: Any, name: str | None, *, derive: bool = True) -> One | NotFound:
+    def choose(self, wanted: Any, name: str | None, *, derive: bool = True) -> SingleBean | NotFound:
         """The one bean for a type and a name, or the candidates among which there is none."""
         wanted = plain(wanted)
         if not _is_key(wanted):
             return NotFound()
         bound = self._bound.get((wanted, name))
         if bound is not None:
-            return One(bound)
+            return SingleBean(bound)
         pairs = self._matching(wanted, derive)
         if name is not None:
             pairs = [pair for pair in pairs if pair[1] == name]
@@ -285,7 +287,7 @@ class BeanGraph:
         if len(keys) > 1:
             exact = [key for key in keys if self.definitions[key].provides == wanted]
             keys = tuple(exact) if len(exact) == 1 else keys
-        return One(keys[0]) if len(keys) == 1 else NotFound(keys)
+        return SingleBean(keys[0]) if len(keys) == 1 else NotFound(keys)
 
     def _matching(self, wanted: Any, derive: bool = True) -> list[tuple[int, str | None]]:
         """The beans that are of a type, each with the name it has for it, in registration order."""
@@ -375,12 +377,12 @@ class BeanGraph:
             yield Problem(
                 point.where,
                 f"no bean provides {wanted_text(point)}",
-                way_out(point, self.near_misses(point), self.definitions),
+                suggestion(point, self.near_misses(point), self.definitions),
             )
 
     def near_misses(self, point: InjectionPoint) -> tuple[str, ...]:
         """Beans that come close to what is wanted: by type under another name, by shape, by the sound of the name."""
-        inner = point_of(point.wants, point.where) if point.shape is Shape.INSTANCE else point
+        inner = point_of(point.wants, point.where) if point.shape is PointShape.INSTANCE else point
         otherwise_named = [self.definitions[key].label for key, _ in self._matching(inner.wants, derive=False)]
         return tuple(dict.fromkeys([*otherwise_named, *alike(inner.wants, self.definitions)]))
 
@@ -408,13 +410,13 @@ def provider_names(graph: BeanGraph, first: int = 0, taken: Iterable[str] = ()) 
     for name, places in alike.items():
         if len(places) > 1 or name in taken:
             others = {*taken, *(each for place, each in enumerate(names) if place not in places)}
-            moved = _told_apart(name, [definitions[place] for place in places], others)
+            moved = _unique_names(name, [definitions[place] for place in places], others)
             for place, each in zip(places, moved, strict=True):
                 names[place] = each
     return names
 
 
-def _told_apart(name: str, definitions: Sequence[BeanDefinition], others: set[str]) -> list[str]:
+def _unique_names(name: str, definitions: Sequence[BeanDefinition], others: set[str]) -> list[str]:
     """Return unique names, none of them in `others`, for beans that would all be called `name`."""
     choices = [[name] * len(definitions)]
     # The modules of the types first; those of producers tell apart several beans of one type.

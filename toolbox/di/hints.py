@@ -12,12 +12,12 @@ from typing import Any
 
 from ..type_keys import class_of, type_name
 from .beans import BeanDefinition
-from .points import InjectionPoint, Shape
+from .points import InjectionPoint, PointShape
 
 
 def wanted_text(point: InjectionPoint) -> str:
     """What a point wants, as a reader knows it."""
-    text = type_name(point.wants if point.shape is Shape.INSTANCE else point.whole)
+    text = type_name(point.wants if point.shape is PointShape.INSTANCE else point.whole)
     return f"{text} named {point.name!r}" if point.name is not None else text
 
 
@@ -28,7 +28,7 @@ def chain_text(labels: Sequence[str]) -> str:
     return " -> ".join(labels)
 
 
-def way_out(point: InjectionPoint, near: Sequence[str], definitions: Sequence[BeanDefinition]) -> str:
+def suggestion(point: InjectionPoint, near: Sequence[str], definitions: Sequence[BeanDefinition]) -> str:
     """What to do about a point for which there is no bean; `near` are those that come close."""
     wanted = wanted_text(point)
     if found := [each for each in look_alikes(point.wants, definitions) if each in near]:

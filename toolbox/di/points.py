@@ -33,7 +33,7 @@ class Missing(Enum):
 MISSING: Final = Missing.MISSING
 
 
-class Shape(StrEnum):
+class PointShape(StrEnum):
     """How an injection point wants its bean."""
 
     ONE = "one"
@@ -54,7 +54,7 @@ class InjectionPoint:
     wants: Any
     whole: Any = None
     name: str | None = None
-    shape: Shape = Shape.ONE
+    shape: PointShape = PointShape.ONE
     optional: bool = False
     parameter: str = ""
     default: Any = MISSING
@@ -86,17 +86,17 @@ def point_of(
         annotation = Any if annotation is EMPTY else annotation
     taken = unwrapped(annotation)
     inner = taken.type
-    shape, wants, whole = Shape.ONE, inner, inner
+    shape, wants, whole = PointShape.ONE, inner, inner
     origin, arguments = get_origin(inner), get_args(inner)
     if origin is list and len(arguments) == 1:
-        shape, wants = Shape.LIST, plain(arguments[0])
+        shape, wants = PointShape.LIST, plain(arguments[0])
     elif origin is dict and len(arguments) == 2 and arguments[0] is str:
-        shape, wants = Shape.DICT, plain(arguments[1])
+        shape, wants = PointShape.DICT, plain(arguments[1])
     elif origin is Instance:
-        shape, wants = Shape.INSTANCE, arguments[0]
+        shape, wants = PointShape.INSTANCE, arguments[0]
     elif inner is Instance and problem is None:
         problem = Problem(where, "Instance says not of what", "write Instance[T]")
-    if shape in (Shape.LIST, Shape.DICT) and get_origin(wants) is Instance and problem is None:
+    if shape in (PointShape.LIST, PointShape.DICT) and get_origin(wants) is Instance and problem is None:
         generic: Any = origin
         of = type_name(generic[(*arguments[:-1], *get_args(wants))])
         problem = Problem(where, f"{type_name(inner)} is no list of beans", f"write Instance[{of}]")

@@ -13,9 +13,19 @@ from typing import Any, Protocol
 
 from dependency_injector import containers, providers
 
-from .beans import MISSING, BeanDefinition, InjectionPoint, Making, Stop
-from .graph import DEFAULT, BeanGraph, ByName, Every, Fixed, Later, NotFound, One, Value, provider_names
-from .marks import Scope
+from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, Stop
+from .graph import (
+    DEFAULT,
+    BeanDict,
+    BeanGraph,
+    BeanList,
+    Constant,
+    LazyBean,
+    NotFound,
+    SingleBean,
+    Value,
+    provider_names,
+)
 from .scopes import MustAwait, OpenScope
 
 
@@ -40,7 +50,7 @@ class Started(Protocol):
         """The scope that a bean needed inside `owner` lives in; raises `ScopeNotActiveError`."""
         ...
 
-    def asked_outside(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def get_from_provider_call(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The bean for code that calls its provider: itself, or an awaitable of it."""
         ...
 
@@ -53,11 +63,11 @@ class Started(Protocol):
         ...
 
 
-class _Current(threading.local):
+class _CurrentOwner(threading.local):
     owner: OpenScope | None = None
 
 
-_current = _Current()
+_current = _CurrentOwner()
 
 
 @contextmanager
@@ -92,11 +102,11 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
     def _provide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner, key, started = _current.owner, self._key, self.started
         if owner is None:
-            return started.asked_outside(key, args, kwargs)
+            return started.get_from_provider_call(key, args, kwargs)
         seeds = (owner.request or owner).seeds
         if seeds is not None and key in seeds:
             return seeds[key]
-        if not has_place(self.definition):
+        if not self.definition.is_stored:
             if key in started.awaited:
                 raise MustAwait(key)
             return self.make(owner, args, kwargs)
@@ -104,7 +114,7 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
         value = place.store.get(key, MISSING)
         if value is not MISSING:
             return value
-        if self.definition.made is Making.SEED:
+        if self.definition.factory_kind is FactoryKind.SEED:
             return started.no_seed(key)
         if key in started.awaited:
             raise MustAwait(key)
@@ -133,8 +143,8 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
             return self.started.make_deep(self._key, scope)
         made = self.begin(scope, args, kwargs)
         definition = self.definition
-        key = self._key if has_place(definition) else None
-        if definition.made is Making.GENERATOR:
+        key = self._key if definition.is_stored else None
+        if definition.factory_kind is FactoryKind.GENERATOR:
             return scope.enter(made, key)
         return kept(made, definition, key, scope)
 
@@ -143,22 +153,22 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
     def override(self, provider: Any) -> Any:
         """Overrides it for the whole container."""
         context: Any = super().override(provider)
-        self._tell(True)
+        self._notify(True)
         return context
 
     def reset_last_overriding(self) -> None:
         """Takes the last overriding back."""
         super().reset_last_overriding()
-        self._tell(False)
+        self._notify(False)
 
     def reset_override(self) -> None:
         """Takes all overriding back."""
         count = len(self.overridden)
         super().reset_override()
         for _ in range(count):
-            self._tell(False)
+            self._notify(False)
 
-    def _tell(self, began: bool) -> None:
+    def _notify(self, began: bool) -> None:
         if self._started is not None:
             self._started.overriding_changed(self._key, began)
 
@@ -190,11 +200,6 @@ class SeedOr(providers.Provider):  # type: ignore[type-arg]  # generic in its st
         return value if value is not MISSING else seed.started.no_seed(key, absent)
 
 
-def has_place(definition: BeanDefinition) -> bool:
-    """Whether its instances are kept in a scope's store: those of dependent beans are their holders' alone."""
-    return definition.caches and definition.scope is not Scope.DEPENDENT
-
-
 def kept(made: Any, definition: BeanDefinition, key: int | None, scope: OpenScope) -> Any:
     """What was made, with its `stop()` remembered."""
     if definition.stop is Stop.SYNC:
@@ -223,7 +228,7 @@ def end_override(provider: Any, fake: Any) -> None:
 class Providers:
     """The providers of one started container, by key and by name."""
 
-    def __init__(self, graph: BeanGraph, started: Started, later: Callable[[Later], Any]) -> None:
+    def __init__(self, graph: BeanGraph, started: Started, later: Callable[[LazyBean], Any]) -> None:
         self._graph, self._started, self._later = graph, started, later
         self.container = containers.DynamicContainer()
         self._reserved = frozenset(dir(self.container))
@@ -293,7 +298,7 @@ class Providers:
         for point, value in needs:
             if value == DEFAULT and not point.positional:
                 continue
-            of_value = self.of_value(Fixed(point.default) if value == DEFAULT else value)
+            of_value = self.of_value(Constant(point.default) if value == DEFAULT else value)
             if point.positional:
                 args.append(of_value)
             else:
@@ -304,17 +309,17 @@ class Providers:
     def of_value(self, value: Value) -> Any:
         """The provider of what an injection point gets."""
         match value:
-            case One(key, absent):
+            case SingleBean(key, absent):
                 return self._of_bean[key] if absent is MISSING else SeedOr(key, absent, self._of_bean[key])
-            case Every(()):
+            case BeanList(()):
                 return providers.Factory(list)  # a List of nothing gives a tuple
-            case Every(keys):
+            case BeanList(keys):
                 return providers.List(*(self._of_bean[key] for key in keys))
-            case ByName(named):
+            case BeanDict(named):
                 return providers.Dict({name: self._of_bean[key] for name, key in named})
-            case Fixed(fixed):
+            case Constant(fixed):
                 return providers.Object(fixed)
-            case Later():
+            case LazyBean():
                 return providers.Object(self._later(value))
             case NotFound():
                 raise AssertionError("a graph with a missing bean is refused before")

@@ -5,6 +5,8 @@ Not here: what single objects mean (the container's readers), what is wrong with
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,15 +16,15 @@ from ..errors import IllegalConfigurationError, Problem
 from .beans import BeanDefinition, InjectionPoint, Names, local_names, read_class, read_producer, seed_of
 from .checks import problems_in
 from .environment import is_settings
-from .graph import BeanGraph, Binding, Reading
+from .graph import BeanGraph, Binding, Registration
 from .marks import Scope, producer_mark_of, settings_check_of
 
-Reader: TypeAlias = Callable[[object], Reading | None]
+Reader: TypeAlias = Callable[[object], Registration | None]
 """What registering an object means; None when it is not of the reader's kind."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RegisteredInstance:
     """An instance that is a bean as it is."""
 
     value: Any
@@ -31,7 +33,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Included:
+class IncludedContainer:
     """A `dependency_injector` container whose providers are beans."""
 
     container: Any
@@ -61,7 +63,7 @@ class Registry:
     def contents(self) -> tuple[object, ...] | None:
         """Return everything that `read` reads, to compare with a later time; None if it may change from inside."""
         entries = self._entries.values()
-        if any(isinstance(each, Included) for each in entries):
+        if any(isinstance(each, IncludedContainer) for each in entries):
             return None
         implied = (each for find in self._implied for each in find())
         return (*self._entries, *self._bindings, *self._seeds.items(), *implied)
@@ -70,15 +72,15 @@ class Registry:
         """Whether an object, or an instance of this type, is registered, or this type is bound to a bean."""
         if _identity(entry) in self._entries or any(each.interface == entry for each in self._bindings):
             return True
-        return any(isinstance(each, Given) and each.provides == entry for each in self._entries.values())
+        return any(isinstance(each, RegisteredInstance) and each.provides == entry for each in self._entries.values())
 
     def give(self, value: Any, provides: Any, name: str | None) -> None:
         """Registers an instance."""
-        self._entries.setdefault((id(value), provides, name), Given(value, provides, name))
+        self._entries.setdefault((id(value), provides, name), RegisteredInstance(value, provides, name))
 
     def include(self, container: Any) -> None:
         """Registers the providers of a `dependency_injector` container."""
-        self._entries.setdefault((Included, id(container)), Included(container))
+        self._entries.setdefault((IncludedContainer, id(container)), IncludedContainer(container))
 
     def bind(self, binding: Binding) -> None:
         """Registers which bean an interface means."""
@@ -86,7 +88,7 @@ class Registry:
 
     def undefined(self) -> dict[Any, InjectionPoint]:
         """What the included containers leave for our beans to fill."""
-        included = [each.container for each in self._entries.values() if isinstance(each, Included)]
+        included = [each.container for each in self._entries.values() if isinstance(each, IncludedContainer)]
         if not included:
             return {}
         from .foreign import undefined_dependencies
@@ -97,7 +99,7 @@ class Registry:
         """The registered classes that are local to functions, by name."""
         types: list[Any] = list(self._seeds)
         for each in self._entries.values():
-            if isinstance(each, Given):
+            if isinstance(each, RegisteredInstance):
                 types.append(each.provides)
             elif isinstance(each, type) or get_origin(each) is not None:
                 types.append(each)
@@ -116,7 +118,7 @@ class Registry:
         graph = BeanGraph(definitions, self._bindings, names)
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))
 
-    def _readings(self, readers: Sequence[Reader]) -> Iterator[tuple[Reading, Problem | None]]:
+    def _readings(self, readers: Sequence[Reader]) -> Iterator[tuple[Registration, Problem | None]]:
         seen = {*self._entries, *self._seeds}
         queue = list(self._entries.values())
         # What an interface is bound to need not be registered by itself.
@@ -136,7 +138,7 @@ class Registry:
             entry = queue.pop(0)
             reading = next((found for read in readers if (found := read(entry)) is not None), None)
             if reading is None:
-                yield Reading(()), _not_registrable(entry)
+                yield Registration(()), _not_registrable(entry)
                 continue
             implied += reading.implies
             # What an instance or a producer provides need not be made of its class.
@@ -149,7 +151,7 @@ class Registered:
     """What was registered, read: the graph, the readings with their own checks, and what could not be read."""
 
     graph: BeanGraph
-    readings: tuple[Reading, ...]
+    readings: tuple[Registration, ...]
     unreadable: tuple[Problem, ...]
 
     def problems(self) -> Iterator[Problem]:
@@ -179,20 +181,20 @@ def _not_registrable(entry: object) -> Problem:
 # --- readers
 
 
-def read_given(entry: object) -> Reading | None:
+def read_instance(entry: object) -> Registration | None:
     """What `register_instance` means."""
-    if not isinstance(entry, Given):
+    if not isinstance(entry, RegisteredInstance):
         return None
     value = entry.value
     definition = BeanDefinition(
         provides=entry.provides, factory=lambda: value, scope=Scope.APPLICATION, name=entry.name, source=value
     )
-    return Reading((definition,))
+    return Registration((definition,))
 
 
-def read_included(entry: object) -> Reading | None:
+def read_included(entry: object) -> Registration | None:
     """What `include` means."""
-    if not isinstance(entry, Included):
+    if not isinstance(entry, IncludedContainer):
         return None
     from .foreign import read_container
 
@@ -208,10 +210,10 @@ CHECK = "__toolbox_check__"
 def bean_reader(names: Names) -> Reader:
     """The reader of classes and producers; `names` are classes their annotations may mean."""
 
-    def read(entry: object) -> Reading | None:
+    def read(entry: object) -> Registration | None:
         if isinstance(entry, type) or isinstance(get_origin(entry), type):
-            return Reading((read_class(entry, names),), getattr(entry, IMPLIES, ()), getattr(entry, CHECK, None))
-        return Reading((read_producer(entry, names),)) if callable(entry) and hasattr(entry, "__code__") else None
+            return Registration((read_class(entry, names),), getattr(entry, IMPLIES, ()), getattr(entry, CHECK, None))
+        return Registration((read_producer(entry, names),)) if callable(entry) and hasattr(entry, "__code__") else None
 
     return read
 
@@ -237,3 +239,23 @@ def settings_in(graph: BeanGraph, overridden: Iterable[int] = ()) -> tuple[dict[
             except IllegalConfigurationError as error:
                 problems += error.problems
     return built, problems
+
+
+# --- scanning
+
+
+def marked_in(module: ModuleType | str, is_marked: Callable[[object], bool]) -> Iterator[object]:
+    """The marked objects defined in a module and in all modules below it, which are imported for this."""
+    for each in modules_of(importlib.import_module(module) if isinstance(module, str) else module):
+        for member in list(vars(each).values()):
+            # What is only imported there is registered where it is defined, if that is scanned.
+            if getattr(member, "__module__", None) == each.__name__ and is_marked(member):
+                yield member
+
+
+def modules_of(module: ModuleType) -> Iterator[ModuleType]:
+    """The module and all below it, in order of their names; `__main__` modules are programs, and left out."""
+    yield module
+    for found in sorted(pkgutil.iter_modules(getattr(module, "__path__", ())), key=lambda each: each.name):
+        if found.name != "__main__":
+            yield from modules_of(importlib.import_module(f"{module.__name__}.{found.name}"))

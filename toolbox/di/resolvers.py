@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-from .beans import MISSING, Making, Stop
-from .graph import DEFAULT, Bean, BeanGraph, ByName, Every, Fixed, Later, NotFound, One, Value
+from .beans import MISSING, FactoryKind, Stop
+from .graph import DEFAULT, Bean, BeanDict, BeanGraph, BeanList, Constant, LazyBean, NotFound, SingleBean, Value
 from .marks import Scope
 from .scopes import Home, MustAwait, OpenScope
 
@@ -25,7 +25,7 @@ INLINED = 2000
 class Resolvers:
     """The functions of one started container, each written when it is first needed."""
 
-    def __init__(self, graph: BeanGraph, home: Home, later: Callable[[Later], Any]) -> None:
+    def __init__(self, graph: BeanGraph, home: Home, later: Callable[[LazyBean], Any]) -> None:
         self._graph, self._home, self._later = graph, home, later
         self._lock = threading.RLock()
         self._written: dict[int, Resolver] = {}
@@ -122,15 +122,15 @@ class _Writing:
     def value(self, value: Value) -> str:
         """An expression for what an injection point gets."""
         match value:
-            case One(key, absent):
+            case SingleBean(key, absent):
                 return self.bean(key, absent)
-            case Every(keys):
+            case BeanList(keys):
                 return "[" + ", ".join(self.bean(key) for key in keys) + "]"
-            case ByName(named):
+            case BeanDict(named):
                 return "{" + ", ".join(f"{name!r}: {self.bean(key)}" for name, key in named) + "}"
-            case Fixed(fixed):
+            case Constant(fixed):
                 return self._resolvers.constant(fixed)
-            case Later():
+            case LazyBean():
                 return self._resolvers.constant(self._resolvers._later(value))
             case NotFound():
                 raise AssertionError("a graph with a missing bean is refused before")
@@ -139,7 +139,7 @@ class _Writing:
         """An expression for a bean: found in its scope, or made."""
         bean = self._graph[key]
         definition = bean.definition
-        if definition.made is Making.SEED:
+        if definition.factory_kind is FactoryKind.SEED:
             return self._seed(key, absent)
         if not definition.caches or definition.scope is Scope.DEPENDENT:
             return self._dependent(bean)
@@ -183,7 +183,7 @@ class _Writing:
         definition = bean.definition
         call = self.construct(bean)
         kept = key if definition.caches and definition.scope is not Scope.DEPENDENT else None
-        if definition.made is Making.GENERATOR:
+        if definition.factory_kind is FactoryKind.GENERATOR:
             return f"s.enter({call}, {kept})"
         if definition.stop is Stop.SYNC:
             return f"s.keep_stopping({call}, {kept})"
@@ -202,7 +202,7 @@ class _Writing:
             if value == DEFAULT and not point.positional:
                 by_position = False  # left out: what follows goes by name
                 continue
-            expression = self.value(Fixed(point.default) if value == DEFAULT else value)
+            expression = self.value(Constant(point.default) if value == DEFAULT else value)
             if point.positional or (by_position and not point.keyword):
                 written.append(expression)
             else:

@@ -1,15 +1,20 @@
-"""Live scopes: what they hold, how they are entered, and their end.
+"""Open scopes: they store beans, create each of them once, are entered, and close what they hold.
 
-Not here: who makes a bean when several ask (`making`), how it is made (`providers`, `resolvers`), closing (`closing`).
+Several threads and tasks can request a bean at the same time: one creates it, threads wait on events, tasks on futures.
+If the creator fails or is cancelled, a waiter takes over. A wait that can never end raises an error with the path.
+Not here: how a bean is created (`providers`, `resolvers`, `stepwise`), how one is closed (`closing`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from threading import get_ident
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -28,7 +33,6 @@ from .closing import (
     stop_async,
     yielded_nothing,
 )
-from .making import BeanMaking
 
 _log = logging.getLogger("toolbox")
 
@@ -46,7 +50,42 @@ def outside_scopes() -> Iterator[None]:
         active.reset(token)
 
 
-class OpenScope(BeanMaking):
+class AsyncCreation:
+    """A bean being made by a task: within which other making, and which beans it waits for meanwhile."""
+
+    __slots__ = ("key", "outer", "scope", "waits")
+
+    def __init__(self, scope: OpenScope, key: int, outer: AsyncCreation | None) -> None:
+        self.scope, self.key, self.outer = scope, key, outer
+        self.waits: list[tuple[OpenScope, int]] = []
+
+    @property
+    def chain(self) -> Iterator[AsyncCreation]:
+        """This making and those it is part of, innermost first."""
+        making: AsyncCreation | None = self
+        while making is not None:
+            yield making
+            making = making.outer
+
+
+_current_creation: ContextVar[AsyncCreation | None] = ContextVar("toolbox.making", default=None)
+
+# Only those who find a bean being made by someone else come here.
+_waiting_lock = threading.Lock()
+_waiting_threads: dict[int, tuple[OpenScope, int]] = {}
+
+
+def _forget_waiting() -> None:
+    global _waiting_lock
+    _waiting_lock = threading.Lock()
+    _waiting_threads.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_waiting)
+
+
+class OpenScope:
     """What lives in one scope. Entered, it is the active scope of the context; left, it closes what it holds.
 
     `request` is the request scope it is or lies in. `seeds` are beans it was given that do not live as long as a
@@ -54,6 +93,10 @@ class OpenScope(BeanMaking):
     """
 
     what = "scope"
+    store: dict[int, Any]
+    making: dict[int, int | AsyncCreation]
+    wakers: dict[int, list[Callable[[], None]]] | None
+    closing = False
     seeds: dict[int, Any] | None = None
     extras: dict[Any, Any] | None = None
     prepared: dict[int, list[Any]] | None = None
@@ -76,9 +119,154 @@ class OpenScope(BeanMaking):
         """The bean with this key, as a reader knows it."""
         return self.home.label(key)
 
-    def around(self) -> Iterator[BeanMaking]:
+    def around(self) -> Iterator[OpenScope]:
         """The scopes in which a thread may be making something at the same time, the longest-lived first."""
         yield from dict.fromkeys((self.home.application, self.request or self, self))
+
+    # --- making, without awaiting
+
+    def create(self, key: int, make: Callable[[Any], Any]) -> Any:
+        """The bean, made now by `make(self)` unless somebody else makes it meanwhile."""
+        making, me = self.making, get_ident()
+        # Only this thread itself can have put its own ident there, so the first look needs no lock.
+        if (key in making or making.setdefault(key, me) != me) and self._wait_on_thread(key, me):
+            return self.store[key]
+        try:
+            store = self.store
+            if key in store:
+                return store[key]
+            if self.closing:
+                raise self.ended(key)
+            value = store[key] = make(self)
+            return value
+        finally:
+            del making[key]
+            if self.wakers is not None:
+                self._wake(key)
+
+    def _wait_on_thread(self, key: int, me: int) -> bool:
+        """Whether the bean was made while this thread waited; else it is this thread's turn."""
+        while True:
+            made = threading.Event()
+            with _waiting_lock:
+                self._refuse_endless_wait(key, me)
+                self._notify(key, made.set)
+                if key not in self.making:
+                    made.set()
+                else:
+                    _waiting_threads[me] = (self, key)
+            made.wait()
+            with _waiting_lock:
+                _waiting_threads.pop(me, None)
+                if key in self.store:
+                    return True
+                if self.making.setdefault(key, me) == me:
+                    return False
+
+    # --- making, with awaiting
+
+    async def create_awaiting(self, key: int, make: Callable[[Any], Awaitable[Any]]) -> Any:
+        """The bean, made now by awaiting `make(self)` unless somebody else makes it meanwhile."""
+        me = AsyncCreation(self, key, _current_creation.get())
+        making = self.making
+        while key in making or making.setdefault(key, me) is not me:
+            await self.settled(key)
+            if key in self.store:
+                return self.store[key]
+        try:
+            if key in self.store:
+                return self.store[key]
+            if self.closing:
+                raise self.ended(key)
+            token = _current_creation.set(me)
+            try:
+                value = await make(self)
+            finally:
+                _reset(_current_creation, token)
+            self.store[key] = value
+            return value
+        finally:
+            del making[key]
+            if self.wakers is not None:
+                self._wake(key)
+
+    async def settled(self, key: int) -> None:
+        """Waits until nobody is making the bean any more."""
+        loop = asyncio.get_running_loop()
+        made = loop.create_future()
+
+        def wake() -> None:
+            if not made.done():
+                made.set_result(None)
+
+        def notify() -> None:
+            try:
+                loop.call_soon_threadsafe(wake)
+            except RuntimeError:  # its loop is closed: nobody waits any more
+                return
+
+        within = _current_creation.get()
+        entry = (self, key)
+        with _waiting_lock:
+            self._refuse_endless_wait(key, within)
+            self._notify(key, notify)
+            if key not in self.making:
+                wake()
+            elif within is not None:
+                for each in within.chain:
+                    each.waits.append(entry)
+        try:
+            await made
+        finally:
+            if within is not None:
+                with _waiting_lock:
+                    for each in within.chain:
+                        if entry in each.waits:
+                            each.waits.remove(entry)
+
+    # --- waiting for each other
+
+    def _notify(self, key: int, waker: Callable[[], None]) -> None:
+        if self.wakers is None:
+            self.wakers = {}
+        self.wakers.setdefault(key, []).append(waker)
+
+    def _wake(self, key: int) -> None:
+        with _waiting_lock:
+            wakers = self.wakers.pop(key, ()) if self.wakers else ()
+        for wake in wakers:
+            wake()
+
+    def _refuse_endless_wait(self, key: int, me: int | AsyncCreation | None) -> None:
+        """Raises when whoever makes the bean waits, directly or through others, for the one who asks."""
+        asking = list(me.chain) if isinstance(me, AsyncCreation) else [me if me is not None else get_ident()]
+        todo: list[tuple[OpenScope, int]] = [(self, key)]
+        seen: set[tuple[int, int]] = set()
+        while todo:
+            scope, wanted = todo.pop()
+            maker = scope.making.get(wanted)
+            if maker is None or (id(scope), wanted) in seen:
+                continue
+            seen.add((id(scope), wanted))
+            if maker in asking:
+                raise self._endless(key, me)
+            if isinstance(maker, AsyncCreation):
+                todo += maker.waits
+            elif maker in _waiting_threads:
+                todo.append(_waiting_threads[maker])
+
+    def _endless(self, key: int, me: int | AsyncCreation | None) -> IllegalConfigurationError:
+        label = self.label
+        if isinstance(me, AsyncCreation):
+            path = [label(each.key) for each in me.chain][::-1]
+        else:
+            thread = me if me is not None else get_ident()
+            path = [label(k) for scope in self.around() for k, maker in list(scope.making.items()) if maker == thread]
+        if label(key) in path:
+            path = path[path.index(label(key)) :]
+        text = " -> ".join([*path, label(key)])
+        problem = Problem(label(key), f"it needs itself while it is being made: {text}", "look it up after it was made")
+        return IllegalConfigurationError([problem])
 
     # --- what has to be closed
 
@@ -180,14 +368,14 @@ class OpenScope(BeanMaking):
                 await close_awaiting(self.closers, error, failures)
                 self._end()
         except asyncio.CancelledError:
-            self._tell(failures)
+            self._log_failures(failures)
             raise
         if isinstance(error, asyncio.CancelledError):
-            self._tell(failures)
+            self._log_failures(failures)
             return
         raise_failures(self.what, failures)
 
-    def _tell(self, failures: list[BaseException]) -> None:
+    def _log_failures(self, failures: list[BaseException]) -> None:
         # Who is cancelled must end as cancelled: what failed meanwhile can only be told.
         if failures:
             _log.error("closing a %s failed", self.what, exc_info=BaseExceptionGroup("closing", failures))
@@ -208,12 +396,6 @@ class OpenScope(BeanMaking):
 
     # --- being the active scope
 
-    def _activate(self) -> None:
-        if self._token is not None or self.closing:
-            self._refuse_second_entry()
-        self.outer = active.get()
-        self._token = active.set(self)
-
     def _refuse_second_entry(self) -> NoReturn:
         problem = Problem(f"a {self.what}", "it is entered a second time", "open a new one")
         raise IllegalConfigurationError([problem])
@@ -224,6 +406,13 @@ class OpenScope(BeanMaking):
                 active.reset(self._token)
             except ValueError:  # left in another context than entered, as when a generator is finalised
                 return
+
+
+def _reset(variable: ContextVar[Any], token: Token[Any]) -> None:
+    try:
+        variable.reset(token)
+    except ValueError:  # left in another context than entered, as when a coroutine is finalised
+        return
 
 
 class MustAwait(Exception):  # noqa: N818 - never leaves the container
@@ -284,7 +473,10 @@ class RequestScope(OpenScope):
         self.outer = self.wakers = None
 
     def __enter__(self) -> RequestScope:
-        self._activate()
+        if self._token is not None or self.closing:
+            self._refuse_second_entry()
+        self.outer = active.get()
+        self._token = active.set(self)
         self.entered_on_loop = asyncio._get_running_loop() is not None
         return self
 
@@ -297,7 +489,10 @@ class RequestScope(OpenScope):
             self._deactivate()
 
     async def __aenter__(self) -> RequestScope:
-        self._activate()
+        if self._token is not None or self.closing:  # written out, as in `CallScope`: every request comes here
+            self._refuse_second_entry()
+        self.outer = active.get()
+        self._token = active.set(self)
         return self
 
     async def __aexit__(
@@ -305,8 +500,9 @@ class RequestScope(OpenScope):
     ) -> None:
         try:
             self.closing = True
-            if not self.closers:
-                self._end()
+            if not self.closers:  # as in `_end`
+                self.closed = True
+                self.store = {}
             if self.closers:
                 await self.aclose(error)
         finally:

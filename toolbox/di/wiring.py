@@ -14,20 +14,18 @@ from typing import Any
 
 from ..context import ActiveScope
 from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
-from ..type_keys import is_hashable
-from .beans import MISSING, InjectionPoint
+from ..type_keys import forms_of, is_hashable, plain
+from .beans import MISSING, InjectionPoint, seed_of
 from .checks import problems_in
 from .foreign import holders_in, override_outside
-from .graph import BeanGraph, Every, Fixed, Later, One, Value
+from .graph import BeanGraph, BeanList, Constant, LazyBean, SingleBean, Value
 from .hints import chain_text, web_request_fix
-from .layers import Layers
 from .marks import Instance, Scope
-from .plans import Plan, Planner, deep_beans
-from .providers import Providers, has_place, owned_by
+from .overriding import OverrideLayers
+from .providers import Providers, owned_by
 from .resolvers import Resolver, Resolvers
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
-from .seeding import Seeding, given_besides
-from .stepwise import Stepwise, run_awaiting
+from .stepwise import Plan, Planner, Stepwise, deep_beans, run_awaiting
 
 GENERATE = True
 """Whether beans are looked up by generated functions where nothing is overridden; False: by the providers alone."""
@@ -51,7 +49,7 @@ class Wiring(Home):
         self.graph, self.loop = graph, loop
         self._lookup = lookup
         self.application = ApplicationScope(self)
-        self._layers = Layers(graph, self)
+        self._layers = OverrideLayers(graph, self)
         self.providers = Providers(graph, self, self._instance)
         self._resolvers = Resolvers(graph, self, self._instance)
         self._unnamed: dict[Any, Resolver] = {}
@@ -68,7 +66,7 @@ class Wiring(Home):
         self._find_deep()
         self._find_awaited()
 
-    def _instance(self, later: Later) -> Instance[Any]:
+    def _instance(self, later: LazyBean) -> Instance[Any]:
         return Instance(self._lookup, later.wanted, later.name)
 
     def label(self, key: int) -> str:
@@ -101,7 +99,7 @@ class Wiring(Home):
             self._seeding.give(scope, seeds)
         return scope
 
-    def open_call(self) -> CallScope:
+    def open_call_scope(self) -> CallScope:
         """A new call scope below the active scope."""
         outer = active.get()
         if outer is None or outer.home is not self:
@@ -142,19 +140,24 @@ class Wiring(Home):
             self._find_deep()
             self._find_awaited()
 
-    def get(self, wanted: Any, name: str | None) -> Any:
+    def get(self, wanted: Any, name: str | None = None) -> Any:
         """The bean, made without awaiting."""
         scope = active.get() or self.application
-        if name is None and scope.direct is self and (resolver := _known(self._unnamed, wanted)) is not None:
+        if name is None and scope.direct is self:
             try:
-                return resolver(scope)
-            except MustAwait as error:
-                return self._prepared(self.value_of(wanted, None), scope, error)
+                resolver = self._unnamed.get(wanted)
+            except TypeError:  # the metadata of an Annotated cannot be hashed
+                resolver = None
+            if resolver is not None:
+                try:
+                    return resolver(scope)
+                except MustAwait as error:
+                    return self._prepared(self.value_of(wanted, None), scope, error)
         scope = self.scope()
         try:
             value = self.value_of(wanted, name)
         except MissingBeanError:
-            return given_besides(scope, wanted)
+            return seed_without_bean(scope, wanted)
         if name is None and is_hashable(wanted):
             self._remember(wanted, value)
         return self.get_value(value, scope)
@@ -176,7 +179,7 @@ class Wiring(Home):
     def _prepared(self, value: Value, scope: OpenScope, error: MustAwait) -> Any:
         """What `prepare` made for a value that cannot be made without awaiting; raises when there is nothing."""
         prepared = scope.prepared.get(error.key) if scope.prepared is not None else None
-        if prepared and value == One(error.key):
+        if prepared and value == SingleBean(error.key):
             return prepared.pop()
         raise self._must_await(value, error) from None
 
@@ -187,7 +190,7 @@ class Wiring(Home):
 
     def _now(self, value: Value, owner: OpenScope) -> Any:
         """A value for `owner`, without awaiting; raises `MustAwait`."""
-        if isinstance(value, Fixed):
+        if isinstance(value, Constant):
             return value.value
         if owner.direct is self:
             return self._resolver(value)(owner)
@@ -212,7 +215,7 @@ class Wiring(Home):
         with owned_by(owner):
             made = self.providers.of_value(value)()
         if (
-            isinstance(value, One)
+            isinstance(value, SingleBean)
             and self.providers[value.bean].last_overriding is not None
             and inspect.isawaitable(made)
         ):
@@ -221,13 +224,16 @@ class Wiring(Home):
 
     # --- looking up, with awaiting
 
-    async def aget(self, wanted: Any, name: str | None) -> Any:
+    async def aget(self, wanted: Any, name: str | None = None) -> Any:
         """The bean, awaiting what has to be."""
         scope = active.get() or self.application
         # What another thread is making is awaited, not waited for.
         is_busy = scope.making or (scope.request or scope).making or self.application.making
         if name is None and scope.direct is self and not is_busy:
-            resolver = _known(self._plain, wanted)
+            try:
+                resolver = self._plain.get(wanted)
+            except TypeError:  # as in `get`
+                resolver = None
             if resolver is not None:
                 return resolver(scope)
         scope = self.scope()
@@ -242,7 +248,7 @@ class Wiring(Home):
         try:
             value = self.value_of(wanted, name)
         except MissingBeanError:
-            return given_besides(scope, wanted)
+            return seed_without_bean(scope, wanted)
         if name is None and is_hashable(wanted):
             self._remember_awaiting(wanted, value)
         return await self.aget_value(value, scope)
@@ -268,10 +274,13 @@ class Wiring(Home):
         """The error of who awaited what a scope holds while that scope ended."""
         return ScopeNotActiveError(self.label(error.key), "its scope has ended meanwhile, and this code outlived it")
 
-    async def prepare(self, wanted: Any, name: str | None) -> None:
+    async def prepare(self, wanted: Any, name: str | None = None) -> None:
         """Makes what has to be awaited for a bean; `get` then makes the rest, on any thread."""
-        if name is None and _known(self._plain, wanted) is not None:
-            return
+        try:
+            if name is None and wanted in self._plain:
+                return
+        except TypeError:  # as in `get`
+            pass
         scope = self.scope()
         try:
             value = self.value_of(wanted, name)
@@ -279,7 +288,7 @@ class Wiring(Home):
             return
         await self._ready(value, scope)
         if (
-            isinstance(value, One)
+            isinstance(value, SingleBean)
             and self._planner.is_made_for_one(value.bean)
             and value.bean not in (scope.seeds or ())
         ):
@@ -333,19 +342,19 @@ class Wiring(Home):
 
     # --- from outside, through a provider
 
-    def asked_outside(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def get_from_provider_call(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The bean for code that calls its provider: itself, or an awaitable of it."""
         if self.application.closed:
             # The container may have been started again, and those who call this provider need not know.
             definition = self.graph.definitions[key]
             return self._lookup.get(definition.provides, definition.name)
         scope = self.scope()
-        if (args or kwargs) and not has_place(self.graph.definitions[key]) and key not in self.awaited:
+        if (args or kwargs) and not self.graph.definitions[key].is_stored and key not in self.awaited:
             return self.providers[key].make(scope, args, kwargs)
         try:
-            return self._now(One(key), scope)
+            return self._now(SingleBean(key), scope)
         except MustAwait:
-            return self.aget_value(One(key), scope)
+            return self.aget_value(SingleBean(key), scope)
 
     # --- start and stop
 
@@ -356,9 +365,9 @@ class Wiring(Home):
         """
         self._filled = self.providers.fill(undefined)
         places = ((key, self.graph.definitions[key]) for key in sorted(self.awaited))
-        awaited = [key for key, each in places if each.scope is Scope.APPLICATION and has_place(each)]
+        awaited = [key for key, each in places if each.scope is Scope.APPLICATION and each.is_stored]
         # Together: the plans of many beans, each for itself, would hold the beans of a long chain many times.
-        await self._ready(Every(tuple(awaited)), self.application)
+        await self._ready(BeanList(tuple(awaited)), self.application)
 
     async def stop(self, error: BaseException | None) -> None:
         """Closes the application beans."""
@@ -423,9 +432,46 @@ class Wiring(Home):
         self._find_awaited()
 
 
-def _known(resolvers: Mapping[Any, Resolver], wanted: Any) -> Resolver | None:
-    """Return the function that finds what was asked for before."""
-    try:
-        return resolvers.get(wanted)
-    except TypeError:  # the metadata of an Annotated cannot be hashed
-        return None
+# --- seeds
+
+
+class Seeding:
+    """Puts seeds where the beans of their types are looked for."""
+
+    def __init__(self, graph: BeanGraph) -> None:
+        self._graph = graph
+        self._keys: dict[Any, int | None] = {}
+
+    def give(self, scope: RequestScope, seeds: Mapping[Any, Any]) -> None:
+        """Gives a scope that is not entered yet its seeds, by type."""
+        for form, value in seeds.items():
+            if form not in self._keys:
+                wanted = seed_of(form)
+                found = self._graph.choose(wanted.provides, wanted.name)
+                self._keys[form] = found.bean if isinstance(found, SingleBean) else None
+            self._put(scope, form, self._keys[form], value)
+
+    def _put(self, scope: RequestScope, form: Any, key: int | None, value: Any) -> None:
+        if key is None:
+            scope.extras = {**(scope.extras or {}), plain(form): value}
+            scope.direct = None
+        elif self._graph.definitions[key].is_stored and self._graph.definitions[key].scope is Scope.REQUEST:
+            scope.store[key] = value
+            scope.is_seeded = True
+        else:
+            # A bean that is not looked up in a request's store: the generated functions would not see the seed.
+            scope.seeds = {**(scope.seeds or {}), key: value}
+            scope.is_seeded = True
+            scope.direct = None
+
+
+def seed_without_bean(scope: OpenScope, wanted: Any) -> Any:
+    """What the request scope was given for a type that no bean has; else raises the error under way."""
+    request = scope.request
+    form = plain(wanted)
+    for given, value in (request.extras or {}).items() if request is not None else ():
+        if form == given or form in forms_of(given):
+            if request is not None and request.closing:
+                raise ScopeNotActiveError(str(form), "its request scope has ended, and this code outlived it")
+            return value
+    raise

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..context import ActiveScope
 from ..di.beans import BeanDefinition, point_of
-from ..di.graph import BeanGraph, Reading
+from ..di.graph import BeanGraph, Registration
 from ..di.marks import Scope, application_scoped
 from ..errors import IllegalConfigurationError, Problem
 from ..execution import refuse_on_event_loop
@@ -67,13 +67,15 @@ class RestConnections:
 # --- registration
 
 
-def read_rest_client(registered: object, scope: ActiveScope, settings: Callable[[], ToolboxSettings]) -> Reading | None:
+def read_rest_client(
+    registered: object, scope: ActiveScope, settings: Callable[[], ToolboxSettings]
+) -> Registration | None:
     """Describe a REST client class, or the settings of a key, to a container; return None for other objects.
 
     `scope` is where each call looks up collaborators. `settings` returns the container's settings.
     """
     if isinstance(registered, KeySettings):
-        return Reading((_definition_of_settings(registered),))
+        return Registration((_definition_of_settings(registered),))
     mark = client_mark_of(registered)
     if mark is None:
         return None
@@ -101,7 +103,7 @@ def read_rest_client(registered: object, scope: ActiveScope, settings: Callable[
         point_of(list[KeySettings], f"{cls.__name__}.given", parameter="given"),
     )
     definition = BeanDefinition(provides=cls, factory=make, scope=Scope.APPLICATION, needs=needs, source=cls)
-    return Reading((definition,), (RestConnections, *_implied(plan)), check)
+    return Registration((definition,), (RestConnections, *_implied(plan)), check)
 
 
 def _definition_of_settings(given: KeySettings) -> BeanDefinition:

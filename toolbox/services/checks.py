@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator
 
-from ..di.graph import BeanGraph, One, beans_in
+from ..di.graph import BeanGraph, SingleBean, beans_in
 from ..di.hints import look_alikes
 from ..di.marks import Scope
 from ..di.points import MISSING, point_of
@@ -55,10 +55,13 @@ def store_problems(graph: BeanGraph) -> Iterator[Problem]:
     point = point_of(ChatMemoryStore | None, "the store of the conversations")
     yield from graph.problems_of(point)
     value = graph.value_of(point)
-    if not isinstance(value, One) and (near := look_alikes(ChatMemoryStore, graph.definitions)):
+    if not isinstance(value, SingleBean) and (near := look_alikes(ChatMemoryStore, graph.definitions)):
         fix = f"bind(ChatMemoryStore, {near[0]}) if it is meant"
         yield Problem(point.where, f"{near[0]} has its methods, and is none", fix)
-    if isinstance(value, One) and (definition := graph.definitions[value.bean]).scope in (Scope.REQUEST, Scope.CALL):
+    if isinstance(value, SingleBean) and (definition := graph.definitions[value.bean]).scope in (
+        Scope.REQUEST,
+        Scope.CALL,
+    ):
         yield Problem(
             point.where,
             f"{definition.label} is {definition.scope.value}-scoped, and conversations outlive that",

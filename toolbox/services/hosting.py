@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..chat import ChatModel, ToolExecutionRequest
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.beans import Stop, read_class
-from ..di.graph import BeanGraph, Reading
+from ..di.graph import BeanGraph, Registration
 from ..di.marks import Scope
 from ..di.points import Names, point_of
 from ..di.scopes import outside_scopes
@@ -234,7 +234,7 @@ class ContainerHost:
         if self._graph is not None:
             yield from tool_bean_problems(where, tool, self._graph)
 
-    def read(self, registered: object, names: Names | None = None) -> Reading | None:
+    def read(self, registered: object, names: Names | None = None) -> Registration | None:
         """What registering an AI service means; None for anything else. `names`: classes its annotations may mean."""
         if not isinstance(registered, type) or (options := service_options_of(registered)) is None:
             return None
@@ -248,7 +248,7 @@ class ContainerHost:
             problems=(),
         )
         listed = *bean_types(sources_of(registered)), *(each.bean for each in providers_of(registered, options))
-        return Reading((definition,), tuple(registrable(listed)), service.check)
+        return Registration((definition,), tuple(registrable(listed)), service.check)
 
 
 def registrable(listed: Iterable[Any]) -> Iterator[type[Any]]:

@@ -27,7 +27,7 @@ from ..chat import (
     ToolExecutionResultMessage,
     ToolSpecification,
 )
-from ..context import ActiveScope, CallScope, Cancellation, InContext, InvocationContext, current_invocation
+from ..context import ActiveScope, Cancellation, InContext, InvocationContext, ToolCallScope, current_invocation
 from ..errors import (
     EndsInvocation,
     FrameworkError,
@@ -344,7 +344,7 @@ class _Run:
 
     __slots__ = ("_call", "_on_start", "_opened", "abandoned_by")
 
-    def __init__(self, call: ToolCall, opened: CallScope) -> None:
+    def __init__(self, call: ToolCall, opened: ToolCallScope) -> None:
         self._call, self._opened = call, opened
         self.abandoned_by: BaseException | None = None
         self._on_start: Callable[[], None] | None = None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 from typing_extensions import TypeForm
 
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutor, ToolSpecification
-from ..context import CallScope, Cancellation, InvocationContext
+from ..context import Cancellation, InvocationContext, ToolCallScope
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError, ToolTimeoutError
 from ..execution import Execution, Finish
 from .codec import cut
@@ -39,10 +39,10 @@ class _EmptyScope:
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None: ...
 
-    def open_call_scope(self) -> CallScope:
+    def open_call_scope(self) -> ToolCallScope:
         return self
 
-    def __enter__(self) -> CallScope:
+    def __enter__(self) -> ToolCallScope:
         return self
 
     def __exit__(
