@@ -30,7 +30,7 @@ def test_the_first_errors_are_listed_and_the_rest_counted() -> None:
 
 
 def test_only_the_count_of_very_many_errors_is_shown() -> None:
-    assert found(list[int], ["a"] * (COUNTED + 1)) == [("", f"{COUNTED + 1} values in it are wrong")]
+    assert found(list[int], ["a"] * (COUNTED + 1)) == [("", f"{COUNTED + 1} values are invalid")]
 
 
 def test_long_paths_are_cut() -> None:
@@ -47,7 +47,7 @@ def test_tool_calls_with_very_many_errors_have_a_short_message() -> None:
     with pytest.raises(ToolArgumentsError) as caught:
         tool_executor_from(cut)(ToolExecutionRequest("1", "cut", json.dumps({"numbers": ["a"] * 100_000})), None)
 
-    assert str(caught.value) == "invalid arguments for tool 'cut': 100000 values in it are wrong"
+    assert str(caught.value) == "invalid arguments for tool 'cut': 100000 values are invalid"
 
 
 def test_replies_with_very_many_errors_have_a_short_message() -> None:
@@ -56,7 +56,7 @@ def test_replies_with_very_many_errors_have_a_short_message() -> None:
     with pytest.raises(OutputParsingError) as caught:
         structure.read(json.dumps(["a"] * 50_000))
 
-    assert caught.value.problems == [("", "50000 values in it are wrong")]
+    assert caught.value.problems == [("", "50000 values are invalid")]
 
 
 def test_long_unknown_tool_names_are_cut() -> None:

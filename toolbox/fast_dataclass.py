@@ -1,6 +1,6 @@
-"""Gives frozen, slotted data classes a fast `__init__`: for the classes that every tool call makes instances of.
+"""A fast `__init__` for frozen, slotted data classes that are created for every tool call.
 
-Not here: the data (`chat`, `context`).
+Not here: the data classes (`chat`, `context`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 def with_fast_init(cls: type[T]) -> type[T]:
-    """Replace the `__init__` of a frozen, slotted data class by one that fills the slots directly, in half the time.
+    """Replace the `__init__` of a frozen, slotted data class with one that sets the slots directly.
 
-    It takes the same arguments. Use it above `@dataclass(frozen=True, slots=True)`.
+    It takes the same arguments and half the time. Use it above `@dataclass(frozen=True, slots=True)`.
     """
     names: dict[str, Any] = {"MISSING": MISSING}
     parameters, lines = ["self"], []
-    for each in fields(cls):  # type: ignore[arg-type]  # that it is a data class is what this is for
+    for each in fields(cls):  # type: ignore[arg-type]  # `cls` is a data class
         name = each.name
         names[f"set_{name}"] = cls.__dict__[name].__set__
         if each.default_factory is not MISSING:
@@ -36,5 +36,5 @@ def with_fast_init(cls: type[T]) -> type[T]:
     made = names["__init__"]
     made.__qualname__, made.__doc__ = f"{cls.__qualname__}.__init__", cls.__init__.__doc__
     made.__annotations__ = dict(cls.__init__.__annotations__)
-    setattr(cls, "__init__", made)  # noqa: B010 - a type checker is right to forbid it elsewhere
+    setattr(cls, "__init__", made)  # noqa: B010 - the annotations of `__init__` are kept
     return cls

@@ -1,6 +1,6 @@
-"""JSON texts that models write: strict reading, and the few repairs that a tool call's arguments get.
+"""JSON written by models: strict parsing, and a few repairs of tool arguments.
 
-Not here: what a tool makes of its arguments (`tools.codec`), how a reply's fragments are put together (`models`).
+Not here: decoding of arguments for a tool (`tools.codec`), assembly of streamed replies (`models`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from pydantic_core import from_json
 
-# The closing quote may be missing: then there is one long string, and not a new attempt at each quote inside it.
+# The closing quote is optional: without it, the rest is one long string, and matching stays linear.
 _STRING_OR_COMMA = re.compile(r'"(?:[^"\\]++|\\.)*+"?|,(?=[ \t\r\n]*[}\]])', re.DOTALL)
 _CONTROL = re.compile("[\x00-\x1f]")
 _SPACE = " \t\r\n"
@@ -27,9 +27,9 @@ _decoder = json.JSONDecoder(parse_constant=_refuse)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text, by RFC 8259: no NaN, nothing after the value. Raises `ValueError`.
+    """Return the value of a JSON text (RFC 8259): no NaN, nothing after the value. Raises `ValueError`.
 
-    What the quick parser is too strict for, depth and lone surrogates, is left to the standard library's.
+    Deep nesting and lone surrogates, which the fast parser rejects, are left to the standard library.
     """
     try:
         return from_json(text, allow_inf_nan=False)
@@ -41,9 +41,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def strict_arguments(text: str) -> dict[str, Any] | None:
-    """The object that a call's argument text plainly is, or None: nothing is repaired.
+    """Return the object in a valid arguments text, or None. Repairs nothing.
 
-    Empty, blank and `null` text are no arguments, `{}`; an object encoded once more as a string is that object.
+    Empty, blank and `null` text is `{}`; an object encoded twice, as a JSON string, is decoded.
     """
     try:
         value = parse_json(_unwrapped(text))
@@ -53,11 +53,11 @@ def strict_arguments(text: str) -> dict[str, Any] | None:
 
 
 def arguments_text(text: str) -> str:
-    """The text of the JSON object that a call's argument text means. Raises `ValueError` with what is wrong.
+    """Return the JSON object in an arguments text, as text. Raises `ValueError` with the reason.
 
-    Repaired, and nothing else: what `strict_arguments` reads, trailing commas, raw line breaks and other control
-    characters inside strings, a leading `{}` before the object, the same object twice. What is not repaired stays as it
-    was written, numbers to the last digit.
+    Repairs exactly these mistakes: the forms that `strict_arguments` accepts, trailing commas, raw control characters
+    such as line breaks inside strings, a leading `{}` before the object, the same object twice. Everything else is kept
+    as written, including all digits of numbers.
     """
     text = _unwrapped(text)
     try:
@@ -68,12 +68,12 @@ def arguments_text(text: str) -> str:
             raise ValueError(f"not a JSON object: {error}") from None
         return repaired
     if not isinstance(value, dict):
-        raise ValueError(f"a JSON object is needed, this is {_kind(value)}")
+        raise ValueError(f"expected a JSON object, got {_kind(value)}")
     return text
 
 
 def value_text(text: str) -> str:
-    """The text of one JSON value, with the same repairs inside it. Raises `ValueError`."""
+    """Return the text of one JSON value with the repairs of `arguments_text`. Raises `ValueError`."""
     try:
         parse_json(text)
     except ValueError:
@@ -83,9 +83,9 @@ def value_text(text: str) -> str:
 
 
 def read_arguments(text: str, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The arguments of a tool call, read from `arguments_text`. Raises `ValueError` with what is wrong.
+    """Return the arguments of a tool call, parsed from `arguments_text`. Raises `ValueError` with the reason.
 
-    With a `schema`, strings that it does not allow are repaired as `as_wanted` describes it.
+    With a `schema`, strings that it does not allow are repaired as described in `as_wanted`.
     """
     value: dict[str, Any] = parse_json(arguments_text(text))
     if schema is not None:
@@ -94,9 +94,9 @@ def read_arguments(text: str, schema: Mapping[str, Any] | None = None) -> dict[s
 
 
 def object_text(text: str) -> str:
-    """`text` if it is a JSON object, else the object that it means, else `{}`: what may go into a history.
+    """Return `text` if it is a JSON object, the repaired object, or `{}`.
 
-    A server that finds broken arguments in the history refuses every later request.
+    Use it for messages in a history: servers reject every request with invalid arguments in its history.
     """
     try:
         return arguments_text(text)
@@ -105,7 +105,7 @@ def object_text(text: str) -> str:
 
 
 def compact_json(value: Mapping[str, Any] | Any) -> str:
-    """`value` as JSON without spaces, non-ASCII kept. Lone surrogates, which UTF-8 cannot say, are escaped."""
+    """Return `value` as JSON without spaces. Keeps non-ASCII characters; escapes lone surrogates."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if text.isascii() or _encodable(text) else json.dumps(value, separators=(",", ":"))
 
@@ -119,7 +119,7 @@ def _encodable(text: str) -> bool:
 
 
 def _unwrapped(text: str) -> str:
-    """`{}` for text that means no arguments; what a string holds, where the text is a JSON string; else the text."""
+    """Return `{}` for empty arguments, the content of a JSON string, or the text itself."""
     bare = text.strip()
     if bare.startswith('"'):
         try:
@@ -135,8 +135,8 @@ def _unwrapped(text: str) -> str:
 
 
 def _one_object(text: str) -> str | None:
-    """The text of the one object that `text` consists of, once or twice, after a leading `{}` or without."""
-    objects: list[tuple[str, str]] = []  # as written, and in a form that can be compared
+    """Return the object in `text`, which may occur twice and after a leading `{}`; None for anything else."""
+    objects: list[tuple[str, str]] = []  # the text as written, and a comparable form
     position = 0
     while rest := text[position:].lstrip(_SPACE):
         if len(objects) == 3:
@@ -183,17 +183,17 @@ def _kind(value: object) -> str:
             return "null"
 
 
-# --- values that a schema wants in another form
+# --- repairs with a schema
 
 _DEEPEST = 100
 
 
 def as_wanted(value: Any, schema: Mapping[str, Any], wrong: Collection[str] | None, parse: Callable[[str], Any]) -> Any:
-    """Return `value` with strings that `schema` does not allow in the form that it wants.
+    """Return `value` with strings that `schema` does not allow converted to an allowed value.
 
-    An object or a list that is written as JSON text becomes that object or list; an enum value in another case becomes
-    the one value that it equals then, also as the key of an object. Only strings in `wrong` are changed (None: all),
-    and none where any string is allowed. `parse` reads JSON text. What cannot be repaired stays as it is.
+    JSON text is parsed where the schema requires an object or list. An enum value in another case, also as a key of an
+    object, becomes the enum value if exactly one matches. Only strings in `wrong` are changed (None: all), and never
+    where any string is allowed. `parse` parses JSON text. Values that cannot be repaired are kept.
     """
     return _Wanted(schema.get("$defs", {}), wrong, parse).value(value, [schema], 0)
 
@@ -205,7 +205,7 @@ class _Wanted:
         self.definitions, self.wrong, self.parse = definitions, wrong, parse
 
     def value(self, value: Any, schemas: Iterable[Any], depth: int) -> Any:
-        """Return the value as one of these schemas wants it."""
+        """Return the value converted to one of these schemas."""
         if depth > _DEEPEST:
             return value
         options = list(self._options(schemas))
@@ -225,7 +225,7 @@ class _Wanted:
         return value
 
     def _options(self, schemas: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
-        """Yield the alternatives that these schemas consist of, without references and unions."""
+        """Yield the alternatives of these schemas with references and unions resolved."""
         waiting, seen = list(schemas)[::-1], set[str]()
         while waiting:
             schema = waiting.pop()
@@ -279,7 +279,7 @@ def _allows_any_string(schema: Mapping[str, Any]) -> bool:
 
 
 def _in_its_case(text: str, options: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the one listed value that equals `text` in another case; None if there is none, or more than one."""
+    """Return the only listed value that equals `text` ignoring case; None if there is none or more than one."""
     listed = {each for option in options for each in _listed(option) if isinstance(each, str)}
     if text in listed:
         return text
@@ -288,7 +288,7 @@ def _in_its_case(text: str, options: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _under(options: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
-    """Return the schemas of what an object has under this key."""
+    """Return the schemas for this key of an object."""
     found = []
     for each in options:
         properties = each.get("properties", {})
@@ -300,7 +300,7 @@ def _under(options: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
 
 
 def _at(options: Iterable[Mapping[str, Any]], index: int) -> list[Any]:
-    """Return the schemas of what a list has at this place."""
+    """Return the schemas for this index of a list."""
     found = []
     for each in options:
         first = each.get("prefixItems", ())

@@ -1,6 +1,6 @@
-"""JSON schemas as models are given them: made by pydantic, without noise, inlined; and their strict form.
+"""JSON schemas for models: built by pydantic, shortened and inlined, and their strict form.
 
-Not here: which types a schema is made of (`tools.specification`, `services.outputs`), the wire (`models`).
+Not here: the types of a schema (`tools.specification`, `services.outputs`), requests to models (`models`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Schema: TypeAlias = dict[str, Any]
 
 DEFINITION = "#/$defs/"
 
-# Where a schema holds further ones.
+# Keywords that contain other schemas.
 _BY_NAME = frozenset({"properties", "$defs", "patternProperties", "dependentSchemas"})
 _LISTED = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SINGLE = frozenset({"items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "propertyNames"})
@@ -27,28 +27,28 @@ _SINGLE |= {"not", "if", "then", "else", "contains"}
 _HOLDING_SCHEMAS = _BY_NAME | _LISTED | _SINGLE
 
 INLINED_LIMIT = 50_000
-"""Characters that a schema may have with all its definitions in place."""
+"""Maximum characters of a schema with all definitions inlined."""
 _DEEPEST = 100
-"""References that are followed below each other."""
+"""Maximum depth of nested references."""
 
-# What says nothing to a model: names derived from names, defaults (which the program fills in), a set's uniqueness
-# (repeated members are dropped anyway), and a mapping to definitions that are inlined.
+# Keywords without use for a model: names derived from names, defaults (the program applies them), uniqueness of sets
+# (repeated members are removed anyway), and mappings to inlined definitions.
 _NOISE = frozenset({"title", "default", "uniqueItems", "discriminator"})
 
 
 def schema_of(adapter: TypeAdapter[Any]) -> Schema:
-    """The schema of what `adapter` accepts, for a model to read.
+    """Return the schema of the values that `adapter` accepts, in a form for models.
 
-    No titles or defaults; every type where it is used; only recursive ones are in `$defs`. Descriptions stay, the one
-    nearer to the use first. Raises pydantic's errors for types that JSON cannot say.
+    It has no titles and defaults. Types are inlined where they are used; only recursive types are in `$defs`. A
+    description at the use of a type overrides that of the type. Raises the errors of pydantic for types without JSON.
     """
     return readable(adapter.json_schema(schema_generator=_generator()))
 
 
 def readable(schema: Schema) -> Schema:
-    """Return a schema with its definitions in `$defs` as `schema_of` gives one.
+    """Return a schema with definitions in `$defs` in the form of `schema_of`.
 
-    Where the types it refers to would make it longer than `INLINED_LIMIT`, they stay in `$defs`: of types that use each
+    Definitions stay in `$defs` if the inlined schema would be longer than `INLINED_LIMIT`: with types that use each
     other several times, each level multiplies the length.
     """
     raw = {key: value for key, value in schema.items() if key != "$defs"}
@@ -69,7 +69,7 @@ def readable(schema: Schema) -> Schema:
 
 
 def unknown_references(schema: Schema) -> set[str]:
-    """Return what a schema refers to, directly or not, that its `$defs` do not hold."""
+    """Return the references of a schema, direct or not, that are missing in its `$defs`."""
     definitions: Schema = schema.get("$defs", {})
     uses = {name: _uses(each) for name, each in definitions.items()}
     start = _uses({key: value for key, value in schema.items() if key != "$defs"})
@@ -77,7 +77,7 @@ def unknown_references(schema: Schema) -> set[str]:
 
 
 def without_null(schema: Schema) -> Schema:
-    """The schema without the alternative null, where it has another."""
+    """Return the schema without the alternative null, if it has another one."""
     others = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if not others or len(others) == len(schema["anyOf"]):
         return schema
@@ -86,7 +86,7 @@ def without_null(schema: Schema) -> Schema:
 
 
 def admits_null(schema: Mapping[str, Any]) -> bool:
-    """Whether null is one of the alternatives of a schema."""
+    """Return True if the schema allows null."""
     kinds = schema.get("type")
     if kinds == "null" or (isinstance(kinds, list) and "null" in kinds) or None in schema.get("enum", ()):
         return True
@@ -97,28 +97,28 @@ def admits_null(schema: Mapping[str, Any]) -> bool:
 
 
 def is_strict_compatible(schema: Mapping[str, Any]) -> bool:
-    """Whether a tool's schema has a strict form, for servers that hold a model to it (`strict: true`)."""
+    """Return True if the schema of a tool has a strict form, for servers that enforce it (`strict: true`)."""
     return strict_parameters(schema) is not None
 
 
 def strict_parameters(schema: Mapping[str, Any]) -> Schema | None:
-    """A tool's parameters in strict form: all required, the optional ones null instead; None if that cannot be."""
+    """Return the strict form of tool parameters: all required, optional ones nullable. None if there is none."""
     return _strict_root(schema, optional_as_null=True)
 
 
 def strict_output(schema: Mapping[str, Any]) -> Schema | None:
-    """The schema of a reply in strict form; None if it has no strict form."""
+    """Return the strict form of an output schema, or None if there is none."""
     return _strict_root(schema, optional_as_null=False)
 
 
 class _NotStrict(Exception):  # noqa: N818 - never leaves this module
-    """A schema says what strict ones cannot."""
+    """A schema uses something that strict schemas do not support."""
 
 
 _STRICT_KEYWORDS = frozenset({"type", "enum", "const", "description", "properties", "required", "additionalProperties"})
 _STRICT_KEYWORDS |= {"items", "minItems", "maxItems", "anyOf", "$ref", "$defs", "format", "pattern"}
 _STRICT_KEYWORDS |= {"multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
-# Left out: the server would refuse them, and the program checks them when the arguments arrive.
+# Removed: servers reject these keywords, and the program validates the arguments anyway.
 _STRICT_LEFT_OUT = frozenset({"minLength", "maxLength", "examples", "deprecated", "readOnly", "writeOnly", *_NOISE})
 _STRICT_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
 _STRICT_DEPTH = 10
@@ -168,7 +168,7 @@ def _strict_properties(schema: Schema, optional_as_null: bool, depth: int) -> It
             yield name, strict
         elif optional_as_null:
             yield name, _or_null(strict)
-        else:  # null would be refused by the type, and leaving it out by the server
+        else:  # the type rejects null, and the server rejects a missing property
             raise _NotStrict
 
 
@@ -191,7 +191,7 @@ def _properties(schema: Any) -> Iterator[str]:
 
 
 def _each(value: Any, key: str, change: Callable[[Any], Any]) -> Any:
-    """What stands under `key`, with `change` applied to each schema in it."""
+    """Return the value of `key` with `change` applied to each schema in it."""
     if key in _BY_NAME and isinstance(value, dict):
         return {name: change(each) for name, each in value.items()}
     if isinstance(value, list) and (key in _LISTED or key in _SINGLE):
@@ -207,7 +207,7 @@ def _below(schema: Any) -> Iterator[Any]:
 
 
 def _uses(schema: Any) -> set[str]:
-    """Return the names of the definitions that a schema refers to itself."""
+    """Return the names of the definitions that a schema refers to directly."""
     used: set[str] = set()
     waiting = [schema]
     while waiting:
@@ -219,7 +219,7 @@ def _uses(schema: Any) -> set[str]:
 
 
 def _reachable(uses: Mapping[str, set[str]], start: set[str]) -> set[str]:
-    """Return the definitions that those of `start` lead to, directly or not, and these themselves."""
+    """Return the definitions of `start` and all definitions that they refer to, directly or not."""
     reached: set[str] = set()
     waiting = list(start)
     while waiting:
@@ -231,7 +231,7 @@ def _reachable(uses: Mapping[str, set[str]], start: set[str]) -> set[str]:
 
 
 def _recursive(uses: Mapping[str, set[str]]) -> set[str]:
-    """Return the definitions that refer to themselves, directly or not, and those that lead from one to another."""
+    """Return the definitions that refer to themselves, directly or not, and those on a path between two of them."""
     users: dict[str, set[str]] = {name: set() for name in uses}
     for name, used in uses.items():
         for each in used:
@@ -251,18 +251,18 @@ def _recursive(uses: Mapping[str, set[str]]) -> set[str]:
 
 
 class _TooLarge(Exception):  # noqa: N818 - never leaves this module
-    """A schema would become too long, or too deep, with its definitions in place."""
+    """A schema would become too long or too deep with its definitions inlined."""
 
 
 class _Inlining:
-    """The definitions that are put in place, those that refer to themselves, and how many characters may be written."""
+    """The definitions to inline, the recursive ones, and the number of characters left."""
 
     def __init__(self, definitions: Schema, recursive: set[str]) -> None:
         self.definitions, self.recursive = definitions, recursive
         self._left = INLINED_LIMIT if definitions else None
 
     def write(self, schema: Schema) -> None:
-        """Count the text that stands in a schema itself. Raises `_TooLarge`."""
+        """Count the characters of a schema without nested schemas. Raises `_TooLarge`."""
         if self._left is None:
             return
         for key, value in schema.items():
@@ -272,9 +272,9 @@ class _Inlining:
 
 
 def _inlined(schema: Any, inlining: _Inlining, followed: int, *, open_recursion: bool = False) -> Any:
-    """Return `schema` with what it refers to in place, a recursive type once, when `open_recursion`.
+    """Return `schema` with its references inlined; recursive types once, if `open_recursion`.
 
-    `followed` counts the references that led here.
+    `followed` counts the references on the path to this schema.
     """
     if not isinstance(schema, dict):
         return schema
@@ -294,7 +294,7 @@ def _inlined(schema: Any, inlining: _Inlining, followed: int, *, open_recursion:
 
 
 def _name_in(reference: str) -> str:
-    """Return the name of the definition that a `$ref` refers to, without the escapes of a JSON pointer."""
+    """Return the definition name of a `$ref`, with the escapes of JSON pointers resolved."""
     name = reference.removeprefix(DEFINITION)
     return unquote(name).replace("~1", "/").replace("~0", "~") if "%" in name or "~" in name else name
 

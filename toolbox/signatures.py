@@ -1,7 +1,7 @@
-"""Reads functions: signatures with each annotation resolved alone, names of the functions around, empty bodies.
+"""Reads functions: signatures with resolved annotations, local names of enclosing functions, empty bodies.
 
-What an annotation names inside of a function is known only there, and caught there (`local_names`).
-Not here: taking annotations apart (`type_keys`), what a parameter means (`di.beans`, `tools.specification`,
+Local names of a function are available only while it runs; `local_names` collects them then.
+Not here: unwrapping annotations (`type_keys`), the meaning of parameters (`di.beans`, `tools.specification`,
 `services.planning`).
 """
 
@@ -23,7 +23,7 @@ EMPTY = inspect.Parameter.empty
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """An annotation that names something that cannot be found."""
+    """An annotation with a name that cannot be resolved."""
 
     text: str
     reason: str
@@ -31,7 +31,7 @@ class Unresolved:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter: its annotation resolved (else `EMPTY` or `Unresolved`), its default or `EMPTY`."""
+    """A parameter: its annotation (resolved, `EMPTY` or `Unresolved`) and its default (or `EMPTY`)."""
 
     name: str
     annotation: Any
@@ -40,18 +40,18 @@ class Parameter:
 
     @property
     def is_variadic(self) -> bool:
-        """Whether it is `*args` or `**kwargs`."""
+        """Return True for `*args` and `**kwargs`."""
         return self.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
     @property
     def metadata(self) -> tuple[object, ...]:
-        """What stands beside the type in `Annotated`, also through `| None`."""
+        """Return the metadata of `Annotated`, also inside `| None`."""
         return metadata_of(self.annotation)
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A function's parameters in order, and its return annotation: resolved, `EMPTY` or `Unresolved`."""
+    """The parameters of a function in order, and its return annotation (resolved, `EMPTY` or `Unresolved`)."""
 
     parameters: tuple[Parameter, ...]
     returns: Any
@@ -60,10 +60,10 @@ class Signature:
 def read_signature(
     function: Callable[..., Any], known: Mapping[str, Any] | None = None, nearer: Mapping[str, Any] | None = None
 ) -> Signature:
-    """The signature of `function`.
+    """Return the signature of `function`.
 
-    `known` are names to look up besides those of its module, `nearer` those that go before them (of the function that
-    it is defined in). A method's first parameter is among the parameters when `function` is not bound.
+    `known` are additional names for annotations. `nearer` are names that take precedence over those of the module,
+    for example local names of the enclosing function. For an unbound method, the parameters include `self`.
     """
     plain = inspect.unwrap(function)
     signature = inspect.signature(plain)
@@ -79,24 +79,24 @@ def read_signature(
 
 
 def resolve(annotation: Any, names: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> Any:
-    """The annotation as an object, whatever in it was written as text; `Unresolved` where a name is missing."""
+    """Return the annotation with all text in it evaluated, or `Unresolved` if a name is missing."""
     if annotation is EMPTY or isinstance(annotation, type):
         return annotation
     if isinstance(annotation, str) and isinstance(named := names.get(annotation), type):
         return named
     holder = SimpleNamespace(__annotations__={"it": annotation})
     local = {name: value for name, value in (known or {}).items() if name not in names}
-    # Evaluating adds `__builtins__` to the names; those of a module have it, and need no copy.
+    # Evaluation adds `__builtins__` to the names. Names of a module already have it and need no copy.
     namespace = names if isinstance(names, dict) and "__builtins__" in names else dict(names)
     try:
         return typing.get_type_hints(holder, namespace, local, include_extras=True)["it"]
-    except Exception as error:  # evaluating a user's text may raise anything
+    except Exception as error:  # user annotations may raise any error
         text = annotation if isinstance(annotation, str) else repr(annotation)
         return Unresolved(text, str(error) or type(error).__name__)
 
 
 def takes(function: object, count: int) -> bool:
-    """Whether this can be called with so many positional arguments; of one whose signature is hidden: yes."""
+    """Return True if `function` accepts `count` positional arguments, or if its signature is unknown."""
     if not callable(function):
         return False
     try:
@@ -137,13 +137,14 @@ def has_body(function: Any) -> bool:
     return not (constants and done <= _EMPTY_BODY)
 
 
-# --- names that only the function around knows
+# --- local names
 
 
 def local_names(functions: Iterable[Any], frame: FrameType | None) -> dict[str, Any]:
-    """What the annotations of `functions` name that is local to the functions they are defined in.
+    """Return the local names that the annotations of `functions` use, with their values.
 
-    Written as text, such a name means nothing later on: it is looked up in `frame` and those around it in the module.
+    Text annotations cannot be resolved after the enclosing function returned. The names are looked up in `frame` and
+    in the calling frames of the same module.
     """
     local = [each for each in functions if "<locals>" in getattr(each, "__qualname__", "")]
     annotations = [note for each in local for note in getattr(each, "__annotations__", {}).values()]
@@ -151,7 +152,7 @@ def local_names(functions: Iterable[Any], frame: FrameType | None) -> dict[str, 
     modules = [getattr(each, "__globals__", None) for each in local]
     found: dict[str, Any] = {}
     while wanted and frame is not None:
-        if any(frame.f_globals is each for each in modules):  # between them may be a function of another module
+        if any(frame.f_globals is each for each in modules):  # skip frames of other modules
             if frame.f_code.co_name == "<module>":
                 break
             here = wanted.intersection(frame.f_locals)  # since 3.13 its keys() are a list
@@ -162,7 +163,7 @@ def local_names(functions: Iterable[Any], frame: FrameType | None) -> dict[str, 
 
 
 def names_around(function: Any) -> dict[str, Any]:
-    """`local_names` as they are by now, where the function that `function` is defined in still runs on this thread."""
+    """Return the `local_names` of `function` if its enclosing function still runs on this thread."""
     around = getattr(function, "__qualname__", "").rpartition(".<locals>.")[0]
     frame = sys._getframe(1) if around else None
     while frame is not None and (frame.f_code.co_qualname != around or frame.f_globals is not function.__globals__):
@@ -186,6 +187,6 @@ def _names_in(text: str) -> Iterator[str]:
     except SyntaxError:
         return
     yield from code.co_names
-    for constant in code.co_consts:  # a quoted name inside
+    for constant in code.co_consts:  # a nested quoted name
         if isinstance(constant, str) and constant.isidentifier():
             yield constant

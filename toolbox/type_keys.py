@@ -1,4 +1,4 @@
-"""Types and resolved annotations: taken apart, as keys of beans, their supertypes, their names for readers.
+"""Types and resolved annotations: unwrapping, keys of beans, supertypes, readable names.
 
 Pure functions. Not here: resolving annotations that are text (`signatures`), beans (`di.beans`).
 """
@@ -20,10 +20,10 @@ _NOT_A_KEY = frozenset({object, typing.Generic, typing.Protocol})
 
 @dataclass(frozen=True, slots=True)
 class Unwrapped:
-    """An annotation taken apart.
+    """The parts of an annotation.
 
-    `type` is the type itself; `metadata` is what `Annotated` adds to it, innermost first; `optional` is true if None
-    was in a union around it.
+    `type` is the type itself, `metadata` the metadata of `Annotated`, innermost first. `optional` is True if the type
+    was in a union with None.
     """
 
     type: Any
@@ -32,7 +32,7 @@ class Unwrapped:
 
 
 def unwrapped(annotation: Any) -> Unwrapped:
-    """Take an annotation apart: through `Annotated`, `| None` and aliases, in any order."""
+    """Return the parts of an annotation: unwraps `Annotated`, `| None` and aliases in any order."""
     metadata: tuple[object, ...] = ()
     optional = False
     while True:
@@ -50,7 +50,7 @@ def unwrapped(annotation: Any) -> Unwrapped:
 
 
 def metadata_of(annotation: Any) -> tuple[object, ...]:
-    """Return what `Annotated` adds to the type, also inside `| None`."""
+    """Return the metadata of `Annotated`, also inside `| None`."""
     return unwrapped(annotation).metadata
 
 
@@ -65,7 +65,7 @@ def admits_none(annotation: Any) -> bool:
 
 
 def plain(annotation: Any) -> Any:
-    """Return the type itself: without `Annotated`, with aliases followed, `typing.List[T]` as `list[T]`."""
+    """Return the type itself: without `Annotated`, with aliases resolved, and `typing.List[T]` as `list[T]`."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = annotation.__origin__
@@ -80,7 +80,7 @@ def plain(annotation: Any) -> Any:
 
 
 def _without_alias(annotation: Any) -> Any:
-    """Return what an alias stands for, with its arguments filled in."""
+    """Return the value of an alias with its type arguments; other annotations unchanged."""
     if isinstance(annotation, _ALIASES):
         return annotation.__value__
     alias = get_origin(annotation)
@@ -90,7 +90,7 @@ def _without_alias(annotation: Any) -> Any:
 
 
 def is_hashable(annotation: Any) -> bool:
-    """Whether it can be a key: the metadata of an `Annotated` may be anything."""
+    """Return True if the annotation can be a key. Metadata of `Annotated` may be unhashable."""
     try:
         hash(annotation)
     except TypeError:
@@ -99,22 +99,22 @@ def is_hashable(annotation: Any) -> bool:
 
 
 def is_union(annotation: Any) -> bool:
-    """Whether it is `A | B`, in either spelling."""
+    """Return True for `A | B` and `Union[A, B]`."""
     return get_origin(annotation) in (typing.Union, types.UnionType)
 
 
 def class_of(form: Any) -> Any:
-    """The class of a type: `Repository` of `Repository[User]`."""
+    """Return the class of a type: `Repository` for `Repository[User]`."""
     return get_origin(form) or form
 
 
 def parameters_of(form: Any) -> tuple[Any, ...]:
-    """The type variables that are still open in it."""
+    """Return the free type variables of a type."""
     return tuple(getattr(form, "__parameters__", ())) if not isinstance(form, TypeVar) else (form,)
 
 
 def substitute(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
-    """The annotation with type variables replaced; those without an argument stay."""
+    """Return the annotation with type variables replaced; variables without an argument are kept."""
     if isinstance(annotation, TypeVar):
         return arguments.get(annotation, annotation)
     open_ones = parameters_of(annotation)
@@ -124,14 +124,14 @@ def substitute(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
 
 
 def opened(cls: Any) -> Any:
-    """A generic class with its own type variables: `Repository[T]` of `Repository`; others as they are."""
+    """Return a generic class with its type variables, `Repository[T]` for `Repository`; others unchanged."""
     own = parameters_of(cls) if isinstance(cls, type) else ()
     generic: Any = cls
     return generic[own] if own else cls
 
 
 def forms_of(form: Any) -> tuple[Any, ...]:
-    """Everything that something of this type also is, itself first: its classes, and generic bases with arguments."""
+    """Return the type and its supertypes, the type first: base classes, and generic bases with arguments."""
     found: dict[Any, None] = {}
     for each in _walk(plain(form)):
         if each not in _NOT_A_KEY:
@@ -144,7 +144,7 @@ def _walk(form: Any) -> Iterator[Any]:
     cls = class_of(form)
     if not isinstance(cls, type) or is_union(form):
         return
-    # In the MRO's order, so that the nearer type comes first; the generic bases of each class beside it.
+    # In MRO order, so that closer types come first; each class is followed by its generic bases.
     arguments = {cls: dict(zip(parameters_of(cls), get_args(form), strict=False))}
     for base in cls.__mro__:
         yield base
@@ -159,7 +159,7 @@ def _walk(form: Any) -> Iterator[Any]:
 
 
 def arguments_for(form: Any, base: type[Any]) -> dict[Any, Any]:
-    """What the type variables of `base` are in `form`, which is a subclass of it."""
+    """Return the type arguments of `base` in its subclass `form`."""
     for each in _walk(plain(form)):
         if get_origin(each) is base:
             return dict(zip(parameters_of(base), get_args(each), strict=False))
@@ -167,7 +167,7 @@ def arguments_for(form: Any, base: type[Any]) -> dict[Any, Any]:
 
 
 def fitted(opened_form: Any, wanted: Any) -> dict[Any, Any] | None:
-    """What the open variables of a generic type must be to make it the wanted one; None when it cannot be."""
+    """Return type arguments that turn the generic type into the wanted type, or None if there are none."""
     if get_origin(opened_form) is not get_origin(wanted) or get_origin(wanted) is None:
         return None
     found: dict[Any, Any] = {}
@@ -191,7 +191,7 @@ def _allows(variable: TypeVar, argument: Any) -> bool:
 
 
 def type_name(form: Any) -> str:
-    """A type as a reader knows it: `Payments`, `Repository[User]`, `str | None`."""
+    """Return the readable name of a type: `Payments`, `Repository[User]`, `str | None`."""
     if form is type(None) or form is None:
         return "None"
     if is_union(form):
@@ -206,12 +206,12 @@ def type_name(form: Any) -> str:
         inner = ", ".join(type_name(each) if each is not Ellipsis else "..." for each in arguments)
         return f"{type_name(origin)}[{inner}]"
     name = getattr(form, "__qualname__", None) or getattr(form, "__name__", None)
-    # What stands before `<locals>.` is the function that a class was defined in.
+    # The text before `<locals>.` is the function in which the class was defined.
     return str(name).rpartition("<locals>.")[2] if name else str(form).removeprefix("typing.")
 
 
 def snake_case(form: Any) -> str:
-    """The name of a type's provider: `http_client` of `HTTPClient`, `repository_user` of `Repository[User]`."""
+    """Return the provider name of a type: `http_client` for `HTTPClient`, `repository_user` for `Repository[User]`."""
     text = type_name(form) if get_origin(form) else type_name(form).rpartition(".")[2]
     text = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", text)
     text = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", text)

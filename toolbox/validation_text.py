@@ -1,6 +1,6 @@
-"""Texts that errors may show: pydantic's faults, kept short whatever the value was, and texts without secrets.
+"""Texts for error messages: short validation errors of pydantic, and texts without secrets.
 
-Not here: the errors themselves (`errors`), and what counts as a secret of a request (`rest`, `models`).
+Not here: the errors (`errors`), the secrets of a request (`rest`, `models`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 SHOWN = 100
-"""Faults that are listed; of more, how many they are."""
+"""Number of validation errors that are listed; the rest is only counted."""
 COUNTED = 10_000
-"""Faults from which on none is listed: to build the list would cost more than reading the value did."""
+"""Above this number of validation errors, none is listed: the list would cost more than the validation."""
 HIDDEN = "***"
 LONGEST = 500
-"""Characters of a path or a message: either may hold what was sent."""
+"""Maximum characters of a path or message: both may contain input."""
 SHORTEST_SECRET = 4
-"""Characters from which on a text counts as a secret."""
+"""Minimum characters of a secret."""
 PIECE = 8
-"""Bytes of a secret that are enough to recognize it by."""
+"""Bytes of a secret that are enough to recognize it."""
 LONGEST_CAUSE = 20_000
-"""Characters of a cause's text that are searched for secrets; a longer one is removed."""
+"""Maximum characters of a cause that are searched for secrets; longer causes are removed."""
 
 
 def faults_of(error: ValidationError) -> list[tuple[str, str]]:
-    """The faults, as (path, message)."""
+    """Return the validation errors as (path, message) pairs."""
     count = error.error_count()
     if count > COUNTED:
-        return [("", f"{count} values in it are wrong")]
+        return [("", f"{count} values are invalid")]
     faults = [
         (brief(".".join(map(str, each["loc"]))), brief(each["msg"]))
         for each in error.errors(include_url=False, include_context=False, include_input=False)[:SHOWN]
@@ -41,14 +41,14 @@ def faults_of(error: ValidationError) -> list[tuple[str, str]]:
 
 
 def brief(text: str, longest: int = LONGEST) -> str:
-    """The beginning of `text`, where it is too long to be shown."""
+    """Return `text`, cut to `longest` characters and `…` if it is longer."""
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def without_secrets(text: str, secrets: Collection[str]) -> str:
     """Return the text with each secret, and each part of one that can be recognized, replaced by `***`.
 
-    A secret is also found percent-encoded, escaped as in JSON, HTML or Python, and in base64. Secrets of fewer than
+    Secrets are also found percent-encoded, escaped as in JSON, HTML or Python, and in base64. Secrets with fewer than
     `SHORTEST_SECRET` characters are ignored: they would hide ordinary words.
     """
     sought = _Sought(secrets)
@@ -70,7 +70,7 @@ def without_secrets(text: str, secrets: Collection[str]) -> str:
 
 
 def hide_secrets(error: BaseException, secrets: Collection[str]) -> None:
-    """Hide these secrets in the error's arguments, attributes and notes; a cause whose text shows one is removed."""
+    """Hide the secrets in the arguments, attributes and notes of an error; remove causes that contain one."""
     error.args = tuple(_hidden_in(each, secrets) for each in error.args)
     for name, value in list(vars(error).items()):
         setattr(error, name, _hidden_in(value, secrets))
@@ -92,7 +92,7 @@ def _hidden_in(value: Any, secrets: Collection[str]) -> Any:
 
 
 class _Sought:
-    """The secrets to look for, as pieces of `PIECE` bytes: a text that was cut may hold only a part of a secret."""
+    """The secrets to find, as pieces of `PIECE` bytes: a cut text may contain only a part of a secret."""
 
     def __init__(self, secrets: Collection[str]) -> None:
         self._pieces: dict[int, set[bytes]] = {}
@@ -111,9 +111,9 @@ class _Sought:
             self._beginnings.setdefault(short, set()).add(secret[:short])
 
     def positions(self, characters: list[bytes], places: list[int]) -> set[int]:
-        """Return the places in the text that belong to a secret.
+        """Return the positions in the text that belong to a secret.
 
-        `characters` are what the text says, as UTF-8; each stands at `places[i]` up to `places[i + 1]` of the text.
+        `characters` are the unescaped characters in UTF-8; character `i` is at `places[i]` to `places[i + 1]`.
         """
         whole = b"".join(characters)
         owner = [at for at, character in enumerate(characters) for _ in character]
@@ -131,7 +131,7 @@ class _Sought:
 
 
 def _spellings(secret: str) -> Iterator[bytes]:
-    """Yield the forms in which a secret is looked for; escapes are undone in the text instead."""
+    """Yield the encodings of a secret; escapes are removed from the text instead."""
     plain = secret.encode("utf-8", "surrogatepass")
     yield plain
     if " " in secret:
@@ -139,7 +139,7 @@ def _spellings(secret: str) -> Iterator[bytes]:
     if not PIECE <= len(plain) <= 4096:
         return
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        # Text before the secret moves it by up to two bytes; characters that also depend on its neighbours are cut.
+        # Text before the secret shifts it by up to two bytes; characters that depend on other bytes are cut.
         for before, cut in ((0, 0), (1, 2), (2, 3)):
             encoded = encode(bytes(before) + plain).rstrip(b"=")
             complete = (before + len(plain)) * 8 // 6
@@ -154,7 +154,7 @@ _SHORT_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
 def _unescaped(text: str) -> tuple[list[bytes], list[int]]:
-    """Return what a text says without its escapes, as `_Sought.positions` takes it."""
+    """Return the unescaped characters of a text and their positions, for `_Sought.positions`."""
     characters: list[bytes] = []
     places: list[int] = []
     at = 0
@@ -174,7 +174,7 @@ def _meaning(escape: str) -> bytes:
     if escape[0] == "%":
         return bytes.fromhex(escape[1:])
     if escape[0] == "&":
-        import html  # its table of names is large, and only errors need it
+        import html  # imported late: its table of names is large and only errors need it
 
         return html.unescape(escape).encode("utf-8", "surrogatepass")
     if escape[1] == "x":

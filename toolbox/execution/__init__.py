@@ -1,4 +1,4 @@
-"""Where code runs: execution-model markers, the threads of a container, and who picks a place for each call."""
+"""Execution of tools: execution-model markers, threads of a container, and runners that place each call."""
 
 from __future__ import annotations
 

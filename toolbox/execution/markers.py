@@ -1,6 +1,6 @@
-"""The execution-model markers: a tool says by them where it runs.
+"""The execution-model markers, which set where a tool runs.
 
-Not here: the places (`threads`), which of them a call gets (`runners`).
+Not here: threads and executors (`threads`), the choice for each call (`runners`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXECUTION_MARK = "__toolbox_execution__"
 
 
 class ExecutionModel(StrEnum):
-    """How a tool must be run."""
+    """The place where a tool runs: on a pool thread, on the event loop, on a new thread or on an executor."""
 
     BLOCKING = "blocking"
     NON_BLOCKING = "non_blocking"
@@ -31,11 +31,11 @@ class ExecutionModel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How one tool is run: its model, and for `EXECUTOR` the executor or its name in `Container(executors=…)`."""
+    """The execution of one tool: its model, and for `EXECUTOR` the executor or its name in `Container(executors=…)`."""
 
     model: ExecutionModel
     executor: Executor | str | None = None
-    is_coroutine: bool = False  # of a non-blocking one: calling it makes a coroutine, which needs the loop
+    is_coroutine: bool = False  # for non-blocking tools: the call returns a coroutine, which needs the event loop
 
 
 BLOCKING = Execution(ExecutionModel.BLOCKING)
@@ -44,46 +44,76 @@ COROUTINE = Execution(ExecutionModel.NON_BLOCKING, is_coroutine=True)
 THREAD = Execution(ExecutionModel.THREAD)
 
 
-def _leave(execution: Execution, target: F) -> F:
-    # A static or class method keeps its marks on the wrapper, which takes attributes since Python 3.10.
+def _mark(execution: Execution, target: F) -> F:
+    # Static and class methods store the mark on their wrapper, which has attributes since Python 3.10.
     setattr(target, EXECUTION_MARK, execution)
     return target
 
 
 def blocking(target: F) -> F:
-    """Mark a tool that waits (files, sockets, locks): it is kept off the event loop. The default for `def`."""
-    return _leave(BLOCKING, target)
+    """Run the tool off the event loop, because it waits for files, sockets or locks. The default for `def`.
+
+    ```python
+    @tool
+    @blocking
+    def read(path: str) -> str: ...
+    ```
+    """
+    return _mark(BLOCKING, target)
 
 
 def non_blocking(target: F) -> F:
-    """Mark a tool that never waits: it may run on the event loop. The default for `async def`."""
-    return _leave(NON_BLOCKING, target)
+    """Run the tool on the event loop, because it never waits. The default for `async def`.
+
+    ```python
+    @tool
+    @non_blocking
+    def add(a: int, b: int) -> int: ...
+    ```
+    """
+    return _mark(NON_BLOCKING, target)
 
 
 def run_on_thread(target: F) -> F:
-    """Run each call of the tool on a fresh thread."""
-    return _leave(THREAD, target)
+    """Run each call of the tool on a new thread.
+
+    ```python
+    @tool
+    @run_on_thread
+    def render(page: str) -> str: ...
+    ```
+    """
+    return _mark(THREAD, target)
 
 
 def run_on(executor: Executor | str) -> Callable[[F], F]:
-    """Run the tool on this `concurrent.futures.Executor`, or on the one of this name in `Container(executors=…)`."""
+    """Run the tool on a `concurrent.futures.Executor`.
+
+    `executor` is the executor, or its name in `Container(executors=…)`.
+
+    ```python
+    @tool
+    @run_on("reports")
+    def report(month: int) -> str: ...
+    ```
+    """
     execution = Execution(ExecutionModel.EXECUTOR, executor)
-    return lambda target: _leave(execution, target)
+    return lambda target: _mark(execution, target)
 
 
 def is_async(function: object) -> bool:
-    """Return True if calling `function` makes a coroutine; a `def` around an `async def` may itself wait for it."""
+    """Return True if `function` is a coroutine function. A `def` wrapper of one is not: it may run it itself."""
     return inspect.iscoroutinefunction(getattr(function, "__func__", function))
 
 
 def returns_awaitable(annotation: object) -> bool:
-    """Return True if a resolved return annotation says that the value must be awaited."""
+    """Return True if a resolved return annotation is an awaitable type."""
     origin = typing.get_origin(annotation) or annotation
     return isinstance(origin, type) and issubclass(origin, Awaitable)
 
 
 def execution_of(function: object, mark: Execution | None, returns: object = None) -> Execution:
-    """Return how `function` runs: as `mark` says, else by its kind and by its resolved return annotation."""
+    """Return the execution of `function`: its `mark`, or the default for its kind and resolved return annotation."""
     if is_async(function):
         return COROUTINE if mark is None or mark.model is ExecutionModel.NON_BLOCKING else mark
     if mark is not None:
@@ -92,7 +122,7 @@ def execution_of(function: object, mark: Execution | None, returns: object = Non
 
 
 def execution_problems(where: str, function: object, execution: Execution) -> Iterator[Problem]:
-    """Yield a problem if `function` cannot be run as its marker says."""
+    """Yield a problem if the marker does not support `function`."""
     if is_async(function) and execution.model is not ExecutionModel.NON_BLOCKING:
         yield Problem(
             where,
@@ -102,7 +132,7 @@ def execution_problems(where: str, function: object, execution: Execution) -> It
 
 
 def unknown_executor(where: str, execution: Execution) -> Problem:
-    """Return the problem of an executor that the container does not have."""
+    """Return the problem of an unknown executor."""
     return Problem(
         where,
         f"unknown executor {execution.executor!r}",

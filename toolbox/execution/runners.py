@@ -1,6 +1,6 @@
-"""Runs the parts of one invocation where they belong: for an asynchronous method, and for a synchronous one.
+"""Runners: place the calls of one invocation, for asynchronous and for synchronous methods.
 
-Not here: the places themselves (`threads`), what is run (`tools.pipeline`), for whom (`services`).
+Not here: threads and executors (`threads`), the calls (`tools.pipeline`), invocations (`services`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 class Runner(Protocol):
-    """Runs the parts of one invocation where they belong."""
+    """Runs the calls of one invocation: each on the event loop, on a thread or on an executor."""
 
     def is_on_loop(self, execution: Execution) -> bool:
-        """Return True if such a call needs no other place than the task that it is asked for in."""
+        """Return True if calls with this execution run in the current task."""
         ...
 
     def warn_if_slow(self, label: str, began: float) -> None:
-        """Warn once for each `label` if a call that began at `began` (`time.perf_counter`) held the loop for long."""
+        """Log a warning, once per `label`, if a call that began at `began` (`time.perf_counter`) blocked the loop."""
         ...
 
     async def run(
@@ -44,20 +44,22 @@ class Runner(Protocol):
         shipped: Callable[[], Callable[[], Any]] | None = None,
         has_timeout: bool = False,
     ) -> Any:
-        """Run `call()` in the place that `execution` means for this invocation, in a copy of the current context.
+        """Run `call()` where `execution` requires it, in a copy of the current context, and return its value.
 
-        A value that turns out to be awaitable is awaited on the loop. `finish(error)` is awaited on the loop exactly
-        once: when the call has ended (`error` is what it raised, or None), or when it is certain that it never starts.
-        Cancelled while the call is on a thread, this raises `CancelledError` at once; the thread goes on, and `finish`
-        follows when it leaves. `label` names threads of this library meanwhile. `shipped` makes a picklable form of the
-        call for an executor of other processes. `has_timeout`: somebody may stop waiting for this call.
+        An awaitable value is awaited on the event loop. `finish(error)` is awaited on the loop exactly once: after the
+        call ended (`error` is its exception or None), or when it can no longer start. If this coroutine is cancelled
+        while the call is on a thread, it raises `CancelledError` immediately. The thread continues, and `finish` runs
+        when it ends.
+
+        `label` is the name of the thread during the call (threads of this library only). `shipped` returns a picklable
+        form of the call for executors of other processes. `has_timeout`: the caller may stop waiting for this call.
         """
         ...
 
 
 def _crosses_process(executor: Executor) -> bool:
-    """Return True if the work of this executor must be pickled."""
-    processes = sys.modules.get("concurrent.futures.process")  # not imported: then this is not one
+    """Return True if the executor pickles its work."""
+    processes = sys.modules.get("concurrent.futures.process")  # not imported: then no process pool exists
     if processes is not None and isinstance(executor, processes.ProcessPoolExecutor):
         return True
     return type(executor).__module__.partition(".")[0] in {"distributed", "loky", "mpi4py"}
@@ -78,9 +80,9 @@ async def _on_loop(call: Callable[[], Any], finish: Finish | None) -> Any:
 
 
 class LoopRunner:
-    """Runs the tools of an asynchronous service method: the loop is never held up.
+    """Runs the calls of an asynchronous service method without blocking the event loop.
 
-    `blocking_on`: the executor for blocking tools, instead of the container's pool.
+    `blocking_on`: the executor for blocking tools, instead of the pool of the container.
     """
 
     def __init__(self, workers: Workers, blocking_on: Executor | None = None) -> None:
@@ -170,13 +172,13 @@ class LoopRunner:
 
 
 def _in_context(call: Callable[[], Any], label: str, *, rename: bool = True) -> Callable[[], Any]:
-    """Return `call` bound to a copy of the current context; the thread that runs it is called `label` meanwhile."""
+    """Return `call` bound to a copy of the current context; its thread is named `label` during the call."""
     context = contextvars.copy_context()
     return lambda: context.run(run_labelled, call, label, rename=rename)
 
 
 class _Occupied(threading.local):
-    """The executors that this thread is working for at the moment."""
+    """The executors that currently occupy this thread."""
 
     executors: tuple[Executor, ...] = ()
 
@@ -185,11 +187,11 @@ _occupied = _Occupied()
 
 
 class CallerRunner(LoopRunner):
-    """Runs the tools of a synchronous service method: its caller's thread serves them while it waits.
+    """Runs the calls of a synchronous service method: the thread of the caller runs blocking tools while it waits.
 
-    `together`: several tools may run at once; then the blocking ones go to the pool while it has room. `has_deadline`:
-    the invocation has a time limit. A thread cannot be stopped, so what may be late gets a thread of its own, and the
-    caller goes on without it.
+    `together`: several tools may run at the same time; blocking tools then use the pool while it has free threads.
+    `has_deadline`: the invocation has a time limit. A thread cannot be stopped, so tools that may be late get a new
+    thread, and the caller can continue without it.
     """
 
     def __init__(self, workers: Workers, blocking_on: Executor | None = None) -> None:
@@ -231,7 +233,8 @@ class CallerRunner(LoopRunner):
     def _submit_to(self, executor: Executor, call: Callable[[], Any], label: str) -> Future[Any]:
         if all(each is not executor for each in self._caller_works_for):
             return super()._submit_to(executor, call, label)
-        # The caller is one of its threads, and all others may wait as it does: the first that is free runs the job.
+        # The caller occupies a thread of this executor, and its other threads may wait in the same way. So the job goes
+        # to both the executor and the caller; the first that is free runs it.
         future: Future[Any] = Future()
         work = _in_context(call, label, rename=False)
         free = iter((True,))

@@ -1,7 +1,7 @@
-"""The threads of a container: a bounded pool, fresh threads, its executors, and an event loop where none runs.
+"""Threads of a container: a bounded pool, new threads, executors, and an event loop for programs without one.
 
-All of them are daemon threads: a tool that never returns does not keep the process alive. Not here: which of them a
-call gets (`runners`).
+All of them are daemon threads, so a tool that never returns does not keep the process alive.
+Not here: the choice for each call (`runners`).
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ logger = logging.getLogger("toolbox.execution")
 T = TypeVar("T")
 
 Finish: TypeAlias = Callable[[BaseException | None], Awaitable[None]]
-"""Follows a call, on the loop; its argument is what the call raised, or None."""
+"""Runs on the event loop after a call; the argument is the exception of the call, or None."""
 
 
 # --- after a fork
 
 
 class Forkable(Protocol):
-    """Holds threads, locks, loops or connections, none of which work in a forked process."""
+    """Holds threads, locks, event loops or connections, which do not work in a forked process."""
 
     def renew_after_fork(self) -> None:
-        """Forgets, in the new process, what belongs to the parent. Closes nothing: the parent still uses it."""
+        """Drop everything that belongs to the parent process. Closes nothing: the parent still uses it."""
         ...
 
 
 FORKED = "the container was started before this process was forked, and runs in the parent only"
-"""Why a container is not started in a forked process."""
+"""Reason why a container of the parent does not count as started in a forked process."""
 
 _forkables: WeakSet[Forkable] = WeakSet()
 _inherited: list[object] = []
 
 
 def renewed_after_fork(holder: Forkable) -> None:
-    """Calls `holder.renew_after_fork()` in each process that is forked from this one, as long as `holder` lives."""
+    """Call `holder.renew_after_fork()` in each process forked from this one, while `holder` is alive."""
     _forkables.add(holder)
 
 
 def keep_inherited(*things: object) -> None:
-    """Keeps what belongs to the parent process from being finalized, and so closed, in this one."""
+    """Keep objects of the parent process alive, so that their finalizers do not close them in this process."""
     _inherited.extend(things)
 
 
@@ -75,11 +75,11 @@ if hasattr(os, "register_at_fork"):
 
 
 thread_watcher: ContextVar[Callable[[str, str], None] | None] = ContextVar("toolbox.thread_watcher", default=None)
-"""Called on each thread that runs a call, with the call's label and the thread's usual name."""
+"""Called on each thread that runs a call, with the label of the call and the usual name of the thread."""
 
 
 def run_labelled(call: Callable[[], T], label: str, *, rename: bool) -> T:
-    """Call `call()`; meanwhile the thread is called `label` if `rename` is true."""
+    """Return `call()`. If `rename` is true, the thread is named `label` during the call."""
     thread = threading.current_thread()
     name = thread.name
     if (watcher := thread_watcher.get()) is not None:
@@ -94,11 +94,11 @@ def run_labelled(call: Callable[[], T], label: str, *, rename: bool) -> T:
 
 
 def is_of_an_executor(thread: threading.Thread) -> bool:
-    """Return True for a thread of a user's `ThreadPoolExecutor`: this library makes none.
+    """Return True for a thread of a user's `ThreadPoolExecutor`.
 
-    asyncio's default executor is nobody's own, and the names of its threads say nothing.
+    Threads of asyncio's default executor do not count: users do not choose their names.
     """
-    # Nothing public tells; the executor's own list of threads may not have its newest yet.
+    # There is no public way to find out. The thread list of the executor may not contain its newest thread yet.
     work = getattr(sys.modules.get("concurrent.futures.thread"), "_worker", None)
     is_worker = work is not None and getattr(thread, "_target", None) is work
     return is_worker and not thread.name.startswith("asyncio_")
@@ -119,7 +119,7 @@ def refuse_on_event_loop(what: str) -> None:
 
 
 class LoopThread:
-    """An event loop in a thread of its own, for programs that run none."""
+    """An event loop in a separate thread, for programs without one."""
 
     def __init__(self, name: str = "toolbox-loop") -> None:
         self._name = name
@@ -127,7 +127,7 @@ class LoopThread:
         self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
 
     def start(self) -> None:
-        """Start the thread; its loop runs when this returns. Closes the loop if no thread can be started."""
+        """Start the thread and wait until its loop runs. Closes the loop if no thread can be started."""
         running = threading.Event()
 
         def work() -> None:
@@ -137,7 +137,7 @@ class LoopThread:
                 try:
                     return self.loop.run_forever()
                 except (SystemExit, KeyboardInterrupt):
-                    continue  # raised by a task, whose caller gets it; all others go on
+                    continue  # raised by a task: its caller receives it, other tasks continue
 
         thread = threading.Thread(target=work, name=self._name, daemon=True)
         try:
@@ -151,7 +151,7 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run `coroutine` on the loop, in the caller's context, and wait for its result on this thread.
 
-        Raises `TimeoutError` after `timeout` seconds; then the coroutine is cancelled.
+        Raises `TimeoutError` and cancels the coroutine after `timeout` seconds.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
@@ -161,15 +161,15 @@ class LoopThread:
             raise
 
     def answers(self, timeout: float) -> bool:
-        """Return True if the loop takes a step within `timeout` seconds: nothing blocks it."""
+        """Return True if the loop responds within `timeout` seconds."""
         answered = threading.Event()
         self.loop.call_soon_threadsafe(answered.set)
         return answered.wait(timeout)
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Cancel what still runs on the loop, wait for it, end the thread and close the loop.
+        """Cancel all tasks of the loop, wait for them, end the thread and close the loop.
 
-        A task that ignores its cancellation, or code that blocks the loop, is left behind after `timeout` seconds.
+        Tasks that ignore their cancellation and code that blocks the loop are abandoned after `timeout` seconds.
         """
         if self._thread is None:
             self.loop.close()
@@ -177,7 +177,7 @@ class LoopThread:
         try:
             self.run(_cancel_all_tasks(timeout), timeout + 1.0)
         except TimeoutError:
-            logger.error("the event loop of thread %s is blocked; the program ends without it", self._name)
+            logger.error("the event loop of thread %s is blocked; the program ends without stopping it", self._name)
             return
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -191,7 +191,7 @@ async def _cancel_all_tasks(timeout: float) -> None:
     if others:
         _, late = await asyncio.wait(others, timeout=timeout)
         for task in late:
-            logger.error("a task ignores its cancellation, and is left behind: %r", task)
+            logger.error("abandoned a task that ignores its cancellation: %r", task)
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
@@ -217,8 +217,8 @@ class _Load:
 class _Pool:
     """Up to `size` daemon threads that share one queue.
 
-    A thread is started when there are more jobs than threads. When none can be started, the job waits for another
-    thread of the pool; if there is no other, it is refused.
+    A thread is started if there are more jobs than threads. If none can be started, the job waits for another thread of
+    the pool. If the pool has no threads, the job is rejected.
     """
 
     def __init__(self, size: int) -> None:
@@ -229,11 +229,11 @@ class _Pool:
 
     @property
     def is_full(self) -> bool:
-        """Return True if a further job has to wait."""
+        """Return True if another job would have to wait."""
         return self._load.jobs >= self._size
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Queue `work`. Raises what `Thread.start` raises if the pool cannot start its first thread."""
+        """Queue `work`. Raises the error of `Thread.start` if the pool cannot start its first thread."""
         future: Future[T] = Future()
         with self._load.lock:
             if self._load.jobs >= self._threads and self._threads < self._size:
@@ -242,7 +242,7 @@ class _Pool:
                 except Exception as error:
                     if not self._threads:
                         raise
-                    logger.warning("no thread could be started, so a call waits for one of the pool: %s", error)
+                    logger.warning("cannot start another thread; the call waits for a thread of the pool: %s", error)
             self._load.jobs += 1
             self._queue.put((future, work))
         return future
@@ -253,7 +253,7 @@ class _Pool:
         self._threads += 1
 
     def shutdown(self) -> None:
-        """Cancel the jobs that wait, and end each thread when its job has ended."""
+        """Cancel waiting jobs, and end each thread after its current job."""
         while True:
             try:
                 job = self._queue.get_nowait()
@@ -267,19 +267,19 @@ class _Pool:
             self._queue.put(None)
 
     def __del__(self) -> None:
-        for _ in range(self._threads):  # those that have ended already leave theirs unread
+        for _ in range(self._threads):  # threads that have ended do not read theirs
             self._queue.put(None)
 
 
 def _serve(queue: SimpleQueue[_Job | None], load: _Load) -> None:
-    """Run the jobs of a pool, on one of its threads. The thread does not hold the pool, which may be dropped."""
+    """Run the jobs of a pool on one of its threads. Holds no reference to the pool, so that it can be collected."""
     while (job := queue.get()) is not None:
         settle(*job, before=load.less)
-        del job  # not held while waiting for the next
+        del job  # do not keep it alive while waiting for the next one
 
 
 class _FreshThreads:
-    """A thread for each job, up to `limit` at once; further jobs wait for one of them to end."""
+    """Runs each job on a new thread, at most `limit` at a time; other jobs wait."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._running = limit, 0
@@ -287,7 +287,7 @@ class _FreshThreads:
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` on a fresh thread. The future fails if no thread can be started."""
+        """Run `work` on a new thread. The future fails if no thread can be started."""
         future: Future[T] = Future()
         with self._lock:
             if self._running >= self._limit:
@@ -298,7 +298,7 @@ class _FreshThreads:
         return future
 
     def _start(self, job: _Job | None) -> None:
-        """Start a thread for a job that has its place; if that fails, the place goes to the next."""
+        """Start a thread for a job that has a slot. If that fails, the next job gets the slot."""
         while job is not None:
             try:
                 threading.Thread(target=self._run, args=job, name="toolbox-thread", daemon=True).start()
@@ -313,7 +313,7 @@ class _FreshThreads:
         settle(future, work, before=lambda: self._start(self._next()))
 
     def _next(self) -> _Job | None:
-        """Return the job that gets a place that has become free; if there is none, give the place back."""
+        """Return the next job for a free slot, or None after releasing the slot."""
         with self._lock:
             while self._waiting:
                 job = self._waiting.popleft()
@@ -324,7 +324,7 @@ class _FreshThreads:
             return None
 
     def stop(self) -> None:
-        """Cancel the jobs that wait."""
+        """Cancel waiting jobs."""
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
         for future, _ in waiting:
@@ -333,10 +333,10 @@ class _FreshThreads:
 
 
 class Workers:
-    """The threads of one container: a bounded pool, fresh threads within a limit, and the executors it was given.
+    """The threads of one container: a bounded pool, a limited number of new threads, and the given executors.
 
-    `executors` maps names to `concurrent.futures.Executor`s, which stay their owner's: they are not shut down here. In
-    a forked process the pool and the fresh threads begin again; executors used before the fork are refused.
+    `executors` maps names to `concurrent.futures.Executor` objects. They belong to the caller and are not shut down
+    here. In a forked process, the pool and the new threads start again; executors used before the fork are rejected.
     """
 
     def __init__(
@@ -368,45 +368,45 @@ class Workers:
         self._begin()
 
     def executor(self, execution: Execution) -> Executor | None:
-        """Return the executor that an `EXECUTOR` execution means, None for an unknown name."""
+        """Return the executor of an `EXECUTOR` execution, or None for an unknown name."""
         if isinstance(execution.executor, str):
             return self._executors.get(execution.executor)
         return execution.executor
 
     @property
     def is_full(self) -> bool:
-        """Return True if a further call to the pool has to wait."""
+        """Return True if another call would have to wait for the pool."""
         return self._pool.is_full
 
     @property
     def abandoned(self) -> list[str]:
-        """The labels of the calls that nobody waits for any more and whose threads have not left them yet."""
+        """The labels of abandoned calls: their caller stopped waiting, and their thread still runs."""
         return list(self._abandoned.values())
 
     def submit_to_pool(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` on a thread of the pool, when one is free."""
+        """Run `work` on the next free thread of the pool."""
         return self._pool.submit(work)
 
     def submit_to_thread(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` on a fresh thread, when fewer than the limit are running."""
+        """Run `work` on a new thread as soon as fewer than the limit are running."""
         return self._fresh.submit(work)
 
     def submit_to_executor(self, executor: Executor, label: str, work: Callable[..., T], *args: Any) -> Future[T]:
         """Run `work(*args)` on a user's executor.
 
-        Raises `IllegalConfigurationError` for one that was used before this process was forked: its threads or
-        processes are the parent's, so it would never run anything here.
+        Raises `IllegalConfigurationError` if the executor was used before this process was forked: its threads exist
+        only in the parent, so it would never run anything here.
         """
         try:
             if executor in self._dead:
                 raise IllegalConfigurationError([_dead_executor(label)])
             self._used.add(executor)
-        except TypeError:  # an executor of another library, which has no weak references
+        except TypeError:  # an executor of another library without support for weak references
             pass
         return executor.submit(work, *args)
 
     async def outcome(self, future: Future[T], label: str, finish: Finish | None) -> T:
-        """Wait for a call on a thread, and let `finish` follow it, also when the waiting is cancelled."""
+        """Wait for a call on a thread and then await `finish`, also if waiting is cancelled."""
         waiting = asyncio.wrap_future(future)
         try:
             value = await waiting
@@ -415,7 +415,7 @@ class Workers:
                 if finish is not None:
                     await finish(raised)
                 raise raised from raised.__cause__
-            # Either the call never starts, or it has ended itself, or its thread goes on without us.
+            # Either the call never starts, or it has already ended, or its thread continues without us.
             if future.cancel() or future.done():
                 if finish is not None:
                     await finish(error)
@@ -444,24 +444,24 @@ class Workers:
         def left(_: object) -> None:
             try:
                 loop.call_soon_threadsafe(begin)
-            except RuntimeError:  # the loop is closed: nobody is left to finish anything
+            except RuntimeError:  # the loop is closed, so `finish` cannot run
                 self._abandoned.pop(future, None)
 
         future.add_done_callback(left)
 
     def warn_if_slow(self, label: str, began: float) -> None:
-        """Warn once for each `label` when a call that began then held the loop for long."""
+        """Log a warning, once per `label`, if a call that began at `began` blocked the loop for too long."""
         took = time.perf_counter() - began
         if took > self.slow_call_warning and label not in self._warned:
             self._warned.add(label)
             logger.warning(
-                "%s is @non_blocking and held the event loop for %.3f s; mark it @blocking or make it `async def`",
+                "%s is @non_blocking and blocked the event loop for %.3f s; mark it @blocking or make it `async def`",
                 label,
                 took,
             )
 
     async def stop(self, timeout: float) -> list[str]:
-        """Wait up to `timeout` seconds for the threads to end their calls; return the labels of those that go on."""
+        """Wait up to `timeout` seconds for abandoned calls; return the labels of those that still run."""
         end_by = time.monotonic() + timeout
         ends = [asyncio.wrap_future(_shadow(future)) for future in list(self._abandoned)]
         if ends:
@@ -475,7 +475,7 @@ class Workers:
         return self.abandoned
 
     def wait_for_abandoned(self, timeout: float) -> list[str]:
-        """Wait up to `timeout` seconds, on a thread without a loop; return the labels of the calls that go on."""
+        """Wait like `stop`, on a thread without an event loop; return the labels of the calls that still run."""
         futures.wait(list(self._abandoned), timeout)
         return [label for future, label in list(self._abandoned.items()) if not future.done()]
 
@@ -484,7 +484,7 @@ def _dead_executor(label: str) -> Problem:
     return Problem(
         label,
         "its executor was used before this process was forked, and its threads exist only in the parent",
-        "make the executor in each process, after the fork",
+        "create the executor in each process, after the fork",
     )
 
 
@@ -493,14 +493,14 @@ def _raised_by(future: Future[Any]) -> BaseException | None:
 
 
 def _shadow(future: Future[Any]) -> Future[None]:
-    """Return a future that ends when `future` does, and that may be cancelled without cancelling it."""
+    """Return a future that ends with `future` and can be cancelled without cancelling `future`."""
     shadow: Future[None] = Future()
     future.add_done_callback(lambda _: shadow.set_result(None) if shadow.set_running_or_notify_cancel() else None)
     return shadow
 
 
 def settle(future: Future[T], work: Callable[[], T], before: Callable[[], object] | None = None) -> None:
-    """Run `work` for `future`, unless that was cancelled. `before` is called before anybody sees the result."""
+    """Run `work` for `future` unless it was cancelled. `before` is called before the result is set."""
     if not future.set_running_or_notify_cancel():
         if before is not None:
             before()
@@ -521,4 +521,4 @@ async def _finish_quietly(finish: Finish, future: Future[Any], label: str) -> No
     try:
         await finish(future.exception())
     except Exception:
-        logger.exception("closing the scope of %s, whose invocation had ended before it, failed", label)
+        logger.exception("cannot close the scope of %s, whose invocation ended earlier", label)
