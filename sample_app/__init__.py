@@ -1,4 +1,4 @@
-"""The weather agent: what a program written with toolbox looks like. Start at `weather`, then `application`.
+"""A sample program written with toolbox: a weather agent. Start reading in `weather`, then `application`.
 
-Beside it: `bookings`, an agent on a database, and `experts`, services that are tools of a service (`support`).
+It also contains `bookings`, an agent with a database, and `experts`, AI services that are tools of another one.
 """

@@ -1,6 +1,6 @@
-"""The command line: `python -m sample_app` serves, `python -m sample_app ask "…"` answers on the terminal.
+"""The command line: `python -m sample_app` serves the application, `python -m sample_app ask "…"` answers a question.
 
-Not here: what is served (`application`).
+Not here: the application (`application`).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from .weather import WeatherForecastAgent
 
 
 def main() -> int:
-    """Does what the arguments ask; the exit status is 1 when it cannot."""
+    """Run the command; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m sample_app", description="A weather agent.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
@@ -41,12 +41,12 @@ def main() -> int:
 
 
 def serve(host: str, port: int) -> int:
-    """Serves until it is stopped."""
+    """Serve the application until it is stopped."""
     try:
         listening = socket.create_server((host, port), backlog=2048)
     except OSError as error:
         reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-        print(f"Port {port} {reason}; choose another: make run PORT={port + 1}", file=sys.stderr)
+        print(f"Port {port} {reason}; use another one: make run PORT={port + 1}", file=sys.stderr)
         return 1
     with listening:
         app = create_app()
@@ -61,7 +61,7 @@ def serve(host: str, port: int) -> int:
 
 
 async def answer(question: str) -> int:
-    """Prints the answer; the names of the tools that were called for it go to standard error."""
+    """Print the answer to standard output, and the called tools to standard error."""
     stand_in = None if uses_real_weather() else StandIn()
     with stand_in or nullcontext():
         async with weather_container(stand_in) as container:

@@ -1,6 +1,6 @@
-"""What an agent's answer looks like to those who ask over HTTP: the text, and the tools that were called for it.
+"""The HTTP response of an agent: the answer and the tool calls behind it.
 
-Not here: who answers (`weather`, `bookings`, `experts`), at which address (`application`, `support`).
+Not here: the agents (`weather`, `bookings`, `experts`), the endpoints (`application`, `support`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from toolbox import Result, ToolExecution
 
 
 class ToolCall(BaseModel):
-    """A tool the model called: its arguments, the text it gave back, when it began and how many seconds it took."""
+    """A tool call: its arguments, the text of its result, its start time, and its duration in seconds."""
 
     name: str
     arguments: Any
@@ -26,7 +26,7 @@ class ToolCall(BaseModel):
 
     @classmethod
     def of(cls, execution: ToolExecution) -> ToolCall:
-        """An execution, for a person to read: the arguments as what they are rather than as text."""
+        """Convert a tool execution; its arguments become JSON values if they are valid JSON."""
         try:
             arguments = json.loads(execution.request.arguments or "{}")
         except ValueError:
@@ -42,12 +42,12 @@ class ToolCall(BaseModel):
 
 
 class Answer(BaseModel):
-    """The agent's answer and the tools that were called for it, in order."""
+    """The agent's answer and the tool calls behind it, in order."""
 
     answer: str
     tool_executions: list[ToolCall]
 
     @classmethod
     def of(cls, result: Result[str]) -> Answer:
-        """What the agent returned."""
+        """Convert the result of an agent."""
         return cls(answer=result.content or "", tool_executions=[ToolCall.of(each) for each in result.tool_executions])

@@ -1,4 +1,4 @@
-"""The program: which model and which weather services it uses, its container, its addresses `/` and `/weather`.
+"""The application: its model and weather services, its container, and the endpoints `/` and `/weather`.
 
 Not here: the agent (`weather`), the other agents (`support`), the command line (`__main__`), stand-ins (`stand_in`).
 """
@@ -15,8 +15,8 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
-from toolbox import Container, rest
-from toolbox_fastapi import Inject, install
+from toolbox import Container, Inject, rest
+from toolbox_fastapi import install
 
 from .answers import Answer
 from .stand_in import StandIn, StandInModel
@@ -28,41 +28,41 @@ OPEN_METEO = {"geocoding": "https://geocoding-api.open-meteo.com", "openmeteo": 
 
 
 def uses_real_model() -> bool:
-    """Whether the environment names a model server; the embedded demo model answers otherwise."""
+    """Return True if the environment names a model server; otherwise the embedded demo model answers."""
     return bool(os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"))
 
 
 def uses_real_weather() -> bool:
-    """Whether Open-Meteo itself is asked, rather than its stand-in on this machine."""
+    """Return True if the program calls Open-Meteo, and False if it uses the stand-in on this machine."""
     return os.environ.get("OPEN_METEO") == "1"
 
 
 def model_name() -> str:
-    """Who answers, for people."""
+    """Return the name of the model for display."""
     return os.environ.get("OPENAI_MODEL") or DEFAULT_MODEL if uses_real_model() else "the embedded demo model"
 
 
 def weather_container(stand_in: StandIn | None = None) -> Container:
-    """The agent and its tools; the weather comes from `stand_in`, or without one from Open-Meteo."""
+    """Return a container with the agent and its tools; the weather comes from `stand_in`, else Open-Meteo."""
     if uses_real_model():
         os.environ.setdefault("OPENAI_MODEL", DEFAULT_MODEL)
     container = Container(models={} if uses_real_model() else {"default": StandInModel()})
     container.register(WeatherForecastAgent, CityExtractorAgent, GeoCodingService, WeatherForecastService)
     for key, url in OPEN_METEO.items():
-        # What the environment says about an address goes first, as everywhere in toolbox.
+        # A URL in the environment takes precedence, as everywhere in toolbox.
         if f"TOOLBOX_REST__{key.upper()}__URL" not in os.environ:
             container.register(rest.rest_settings(key, url=stand_in.url if stand_in else url))
     return container
 
 
 class Question(BaseModel):
-    """What someone wants to know."""
+    """A question to the weather agent."""
 
     question: str = Field(min_length=1, max_length=2000)
 
 
 def create_app() -> FastAPI:
-    """The web application; its stand-in, where it needs one, lives as long as it does."""
+    """Create the web application; the stand-in, if it needs one, runs during its lifespan."""
     stand_in = None if uses_real_weather() else StandIn()
 
     @asynccontextmanager

@@ -1,6 +1,6 @@
-"""The customer support of "Miles of Smiles", known from Quarkus and LangChain4j: an agent that may change a database.
+"""The customer support agent of "Miles of Smiles", known from Quarkus and LangChain4j: its tools change a database.
 
-Not here: its address (`support`), which model answers (`application`).
+Not here: its endpoint (`support`), the choice of the model (`application`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from toolbox import InvocationContext, MemoryId, Result, ToolRetry, produces, register_ai_service, system_message, tool
 from toolbox.sql import transactional
 
-CANCELLED_AT_LATEST = timedelta(days=7)  # before the booking begins
-SHORTEST_TO_CANCEL = timedelta(days=3)
+CANCELLATION_DEADLINE = timedelta(days=7)  # before the booking begins
+MIN_CANCELLABLE_STAY = timedelta(days=3)
 
 FirstName = Annotated[str, "the customer's first name"]
 LastName = Annotated[str, "the customer's last name"]
@@ -29,11 +29,11 @@ LastName = Annotated[str, "the customer's last name"]
 
 
 class Table(DeclarativeBase):
-    """What the tables have in common."""
+    """Base class of the tables."""
 
 
 class Status(StrEnum):
-    """What has become of a booking."""
+    """The status of a booking."""
 
     BOOKED = "booked"
     CANCELLED = "cancelled"
@@ -50,7 +50,7 @@ class CustomerRow(Table):
 
 
 class CarGroupRow(Table):
-    """Cars of a kind, and how many there are."""
+    """A group of cars, and the number of cars in it."""
 
     __tablename__ = "car_groups"
 
@@ -59,7 +59,7 @@ class CarGroupRow(Table):
 
 
 class BookingRow(Table):
-    """A booking of one car, from its first to its last day."""
+    """A booking of one car, from the first to the last day."""
 
     __tablename__ = "bookings"
 
@@ -72,11 +72,11 @@ class BookingRow(Table):
     customer: Mapped[CustomerRow] = relationship(lazy="joined", innerjoin=True)
 
 
-# --- what the model is told
+# --- data for the model
 
 
 class Booking(BaseModel):
-    """A booking as customers know it."""
+    """A booking as customers see it."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -88,30 +88,30 @@ class Booking(BaseModel):
 
 
 class BookingError(ToolRetry):
-    """Why something cannot be done, for the model to explain to the customer."""
+    """An error whose message the model reads, to explain it to the customer."""
 
 
 class CustomerNotFoundError(BookingError):
-    """There is no such customer."""
+    """The customer does not exist."""
 
 
 class BookingNotFoundError(BookingError):
-    """There is no such booking, or it is another customer's: who asks is not told which."""
+    """The booking does not exist, or belongs to another customer; the message does not say which."""
 
 
 class BookingCannotBeCancelledError(BookingError):
-    """The rules are against it."""
+    """The rules do not allow this cancellation."""
 
 
 class NoCarFreeError(BookingError):
-    """All cars of a group are booked on one of the days."""
+    """All cars of the group are booked on one of the days."""
 
 
 # --- tools
 
 
 class BookingRepository:
-    """The bookings. As a tool, each call has a session and a transaction of its own: it is kept whole or not at all."""
+    """Tools for bookings. Each call has its own session and transaction, committed if the call succeeds."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
@@ -119,7 +119,7 @@ class BookingRepository:
     @tool("Lists the bookings of a customer")
     @transactional
     async def list_bookings(self, first_name: FirstName, last_name: LastName) -> list[Booking]:
-        """All of them, the earliest first."""
+        """Return all bookings of the customer, the earliest first."""
         customer = await self._customer(first_name, last_name)
         rows = select(BookingRow).where(BookingRow.customer_id == customer.id).order_by(BookingRow.date_from)
         return [Booking.model_validate(row) for row in await self._session.scalars(rows)]
@@ -127,21 +127,21 @@ class BookingRepository:
     @tool("Looks a booking up by its number")
     @transactional
     async def find_booking(self, booking_id: int, first_name: FirstName, last_name: LastName) -> Booking:
-        """The booking, if it is this customer's."""
+        """Return the booking if it belongs to this customer."""
         return Booking.model_validate(await self._booking(booking_id, first_name, last_name))
 
     @tool("Cancels a booking")
     @transactional
     async def cancel_booking(self, booking_id: int, first_name: FirstName, last_name: LastName) -> Booking:
-        """The booking as it is afterwards."""
+        """Cancel the booking and return it."""
         row = await self._booking(booking_id, first_name, last_name, to_change=True)
         if row.status is Status.CANCELLED:
             raise BookingCannotBeCancelledError(f"booking {booking_id} is cancelled already")
-        if row.date_from - date.today() < CANCELLED_AT_LATEST:
-            days = CANCELLED_AT_LATEST.days
+        if row.date_from - date.today() < CANCELLATION_DEADLINE:
+            days = CANCELLATION_DEADLINE.days
             raise BookingCannotBeCancelledError(f"booking {booking_id} begins in less than {days} days")
-        if row.date_to - row.date_from < SHORTEST_TO_CANCEL:
-            days = SHORTEST_TO_CANCEL.days
+        if row.date_to - row.date_from < MIN_CANCELLABLE_STAY:
+            days = MIN_CANCELLABLE_STAY.days
             raise BookingCannotBeCancelledError(f"booking {booking_id} is for less than {days} days")
         row.status = Status.CANCELLED
         return Booking.model_validate(row)
@@ -151,11 +151,11 @@ class BookingRepository:
     async def book_car(
         self, first_name: FirstName, last_name: LastName, car_group: str, date_from: date, date_to: date
     ) -> Booking:
-        """The new booking."""
+        """Create a booking and return it."""
         if not date.today() <= date_from <= date_to:
             raise BookingError("a booking begins today or later, and does not end before it begins")
         customer = await self._customer(first_name, last_name)
-        # Bookings of one group wait for each other here, so that two of them cannot both take the last car.
+        # The lock makes bookings of one group wait for each other, so that two of them cannot take the last car.
         group = await self._session.get(CarGroupRow, car_group, with_for_update=True)
         if group is None:
             names = ", ".join(await self._session.scalars(select(CarGroupRow.name).order_by(CarGroupRow.name)))
@@ -167,7 +167,7 @@ class BookingRepository:
         await self._session.flush()
         return Booking.model_validate(row)
 
-    # --- what they have in common
+    # --- queries
 
     async def _customer(self, first_name: str, last_name: str) -> CustomerRow:
         named = select(CustomerRow).filter_by(first_name=first_name, last_name=last_name)
@@ -186,21 +186,21 @@ class BookingRepository:
         return row
 
     async def _booked(self, group: CarGroupRow, date_from: date, date_to: date) -> int:
-        """How many bookings of the group touch these days."""
-        touching = (
+        """Count the bookings of the group that overlap these days."""
+        overlapping = (
             select(func.count())
             .select_from(BookingRow)
             .where(BookingRow.car_group == group.name, BookingRow.status == Status.BOOKED)
             .where(BookingRow.date_from <= date_to, BookingRow.date_to >= date_from)
         )
-        return await self._session.scalar(touching) or 0
+        return await self._session.scalar(overlapping) or 0
 
 
 # --- the agent
 
 
 def instructions(context: InvocationContext) -> str:
-    """What the agent is told about its task."""
+    """Return the system message of the agent."""
     return f"""
         You are a customer support agent of the car rental company 'Miles of Smiles'.
         You are friendly, polite and concise.
@@ -213,24 +213,24 @@ def instructions(context: InvocationContext) -> str:
 
 @register_ai_service(tools=BookingRepository)
 class CustomerSupportAgent(Protocol):
-    """Answers customers about their bookings, and remembers what was said in a conversation."""
+    """Answers questions of customers about their bookings, and remembers the conversation."""
 
     @system_message(instructions)
     async def chat(self, conversation: MemoryId[str], message: str) -> Result[str]:
-        """The answer, with the tools that were called for it."""
+        """Return the answer with the tool calls behind it."""
         ...
 
 
-# --- the data to try it with
+# --- example data
 
 
 class BookingData:
-    """That the tables are there, and not empty."""
+    """A bean whose creation fills the database: a dependency on it means that the tables exist."""
 
 
 @produces(scope="application")
 async def booking_data(engine: AsyncEngine) -> AsyncIterator[BookingData]:
-    """Creates the tables and some bookings, where there are none."""
+    """Create the tables, and example bookings if there are none."""
     async with engine.begin() as connection:
         await connection.run_sync(Table.metadata.create_all)
     async with AsyncSession(engine) as session:
@@ -241,7 +241,7 @@ async def booking_data(engine: AsyncEngine) -> AsyncIterator[BookingData]:
 
 
 def example_rows(today: date) -> list[Table]:
-    """Customers, cars, and bookings around `today`."""
+    """Return customers, cars, and bookings around `today`."""
     names = ("Speedy McWheels", "Zoom Thunderfoot", "Vroom Lightyear", "Turbo Gearshift", "Drifty Skidmark")
     customers = [CustomerRow(first_name=first, last_name=last) for first, last in map(str.split, names)]
     groups = [CarGroupRow(name=name, cars=cars) for name, cars in (("compact", 4), ("van", 2), ("convertible", 1))]

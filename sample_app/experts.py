@@ -1,6 +1,6 @@
-"""The router and its experts, of the LangChain4j documentation: AI services that are tools of another AI service.
+"""The router and its experts from the LangChain4j documentation: AI services that are tools of another AI service.
 
-Not here: their address (`support`), which model answers (`application`).
+Not here: their endpoint (`support`), the choice of the model (`application`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from toolbox import Result, register_ai_service, tool, user_message
 
 @register_ai_service(chat_memory=None)
 class MedicalExpert(Protocol):
-    """Looks at a request with a physician's eyes."""
+    """Answers medical requests."""
 
     @user_message("""
         You are a medical expert.
@@ -27,7 +27,7 @@ class MedicalExpert(Protocol):
 
 @register_ai_service(chat_memory=None)
 class LegalExpert(Protocol):
-    """Looks at a request with a lawyer's eyes."""
+    """Answers legal requests."""
 
     @user_message("""
         You are a legal expert.
@@ -42,7 +42,7 @@ class LegalExpert(Protocol):
 
 @register_ai_service(chat_memory=None)
 class TechnicalExpert(Protocol):
-    """Looks at a request with an engineer's eyes."""
+    """Answers technical requests."""
 
     @user_message("""
         You are a technical expert.
@@ -57,7 +57,7 @@ class TechnicalExpert(Protocol):
 
 @register_ai_service(tools=(MedicalExpert, LegalExpert, TechnicalExpert), chat_memory=None)
 class RouterAgent(Protocol):
-    """Finds out whom to ask."""
+    """Forwards a request to the right expert."""
 
     @user_message("""
         Analyze the following user request and categorize it as 'legal', 'medical' or 'technical',

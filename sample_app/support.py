@@ -1,6 +1,6 @@
-"""Two agents beside the weather: the support desk at `/support`, on a database, and the experts at `/experts`.
+"""The endpoints of the other two agents: customer support at `/support`, with a database, and experts at `/experts`.
 
-Not here: the agents themselves (`bookings`, `experts`), which model answers (`application`).
+Not here: the agents themselves (`bookings`, `experts`), the choice of the model (`application`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from toolbox import Container, sql
-from toolbox_fastapi import Inject
+from toolbox import Container, Inject, sql
 
 from .answers import Answer
 from .bookings import Booking, BookingRepository, BookingRow, CustomerSupportAgent, booking_data
@@ -26,47 +25,47 @@ router = APIRouter()
 
 
 def with_support(container: Container) -> Container:
-    """Adds the two agents; their database is `TOOLBOX_SQL__URL`, or one that lasts as long as the program."""
+    """Register the two agents; their database is `TOOLBOX_SQL__URL`, or one in memory."""
     os.environ.setdefault("TOOLBOX_SQL__URL", "sqlite://")
     container.register(sql.engine, sql.session, sql.SqlChatMemoryStore)
     container.register(booking_data, BookingRepository, CustomerSupportAgent)
     return container.register(RouterAgent, MedicalExpert, LegalExpert, TechnicalExpert)
 
 
-class Said(BaseModel):
-    """What a customer says in a conversation, which whoever begins it names."""
+class SupportMessage(BaseModel):
+    """A customer's message; the client chooses the id of the conversation."""
 
     conversation: str = Field(min_length=1, max_length=100)
     message: str = Field(min_length=1, max_length=2000)
 
 
 class Request(BaseModel):
-    """What someone wants to know of an expert."""
+    """A question to the experts."""
 
     question: str = Field(min_length=1, max_length=2000)
 
 
 class BookedCar(Booking):
-    """A booking as the people at the desk see it."""
+    """A booking with the name of its customer."""
 
     customer: str
 
 
 @router.get("/support", response_class=HTMLResponse, include_in_schema=False)
 async def page() -> str:
-    """The support desk for a browser."""
+    """Return the support page."""
     return Path(__file__).with_name("support.html").read_text(encoding="utf-8")
 
 
 @router.post("/support")
-async def support(said: Said, agent: Inject[CustomerSupportAgent]) -> Answer:
-    """The agent's answer, in the conversation so far."""
-    return Answer.of(await agent.chat(said.conversation, said.message))
+async def support(message: SupportMessage, agent: Inject[CustomerSupportAgent]) -> Answer:
+    """Return the agent's answer in this conversation."""
+    return Answer.of(await agent.chat(message.conversation, message.message))
 
 
 @router.get("/bookings")
 async def bookings(session: Inject[AsyncSession]) -> list[BookedCar]:
-    """All bookings that are not over, as they are in the database."""
+    """Return all bookings in the database that have not ended."""
     rows = select(BookingRow).where(BookingRow.date_to >= date.today()).order_by(BookingRow.id)
     return [
         BookedCar(
@@ -83,5 +82,5 @@ async def bookings(session: Inject[AsyncSession]) -> list[BookedCar]:
 
 @router.post("/experts")
 async def experts(request: Request, agent: Inject[RouterAgent]) -> Answer:
-    """The answer of the expert whom the router has chosen."""
+    """Return the answer of the expert that the router chooses."""
     return Answer.of(await agent.ask_expert(request.question))

@@ -1,6 +1,6 @@
-"""The weather agent of the Quarkus documentation: one agent, a toolbox of three, and what they say to each other.
+"""The weather agent from the Quarkus documentation: the agent, its three tools, and their data.
 
-Not here: where the weather services are and which model answers (`application`).
+Not here: the URLs of the weather services, the choice of the model (`application`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from toolbox import Result, register_ai_service, rest, return_to_model, system_m
 
 
 class Place(BaseModel):
-    """Where a city lies."""
+    """The location of a city."""
 
     name: str
     country: str | None = None
@@ -24,7 +24,7 @@ class Place(BaseModel):
 
 
 class Places(BaseModel):
-    """The places of a name; none when the service knows no such place."""
+    """The places with a name; empty if the service does not know the name."""
 
     results: list[Place] = []
 
@@ -42,7 +42,7 @@ class Day(BaseModel):
 
 
 class WeatherForecast(BaseModel):
-    """A forecast by day, beginning with today; the service replies with a column for each quantity."""
+    """A forecast by day, starting today; the service itself replies with one list per quantity."""
 
     timezone: str
     days: list[Day]
@@ -108,7 +108,7 @@ WMO_CODES: dict[int, str] = {
 
 @register_ai_service(chat_memory=None)
 class CityExtractorAgent(Protocol):
-    """Finds out which city a question is about."""
+    """Extracts the city from a question."""
 
     @user_message("""
         You are given one question and you have to extract the city name from it.
@@ -118,13 +118,13 @@ class CityExtractorAgent(Protocol):
         """)
     @tool("Extracts the city from a question")
     async def extract_city(self, question: str) -> str:
-        """The city's name alone, or `unknown_city`."""
+        """Return the name of the city, or `unknown_city`."""
         ...
 
 
 @rest.register_rest_client(config_key="geocoding", path="/v1")
 class GeoCodingService(Protocol):
-    """Open-Meteo's geocoding."""
+    """The geocoding service of Open-Meteo."""
 
     @rest.get("/search")
     @rest.client_query_param("count", 1)
@@ -132,13 +132,13 @@ class GeoCodingService(Protocol):
     @rest.client_query_param("format", "json")
     @tool("Finds the latitude and longitude of a given city")
     async def find_city(self, name: str) -> Places:
-        """The best match; `results` is empty when there is none."""
+        """Return the best match; `results` is empty if there is none."""
         ...
 
 
 @rest.register_rest_client(config_key="openmeteo", path="/v1")
 class WeatherForecastService(Protocol):
-    """Open-Meteo's forecasts."""
+    """The forecast service of Open-Meteo."""
 
     @rest.get("/forecast")
     @rest.client_query_param("forecast_days", 7)
@@ -149,7 +149,7 @@ class WeatherForecastService(Protocol):
     )
     @tool("Forecasts the weather for the given latitude and longitude")
     async def forecast(self, latitude: float, longitude: float) -> WeatherForecast:
-        """Seven days, beginning with today where the place is."""
+        """Return a forecast for seven days, starting with today at this place."""
         ...
 
 
@@ -169,5 +169,5 @@ class WeatherForecastAgent(Protocol):
         """)
     @toolbox(CityExtractorAgent, GeoCodingService, WeatherForecastService)
     async def chat(self, question: str) -> Result[str]:
-        """The answer, with the tools that were called for it."""
+        """Return the answer with the tool calls behind it."""
         ...

@@ -1,6 +1,6 @@
-"""Stand-ins for what the sample asks over the network: the two Open-Meteo services, and the language model.
+"""Stand-ins for the servers that the sample calls: the two Open-Meteo services and the language model.
 
-Not here: anything of the agents. They cannot tell the difference.
+Not here: the agents, which do not know about the stand-ins.
 """
 
 from .model import StandInModel

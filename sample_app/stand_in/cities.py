@@ -1,6 +1,6 @@
-"""The bundled table of cities, and finding one by its name or by where it lies.
+"""The bundled table of cities, with search by name and by location.
 
-Not here: what the geocoding service's reply looks like (`server`).
+Not here: the reply of the geocoding service (`server`).
 """
 
 import csv
@@ -17,7 +17,7 @@ _PLAIN_LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ı"
 
 @dataclass(frozen=True, slots=True)
 class City:
-    """A city: degrees north and east, metres above the sea, inhabitants; `also` has other names it is known by."""
+    """A city: degrees north and east, metres above sea level, population; `also` has other names."""
 
     id: int
     name: str
@@ -67,7 +67,7 @@ def _index() -> tuple[tuple[str, City], ...]:
 
 
 def find_cities(name: str) -> list[City]:
-    """The cities of this name, then (from three letters on) those whose name begins with it; the largest first."""
+    """Return the cities with this name, then those whose name starts with it (3 or more letters), largest first."""
     wanted = plain(name)
 
     def matches() -> Iterator[tuple[bool, int, City]]:
@@ -80,7 +80,7 @@ def find_cities(name: str) -> list[City]:
 
 
 def nearest_city(latitude: float, longitude: float) -> City:
-    """The city that lies closest to a point on the globe."""
+    """Return the city closest to a point."""
 
     def distance(city: City) -> float:
         north, south = math.radians(latitude), math.radians(city.latitude)

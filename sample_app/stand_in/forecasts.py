@@ -1,6 +1,6 @@
-"""Weather computed from place and date alone: the same question has the same answer, on every machine.
+"""Weather computed from place and date: the same question has the same answer on every machine.
 
-Plausible, not true: it follows latitude, season and height, and a dice that place and date throw. Not here: HTTP.
+It depends on latitude, season, elevation and a random number seeded by place and date. Not here: HTTP (`server`).
 """
 
 import math
@@ -38,11 +38,11 @@ UNITS: dict[str, str] = {
     "wind_gusts_10m_max": "km/h",
     "wind_direction_10m_dominant": "°",
 }
-"""What can be asked for by day, with the unit it comes in."""
+"""The daily quantities and their units."""
 
 
 def weather_on(day: date, latitude: float, longitude: float, elevation: float) -> DayWeather:
-    """The weather of one day at one place."""
+    """Return the weather of one day at one place."""
     dice = Random(f"{latitude:.2f} {longitude:.2f} {day.isoformat()}")
     mean = _mean_temperature(day, latitude, elevation) + dice.gauss(0, 2.5)
     swing = dice.uniform(2.5, 6.5)
@@ -66,7 +66,7 @@ def weather_on(day: date, latitude: float, longitude: float, elevation: float) -
 
 
 def _mean_temperature(day: date, latitude: float, elevation: float) -> float:
-    """Warm at the equator, cold at the poles, seasons in between; 6.5 degrees less for each kilometre up."""
+    """Return the mean temperature by latitude, season and elevation (6.5 degrees less per kilometre)."""
     distance = abs(latitude)
     yearly = 27.5 - 0.0056 * distance**2
     warmest = 200 if latitude >= 0 else 17
@@ -75,7 +75,7 @@ def _mean_temperature(day: date, latitude: float, elevation: float) -> float:
 
 
 def _weather_code(rain: float, high: float, low: float, dice: Random) -> int:
-    """The WMO code that goes with an amount of rain, or of snow."""
+    """Return the WMO code for an amount of rain or snow."""
     if not rain:
         return dice.choice((0, 0, 1, 2, 2, 3, 3, 45))
     steps: tuple[Callable[[float], bool], ...] = (lambda mm: mm < 2.5, lambda mm: mm < 8, lambda mm: True)

@@ -1,7 +1,7 @@
-"""A stand-in for a language model: all agents of the sample answer without one, by patterns and no understanding.
+"""A stand-in for a language model: it answers for all agents of the sample with patterns, without understanding.
 
-The demo model of the library does what it can, which is to fill arguments by their names. What takes an intention, to
-cancel a booking or to choose an expert, is told here by the words of a question. Not here: what the tools do.
+The demo model of toolbox fills arguments by their names. This one also recognizes intentions, such as cancelling a
+booking or choosing an expert, by words in the question. Not here: the tools.
 """
 
 import json
@@ -34,10 +34,10 @@ _EXPERTS: Mapping[str, re.Pattern[str]] = {
 
 
 class StandInModel(DemoChatModel):
-    """Answers in place of a language model: by patterns for bookings and experts, else as the demo model does."""
+    """Replies with patterns for bookings and experts, and like the demo model otherwise."""
 
     async def chat(self, request: ChatRequest) -> ChatResponse:
-        """The next call, or the answer."""
+        """Return the next tool call or the answer."""
         offered = {each.name for each in request.tool_specifications}
         if "cancel_booking" in offered:
             return await self._at_the_desk(request)
@@ -70,7 +70,7 @@ class StandInModel(DemoChatModel):
         last = request.messages[-1]
         if isinstance(last, ToolExecutionResultMessage):
             return _says(last.text)
-        # What was asked, without what the router is told about it.
+        # The user's question, without the router's instructions.
         question = next(_said(request.messages)).rpartition("The user request is:")[2].strip()
         for expert, words in _EXPERTS.items():
             if words.search(question):
@@ -98,7 +98,7 @@ def _day_in_words(day: Mapping[str, Any]) -> str:
 
 
 def _said(messages: Sequence[Message]) -> Iterator[str]:
-    """What the user said, the newest first."""
+    """Return the texts of the user messages, the newest first."""
     return (message.text for message in reversed(messages) if isinstance(message, UserMessage))
 
 

@@ -1,6 +1,6 @@
-"""The two Open-Meteo endpoints on a free local port: `/v1/search` and `/v1/forecast`, their parameters and replies.
+"""A server on a free local port with the two Open-Meteo endpoints, `/v1/search` and `/v1/forecast`.
 
-Not here: which cities there are (`cities`), what the weather is (`forecasts`).
+Not here: the cities (`cities`), the weather (`forecasts`).
 """
 
 import json
@@ -21,12 +21,12 @@ from .forecasts import UNITS, weather_on
 Query = Mapping[str, Sequence[str]]
 
 
-class BadQuery(Exception):  # noqa: N818 - what the service says, not what failed
-    """A query the real services would answer with status 400 and this reason."""
+class BadQuery(Exception):  # noqa: N818 - a response, not a failure of the server
+    """A query that the real services answer with status 400 and this reason."""
 
 
 def search(query: Query) -> dict[str, Any]:
-    """`/v1/search`: the places of a name. Without one, the reply has no `results`."""
+    """Answer `/v1/search`: the places with a name. If there are none, the reply has no `results`."""
     if "name" not in query:
         raise BadQuery("Parameter name required")
     count = _number(query, "count", 10)
@@ -39,7 +39,7 @@ def search(query: Query) -> dict[str, Any]:
 
 
 def forecast(query: Query) -> dict[str, Any]:
-    """`/v1/forecast`: the daily weather of a point, from today on, by the calendar of its time zone."""
+    """Answer `/v1/forecast`: the daily weather at a point, starting today in its time zone."""
     latitude, longitude = _number(query, "latitude"), _number(query, "longitude")
     if not -90 <= latitude <= 90:
         raise BadQuery(f"Latitude must be in range of -90 to 90°. Given: {latitude}.")
@@ -104,7 +104,7 @@ def _zone(name: str, longitude: float) -> tzinfo:
     try:
         return ZoneInfo(name)
     except ZoneInfoNotFoundError:
-        # A machine without time zone data: the sun's time is close enough for a stand-in.
+        # A machine without time zone data: solar time is close enough for a stand-in.
         return timezone(timedelta(hours=round(longitude / 15)))
     except ValueError:
         raise BadQuery("Invalid timezone") from None
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the overridden name
-        """The sample's own log is enough."""
+        """Log nothing."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -165,7 +165,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class StandIn:
-    """The server: it has its port from the start and answers inside `with`. `requests` keeps the paths asked for."""
+    """The server: its port is known from the start, and it answers inside `with`. `requests` lists the paths."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []

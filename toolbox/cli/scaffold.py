@@ -20,8 +20,8 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
-from toolbox import Container, MemoryId, Result, register_ai_service, system_message, tool
-from toolbox_fastapi import Inject, install
+from toolbox import Container, Inject, MemoryId, Result, register_ai_service, system_message, tool
+from toolbox_fastapi import install
 
 
 class Articles:
