@@ -1,4 +1,4 @@
-"""A scripted model server on the loopback: it replays replies byte for byte and keeps what it was sent."""
+"""A local model server that sends scripted replies byte for byte and keeps the requests."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Writes down replies as they were seen; the `seen_…` files beside this one hold them by kind."""
+"""Describes replies of real servers; the `seen_…` files contain them by kind."""
 
 import json
 from dataclasses import dataclass

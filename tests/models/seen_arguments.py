@@ -1,4 +1,4 @@
-"""Arguments of calls, as single servers, gateways and models write them."""
+"""Arguments of calls, as some servers, gateways and models write them."""
 
 import json
 

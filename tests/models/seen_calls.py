@@ -1,4 +1,4 @@
-"""Which call a fragment belongs to, as single servers and gateways leave it to be guessed."""
+"""Fragments of calls without a clear index or id, as some servers and gateways send them."""
 
 import json
 

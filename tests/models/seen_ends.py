@@ -1,4 +1,4 @@
-"""Where a reply ends, and where it only seems to, as single servers and gateways have it."""
+"""Ends of replies, real and apparent, as some servers and gateways send them."""
 
 from tests.models.scripted_server import chunk, completion, stream
 from tests.models.seen import HEL, LO, SAID, STOP, events, raw, seen

@@ -1,4 +1,4 @@
-"""What went wrong, in the words and shapes of single servers and gateways."""
+"""Errors in the formats of servers and gateways."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Names of calls, as single servers and gateways send them."""
+"""Names of calls, as some servers and gateways send them."""
 
 from tests.models.scripted_server import call, chunk, stream
 from tests.models.seen import HEL, seen

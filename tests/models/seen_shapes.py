@@ -1,4 +1,4 @@
-"""Replies in shapes of their own, as single servers and gateways send them."""
+"""Replies in unusual formats, as some servers and gateways send them."""
 
 import json
 

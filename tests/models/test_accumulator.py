@@ -1,4 +1,4 @@
-"""Whatever bytes come, there is an answer or an error of ours; and good replies survive every way of being cut."""
+"""Arbitrary bytes return a reply or raise a model error, and valid replies do not depend on chunk sizes."""
 
 import json
 from typing import Any
@@ -172,7 +172,7 @@ places = st.lists(st.integers(0, 2000), max_size=6)
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(["chat", "responses"]), st.binary(max_size=200), places)
-def test_any_bytes_give_an_answer_or_an_error_of_ours(wire: str, data: bytes, at: list[int]) -> None:
+def test_arbitrary_bytes_return_a_reply_or_raise_a_model_error(wire: str, data: bytes, at: list[int]) -> None:
     check(wire, *cut(data, at))
 
 
@@ -207,31 +207,33 @@ def test_any_bytes_give_an_answer_or_an_error_of_ours(wire: str, data: bytes, at
     ),
     places,
 )
-def test_any_frames_give_an_answer_or_an_error_of_ours(wire: str, parts: list[bytes], at: list[int]) -> None:
+def test_arbitrary_frames_return_a_reply_or_raise_a_model_error(wire: str, parts: list[bytes], at: list[int]) -> None:
     check(wire, *cut(b"".join(parts), at))
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(chat_event, max_size=4), places, st.booleans())
-def test_any_chat_events_give_an_answer_or_an_error_of_ours(values: list[Any], at: list[int], done: bool) -> None:
+def test_arbitrary_chat_events_return_a_reply_or_raise_a_model_error(
+    values: list[Any], at: list[int], done: bool
+) -> None:
     check("chat", *cut(b"".join(sse(*values, done=done)), at))
 
 
 @settings(max_examples=200, deadline=None)
 @given(chat_event)
-def test_any_chat_document_gives_an_answer_or_an_error_of_ours(value: Any) -> None:
+def test_arbitrary_chat_documents_return_a_reply_or_raise_a_model_error(value: Any) -> None:
     check("chat", json.dumps(value).encode())
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(responses_event, max_size=5), places)
-def test_any_response_events_give_an_answer_or_an_error_of_ours(values: list[Any], at: list[int]) -> None:
+def test_arbitrary_response_events_return_a_reply_or_raise_a_model_error(values: list[Any], at: list[int]) -> None:
     check("responses", *cut(b"".join(sse(*values, done=False)), at))
 
 
 @settings(max_examples=200, deadline=None)
 @given(response)
-def test_any_response_document_gives_an_answer_or_an_error_of_ours(value: Any) -> None:
+def test_arbitrary_response_documents_return_a_reply_or_raise_a_model_error(value: Any) -> None:
     check("responses", json.dumps(value).encode())
 
 
@@ -251,7 +253,7 @@ GOOD = b"".join(
 
 @settings(max_examples=200, deadline=None)
 @given(places)
-def test_a_good_stream_reads_the_same_however_it_is_cut(at: list[int]) -> None:
+def test_a_valid_stream_reads_the_same_for_all_chunk_sizes(at: list[int]) -> None:
     assert read("chat", *cut(GOOD, at)) == read("chat", GOOD)
 
 
@@ -294,7 +296,7 @@ def test_a_call_is_complete_when_the_next_begins_and_not_before() -> None:
     assert complete == [[], ["add"], [], []]
 
 
-def test_a_call_that_may_go_on_is_not_complete_when_the_next_begins() -> None:
+def test_an_incomplete_call_is_not_reported_when_the_next_begins() -> None:
     reader = reader_of("chat")
     for each in (
         {"index": 0, "id": "c", "function": {"name": "add", "arguments": "{"}},

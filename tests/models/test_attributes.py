@@ -1,4 +1,4 @@
-"""What a server sends and no field holds is kept in attributes; what a wire can say beyond texts is sent."""
+"""Unknown fields of replies are kept as attributes, and attributes of messages are sent."""
 
 import json
 from collections.abc import Sequence
@@ -182,7 +182,7 @@ READ: list[tuple[str, Scripted, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("what", "reply", "of_response", "of_message"), READ, ids=[each[0] for each in READ])
-async def test_what_no_field_holds_is_kept(
+async def test_unknown_fields_are_kept_as_attributes(
     serve: Serve, what: str, reply: Scripted, of_response: dict[str, Any], of_message: dict[str, Any]
 ) -> None:
     found = await asked(serve, reply, streamed=reply.chunks is not None)
@@ -225,7 +225,7 @@ async def test_the_responses_wire_keeps_server_side_tools_annotations_and_tiers(
     assert found.ai_message.attributes == {"annotations": [CITED], "phase": "final_answer"}
 
 
-async def test_large_attributes_are_not_kept_in_the_message_and_very_large_ones_nowhere(serve: Serve) -> None:
+async def test_large_attributes_are_kept_in_the_response_only_and_very_large_ones_are_dropped(serve: Serve) -> None:
     message = {"content": "Hello", "annotations": [CITED], "images": ["x" * 100_000]}
 
     found = await asked(serve, completion(message, debug="y" * 5_000_000, service_tier="flex"))
@@ -234,7 +234,7 @@ async def test_large_attributes_are_not_kept_in_the_message_and_very_large_ones_
     assert found.attributes == {"images": ["x" * 100_000], "service_tier": "flex", "left_out": ["debug"]}
 
 
-async def test_attributes_count_for_equality() -> None:
+async def test_attributes_are_compared_for_equality() -> None:
     assert SystemMessage("a") == SystemMessage("a", attributes={})
     assert SystemMessage("a", "developer") != SystemMessage("a")
     assert UserMessage("a", name="Ann") != UserMessage("a", name="Bob")
@@ -329,7 +329,7 @@ async def sent(serve: Serve, request: ChatRequest, wire: Literal["chat", "respon
 
 
 @pytest.mark.parametrize(("message", "chat", "items"), SENT, ids=[repr(each[0])[:60] for each in SENT])
-async def test_a_message_says_what_the_wire_can_say(
+async def test_message_attributes_are_sent_in_the_request(
     serve: Serve, message: Message, chat: dict[str, Any], items: list[dict[str, Any]]
 ) -> None:
     assert (await sent(serve, ChatRequest([message]), "chat"))["messages"] == [chat]
@@ -361,7 +361,7 @@ def names_of(tools: Sequence[dict[str, Any]]) -> list[str]:
         ([], None, [{"type": "web_search"}], ["web_search"]),
     ],
 )
-async def test_a_servers_own_tools_are_added(
+async def test_server_side_tools_are_added_to_the_request(
     serve: Serve, wire: Literal["chat", "responses"], own: Any, of_model: Any, of_request: Any, expected: list[str]
 ) -> None:
     parameters = {} if of_request == "absent" else {"tools": of_request}
@@ -374,7 +374,7 @@ async def test_a_servers_own_tools_are_added(
     assert body["tool_choice"] == "required"
 
 
-async def test_no_tools_at_all_means_no_tool_choice(serve: Serve) -> None:
+async def test_requests_without_tools_have_no_tool_choice(serve: Serve) -> None:
     body = await sent(serve, ChatRequest(HI.messages, tool_choice="required"), "chat")
 
     assert body.keys() == {"model", "messages"}
@@ -389,7 +389,7 @@ async def test_no_tools_at_all_means_no_tool_choice(serve: Serve) -> None:
         ("responses", [ToolSpecification("any")], {"type": "function", "name": "any"}),
     ],
 )
-async def test_any_is_a_tool_choice(
+async def test_any_is_sent_as_a_tool_choice(
     serve: Serve, wire: Literal["chat", "responses"], tools: list[ToolSpecification], expected: object
 ) -> None:
     assert (await sent(serve, ChatRequest(HI.messages, tools, tool_choice="any"), wire))["tool_choice"] == expected
@@ -415,7 +415,7 @@ async def test_a_service_keeps_the_name_and_the_attributes_of_a_user_message(ser
         assert sent_message["content"][-1]["cache_control"] == MARK
 
 
-async def test_a_service_offers_its_tools_beside_the_servers(serve: Serve) -> None:
+async def test_a_service_offers_its_tools_together_with_server_side_tools(serve: Serve) -> None:
     def look() -> str:
         return "x"
 

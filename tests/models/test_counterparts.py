@@ -1,4 +1,4 @@
-"""Servers that nobody here wrote, where they can be installed: aimock, and llama.cpp with a tiny random model."""
+"""Real servers, if they can be installed: aimock, and llama.cpp with a tiny random model."""
 
 import json
 import socket
@@ -140,7 +140,7 @@ async def test_aimock_streams_tools_and_text(aimock: str, wire: Any) -> None:
     assert isinstance(events[-1], CompleteResponse)
 
 
-async def test_aimock_breaks_off_and_refuses(aimock: str) -> None:
+async def test_aimock_errors_and_broken_streams_raise_model_errors(aimock: str) -> None:
     dropped = OpenAiChatModel("m", aimock, "test", max_retries=0, extra_headers={"x-aimock-chaos-disconnect": "1"})
     unmatched = OpenAiChatModel("m", aimock, "test", max_retries=0)
 
@@ -178,7 +178,7 @@ def calling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 SHORT: dict[str, Any] = {"seed": 1, "max_tokens": 24}
 
 
-async def test_llama_talks_and_streams_the_same(talking: str) -> None:
+async def test_llama_streams_the_same_text_that_it_returns_whole(talking: str) -> None:
     model = OpenAiChatModel("tiny", talking, **SHORT, temperature=0.0)
     request = ChatRequest([UserMessage("Hello")])
 
@@ -242,7 +242,7 @@ async def test_llama_calls_tools_side_by_side(calling: str, streamed: bool) -> N
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_llama_cut_anywhere_gives_whole_calls_or_says_that_it_was_cut(calling: str, streamed: bool) -> None:
+async def test_truncated_llama_replies_contain_whole_calls_or_raise(calling: str, streamed: bool) -> None:
     cut = 0
     for limit in range(20, 50, 3):
         try:

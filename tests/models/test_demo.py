@@ -1,4 +1,4 @@
-"""The demo model plans calls by its rules, for tools it has never seen, and answers a prompt without tools."""
+"""The demo model plans calls of arbitrary tools by its rules, and answers prompts without tools."""
 
 import json
 from typing import Any
@@ -58,7 +58,7 @@ class Run:
         raise AssertionError("the model never answered")
 
 
-async def test_it_plans_the_weather_agent() -> None:
+async def test_the_calls_of_the_weather_agent_are_planned() -> None:
     question = "What is the weather tomorrow in Valence?"
     run = Run(
         question,
@@ -81,7 +81,7 @@ async def test_it_plans_the_weather_agent() -> None:
     assert "12.5" in answer
 
 
-async def test_a_chain_in_the_order_of_the_tools() -> None:
+async def test_a_chain_of_tools_is_called_in_order() -> None:
     run = Run(
         "Weather in Valence?",
         [
@@ -118,7 +118,7 @@ async def test_the_newest_result_that_fits_the_type_wins() -> None:
     assert run.calls[-1] == ("use", {"id": 2})
 
 
-async def test_the_users_text_fills_only_one_tool_but_all_of_its_texts() -> None:
+async def test_the_users_text_fills_all_text_parameters_of_one_tool() -> None:
     run = Run(
         "Ada",
         [spec("one", {"a": STRING, "b": STRING}), spec("two", {"c": STRING})],
@@ -148,7 +148,7 @@ async def test_a_plain_text_result_is_used_once_and_before_the_users_text() -> N
     assert run.calls[1:] == [("first", {"text": "made"}), ("second", {"text": "Go"})]
 
 
-async def test_results_are_used_before_the_users_text_and_objects_come_only_from_them() -> None:
+async def test_results_are_used_before_the_users_text_and_objects_only_come_from_results() -> None:
     unit = {"type": "string", "enum": ["celsius", "kelvin"]}
     place = {"type": "object", "properties": {"lat": NUMBER}, "required": ["lat"]}
     tools = [
@@ -228,7 +228,7 @@ async def test_a_number_of_the_users_text_is_used_once() -> None:
     assert run.calls == [("first", {"a": 7}), ("second", {"a": 8})]
 
 
-async def test_a_parameter_that_admits_none_or_refers_is_understood() -> None:
+async def test_optional_parameters_and_references_are_supported() -> None:
     schema = {
         "type": "object",
         "$defs": {"Size": {"enum": ["S", "M"], "type": "string"}},
@@ -244,7 +244,7 @@ async def test_a_parameter_that_admits_none_or_refers_is_understood() -> None:
     assert run.calls[-1] == ("order", {"size": "M", "note": "Hello"})
 
 
-async def test_a_failed_tool_gives_nothing_to_the_others() -> None:
+async def test_values_of_a_failed_tool_are_not_used() -> None:
     model, find = DemoChatModel(), spec("find", {"text": STRING})
     call = (await model.chat(ChatRequest([UserMessage("Atlantis")], [find]))).ai_message.tool_execution_requests[0]
     failed = ToolExecutionResultMessage(call.id, "find", "no such city", is_error=True)
@@ -261,7 +261,7 @@ async def test_a_failed_tool_gives_nothing_to_the_others() -> None:
 
 
 @pytest.mark.parametrize("nothing", ["[]", "null", '{"results": []}', ""])
-async def test_a_result_without_anything_in_it_is_politely_reported(nothing: str) -> None:
+async def test_an_empty_result_is_reported_politely(nothing: str) -> None:
     run = Run("Atlantis", [spec("find", {"text": STRING})], {"find": nothing})
 
     answer = await run.answer()
@@ -270,7 +270,7 @@ async def test_a_result_without_anything_in_it_is_politely_reported(nothing: str
     assert "found nothing" in answer
 
 
-async def test_a_second_question_begins_anew() -> None:
+async def test_a_second_question_starts_with_a_new_plan() -> None:
     run = Run("One", [spec("find", {"text": STRING})], {"find": "first"})
     await run.answer()
     run.messages.append(UserMessage("Two"))
@@ -284,7 +284,7 @@ async def test_a_second_question_begins_anew() -> None:
     )
 
 
-async def test_it_is_deterministic_and_streams_what_it_says() -> None:
+async def test_the_demo_model_is_deterministic_and_streams_its_reply() -> None:
     request = ChatRequest([UserMessage("Hello there")])
     model = DemoChatModel()
 
@@ -295,7 +295,7 @@ async def test_it_is_deterministic_and_streams_what_it_says() -> None:
     assert len(events) > 3
 
 
-async def test_tool_choice_is_honoured() -> None:
+async def test_tool_choice_is_respected() -> None:
     tools = [spec("count", {"n": INTEGER}), spec("say", {"text": STRING})]
     model = DemoChatModel()
 
@@ -360,7 +360,7 @@ async def test_a_city_is_extracted(question: str, city: str) -> None:
         "Which city is the question about?",
     ],
 )
-async def test_the_instruction_may_be_worded_in_other_ways(instruction: str) -> None:
+async def test_other_wordings_of_the_instruction_are_understood(instruction: str) -> None:
     messages = [SystemMessage(instruction), UserMessage("Will it rain in Porto on Monday?")]
 
     assert (await DemoChatModel().chat(ChatRequest(messages))).ai_message.text == "Porto"
@@ -393,7 +393,7 @@ async def test_the_prompt_of_the_quarkus_sample_is_understood() -> None:
         ("Extract the date.", "The flight is on 2026-03-01.", "2026-03-01"),
     ],
 )
-async def test_other_things_are_extracted(instruction: str, text: str, found: str) -> None:
+async def test_emails_numbers_dates_and_names_are_extracted(instruction: str, text: str, found: str) -> None:
     reply = await DemoChatModel().chat(ChatRequest([SystemMessage(instruction), UserMessage(text)]))
 
     assert reply.ai_message.text == found
@@ -430,7 +430,7 @@ async def test_a_schema_shown_in_the_prompt_is_filled() -> None:
 
 
 @pytest.mark.parametrize("text", ["_" * 200_000, "here is " * 25_000, "é" * 200_000], ids=["_", "here is", "é"])
-async def test_no_text_takes_long_to_look_through(text: str) -> None:
+async def test_long_texts_are_searched_quickly(text: str) -> None:
     """With a cost that grows as the square, each of them would take minutes."""
     schema = {
         "type": "object",

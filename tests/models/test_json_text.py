@@ -1,4 +1,4 @@
-"""What the argument texts of real models are read as."""
+"""Reading the argument texts of real models."""
 
 import json
 
@@ -8,7 +8,7 @@ from toolbox.json_text import compact_json, object_text, parse_json, read_argume
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "null", " null ", '"null"', '""', '"{}"', "{}"])
-def test_texts_that_mean_no_arguments(text: str) -> None:
+def test_empty_argument_texts_are_read_as_no_arguments(text: str) -> None:
     assert read_arguments(text) == {}
     assert strict_arguments(text) == {}
     assert json.loads(object_text(text)) == {}
@@ -27,7 +27,7 @@ def test_texts_that_mean_no_arguments(text: str) -> None:
         '{"a": 1,}',
     ],
 )
-def test_texts_that_mean_one_object(text: str) -> None:
+def test_common_mistakes_in_argument_texts_are_repaired(text: str) -> None:
     assert read_arguments(text) == {"a": 1}
     assert json.loads(object_text(text)) == {"a": 1}
 
@@ -59,7 +59,7 @@ def test_a_trailing_comma_inside_a_string_stays() -> None:
         "\ud800",
     ],
 )
-def test_nothing_else_is_guessed(text: str) -> None:
+def test_other_invalid_argument_texts_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         read_arguments(text)
     assert strict_arguments(text) is None
@@ -67,11 +67,11 @@ def test_nothing_else_is_guessed(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['{}{"a": 1}', '{"a": 1,}', '{"a": 1}{"a": 1}'])
-def test_what_needs_a_repair_is_not_strict(text: str) -> None:
+def test_argument_texts_that_need_repair_are_not_strict(text: str) -> None:
     assert strict_arguments(text) is None
 
 
-def test_deep_arguments_are_read_as_far_as_python_can() -> None:
+def test_deeply_nested_arguments_are_read_or_rejected() -> None:
     text = '{"a":' + "[" * 500 + "]" * 500 + "}"
 
     assert object_text(text) == text

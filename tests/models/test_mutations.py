@@ -1,4 +1,4 @@
-"""Replies that are broken further, cut, doubled, in another order, with bytes changed: an answer, or an error of ours.
+"""Mutated replies (cut, doubled, reordered, changed bytes) return a reply or raise a model error.
 
 First the reading alone, then the whole way over a connection. Bytes that were never a reply: `test_accumulator`.
 """
@@ -75,9 +75,7 @@ def mutated(draw: st.DrawFn, wire: str) -> bytes:
 
 @settings(max_examples=400, deadline=None)
 @given(st.data(), st.sampled_from(WIRES), places)
-def test_a_reply_that_is_broken_further_gives_an_answer_or_an_error_of_ours(
-    data: st.DataObject, wire: str, at: list[int]
-) -> None:
+def test_mutated_replies_return_a_reply_or_raise_a_model_error(data: st.DataObject, wire: str, at: list[int]) -> None:
     check(wire, *cut(data.draw(mutated(wire)), at))
 
 
@@ -155,7 +153,7 @@ TRANSPORTS = st.sampled_from(["aiohttp", "httpx2"])
 
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.sampled_from(WIRES), FRAMINGS, TRANSPORTS, st.booleans())
-def test_over_a_connection_too(
+def test_mutated_replies_over_a_connection_return_a_reply_or_raise_a_model_error(
     counterpart: Counterpart, data: st.DataObject, wire: str, framing: str, transport: str, streamed: bool
 ) -> None:
     counterpart.reply = over_http(data.draw(mutated(wire)), framing)
@@ -165,7 +163,7 @@ def test_over_a_connection_too(
 
 @settings(max_examples=100, deadline=None)
 @given(st.data(), FRAMINGS, TRANSPORTS, st.booleans())
-def test_and_when_the_connection_itself_is_broken(
+def test_broken_connections_return_a_reply_or_raise_a_model_error(
     counterpart: Counterpart, data: st.DataObject, framing: str, transport: str, streamed: bool
 ) -> None:
     reply = over_http(data.draw(st.sampled_from(BODIES["chat"])), framing)

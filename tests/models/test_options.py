@@ -1,4 +1,4 @@
-"""What a model cannot be made with is told when it is made, without the value of a secret."""
+"""Invalid options are reported when a model is created, without secrets."""
 
 import copy
 import pickle
@@ -48,7 +48,7 @@ URL = "http://127.0.0.1:9/v1"
         ({"model": ""}, "missing model name"),
     ],
 )
-def test_each_is_a_problem_with_its_place_and_a_way_out(options: dict[str, Any], says: str) -> None:
+def test_invalid_options_are_reported_with_place_and_fix(options: dict[str, Any], says: str) -> None:
     with pytest.raises(IllegalConfigurationError) as caught:
         OpenAiChatModel(**{"model": "m", "base_url": URL, **options})
 
@@ -59,19 +59,19 @@ def test_each_is_a_problem_with_its_place_and_a_way_out(options: dict[str, Any],
     assert "secret" not in str(caught.value)
 
 
-def test_all_are_told_at_once() -> None:
+def test_all_invalid_options_are_reported_together() -> None:
     with pytest.raises(IllegalConfigurationError) as caught:
         OpenAiChatModel("m", URL, "a b", timeout=0, max_retries=-1)
 
     assert len(caught.value.problems) == 3
 
 
-def test_an_option_that_does_not_exist_is_named() -> None:
+def test_unknown_options_are_rejected_by_name() -> None:
     with pytest.raises(TypeError, match="temprature"):
         OpenAiChatModel("m", URL, temprature=1)  # type: ignore[call-arg]  # on purpose
 
 
-def test_nothing_that_is_printed_or_copied_shows_a_secret() -> None:
+def test_repr_and_copies_of_a_model_contain_no_secret() -> None:
     model = OpenAiChatModel(
         "m", URL, "secret", extra_headers={"authorization": "secret"}, extra_query={"key": "secret"}
     )
@@ -85,7 +85,7 @@ def test_nothing_that_is_printed_or_copied_shows_a_secret() -> None:
 
 
 @pytest.mark.anyio
-async def test_no_error_and_no_log_shows_a_secret(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_and_logs_contain_no_secret(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     server = await serve([Scripted(b'{"error": {"message": "no such key"}}', status=401)])
     told = []
@@ -105,7 +105,7 @@ async def test_no_error_and_no_log_shows_a_secret(serve: Serve, caplog: pytest.L
 @pytest.mark.anyio
 @pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
 @pytest.mark.parametrize("status", [200, 400])
-async def test_a_server_that_says_again_what_it_was_sent_gives_no_secret_away(
+async def test_secrets_that_a_server_repeats_are_hidden(
     serve: Serve, transport: Literal["aiohttp", "httpx2"], status: int
 ) -> None:
     said = b'{"error": {"message": "Bearer SECRET-key, SECRET-header, ?key=SECRET-query"}}'
@@ -123,7 +123,7 @@ async def test_a_server_that_says_again_what_it_was_sent_gives_no_secret_away(
     await model.aclose()
 
 
-def test_an_address_with_a_query_is_refused() -> None:
+def test_a_base_url_with_a_query_is_rejected() -> None:
     with pytest.raises(IllegalConfigurationError, match="extra_query=") as caught:
         OpenAiChatModel("m", f"{URL}?key=secret", "k")
     assert "secret" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Models of the page: what a scripted and a demo model do, how a model is chosen, what it takes to be one."""
+"""The models of the documentation: scripted and demo models, choosing a model, a program's own model."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ ASKED = ChatRequest([UserMessage("hi")])
 # --- scripted
 
 
-async def test_each_kind_of_reply() -> None:
+async def test_scripts_accept_every_kind_of_reply() -> None:
     request = tool_call("add", {"a": 1}, id="7")
     whole = ChatResponse(AiMessage("whole"), TokenUsage(1, 2), FinishReason.LENGTH)
 
@@ -83,7 +83,7 @@ async def test_each_kind_of_reply() -> None:
     assert model.requests == [ASKED] * 9
 
 
-async def test_out_of_replies_it_fails_the_test() -> None:
+async def test_a_script_without_more_replies_raises_assertion_error() -> None:
     model = ScriptedChatModel([])
     with pytest.raises(AssertionError):
         await model.chat(ASKED)
@@ -92,7 +92,7 @@ async def test_out_of_replies_it_fails_the_test() -> None:
             pass
 
 
-async def test_it_streams_what_it_says() -> None:
+async def test_the_scripted_model_streams_its_reply() -> None:
     request = tool_call("add", {"a": 1})
     message = AiMessage("a b", [request], reasoning="r")
     model = ScriptedChatModel([message, ValueError("broken")])
@@ -110,7 +110,7 @@ async def test_it_streams_what_it_says() -> None:
     assert len(model.requests) == 2
 
 
-def test_a_tool_call_is_a_request() -> None:
+def test_tool_call_returns_a_tool_execution_request() -> None:
     assert tool_call("add", {"a": 1}, id="x") == ToolExecutionRequest("x", "add", '{"a": 1}')
     assert tool_call("add").arguments == "{}"
     assert tool_call("add", "raw {", id="y").arguments == "raw {"
@@ -131,7 +131,7 @@ async def test_an_error_of_the_script_reaches_the_caller_of_a_service_unchanged(
 # --- what it takes to be a model
 
 
-async def test_anything_with_chat_is_a_model() -> None:
+async def test_any_object_with_chat_is_a_model() -> None:
     class Echo:
         async def chat(self, request: ChatRequest) -> ChatResponse:
             return ChatResponse(AiMessage(request.messages[-1].text))  # type: ignore[union-attr]
@@ -172,7 +172,7 @@ async def test_a_model_may_stream_by_a_coroutine_free_iterator() -> None:
     assert [each async for each in create_ai_service(Assistant, chat_model=Model()).stream("y")] == ["a"]
 
 
-async def test_a_loop_by_hand_from_the_low_level_parts() -> None:
+async def test_a_tool_loop_can_be_written_with_the_low_level_api() -> None:
     def add(a: int, b: int) -> int:
         return a + b
 
@@ -197,7 +197,7 @@ async def test_a_loop_by_hand_from_the_low_level_parts() -> None:
     assert reply.text == "3"
 
 
-def test_an_image_is_an_address_or_data() -> None:
+def test_an_image_needs_either_a_url_or_data() -> None:
     assert ImageContent("http://x/y.png").url == "http://x/y.png"
     assert ImageContent(data=b"abc", mime_type="image/png").mime_type == "image/png"
     with pytest.raises(ValueError, match="url"):
@@ -274,7 +274,7 @@ async def test_the_demo_feeds_results_into_further_tools() -> None:
     assert "order of 7" in result.content
 
 
-async def test_the_demo_answers_in_a_structure() -> None:
+async def test_the_demo_fills_a_response_format() -> None:
     class Structured(Protocol):
         async def count(self, text: str) -> int: ...
 
@@ -312,27 +312,27 @@ class Dotted(Protocol):
     async def chat(self, text: str) -> str: ...
 
 
-def test_without_any_a_service_has_a_problem_that_names_the_ways() -> None:
+def test_a_service_without_a_model_is_a_problem_with_suggestions() -> None:
     [problem] = Container().register(Service).check()
     assert problem.where == "Service"
     for way in ("models", "TOOLBOX_MODELS__DEFAULT__MODEL", "OPENAI_MODEL", "TOOLBOX_DEMO"):
         assert way in problem.fix
 
 
-def test_without_a_service_none_is_needed() -> None:
+def test_a_container_without_services_needs_no_model() -> None:
     assert Container().check() == []
     with Container():
         pass
 
 
-async def test_the_demo_only_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_demo_is_used_only_with_toolbox_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBOX_DEMO", "1")
     async with Container().register(Service) as container:
         assert await container.get(Service).chat("Hello")
 
 
 @pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "OPENAI_BASE_URL"])
-def test_openais_own_variables_serve_the_default(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_the_variables_of_openai_configure_the_default_model(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv("OPENAI_MODEL", "gpt")
     assert Container().register(Service).check() != []
     monkeypatch.setenv(variable, "http://localhost:1/v1")
@@ -340,7 +340,7 @@ def test_openais_own_variables_serve_the_default(monkeypatch: pytest.MonkeyPatch
     assert Container().register(ToolUse).check() != []
 
 
-def test_settings_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_configured_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     container = Container().register(ToolUse, Dotted)
     assert [problem.where for problem in container.check()] == ["ToolUse", "Dotted"]
     monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__MODEL", "gpt")
@@ -350,7 +350,7 @@ def test_settings_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert container.check() == []
 
 
-async def test_what_is_given_goes_before_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_passed_by_the_program_win_over_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBOX_DEMO", "1")
     monkeypatch.setenv("TOOLBOX_MODELS__DEFAULT__MODEL", "gpt")
     monkeypatch.setenv("OPENAI_MODEL", "gpt")
@@ -359,14 +359,14 @@ async def test_what_is_given_goes_before_all(monkeypatch: pytest.MonkeyPatch) ->
         assert await container.get(Service).chat("x") == "given"
 
 
-def test_an_unknown_name_is_told_with_its_neighbour() -> None:
+def test_an_unknown_name_is_reported_with_the_closest_match() -> None:
     container = Container(models={"default": ScriptedChatModel([]), "tool_use": ScriptedChatModel([])})
     [problem] = container.register(ToolUse).check()
     assert "tool-use" in problem.what
     assert "tool_use" in problem.what + problem.fix
 
 
-async def test_a_model_that_was_given_is_not_closed() -> None:
+async def test_a_model_passed_by_the_program_is_not_closed() -> None:
     closed: list[bool] = []
 
     class Model(ScriptedChatModel):
@@ -378,7 +378,7 @@ async def test_a_model_that_was_given_is_not_closed() -> None:
     assert closed == []
 
 
-def test_the_openai_model_is_made_without_a_network() -> None:
+def test_an_openai_model_is_created_without_a_request() -> None:
     model = OpenAiChatModel("gpt", "http://localhost:1/v1", "key")
     assert hasattr(model, "chat")
     assert hasattr(model, "stream")
@@ -393,7 +393,7 @@ def test_settings_have_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ToolboxSettings().pool_size == 3
 
 
-async def test_a_failed_tool_s_images_are_sent_as_they_are() -> None:
+async def test_images_of_a_failed_tool_are_sent() -> None:
     image = ImageContent("http://x/y.png")
 
     @tool
@@ -407,7 +407,7 @@ async def test_a_failed_tool_s_images_are_sent_as_they_are() -> None:
     assert message.contents == (TextContent("see"), image)
 
 
-def test_requests_and_formats_are_data() -> None:
+def test_requests_and_formats_are_comparable_data() -> None:
     request = ChatRequest(
         [UserMessage("x")], [ToolSpecification("n")], ResponseFormat("f", {"type": "object"}), "auto", {"seed": 1}
     )
@@ -420,7 +420,7 @@ def test_requests_and_formats_are_data() -> None:
     )
 
 
-async def test_an_unstarted_models_problem_is_told_without_a_container() -> None:
+async def test_invalid_chat_models_are_rejected_without_a_container() -> None:
     with pytest.raises(TypeError):
         create_ai_service(Assistant)  # type: ignore[call-arg]
     with pytest.raises((TypeError, IllegalConfigurationError), match="chat_model"):
@@ -428,14 +428,14 @@ async def test_an_unstarted_models_problem_is_told_without_a_container() -> None
 
 
 @pytest.mark.parametrize("wrong", ["gpt-4", ScriptedChatModel, None, 5])
-def test_what_is_no_model_is_a_problem(wrong: Any) -> None:
+def test_objects_that_are_not_models_are_a_problem(wrong: Any) -> None:
     [problem] = Container(models={"default": wrong}).register(Service).check()
     assert problem.where == "Service"
     assert "is not a model" in problem.what
 
 
 @pytest.mark.parametrize("answer", [None, AiMessage("x"), "x"])
-async def test_an_answer_that_is_no_response_is_told(answer: Any) -> None:
+async def test_replies_that_are_not_a_chat_response_are_rejected(answer: Any) -> None:
     class Wrong:
         async def chat(self, request: ChatRequest) -> Any:
             return answer

@@ -1,4 +1,4 @@
-"""A reply reads the same however its bytes are cut, and whichever was asked for, a stream or a document.
+"""A reply reads the same for all chunk sizes, as a stream and as a document.
 
 Every reply of the tables beside this file, read without a network.
 """
@@ -64,7 +64,7 @@ def pieces(body: bytes, size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("case", READABLE, ids=str)
-def test_a_reply_reads_the_same_however_it_is_cut(case: Case) -> None:
+def test_a_reply_reads_the_same_for_all_chunk_sizes(case: Case) -> None:
     body = body_of(case)
     whole = outcome(as_stream([body]))
 
@@ -83,7 +83,7 @@ FRAMES = ((b"\n", b"\r\n"), (b"\n", b"\r"), (b"data: ", b"data:"), (b"\n\ndata: 
 
 
 @pytest.mark.parametrize("case", [each for each in READABLE if each.is_stream], ids=str)
-def test_a_stream_reads_the_same_however_its_lines_are_framed(case: Case) -> None:
+def test_a_stream_reads_the_same_with_all_line_endings(case: Case) -> None:
     body = body_of(case)
 
     for old, new in FRAMES:

@@ -1,4 +1,4 @@
-"""What is sent is what strict servers accept."""
+"""Requests have the format that strict servers accept."""
 
 import json
 from typing import Any
@@ -44,7 +44,7 @@ async def messages_of(serve: Serve, *messages: Message) -> list[dict[str, Any]]:
     return found
 
 
-async def test_a_plain_request_has_nothing_but_what_was_said(serve: Serve) -> None:
+async def test_a_plain_request_contains_only_model_and_messages(serve: Serve) -> None:
     body = await body_of(serve, ChatRequest([SystemMessage("Be brief."), UserMessage("Hé 😀")]))
 
     assert body == {
@@ -53,7 +53,7 @@ async def test_a_plain_request_has_nothing_but_what_was_said(serve: Serve) -> No
     }
 
 
-async def test_a_stream_asks_for_its_token_counts(serve: Serve) -> None:
+async def test_streams_request_token_counts(serve: Serve) -> None:
     server = await serve([stream(chunk({"content": "ok"}), chunk({}, "stop"))])
     model = OpenAiChatModel("m", server.url, "test")
 
@@ -64,7 +64,7 @@ async def test_a_stream_asks_for_its_token_counts(serve: Serve) -> None:
     assert server.requests[0]["stream_options"] == {"include_usage": True}
 
 
-async def test_a_server_that_refuses_stream_options_is_not_asked_twice(serve: Serve) -> None:
+async def test_stream_options_are_not_sent_again_after_a_server_rejected_them(serve: Serve) -> None:
     def reply(body: dict[str, Any]) -> Scripted:
         if "stream_options" in body:
             return Scripted(b'{"error": {"message": "Unknown field: stream_options"}}', status=400)
@@ -80,7 +80,7 @@ async def test_a_server_that_refuses_stream_options_is_not_asked_twice(serve: Se
     assert ["stream_options" in body for body in server.requests] == [True, False, False]
 
 
-async def test_stream_usage_can_be_left_out(serve: Serve) -> None:
+async def test_stream_usage_can_be_disabled(serve: Serve) -> None:
     server = await serve([stream(chunk({"content": "ok"}), chunk({}, "stop"))])
     model = OpenAiChatModel("m", server.url, "test", stream_usage=False)
 
@@ -114,7 +114,7 @@ async def test_parameters_come_from_the_model_and_the_request_which_wins(serve: 
     }
 
 
-async def test_parallel_tool_calls_are_spoken_of_only_where_there_are_tools(serve: Serve) -> None:
+async def test_parallel_tool_calls_is_sent_only_with_tools(serve: Serve) -> None:
     assert "parallel_tool_calls" not in await body_of(serve, HI, parallel_tool_calls=False)
     assert "parallel_tool_calls" not in await body_of(serve, ChatRequest(HI.messages, [LOOK]))
     body = await body_of(serve, ChatRequest(HI.messages, [LOOK]), parallel_tool_calls=False)
@@ -147,14 +147,14 @@ async def test_headers_and_query_go_with_every_request(serve: Serve) -> None:
         ("look", {"type": "function", "function": {"name": "look"}}),
     ],
 )
-async def test_tool_choice_is_written_in_the_wires_form(serve: Serve, choice: str, sent: object) -> None:
+async def test_tool_choice_is_encoded_for_each_api(serve: Serve, choice: str, sent: object) -> None:
     body = await body_of(serve, ChatRequest(HI.messages, [LOOK], tool_choice=choice))
 
     assert body["tool_choice"] == sent
     assert "tool_choice" not in await body_of(serve, ChatRequest(HI.messages, tool_choice=choice))
 
 
-async def test_metadata_is_sent_only_under_the_keys_that_are_named(serve: Serve) -> None:
+async def test_only_configured_metadata_keys_are_sent(serve: Serve) -> None:
     request = ChatRequest(HI.messages, [LOOK])
     plain = {"name": "look", "description": "Looks", "parameters": {"type": "object", "properties": {}}}
 
@@ -163,7 +163,7 @@ async def test_metadata_is_sent_only_under_the_keys_that_are_named(serve: Serve)
     assert named["tools"][0]["function"] == {**plain, "cache_control": {"type": "ephemeral"}}
 
 
-async def test_a_tool_without_description_has_none(serve: Serve) -> None:
+async def test_a_missing_tool_description_is_not_sent(serve: Serve) -> None:
     body = await body_of(serve, ChatRequest(HI.messages, [ToolSpecification("look")]))
 
     assert "description" not in body["tools"][0]["function"]
@@ -203,9 +203,7 @@ STRING = {"type": "string"}
         ),
     ],
 )
-async def test_strict_is_asked_for_where_the_schema_allows_it(
-    serve: Serve, schema: dict[str, Any], qualifies: bool
-) -> None:
+async def test_strict_is_sent_if_the_schema_allows_it(serve: Serve, schema: dict[str, Any], qualifies: bool) -> None:
     request = ChatRequest(HI.messages, [ToolSpecification("t", parameters=schema)])
 
     strict = (await body_of(serve, request, strict_tools=True))["tools"][0]["function"]
@@ -217,7 +215,7 @@ async def test_strict_is_asked_for_where_the_schema_allows_it(
     assert loose["parameters"] == schema
 
 
-async def test_a_response_format_is_sent_strict_where_it_may_be(serve: Serve) -> None:
+async def test_a_response_format_is_sent_as_strict_if_the_schema_allows_it(serve: Serve) -> None:
     schema = {"type": "object", "properties": {"a": STRING}, "required": ["a"]}
     form = (await body_of(serve, ChatRequest(HI.messages, response_format=ResponseFormat("My answer", schema))))[
         "response_format"
@@ -235,7 +233,7 @@ async def test_a_response_format_is_sent_strict_where_it_may_be(serve: Serve) ->
     assert "strict" not in loose["response_format"]["json_schema"]
 
 
-async def test_images_are_parts_and_texts_alone_are_a_text(serve: Serve) -> None:
+async def test_contents_with_images_are_sent_as_parts_and_texts_as_one_text(serve: Serve) -> None:
     [first, second, third] = await messages_of(
         serve,
         UserMessage([TextContent("a"), TextContent("b")]),
@@ -273,7 +271,7 @@ async def test_images_of_results_follow_all_results_in_a_user_message(serve: Ser
     assert sent[4]["content"] == [{"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}]
 
 
-async def test_broken_arguments_and_wild_names_never_go_back(serve: Serve) -> None:
+async def test_invalid_arguments_and_names_are_not_sent_back(serve: Serve) -> None:
     calls = [ToolExecutionRequest("c", "do it!" + "x" * 99, '{"a": '), ToolExecutionRequest("d", "", "[1]")]
 
     [sent] = await messages_of(serve, AiMessage("Hm", calls))
@@ -282,18 +280,18 @@ async def test_broken_arguments_and_wild_names_never_go_back(serve: Serve) -> No
     assert [each["function"]["name"] for each in sent["tool_calls"]] == ["do_it_" + "x" * 58, "unknown"]
 
 
-async def test_a_reply_that_said_nothing_is_not_sent_back(serve: Serve) -> None:
+async def test_empty_replies_are_not_sent_back(serve: Serve) -> None:
     sent = await messages_of(serve, UserMessage("a"), AiMessage(""), AiMessage(None, reasoning="Hm"), UserMessage("b"))
 
     assert [each["content"] for each in sent] == ["a", "b"]
 
 
-async def test_half_a_character_does_not_break_a_request(serve: Serve) -> None:
+async def test_lone_surrogates_do_not_break_a_request(serve: Serve) -> None:
     assert await messages_of(serve, UserMessage("a\ud83d"), ToolExecutionResultMessage("c", "t", "\udc00"))
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-async def test_reasoning_goes_back_beside_the_calls_it_led_to_under_its_own_name(serve: Serve, field: str) -> None:
+async def test_reasoning_is_sent_back_with_its_calls_under_the_original_field_name(serve: Serve, field: str) -> None:
     details = [{"type": "reasoning.text", "text": "Hm.", "signature": "s", "index": 0}]
     signed = {"google": {"thought_signature": "abc"}}
     thinking = {"content": None, field: "Hm.", "reasoning_details": details}
@@ -361,7 +359,7 @@ async def test_address_and_key_come_from_the_environment(serve: Serve, monkeypat
     assert "from-outside" not in repr(model)
 
 
-async def test_a_server_of_ones_own_needs_no_key(serve: Serve) -> None:
+async def test_a_custom_server_needs_no_key(serve: Serve) -> None:
     server = await serve([OK])
     model = OpenAiChatModel("m", server.url)
 
@@ -369,7 +367,7 @@ async def test_a_server_of_ones_own_needs_no_key(serve: Serve) -> None:
     await model.aclose()
 
 
-async def test_a_key_may_be_asked_for_each_time(serve: Serve) -> None:
+async def test_a_key_function_is_called_for_each_request(serve: Serve) -> None:
     server = await serve([OK])
 
     async def key() -> str:
@@ -382,17 +380,17 @@ async def test_a_key_may_be_asked_for_each_time(serve: Serve) -> None:
     assert server.headers[0]["authorization"] == "Bearer fresh"
 
 
-def test_neither_address_nor_key_is_a_problem_that_says_what_to_do() -> None:
+def test_missing_base_url_and_key_are_a_problem_with_a_fix() -> None:
     with pytest.raises(IllegalConfigurationError, match="OPENAI_API_KEY"):
         OpenAiChatModel("m")
 
 
-def test_an_unknown_wire_is_refused() -> None:
+def test_an_unknown_wire_is_rejected() -> None:
     with pytest.raises(ValueError, match="responses"):
         OpenAiChatModel("m", "http://127.0.0.1:1", wire="smoke")  # type: ignore[arg-type]  # on purpose
 
 
-async def test_what_cannot_be_json_is_a_type_error(serve: Serve) -> None:
+async def test_values_that_json_does_not_support_raise_type_error(serve: Serve) -> None:
     server = await serve([OK])
     model = OpenAiChatModel("m", server.url, parameters={"stop": object()})
 

@@ -1,4 +1,4 @@
-"""Servers that fail, wait, break off or never answer; limits; connections and event loops."""
+"""Servers that fail, delay, disconnect or never answer; limits; connections and event loops."""
 
 import asyncio
 import gc
@@ -45,7 +45,7 @@ async def text_of(model: OpenAiChatModel) -> str | None:
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 529])
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_what_may_pass_is_tried_again(serve: Serve, status: int, streamed: bool) -> None:
+async def test_transient_statuses_are_retried(serve: Serve, status: int, streamed: bool) -> None:
     server = await serve([failing(status), failing(status), OK_STREAM if streamed else OK])
     model = OpenAiChatModel("m", server.url)
 
@@ -56,7 +56,7 @@ async def test_what_may_pass_is_tried_again(serve: Serve, status: int, streamed:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
-async def test_what_will_not_pass_is_not_tried_again(serve: Serve, status: int) -> None:
+async def test_permanent_errors_are_not_retried(serve: Serve, status: int) -> None:
     server = await serve([failing(status), OK])
     model = OpenAiChatModel("m", server.url)
 
@@ -80,7 +80,7 @@ async def test_there_is_one_layer_of_retries(serve: Serve) -> None:
     assert len(server.requests) == 8
 
 
-async def test_it_waits_as_long_as_the_server_says(serve: Serve) -> None:
+async def test_retry_after_is_respected(serve: Serve) -> None:
     server = await serve([failing(429, **{"retry-after": "0.2"}), OK])
     model = OpenAiChatModel("m", server.url)
 
@@ -92,7 +92,7 @@ async def test_it_waits_as_long_as_the_server_says(serve: Serve) -> None:
     assert 0.2 <= waited < 2
 
 
-async def test_a_server_that_is_not_there_is_a_connection_error() -> None:
+async def test_an_unreachable_server_raises_a_connection_error() -> None:
     async with serving([]) as gone:
         url = gone.url
     model = OpenAiChatModel("m", url, max_retries=0)
@@ -106,7 +106,7 @@ async def test_a_server_that_is_not_there_is_a_connection_error() -> None:
 
 @pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_connection_that_breaks_before_the_reply_is_tried_again(
+async def test_a_connection_that_breaks_before_the_reply_is_retried(
     serve: Serve, transport: Any, streamed: bool
 ) -> None:
     end = OK_STREAM if streamed else OK
@@ -120,7 +120,7 @@ async def test_a_connection_that_breaks_before_the_reply_is_tried_again(
 
 
 @pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
-async def test_a_stream_is_not_tried_again_after_its_first_event(serve: Serve, transport: Any) -> None:
+async def test_a_stream_is_not_retried_after_its_first_event(serve: Serve, transport: Any) -> None:
     server = await serve([stream(chunk({"role": "assistant"}), done=False, cut=True), OK_STREAM])
     model = OpenAiChatModel("m", server.url, transport=transport)
 
@@ -150,7 +150,7 @@ async def test_the_timeout_is_for_the_whole_call(serve: Serve, transport: Any) -
     assert len(server.requests) == 2
 
 
-async def test_the_timeout_also_ends_a_stream_that_has_begun(serve: Serve) -> None:
+async def test_the_timeout_applies_to_a_running_stream(serve: Serve) -> None:
     never = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -178,7 +178,7 @@ async def test_the_timeout_also_ends_a_stream_that_has_begun(serve: Serve) -> No
     assert seen == [PartialResponse("Hel")]
 
 
-async def test_requests_at_once_are_limited_and_the_others_wait(serve: Serve) -> None:
+async def test_concurrent_requests_are_limited_and_others_wait(serve: Serve) -> None:
     gate = asyncio.Event()
     server = await serve(lambda body: Scripted(OK.body, wait=gate) if not body.get("stream") else OK_STREAM)
     model = OpenAiChatModel("m", server.url, max_concurrent_requests=2)
@@ -195,7 +195,7 @@ async def test_requests_at_once_are_limited_and_the_others_wait(serve: Serve) ->
     assert len(server.requests) == 6
 
 
-async def test_waiting_for_the_limit_counts_for_the_timeout(serve: Serve) -> None:
+async def test_waiting_for_the_limit_counts_towards_the_timeout(serve: Serve) -> None:
     server = await serve([OK_STREAM])
     model = OpenAiChatModel("m", server.url, max_concurrent_requests=1, timeout=0.2)
 
@@ -226,7 +226,7 @@ async def test_leaving_a_stream_closes_its_connection(serve: Serve) -> None:
     await model.aclose()
 
 
-async def test_cancelling_a_call_closes_its_connection_and_frees_its_place(serve: Serve) -> None:
+async def test_cancelling_a_call_closes_its_connection_and_releases_the_limit(serve: Serve) -> None:
     gate = asyncio.Event()
     server = await serve(lambda _: Scripted(OK.body, wait=gate))
     model = OpenAiChatModel("m", server.url, max_concurrent_requests=1)
@@ -241,7 +241,7 @@ async def test_cancelling_a_call_closes_its_connection_and_frees_its_place(serve
     await model.aclose()
 
 
-async def test_a_server_that_never_closes_a_finished_stream_does_not_hold_the_reply(serve: Serve) -> None:
+async def test_a_finished_stream_that_the_server_never_closes_does_not_delay_the_reply(serve: Serve) -> None:
     never = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -264,7 +264,7 @@ async def test_a_server_that_never_closes_a_finished_stream_does_not_hold_the_re
     assert waited < 2
 
 
-async def test_connections_are_used_again_streamed_or_not() -> None:
+async def test_connections_are_reused() -> None:
     opened = 0
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -314,7 +314,7 @@ def test_one_model_serves_several_event_loops() -> None:
     server_loop.close()
 
 
-def test_a_loop_that_ended_without_closing_does_no_harm(recwarn: pytest.WarningsRecorder) -> None:
+def test_an_event_loop_that_ends_without_aclose_causes_no_warnings(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(ModelConnectionError):
         asyncio.run(_fails())
     gc.collect()
@@ -328,7 +328,7 @@ async def _fails() -> ChatResponse:
         await model.aclose()
 
 
-async def test_every_failure_is_a_model_error_whatever_the_bytes(serve: Serve) -> None:
+async def test_every_invalid_reply_raises_a_model_error(serve: Serve) -> None:
     """Heads that are no HTTP, lengths that lie."""
     heads = [
         b"",
@@ -364,7 +364,7 @@ async def _fails_with_model_error(head: bytes, transport: Any, ask: Any) -> None
         listener.close()
 
 
-async def test_a_protocol_error_tells_status_request_and_beginning(serve: Serve) -> None:
+async def test_a_protocol_error_contains_status_request_id_and_excerpt(serve: Serve) -> None:
     server = await serve([Scripted(b"<html>Log in</html>"), Scripted(chunks=[b"<html>Log in</html>"])])
     model = OpenAiChatModel("m", server.url)
 
@@ -376,7 +376,7 @@ async def test_a_protocol_error_tells_status_request_and_beginning(serve: Serve)
     await model.aclose()
 
 
-async def test_an_error_in_a_good_status_tells_the_request_too(serve: Serve) -> None:
+async def test_an_error_with_a_successful_status_contains_the_request_id(serve: Serve) -> None:
     server = await serve([Scripted(json.dumps({"error": {"message": "no", "code": 502}}).encode())])
     model = OpenAiChatModel("m", server.url)
 
@@ -387,9 +387,7 @@ async def test_an_error_in_a_good_status_tells_the_request_too(serve: Serve) -> 
     assert (caught.value.status, caught.value.request_id) == (502, "req_1")
 
 
-async def test_a_server_that_pings_for_ever_after_its_reply_is_left(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_endless_pings_after_a_reply_are_ignored(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolbox.models.transport.AFTER_END", 0.2)
     pings = [b": ping\n\n"] * 100_000
     whole = sse(chunk({"content": "ok"}), chunk({}, "stop"), done=False)

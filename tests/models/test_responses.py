@@ -1,4 +1,4 @@
-"""The Responses wire behaves as the chat wire does: through a service, streaming and not."""
+"""The Responses API behaves like the chat completions API: through a service, streaming and not."""
 
 import json
 from typing import Any
@@ -88,7 +88,7 @@ def model_of(url: str, **more: Any) -> OpenAiChatModel:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_goes_there_and_its_result_back(serve: Serve, stream: bool) -> None:
+async def test_a_tool_call_and_its_result_are_exchanged(serve: Serve, stream: bool) -> None:
     make = streamed if stream else whole
     server = await serve([make(THOUGHT, text("Let me see."), ADD), make(text("done"))])
     ran: list[Any] = []
@@ -109,7 +109,7 @@ async def test_a_call_goes_there_and_its_result_back(serve: Serve, stream: bool)
     assert server.requests[0]["tools"][0]["strict"] is False
 
 
-async def test_what_the_server_says_is_kept(serve: Serve) -> None:
+async def test_details_of_the_response_are_kept(serve: Serve) -> None:
     server = await serve([whole(THOUGHT, text("Hello"))])
     model = model_of(server.url)
 
@@ -122,7 +122,7 @@ async def test_what_the_server_says_is_kept(serve: Serve) -> None:
     assert reply.ai_message == AiMessage("Hello", reasoning="Hm.")
 
 
-async def test_a_request_is_written_as_the_wire_wants_it(serve: Serve) -> None:
+async def test_a_request_has_the_format_of_the_responses_api(serve: Serve) -> None:
     server = await serve([whole(text("ok"))])
     model = model_of(server.url, max_tokens=9, parameters={"reasoning_effort": "low"})
     call = ToolExecutionRequest("c", "look", '{"broken')
@@ -187,7 +187,7 @@ CUT = {"incomplete_details": {"reason": "max_output_tokens"}, "status": "incompl
         (events(), ModelProtocolError),
     ],
 )
-async def test_a_failure_is_an_error_of_its_kind(serve: Serve, reply: Scripted, kind: type[ModelError]) -> None:
+async def test_a_failure_raises_the_expected_error(serve: Serve, reply: Scripted, kind: type[ModelError]) -> None:
     server = await serve([reply])
     ran: list[Any] = []
     model = model_of(server.url)
@@ -226,7 +226,7 @@ DELTA = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hell
         Scripted(chunks=[json.dumps(response(text("Hello"))).encode()]),
     ],
 )
-async def test_servers_that_leave_something_out_or_say_it_again_are_understood(serve: Serve, reply: Scripted) -> None:
+async def test_incomplete_and_repeated_events_are_understood(serve: Serve, reply: Scripted) -> None:
     server = await serve([reply])
     model = model_of(server.url)
 
@@ -258,7 +258,7 @@ async def test_servers_that_leave_something_out_or_say_it_again_are_understood(s
         whole({**ADD, "arguments": {"a": 2, "b": 3}}),
     ],
 )
-async def test_calls_that_come_in_other_ways_run_once(serve: Serve, reply: Scripted) -> None:
+async def test_calls_in_unusual_formats_run_once(serve: Serve, reply: Scripted) -> None:
     stream = reply.chunks is not None
     server = await serve([reply, streamed(text("done")) if stream else whole(text("done"))])
     ran: list[Any] = []

@@ -1,4 +1,4 @@
-"""Responses and their streams as servers of that wire send them: what is left out, said twice or said otherwise.
+"""Responses and streams of real servers: with missing, repeated or different fields.
 
 `test_responses` has the kinds in order.
 """
@@ -438,7 +438,7 @@ async def test_a_response_is_understood(serve: Serve, case: Seen) -> None:
 
 
 @pytest.mark.parametrize("case", [*FAILURES, *UNREAD], ids=str)
-async def test_a_failure_is_an_error_of_its_kind(serve: Serve, case: Seen) -> None:
+async def test_a_failure_raises_the_expected_error(serve: Serve, case: Seen) -> None:
     server = await serve([case.reply])
     ran: list[Any] = []
     model = model_of(server.url)

@@ -1,4 +1,4 @@
-"""The scripted model gives what it was given, and keeps what it was asked."""
+"""The scripted model returns its replies and keeps the requests."""
 
 import json
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 HI = ChatRequest([UserMessage("Hi")])
 
 
-async def test_replies_of_every_kind_come_in_order() -> None:
+async def test_replies_of_every_kind_are_returned_in_order() -> None:
     call = tool_call("add", {"a": 1}, id="c")
     whole = ChatResponse(AiMessage("whole"), TokenUsage(1, 2), FinishReason.LENGTH)
 
@@ -46,7 +46,7 @@ async def test_replies_of_every_kind_come_in_order() -> None:
     assert model.requests == [HI] * 7
 
 
-async def test_out_of_replies_it_says_which_request_has_none() -> None:
+async def test_a_missing_reply_is_reported_with_the_request_number() -> None:
     model = ScriptedChatModel(["one"])
     await model.chat(HI)
 
@@ -54,7 +54,7 @@ async def test_out_of_replies_it_says_which_request_has_none() -> None:
         await model.chat(HI)
 
 
-async def test_it_streams_word_by_word_and_the_calls_after() -> None:
+async def test_replies_are_streamed_word_by_word_and_then_the_calls() -> None:
     reply = AiMessage("Hello my friend", [tool_call("add", {"a": 1}, id="c")])
 
     events = [event async for event in stream_of(ScriptedChatModel([reply]), HI)]
@@ -72,7 +72,7 @@ async def test_an_exception_is_raised_in_the_iteration() -> None:
         await anext(events)
 
 
-def test_calls_have_ids_of_their_own_and_arguments_as_json() -> None:
+def test_calls_have_unique_ids_and_arguments_as_json() -> None:
     first, second = tool_call("add", {"city": "Nürnberg"}), tool_call("add")
 
     assert first.id != second.id

@@ -1,4 +1,4 @@
-"""Which model a name means, what is wrong when it means none, and who closes it."""
+"""Finding models by name, problems of missing models, and closing models."""
 
 import inspect
 import json
@@ -36,7 +36,7 @@ def models(given: dict[str, ChatModel] | None = None, **settings: Any) -> NamedM
     return NamedModels(given, ToolboxSettings(**settings))
 
 
-def test_the_programs_own_model_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_passed_by_the_program_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBOX_MODELS__DEFAULT__MODEL", "other")
     monkeypatch.setenv("TOOLBOX_DEMO", "1")
     mine = ScriptedChatModel()
@@ -45,7 +45,7 @@ def test_the_programs_own_model_comes_first(monkeypatch: pytest.MonkeyPatch) -> 
     assert models({"default": mine}).find("default") is mine
 
 
-def test_settings_come_before_the_environment_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_win_over_the_variables_of_openai(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_MODEL", "from-outside")
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     monkeypatch.setenv("TOOLBOX_DEMO", "1")
@@ -59,7 +59,7 @@ def test_settings_come_before_the_environment_of_the_package(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["tool-use", "tool.use", "tool_use", "Tool-Use"])
-def test_a_name_is_found_as_the_environment_writes_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_name_is_found_in_the_spelling_of_environment_variables(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__MODEL", "qwen")
     monkeypatch.setenv("TOOLBOX_MODELS__TOOL_USE__BASE_URL", "http://127.0.0.1:1/v1")
     found = models()
@@ -71,7 +71,7 @@ def test_a_name_is_found_as_the_environment_writes_it(monkeypatch: pytest.Monkey
     assert found.find(name) is model
 
 
-def test_the_demo_is_chosen_only_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_is_chosen_only_if_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert models().problem(None, "Assistant") is not None
     monkeypatch.setenv("TOOLBOX_DEMO", "1")
 
@@ -79,7 +79,7 @@ def test_the_demo_is_chosen_only_when_it_is_asked_for(monkeypatch: pytest.Monkey
     assert models().problem("tool-use", "Assistant") is not None
 
 
-def test_no_model_at_all_names_the_ways_to_give_one() -> None:
+def test_a_missing_model_is_reported_with_all_ways_to_configure_one() -> None:
     problem = models().problem(None, "Assistant.chat")
 
     assert problem is not None
@@ -97,7 +97,7 @@ def test_no_model_at_all_names_the_ways_to_give_one() -> None:
 
 
 @pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "OPENAI_BASE_URL"])
-def test_a_key_without_a_model_is_told(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_a_key_without_a_model_name_is_reported(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "sk-secret")
 
     problem = models().problem(None, "Assistant")
@@ -107,7 +107,7 @@ def test_a_key_without_a_model_is_told(monkeypatch: pytest.MonkeyPatch, variable
     assert "sk-secret" not in str(problem)
 
 
-def test_an_unknown_name_is_told_with_the_nearest() -> None:
+def test_an_unknown_model_is_reported_with_the_closest_match() -> None:
     problem = models({"tool-use": ScriptedChatModel()}).problem("tool-uses", "Assistant")
 
     assert problem is not None
@@ -115,7 +115,7 @@ def test_an_unknown_name_is_told_with_the_nearest() -> None:
     assert "TOOLBOX_MODELS__TOOL_USES__MODEL" in problem.fix
 
 
-def test_settings_that_do_not_say_which_model_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_without_a_model_name_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBOX_MODELS__BIG__BASE_URL", "http://127.0.0.1:1")
 
     problem = models().problem("big", "Assistant")
@@ -124,7 +124,7 @@ def test_settings_that_do_not_say_which_model_are_told(monkeypatch: pytest.Monke
     assert problem.fix == "set TOOLBOX_MODELS__BIG__MODEL"
 
 
-def test_an_unknown_fallback_is_told() -> None:
+def test_an_unknown_fallback_is_reported() -> None:
     settings = ToolboxSettings.model_validate({"models": {"big": {"model": "m", "fallback": ["small"]}}})
 
     problem = NamedModels({}, settings).problem("big", "Assistant")
@@ -187,7 +187,7 @@ async def test_every_setting_of_a_model_reaches_it(serve: Serve) -> None:
         ({"headers": {"X-Team": "sec ret\n"}}, "X-Team"),
     ],
 )
-def test_what_a_model_cannot_be_made_with_is_told_at_start(settings: dict[str, Any], says: str) -> None:
+def test_invalid_model_settings_are_reported_at_startup(settings: dict[str, Any], says: str) -> None:
     section = {"model": "m", "base_url": "http://127.0.0.1:9/v1", **settings}
     problem = models(models={"default": section}).problem(None, "Assistant")
 
@@ -197,7 +197,7 @@ def test_what_a_model_cannot_be_made_with_is_told_at_start(settings: dict[str, A
     assert "sec ret" not in str(problem)
 
 
-def test_whatever_a_model_takes_is_a_setting() -> None:
+def test_every_argument_of_a_model_is_a_setting() -> None:
     renamed = {"extra_headers": "headers", "extra_query": "query"}
     taken = {renamed.get(each, each) for each in inspect.signature(OpenAiChatModel).parameters}
 
@@ -231,7 +231,7 @@ class Closing(ScriptedChatModel):
         self.closed += 1
 
 
-async def test_only_what_was_made_here_is_closed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_models_created_from_settings_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBOX_MODELS__BIG__MODEL", "m")
     monkeypatch.setenv("TOOLBOX_MODELS__BIG__BASE_URL", "http://127.0.0.1:1")
     mine = Closing()
@@ -265,7 +265,7 @@ HTTP = ModelHttpError(503, "overloaded")
 @pytest.mark.parametrize(
     "error", [HTTP, ModelHttpError(401, "who?"), ModelConnectionError("gone"), ModelTimeoutError("slow")]
 )
-async def test_the_next_model_is_asked_when_one_does_not_answer(error: Exception) -> None:
+async def test_the_next_model_is_called_if_one_fails(error: Exception) -> None:
     model, parts = chain(error, HTTP, "third says hi")
 
     reply = await model.chat(HI)
@@ -274,7 +274,7 @@ async def test_the_next_model_is_asked_when_one_does_not_answer(error: Exception
     assert [len(each.requests) for each in parts] == [1, 1, 1]
 
 
-async def test_the_last_models_failure_is_the_failure() -> None:
+async def test_the_error_of_the_last_model_is_raised() -> None:
     model, _ = chain(HTTP, HTTP, ModelConnectionError("gone"))
 
     with pytest.raises(ModelConnectionError):
@@ -282,7 +282,7 @@ async def test_the_last_models_failure_is_the_failure() -> None:
 
 
 @pytest.mark.parametrize("error", [ModelHttpError(400, "too long"), ModelRefusedError("No."), ValueError("bug")])
-async def test_what_another_model_cannot_mend_is_not_asked_of_it(error: Exception) -> None:
+async def test_errors_of_the_request_do_not_fall_back(error: Exception) -> None:
     model, parts = chain(error, "second", "third")
 
     with pytest.raises(type(error)):
@@ -330,7 +330,7 @@ async def test_a_named_model_falls_back_by_its_settings(serve: Serve) -> None:
     assert reply.ai_message.text == "ok"
 
 
-def test_a_chain_supports_what_all_of_it_supports() -> None:
+def test_a_fallback_chain_supports_response_formats_only_if_all_models_do() -> None:
     both = models(
         {
             "default": WithFallback(supports_response_format=True),

@@ -1,4 +1,4 @@
-"""Settings come from the environment, and no secret leaves them by accident."""
+"""Settings come from the environment, and secrets stay hidden."""
 
 import pytest
 from pydantic import ValidationError
@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from toolbox.settings import ToolboxSettings
 
 
-def test_the_defaults_are_those_of_the_contract() -> None:
+def test_the_default_settings_match_the_documentation() -> None:
     settings = ToolboxSettings()
 
     assert (settings.pool_size, settings.thread_limit, settings.stop_timeout) == (32, 256, 10.0)
@@ -34,7 +34,7 @@ def test_a_named_model_is_read_from_the_environment(monkeypatch: pytest.MonkeyPa
     assert "sk-secret" not in str(settings.model_dump())
 
 
-def test_several_fallbacks_may_be_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_fallbacks_can_be_set_in_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBOX_MODELS", '{"Tool-Use.2": {"model": "m", "fallback": "other, third"}}')
 
     assert ToolboxSettings().models["tool_use_2"].fallback == ("other", "third")
@@ -60,7 +60,7 @@ def test_a_rest_client_is_read_from_the_environment(monkeypatch: pytest.MonkeyPa
         ("TOOLBOX_POOL_SIZE", "sk-secret"),
     ],
 )
-def test_an_error_shows_no_value(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+def test_errors_in_settings_contain_no_values(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     monkeypatch.setenv(variable, value)
 
     with pytest.raises(ValidationError) as caught:

@@ -1,4 +1,4 @@
-"""What a server says beside the reply itself: statuses, headers, compression of errors."""
+"""Statuses, headers and compressed errors of servers."""
 
 import asyncio
 import email.utils
@@ -55,7 +55,7 @@ def in_seconds(seconds: float) -> str:
         ({}, 0, 2),
     ],
 )
-async def test_it_waits_as_long_as_it_is_told(
+async def test_the_delay_in_retry_headers_is_respected(
     serve: Serve, headers: dict[str, str], at_least: float, at_most: float, streamed: bool
 ) -> None:
     server = await serve([Scripted(BUSY, status=429, headers=headers), OK_STREAM if streamed else OK])
@@ -90,7 +90,7 @@ async def test_a_malformed_retry_after_is_ignored_or_ends_the_retries(serve: Ser
     assert set(results) == {("ok", 2), (429, 1)}
 
 
-async def test_a_date_is_waited_for(serve: Serve) -> None:
+async def test_a_date_in_retry_after_is_respected(serve: Serve) -> None:
     server = await serve([Scripted(BUSY, status=503, headers={"retry-after": in_seconds(2)}), OK])
 
     began = time.monotonic()
@@ -102,7 +102,7 @@ async def test_a_date_is_waited_for(serve: Serve) -> None:
 @pytest.mark.parametrize(
     "headers", [{"retry-after": "3600"}, {"retry-after": in_seconds(3600)}, {"x-should-retry": "false"}]
 )
-async def test_it_does_not_try_again_where_that_makes_no_sense(serve: Serve, headers: dict[str, str]) -> None:
+async def test_long_or_forbidden_retries_are_not_attempted(serve: Serve, headers: dict[str, str]) -> None:
     server = await serve([Scripted(BUSY, status=429, headers=headers), OK])
 
     with pytest.raises(ModelHttpError, match=r"429.*slow down"):
@@ -113,7 +113,7 @@ async def test_it_does_not_try_again_where_that_makes_no_sense(serve: Serve, hea
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("header", ["x-request-id", "request-id", "apim-request-id", "x-amzn-RequestId", "CF-RAY"])
-async def test_the_servers_id_of_the_request_is_told(serve: Serve, header: str, streamed: bool) -> None:
+async def test_errors_contain_the_request_id_of_the_server(serve: Serve, header: str, streamed: bool) -> None:
     bad = Scripted(b"<html>", headers={"x-request-id": "", header: "id-7"})
     server = await serve([bad, Scripted(BUSY, status=400, headers={"x-request-id": "", header: "id-8"})])
 
@@ -124,7 +124,7 @@ async def test_the_servers_id_of_the_request_is_told(serve: Serve, header: str, 
 
 @pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_an_error_that_is_compressed_is_read(serve: Serve, streamed: bool, transport: Any) -> None:
+async def test_compressed_errors_are_read(serve: Serve, streamed: bool, transport: Any) -> None:
     body = gzip.compress(json.dumps({"error": {"message": "no such model"}}).encode())
     server = await serve([Scripted(body, status=404, headers={"content-encoding": "gzip"})])
 
@@ -134,7 +134,7 @@ async def test_an_error_that_is_compressed_is_read(serve: Serve, streamed: bool,
 
 @pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_large_request_goes_whole_and_again(serve: Serve, streamed: bool, transport: Any) -> None:
+async def test_a_large_request_is_sent_whole_and_retried(serve: Serve, streamed: bool, transport: Any) -> None:
     server = await serve([Scripted(BUSY, status=500, headers={"retry-after-ms": "1"}), OK_STREAM if streamed else OK])
     request = ChatRequest([UserMessage(["What is it?", ImageContent(data=b"\x89PNG" + b"\0" * 3_000_000)])])
 

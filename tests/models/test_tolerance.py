@@ -1,4 +1,4 @@
-"""What breaks the wire's rules goes the whole way through a service and back; see `server_replies`.
+"""Invalid but common replies pass through a service and are sent back correctly; see `server_replies`.
 
 What is sent back is judged as a strict server would.
 """
@@ -43,7 +43,7 @@ class Streamed(Protocol):
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.error is not None], ids=str)
-async def test_a_failure_is_an_error_of_its_kind_and_nothing_runs(serve: Serve, case: Case) -> None:
+async def test_a_failure_raises_the_expected_error_and_no_tool_runs(serve: Serve, case: Case) -> None:
     server = await serve([case.reply])
     ran: list[tuple[str, dict[str, Any]]] = []
     model = OpenAiChatModel("m", server.url, "test", max_retries=0)
@@ -60,7 +60,7 @@ async def test_a_failure_is_an_error_of_its_kind_and_nothing_runs(serve: Serve, 
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.error is None], ids=str)
-async def test_a_reply_is_understood_and_goes_back_as_a_strict_server_wants_it(serve: Serve, case: Case) -> None:
+async def test_a_reply_is_understood_and_sent_back_in_the_strict_format(serve: Serve, case: Case) -> None:
     end = stream(chunk({"content": "done"}), chunk({}, "stop")) if case.is_stream else completion({"content": "done"})
     server = await serve([case.reply, end])
     ran: list[tuple[str, dict[str, Any]]] = []

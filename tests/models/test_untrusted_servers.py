@@ -1,4 +1,4 @@
-"""A model server gets no more than what is meant for it, and cannot fill the memory or leak secrets through errors."""
+"""A model server only receives its own secrets, and cannot fill the memory or leak secrets through errors."""
 
 import functools
 import gzip
@@ -88,7 +88,7 @@ async def test_redirects_are_not_followed(serve: Serve, status: int, streamed: b
         ("https://other.example/v1", "https://gateway.example/v1", False),
     ],
 )
-def test_the_key_of_the_environment_is_for_its_server(
+def test_the_key_in_the_environment_is_sent_only_to_its_server(
     monkeypatch: pytest.MonkeyPatch, address: str, environment: str | None, is_sent: bool
 ) -> None:
     from toolbox.models.transport import is_from_environment
@@ -99,7 +99,7 @@ def test_the_key_of_the_environment_is_for_its_server(
     assert is_from_environment(address) is is_sent
 
 
-async def test_nothing_of_the_environment_goes_to_another_named_models_server(
+async def test_headers_from_the_environment_are_not_sent_to_other_servers(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, other = await serve([OK]), await serve([OK])
@@ -137,7 +137,7 @@ def bomb(form: str) -> bytes:
 @both_transports
 @both_ways
 @pytest.mark.parametrize("form", ["gzip", "deflate", "raw deflate"])
-async def test_a_compressed_reply_is_counted_after_decoding(
+async def test_the_reply_limit_applies_to_decoded_bytes(
     serve: Serve, form: str, streamed: bool, transport: Any
 ) -> None:
     body = bomb(form)
@@ -157,7 +157,7 @@ async def test_a_compressed_reply_is_counted_after_decoding(
 
 @both_transports
 @both_ways
-async def test_a_reply_that_does_not_end_is_left(serve: Serve, streamed: bool, transport: Any) -> None:
+async def test_an_endless_reply_is_aborted(serve: Serve, streamed: bool, transport: Any) -> None:
     endless = Scripted(chunks=sse(*[chunk({"content": "x" * 1000})] * 2000), content_type="text/event-stream")
     server = await serve([endless])
 
@@ -169,7 +169,7 @@ async def test_a_reply_that_does_not_end_is_left(serve: Serve, streamed: bool, t
 
 @both_transports
 @both_ways
-async def test_of_an_errors_body_only_the_beginning_is_read(serve: Serve, streamed: bool, transport: Any) -> None:
+async def test_only_the_beginning_of_an_error_body_is_read(serve: Serve, streamed: bool, transport: Any) -> None:
     body = gzip.compress(b"out of memory" + b" " * 60_000_000, 6)
     server = await serve([Scripted(body, status=400, headers={"content-encoding": "gzip"})])
     tracemalloc.start()
@@ -184,7 +184,7 @@ async def test_of_an_errors_body_only_the_beginning_is_read(serve: Serve, stream
 
 
 @both_ways
-async def test_a_reply_of_just_the_limit_is_read(serve: Serve, streamed: bool) -> None:
+async def test_a_reply_of_exactly_the_limit_is_read(serve: Serve, streamed: bool) -> None:
     reply = OK_STREAM if streamed else OK
     size = len(b"".join(reply.chunks or ())) or len(reply.body)
     server = await serve([reply] * 2)
@@ -204,7 +204,7 @@ async def test_a_reply_of_just_the_limit_is_read(serve: Serve, streamed: bool) -
     ],
 )
 @both_ways
-async def test_only_compression_that_was_asked_for_is_read(
+async def test_unrequested_compression_is_rejected(
     serve: Serve, asked: str, encoding: str, says: str, streamed: bool
 ) -> None:
     server = await serve([Scripted(gzip.compress(OK.body), headers={"content-encoding": encoding})])
@@ -301,7 +301,7 @@ async def test_the_scheme_of_a_credential_does_not_hide_it(serve: Serve) -> None
 
 
 @both_transports
-async def test_a_stream_that_breaks_does_not_blame_the_address(
+async def test_a_broken_stream_error_does_not_mention_base_url(
     serve: Serve, transport: Literal["aiohttp", "httpx2"]
 ) -> None:
     server = await serve([stream(chunk({"content": "Hel"}), done=False, cut=True)])
@@ -314,7 +314,7 @@ async def test_a_stream_that_breaks_does_not_blame_the_address(
 
 
 @both_transports
-async def test_an_address_without_a_server_is_named(transport: Literal["aiohttp", "httpx2"]) -> None:
+async def test_an_address_without_a_server_is_shown_in_the_error(transport: Literal["aiohttp", "httpx2"]) -> None:
     model = OpenAiChatModel("m", "http://127.0.0.1:9/v1", transport=transport, max_retries=0)
 
     with pytest.raises(

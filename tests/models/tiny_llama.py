@@ -1,4 +1,4 @@
-"""A language model with random weights, small enough to be written in a test: a GGUF file for llama.cpp.
+"""Creates a tiny language model with random weights as a GGUF file for llama.cpp.
 
 Bytes are its tokens, and one token opens a tool call; that one is made likely, so that the grammar is ever entered.
 """
