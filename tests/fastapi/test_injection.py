@@ -120,7 +120,7 @@ async def test_an_applications_own_routes_are_injected(running) -> None:
 
 
 @pytest.mark.parametrize("router", [APIRouter, lambda: APIRouter(route_class=InjectRoute)], ids=["plain", "ours"])
-async def test_routers_are_injected_however_early_they_are_included(running, router: Any) -> None:
+async def test_routers_are_injected_also_when_included_early(running, router: Any) -> None:
     app, early, inner, outer, late = application(), router(), router(), router(), router()
     app.include_router(early, prefix="/early")
     declare(early)
@@ -158,7 +158,7 @@ async def test_mounted_applications_are_injected(running) -> None:
         await ask_all(client, "/late")
 
 
-async def test_a_mounted_application_may_have_a_container_of_its_own(running) -> None:
+async def test_a_mounted_application_can_have_its_own_container(running) -> None:
     class Own: ...
 
     app, mounted = application(), FastAPI()
@@ -206,7 +206,7 @@ async def test_websockets_are_injected(connect, plain: bool) -> None:
         await task
 
 
-def test_the_openapi_document_shows_nothing_of_it() -> None:
+def test_injected_parameters_are_not_in_the_openapi_document() -> None:
     class Anything: ...
 
     def declare_plainly(routes: Any) -> None:
@@ -281,7 +281,7 @@ async def test_a_missing_bean_of_an_endpoint_is_a_problem_at_start() -> None:
     ]
 
 
-async def test_problems_of_beans_and_of_endpoints_are_told_together() -> None:
+async def test_problems_of_beans_and_endpoints_are_reported_together() -> None:
     class Needy:
         def __init__(self, missing: Missing) -> None: ...
 
@@ -298,7 +298,7 @@ async def test_problems_of_beans_and_of_endpoints_are_told_together() -> None:
     assert [each.where for each in caught.value.problems] == ["Needy.missing", "GET /own (own), parameter 'wanted'"]
 
 
-async def test_a_parameter_with_a_default_keeps_it_when_there_is_no_bean(running) -> None:
+async def test_a_missing_bean_leaves_the_default_of_the_parameter(running) -> None:
     app = application()
 
     @app.get("/")
@@ -311,7 +311,9 @@ async def test_a_parameter_with_a_default_keeps_it_when_there_is_no_bean(running
 
 @pytest.mark.parametrize("included_first", [True, False])
 @pytest.mark.parametrize("greeter", [None, English()], ids=["without the bean", "with it"])
-async def test_so_it_does_where_fastapi_fills_it(running, included_first: bool, greeter: English | None) -> None:
+async def test_a_missing_bean_leaves_the_default_in_a_fastapi_dependency(
+    running, included_first: bool, greeter: English | None
+) -> None:
     router = APIRouter()
 
     def greeting(greeter: Inject[Greeter] = None) -> Greeter | None:  # type: ignore[assignment]
@@ -345,7 +347,7 @@ async def test_so_it_does_where_fastapi_fills_it(running, included_first: bool, 
         assert (await client.get(f"{prefix}/def")).json() == [3, greeter is not None]
 
 
-async def test_so_it_does_on_a_websocket(connect) -> None:
+async def test_a_missing_bean_leaves_the_default_on_a_websocket(connect) -> None:
     app = application()
 
     @app.websocket("/")
@@ -425,7 +427,7 @@ def text(annotation: str) -> Any:
     return endpoint
 
 
-async def test_annotations_may_be_text_and_name_what_is_local_to_a_function(running) -> None:
+async def test_annotations_can_be_strings_with_local_names(running) -> None:
     class Local: ...
 
     class Body(BaseModel):
@@ -449,7 +451,7 @@ async def test_annotations_may_be_text_and_name_what_is_local_to_a_function(runn
         assert (await client.get("/plain")).json() == "Counter"
 
 
-async def test_an_inject_that_cannot_be_read_is_not_taken_for_something_of_the_clients() -> None:
+async def test_an_unresolved_inject_is_not_read_from_the_request() -> None:
     app, router = application(), APIRouter()
 
     with pytest.raises(IllegalConfigurationError, match=r"endpoint, parameter 'wanted': .*'Inject\[Nowhere\]'"):
@@ -462,7 +464,7 @@ async def test_an_inject_that_cannot_be_read_is_not_taken_for_something_of_the_c
             pass
 
 
-async def test_an_application_without_a_container_says_so(running) -> None:
+async def test_an_application_without_a_container_raises_a_clear_error(running) -> None:
     app = FastAPI()
 
     @app.get("/")
@@ -481,7 +483,7 @@ async def test_an_application_without_a_container_says_so(running) -> None:
     assert "toolbox_fastapi.install(app, container)" in str(seen[0])
 
 
-async def test_an_endpoint_stays_the_function_it_was() -> None:
+async def test_decorated_endpoints_are_unchanged_functions() -> None:
     app = application()
 
     @app.get("/")
@@ -511,7 +513,7 @@ async def test_fakes_of_the_container_reach_endpoints(running) -> None:
         await ask_all(client)
 
 
-async def test_the_applications_lifespan_is_inside_that_of_the_container() -> None:
+async def test_the_applications_lifespan_runs_inside_the_containers() -> None:
     beans = container()
     happened: list[str] = []
 
@@ -531,7 +533,7 @@ async def test_the_applications_lifespan_is_inside_that_of_the_container() -> No
     assert happened == ["Hello start", "Hello end"]
 
 
-async def test_an_application_may_be_started_again(running) -> None:
+async def test_an_application_can_be_started_again(running) -> None:
     app = application()
     declare(app)
 

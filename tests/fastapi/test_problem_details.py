@@ -46,7 +46,7 @@ def application(error: Exception, **options: Any) -> FastAPI:
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_an_error_is_answered_with_its_problem(running, error: Exception, status: int, title: str) -> None:
+async def test_errors_become_problem_details(running, error: Exception, status: int, title: str) -> None:
     async with running(application(error)) as client:
         reply = await client.get("/")
 
@@ -56,7 +56,7 @@ async def test_an_error_is_answered_with_its_problem(running, error: Exception, 
     assert "secret" not in reply.text.lower()
 
 
-async def test_what_the_client_is_not_told_is_logged(running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_details_that_the_client_does_not_get_are_logged(running, caplog: pytest.LogCaptureFixture) -> None:
     async with running(application(MissingBeanError("Secret"))) as client:
         await client.get("/")
 
@@ -66,7 +66,9 @@ async def test_what_the_client_is_not_told_is_logged(running, caplog: pytest.Log
 @pytest.mark.parametrize("kind", [ModelHttpError, ToolboxError, TimeoutError], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("asynchronous", [True, False], ids=["async def", "def"])
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-async def test_a_handler_of_the_application_wins(running, kind: Any, asynchronous: bool, before: bool) -> None:
+async def test_the_applications_exception_handler_takes_precedence(
+    running, kind: Any, asynchronous: bool, before: bool
+) -> None:
     def handle(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"own": type(error).__name__}, 418)
 
@@ -85,7 +87,7 @@ async def test_a_handler_of_the_application_wins(running, kind: Any, asynchronou
     assert (reply.status_code, reply.json()) == (418, {"own": type(error).__name__})
 
 
-async def test_other_errors_stay_the_applications_own(running) -> None:
+async def test_other_errors_are_handled_by_the_application(running) -> None:
     async with running(application(HTTPException(404, "gone"))) as client:
         reply = await client.get("/")
         assert (reply.status_code, reply.json()) == (404, {"detail": "gone"})
@@ -95,7 +97,7 @@ async def test_other_errors_stay_the_applications_own(running) -> None:
         assert (reply.status_code, reply.text) == (500, "Internal Server Error")
 
 
-async def test_a_mounted_application_answers_with_problems_too(running) -> None:
+async def test_errors_in_a_mounted_application_become_problem_details(running) -> None:
     app, mounted = application(KeyError()), FastAPI()
     app.mount("/mounted", mounted)
 

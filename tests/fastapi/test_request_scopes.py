@@ -1,4 +1,4 @@
-"""Each request and WebSocket has a scope, open until all has been sent, and told how it ended."""
+"""Tests request scopes: one per request and WebSocket, open until the response is sent, closed with its error."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -75,7 +75,7 @@ def fail(error: Exception) -> Callable[..., None]:
     return endpoint
 
 
-async def test_a_scope_ends_well_when_the_endpoint_returns(running) -> None:
+async def test_a_scope_ends_without_an_error_when_the_endpoint_returns(running) -> None:
     app = application()
 
     @app.get("/")
@@ -112,7 +112,7 @@ async def test_all_parts_of_a_request_share_its_beans(running) -> None:
 
 @pytest.mark.parametrize("routes", ["the application's", "a plain router's", "our router's", "a mounted application's"])
 @pytest.mark.parametrize("error", [HTTPException(409, "taken"), KeyError("unhandled"), ValueError("handled")], ids=repr)
-async def test_what_leaves_an_endpoint_is_thrown_into_the_generators(running, routes: str, error: Exception) -> None:
+async def test_errors_of_an_endpoint_are_raised_in_the_producers(running, routes: str, error: Exception) -> None:
     app = application()
     owner: Any = app
     if routes == "a plain router's":
@@ -140,7 +140,7 @@ async def test_what_leaves_an_endpoint_is_thrown_into_the_generators(running, ro
     assert [each.log for each in sessions] == [["begun", "used", f"rolled back: {type(error).__name__}"]]
 
 
-async def test_a_handled_error_is_seen_though_nothing_is_injected(running) -> None:
+async def test_a_handled_error_is_recorded_without_injected_parameters(running) -> None:
     container = Container().register(session)
     app = FastAPI()
     install(app, container)
@@ -160,7 +160,7 @@ async def test_a_handled_error_is_seen_though_nothing_is_injected(running) -> No
 
 
 @pytest.mark.parametrize("around", [None, GZipMiddleware], ids=["bare", "in a middleware"])
-async def test_a_handled_error_in_a_mounted_application_that_is_not_fastapis_is_seen(running, around: Any) -> None:
+async def test_a_handled_error_in_a_mounted_starlette_application_is_recorded(running, around: Any) -> None:
     container = Container().register(session)
     app = FastAPI()
     install(app, container)
@@ -179,7 +179,7 @@ async def test_a_handled_error_in_a_mounted_application_that_is_not_fastapis_is_
     assert [each.log[-1] for each in sessions] == ["rolled back: HTTPException", "rolled back: ToolboxError"]
 
 
-async def test_an_error_that_a_middleware_makes_a_response_of_is_seen(running) -> None:
+async def test_an_error_that_middleware_answers_is_recorded(running) -> None:
     app = application()
     router = APIRouter()
     router.get("/")(fail(KeyError("lost")))
@@ -198,7 +198,7 @@ async def test_an_error_that_a_middleware_makes_a_response_of_is_seen(running) -
     assert sessions[0].log[-1] == "rolled back: KeyError"
 
 
-async def test_a_body_that_does_not_validate_rolls_back_and_is_fastapis_own_answer(running) -> None:
+async def test_an_invalid_body_rolls_back_and_gets_fastapis_response(running) -> None:
     app = application()
 
     async def uses(session: Inject[Session]) -> None:
@@ -238,7 +238,7 @@ async def test_the_scope_is_open_until_the_body_has_been_sent_and_background_tas
     assert sessions[0].log == ["begun", "committed"]
 
 
-async def test_middlewares_are_inside_the_scope_whenever_they_were_added(running) -> None:
+async def test_middleware_runs_inside_the_scope_whenever_it_was_added(running) -> None:
     container = Container().register(session)
     app = FastAPI()
     install(app, container)
@@ -293,7 +293,7 @@ async def test_generator_endpoints_have_the_scope(running) -> None:
     assert sessions[0].log == ["begun", "used", "used", "committed"]
 
 
-async def test_a_client_that_leaves_a_stream_is_thrown_into_the_generators(connect) -> None:
+async def test_a_disconnect_during_a_stream_is_raised_in_the_producers(connect) -> None:
     app = application()
 
     @app.get("/")
@@ -314,7 +314,7 @@ async def test_a_client_that_leaves_a_stream_is_thrown_into_the_generators(conne
     assert sessions[0].log == ["begun", f"rolled back: {ClientDisconnectedError.__name__}"]
 
 
-async def test_a_websocket_has_one_scope_for_its_whole_life(connect) -> None:
+async def test_a_websocket_has_one_scope_until_it_closes(connect) -> None:
     app = application()
 
     @app.websocket("/")
@@ -334,7 +334,7 @@ async def test_a_websocket_has_one_scope_for_its_whole_life(connect) -> None:
     assert sessions[0].log == ["begun", "used", "used", "committed"]
 
 
-async def test_a_websocket_whose_endpoint_does_not_expect_the_end_rolls_back(connect) -> None:
+async def test_an_unhandled_websocket_disconnect_rolls_back(connect) -> None:
     app = application()
 
     @app.websocket("/")
@@ -382,7 +382,7 @@ async def test_request_and_websocket_are_beans(running, connect) -> None:
     assert seen == [True, True]
 
 
-async def test_a_bean_may_read_the_body_that_fastapi_has_read(running) -> None:
+async def test_a_bean_can_read_the_body_after_fastapi(running) -> None:
     @request_scoped
     class Raw:
         def __init__(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM under uvicorn, with a stream open: the client is told, all is closed, the process ends."""
+"""Tests SIGTERM under uvicorn with an open stream: the client gets an event, beans are closed, the process ends."""
 
 import signal
 import subprocess
@@ -96,7 +96,7 @@ def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproce
 
 
 def stop_while_reading(process: subprocess.Popen[str], path: str) -> tuple[str, list[str], float]:
-    """What the client reads of the body, what the program says meanwhile, and how long the end takes."""
+    """Return the body that the client reads, the output of the program, and the seconds until it ended."""
     assert process.stdout is not None
     port = int(process.stdout.readline())
     text = ""
@@ -116,7 +116,7 @@ def stop_while_reading(process: subprocess.Popen[str], path: str) -> tuple[str, 
 
 
 @pytest.mark.parametrize("started", [("10.0", "{}"), ("10.0", '{"timeout_graceful_shutdown": 5}')], indirect=True)
-def test_server_sent_events_end_at_once(started: subprocess.Popen[str]) -> None:
+def test_server_sent_events_end_at_the_signal(started: subprocess.Popen[str]) -> None:
     text, said, took = stop_while_reading(started, "/events")
 
     assert 'event: failure\ndata: {"type": "about:blank", "title": "Service Unavailable", "status": 503' in text
@@ -125,7 +125,7 @@ def test_server_sent_events_end_at_once(started: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("started", [("10.0", '{"timeout_graceful_shutdown": 0.2}')], indirect=True)
-def test_what_uvicorn_cancels_is_waited_for(started: subprocess.Popen[str]) -> None:
+def test_requests_that_uvicorn_cancels_are_waited_for(started: subprocess.Popen[str]) -> None:
     text, said, took = stop_while_reading(started, "/plain")
 
     assert text.startswith("tick")
@@ -134,7 +134,7 @@ def test_what_uvicorn_cancels_is_waited_for(started: subprocess.Popen[str]) -> N
 
 
 @pytest.mark.parametrize("started", [("0.2", "{}")], indirect=True)
-def test_an_invocation_that_takes_too_long_is_ended(started: subprocess.Popen[str]) -> None:
+def test_an_invocation_that_takes_too_long_is_cancelled(started: subprocess.Popen[str]) -> None:
     assert started.stdout is not None
     port = int(started.stdout.readline())
 

@@ -46,7 +46,7 @@ async def of(*items: Any) -> AsyncIterator[Any]:
 
 
 def events_in(text: str) -> list[dict[str, str]]:
-    """The fields of each event; comments are none."""
+    """Return the fields of each event, without comments."""
     found = []
     for block in text.strip().split("\n\n"):
         lines = [line.partition(": ") for line in block.splitlines() if not line.startswith(":")]
@@ -54,7 +54,7 @@ def events_in(text: str) -> list[dict[str, str]]:
     return found
 
 
-async def test_texts_are_json_strings_and_the_end_is_told(running) -> None:
+async def test_texts_are_json_strings_and_the_stream_ends_with_done(running) -> None:
     async with running(streaming(lambda: of("Grüße,\n", "you"))) as client:
         reply = await client.get("/")
 
@@ -69,7 +69,7 @@ async def test_texts_are_json_strings_and_the_end_is_told(running) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-async def test_an_endpoint_may_name_its_response_class_too(running, asynchronous: bool) -> None:
+async def test_an_endpoint_can_set_its_response_class(running, asynchronous: bool) -> None:
     app = FastAPI()
     install(app, Container())
 
@@ -126,7 +126,7 @@ async def test_events_are_named_after_their_types(running) -> None:
     ]
 
 
-async def test_an_endpoint_may_make_its_own_events(running) -> None:
+async def test_an_endpoint_can_send_its_own_events(running) -> None:
     made = [ServerSentEvent(data={"a": 1}, event="own", id="7"), ServerSentEvent(raw_data="[DONE]", retry=5)]
 
     async with running(streaming(lambda: of(*made))) as client:
@@ -159,7 +159,7 @@ async def test_a_failure_ends_the_stream_and_is_logged(running, caplog: Any, err
     assert type(error).__name__ in caplog.text
 
 
-async def test_a_second_connection_is_answered_204_and_starts_nothing(running) -> None:
+async def test_a_reconnecting_client_gets_204_and_nothing_starts(running) -> None:
     started = False
     closed: list[bool] = []
 
@@ -180,7 +180,7 @@ async def test_a_second_connection_is_answered_204_and_starts_nothing(running) -
     assert closed == [True]
 
 
-async def test_a_comment_is_sent_in_silence(connect) -> None:
+async def test_a_comment_is_sent_after_silence(connect) -> None:
     proceed = asyncio.Event()
 
     async def slow() -> AsyncIterator[str]:
@@ -201,7 +201,7 @@ async def test_a_comment_is_sent_in_silence(connect) -> None:
     assert client.response[-1]["more_body"] is False
 
 
-async def test_a_client_that_leaves_closes_the_stream_and_background_tasks_still_run(connect) -> None:
+async def test_a_disconnect_closes_the_stream_and_background_tasks_still_run(connect) -> None:
     happened: list[str] = []
 
     async def endless() -> AsyncIterator[str]:
@@ -346,7 +346,7 @@ async def test_a_websocket_gets_each_item_as_a_frame(connect) -> None:
     ]
 
 
-async def test_a_failure_on_a_websocket_is_a_frame_and_the_conversation_goes_on(connect) -> None:
+async def test_a_failure_on_a_websocket_is_a_frame_and_the_websocket_stays_open(connect) -> None:
     async def failing() -> AsyncIterator[str]:
         raise ModelHttpError(500, "secret")
         yield ""
@@ -358,7 +358,7 @@ async def test_a_failure_on_a_websocket_is_a_frame_and_the_conversation_goes_on(
     assert ended == []
 
 
-async def test_a_websocket_client_that_leaves_closes_the_stream(connect) -> None:
+async def test_a_websocket_disconnect_closes_the_stream(connect) -> None:
     closed = asyncio.Event()
 
     async def endless() -> AsyncIterator[str]:
@@ -382,7 +382,7 @@ async def test_a_websocket_client_that_leaves_closes_the_stream(connect) -> None
     assert [type(each) for each in ended] == [ClientDisconnectedError]
 
 
-async def test_messages_that_come_while_a_stream_is_sent_are_kept_in_order(connect) -> None:
+async def test_messages_that_arrive_during_a_stream_are_kept_in_order(connect) -> None:
     proceed = asyncio.Event()
 
     async def slow() -> AsyncIterator[str]:
@@ -456,7 +456,7 @@ async def test_a_filter_decides_what_is_sent(running) -> None:
     ]
 
 
-async def test_a_filter_may_send_everything(running) -> None:
+async def test_a_filter_can_send_everything(running) -> None:
     async with running(streaming(lambda: of(executed()), filter=lambda event: event)) as client:
         assert "secret" in (await client.get("/")).text
 

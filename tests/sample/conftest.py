@@ -1,4 +1,4 @@
-"""The sample as its users run it: a process of its own under real uvicorn, on whatever port is free."""
+"""Runs the sample as its users do: in its own process under uvicorn, on a free port."""
 
 import json
 import os
@@ -42,7 +42,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server answers."""
+    """Return the address of a server."""
 
     url: str
 

@@ -21,7 +21,7 @@ async def asked(*replies: Any) -> tuple[Any, ScriptedChatModel]:
         return await container.get(RouterAgent).ask_expert(QUESTION), model
 
 
-async def test_the_router_asks_the_expert_it_chooses_and_nobody_else() -> None:
+async def test_the_router_calls_only_the_expert_it_chooses() -> None:
     result, model = await asked(tool_call("medical_request", {"request": QUESTION}), "See a doctor.", "See a doctor.")
 
     assert result.content == "See a doctor."
@@ -46,7 +46,7 @@ async def test_the_router_asks_the_expert_it_chooses_and_nobody_else() -> None:
     assert len(router_again.messages) == 3
 
 
-async def test_an_expert_that_fails_is_a_failed_tool_of_the_router() -> None:
+async def test_a_failing_expert_is_a_failed_tool_call_of_the_router() -> None:
     result, _ = await asked(
         tool_call("legal_request", {"request": QUESTION}), LookupError("no lawyer is in"), "Nobody is in."
     )

@@ -29,7 +29,7 @@ def test_a_question_shows_the_answer_and_the_tools(page: Any) -> None:
     assert "3 tool calls" in page.get_by_role("status").inner_text()
 
 
-def test_the_keyboard_is_enough(page: Any) -> None:
+def test_the_page_works_with_the_keyboard_only(page: Any) -> None:
     page.locator("#question:focus").wait_for()
     page.keyboard.type("Will it rain in Reykjavík?")
     page.keyboard.press("Enter")
@@ -42,14 +42,14 @@ def test_the_keyboard_is_enough(page: Any) -> None:
     page.locator("#answer").filter(has_text="Valence").wait_for()
 
 
-def test_an_example_asks_itself(page: Any) -> None:
+def test_clicking_an_example_sends_it(page: Any) -> None:
     page.get_by_role("button", name="How warm is it in São Paulo?").click()
 
     page.get_by_role("heading", name="Answer").wait_for()
     assert "São Paulo" in page.locator("#answer").inner_text()
 
 
-def test_while_it_waits_the_page_says_so(page: Any) -> None:
+def test_the_page_shows_that_it_is_waiting(page: Any) -> None:
     held: list[Any] = []
     page.route("**/weather", lambda route: held.append(route))
 
@@ -63,7 +63,7 @@ def test_while_it_waits_the_page_says_so(page: Any) -> None:
     assert page.get_by_role("button", name="Ask", exact=True).is_enabled()
 
 
-def test_a_failure_is_told_and_the_next_question_works(page: Any) -> None:
+def test_an_error_is_shown_and_the_next_question_works(page: Any) -> None:
     problem = '{"title": "Bad Gateway", "status": 502, "detail": "the model server is tired"}'
     page.route("**/weather", lambda route: route.fulfill(status=502, body=problem, content_type="application/json"))
     page.get_by_label("Your question").fill("What is the weather in Oslo?")
@@ -77,7 +77,7 @@ def test_a_failure_is_told_and_the_next_question_works(page: Any) -> None:
     assert page.locator("#error").is_hidden()
 
 
-def test_an_agent_that_is_gone_is_told_too(page: Any) -> None:
+def test_a_lost_server_is_reported(page: Any) -> None:
     page.route("**/weather", lambda route: route.abort())
     page.get_by_label("Your question").fill("What is the weather in Oslo?")
     page.keyboard.press("Enter")
@@ -85,7 +85,7 @@ def test_an_agent_that_is_gone_is_told_too(page: Any) -> None:
     page.get_by_role("alert").filter(has_text="cannot be reached").wait_for()
 
 
-def test_an_answer_is_text_and_never_markup(page: Any) -> None:
+def test_an_answer_is_shown_as_text_and_not_as_markup(page: Any) -> None:
     body = (
         '{"answer": "<img src=x onerror=alert(1)>", "tool_executions": [{"name": "<b>x</b>", "arguments": {"<i>": '
         '"<script>"}, "result": "[{\\"<u>\\": \\"<hr>\\"}]", "is_error": true, "duration": 2}]}'
@@ -100,7 +100,7 @@ def test_an_answer_is_text_and_never_markup(page: Any) -> None:
     assert page.get_by_text("failed", exact=True).count() == 1
 
 
-def test_a_narrow_screen_has_no_sideways_scrolling(browser: Any, weather_agent: Any) -> None:
+def test_a_narrow_screen_does_not_scroll_horizontally(browser: Any, weather_agent: Any) -> None:
     page = browser.new_page(viewport={"width": 360, "height": 800})
     page.goto(weather_agent.url)
     page.get_by_role("button", name="What is the weather tomorrow in Valence?").click()

@@ -89,7 +89,7 @@ def test_a_question_takes_five_model_calls_and_two_calls_of_the_weather_services
     assert [each["name"] for each in answer["tool_executions"]] == ["extract_city", "find_city", "forecast"]
 
 
-def test_a_wrong_tool_name_and_wrong_arguments_go_back_to_the_model(wire_server: Start, open_meteo: StandIn) -> None:
+def test_unknown_tools_and_invalid_arguments_are_reported_to_the_model(wire_server: Start, open_meteo: StandIn) -> None:
     wire = wire_server(
         scripted(
             lambda found: call("findCity", {"name": "Valence"}),

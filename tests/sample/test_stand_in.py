@@ -29,7 +29,7 @@ def asked(stand_in: StandIn, path: str, **parameters: object) -> tuple[int, Any]
             return error.code, json.load(error)
 
 
-def test_it_knows_more_than_a_hundred_cities_on_every_continent() -> None:
+def test_the_stand_in_has_more_than_a_hundred_cities_on_every_continent() -> None:
     cities = all_cities()
 
     assert len(cities) >= 100
@@ -71,7 +71,7 @@ def test_accents_case_and_other_names_do_not_matter(stand_in: StandIn, name: str
     assert place["name"] == found
 
 
-def test_a_place_has_what_the_service_gives(stand_in: StandIn) -> None:
+def test_a_place_has_the_fields_of_the_real_service(stand_in: StandIn) -> None:
     _, reply = asked(stand_in, "/v1/search", name="Valence", count=1, language="en", format="json")
 
     [place] = reply["results"]
@@ -108,7 +108,7 @@ def test_a_forecast_has_a_column_for_each_quantity(stand_in: StandIn) -> None:
     )
 
 
-def test_quantities_may_stand_in_one_parameter_or_in_several(stand_in: StandIn) -> None:
+def test_quantities_can_be_in_one_parameter_or_in_several(stand_in: StandIn) -> None:
     place = {"latitude": 44.9, "longitude": 4.9}
 
     together = asked(stand_in, "/v1/forecast", **place, daily="precipitation_sum,wind_speed_10m_max")
@@ -117,7 +117,7 @@ def test_quantities_may_stand_in_one_parameter_or_in_several(stand_in: StandIn) 
     assert together[1]["daily"] == apart[1]["daily"]
 
 
-def test_no_quantity_no_columns(stand_in: StandIn) -> None:
+def test_a_forecast_without_quantities_has_no_columns(stand_in: StandIn) -> None:
     _, reply = asked(stand_in, "/v1/forecast", latitude=1, longitude=1)
 
     assert "daily" not in reply
@@ -140,7 +140,9 @@ def test_no_quantity_no_columns(stand_in: StandIn) -> None:
         ("/v1/forecast", {"latitude": 1, "longitude": 1, "timezone": "../etc/passwd"}),
     ],
 )
-def test_a_bad_query_is_refused_with_a_reason(stand_in: StandIn, path: str, parameters: dict[str, object]) -> None:
+def test_an_invalid_query_is_rejected_with_a_reason(
+    stand_in: StandIn, path: str, parameters: dict[str, object]
+) -> None:
     status, reply = asked(stand_in, path, **parameters)
 
     assert status == 400
@@ -148,5 +150,5 @@ def test_a_bad_query_is_refused_with_a_reason(stand_in: StandIn, path: str, para
     assert reply["reason"]
 
 
-def test_other_addresses_are_not_found(stand_in: StandIn) -> None:
+def test_unknown_paths_get_404(stand_in: StandIn) -> None:
     assert asked(stand_in, "/v1/archive")[0] == 404

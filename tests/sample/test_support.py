@@ -13,7 +13,7 @@ from .conftest import served
 
 @pytest.fixture(scope="module")
 def desk() -> Any:
-    """A sample of its own, whose bookings these tests change."""
+    """A separate sample, because these tests change its bookings."""
     with served() as address:
         yield address
 
@@ -33,7 +33,7 @@ def status_of(desk: Any, number: int) -> str:
     return str(booking["status"])
 
 
-def test_it_remembers_who_speaks_and_cancels_a_booking(desk: Any) -> None:
+def test_the_agent_remembers_the_customer_and_cancels_a_booking(desk: Any) -> None:
     first = say(desk, "a", "I am Speedy McWheels. Which bookings do I have?")
     assert names(first) == ["list_bookings"]
     assert [each["id"] for each in json.loads(first["tool_executions"][0]["result"])] == [1, 2, 3]
@@ -50,7 +50,7 @@ def test_it_remembers_who_speaks_and_cancels_a_booking(desk: Any) -> None:
     assert status_of(desk, 1) == "booked"
 
 
-def test_conversations_do_not_know_each_other(desk: Any) -> None:
+def test_conversations_are_separate(desk: Any) -> None:
     say(desk, "b", "I am Zoom Thunderfoot. Which bookings do I have?")
 
     answer = say(desk, "c", "Please cancel booking 4.")
@@ -60,14 +60,14 @@ def test_conversations_do_not_know_each_other(desk: Any) -> None:
     assert status_of(desk, 4) == "booked"
 
 
-def test_nobody_sees_or_cancels_the_booking_of_another(desk: Any) -> None:
+def test_customers_cannot_see_or_cancel_bookings_of_others(desk: Any) -> None:
     for message in ("Cancel booking 5.", "Show me booking 5."):
         answer = say(desk, "d", f"I am Turbo Gearshift. {message}")
         assert "has no booking 5" in answer["answer"]
     assert status_of(desk, 5) == "booked"
 
 
-def test_a_car_is_booked_as_long_as_one_is_free(desk: Any) -> None:
+def test_a_car_can_be_booked_while_one_is_free(desk: Any) -> None:
     begins = date.today() + timedelta(days=200)
     asked = f"I am Drifty Skidmark. Please book a convertible from {begins} to {begins + timedelta(days=5)}."
 
@@ -76,7 +76,7 @@ def test_a_car_is_booked_as_long_as_one_is_free(desk: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"conversation": "", "message": "hi"}, {"conversation": "a", "message": ""}])
-def test_what_is_no_message_is_refused(desk: Any, body: object) -> None:
+def test_invalid_messages_are_rejected(desk: Any, body: object) -> None:
     assert desk.post("/support", body).status == 422
 
 
@@ -88,7 +88,7 @@ def test_what_is_no_message_is_refused(desk: Any, body: object) -> None:
         ("My computer shows an error.", "technical_request"),
     ],
 )
-def test_one_expert_is_asked_what_was_asked(desk: Any, question: str, expert: str) -> None:
+def test_the_chosen_expert_gets_the_question(desk: Any, question: str, expert: str) -> None:
     answer = desk.post("/experts", {"question": question}).json
 
     assert names(answer) == [expert]
@@ -96,11 +96,11 @@ def test_one_expert_is_asked_what_was_asked(desk: Any, question: str, expert: st
     assert answer["answer"] == answer["tool_executions"][0]["result"]
 
 
-def test_no_expert_is_asked_what_none_knows(desk: Any) -> None:
+def test_a_question_without_an_expert_calls_no_tool(desk: Any) -> None:
     assert names(desk.post("/experts", {"question": "What is love?"}).json) == []
 
 
-def test_the_document_shows_nothing_that_is_injected(desk: Any) -> None:
+def test_injected_parameters_are_not_in_the_openapi_document(desk: Any) -> None:
     paths = desk.get("/openapi.json").json["paths"]
 
     assert "parameters" not in paths["/bookings"]["get"]
@@ -109,7 +109,7 @@ def test_the_document_shows_nothing_that_is_injected(desk: Any) -> None:
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine (apt-get install chromium)")
 @pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed")
-def test_the_page_talks_and_shows_the_bookings(desk: Any) -> None:
+def test_the_page_chats_and_shows_the_bookings(desk: Any) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -25,7 +25,7 @@ def names(answer: Any) -> list[str]:
         ("How warm is it in New York today?", "New York", "United States"),
     ],
 )
-def test_it_answers_with_a_forecast_and_shows_its_three_tools(
+def test_the_agent_answers_with_a_forecast_and_three_tool_calls(
     weather_agent: Any, question: str, city: str, country: str
 ) -> None:
     answer = weather_agent.ask(question)
@@ -56,14 +56,14 @@ def test_an_unknown_city_gets_a_polite_answer(weather_agent: Any, question: str)
     assert not any(each["is_error"] for each in answer["tool_executions"])
 
 
-def test_asked_about_one_day_it_tells_of_that_day(weather_agent: Any) -> None:
+def test_a_question_about_one_day_gets_that_day(weather_agent: Any) -> None:
     answer = weather_agent.ask("What is the weather tomorrow in Valence?")
 
     days = json.loads(answer["tool_executions"][2]["result"])["days"]
     assert [day["date"] for day in days if day["date"] in answer["answer"]] == [days[1]["date"]]
 
 
-def test_asked_about_no_day_it_tells_of_today_and_tomorrow(weather_agent: Any) -> None:
+def test_a_question_without_a_day_gets_today_and_tomorrow(weather_agent: Any) -> None:
     answer = weather_agent.ask("What is the weather in Oslo?")
 
     assert [line.partition(" (")[0] for line in answer["answer"].splitlines()] == [
@@ -79,18 +79,18 @@ def test_the_same_question_has_the_same_answer(weather_agent: Any) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"question": ""}, {"question": 7}, {"question": "x" * 2001}])
-def test_what_is_no_question_is_refused(weather_agent: Any, body: object) -> None:
+def test_invalid_questions_are_rejected(weather_agent: Any, body: object) -> None:
     assert weather_agent.post("/weather", body).status == 422
 
 
-def test_the_document_shows_the_question_and_nothing_that_is_injected(weather_agent: Any) -> None:
+def test_the_openapi_document_shows_the_question_and_no_injected_parameters(weather_agent: Any) -> None:
     operation = weather_agent.get("/openapi.json").json["paths"]["/weather"]["post"]
 
     assert "parameters" not in operation
     assert "agent" not in json.dumps(operation)
 
 
-def test_the_page_needs_nothing_from_elsewhere(weather_agent: Any) -> None:
+def test_the_page_loads_nothing_from_other_servers(weather_agent: Any) -> None:
     page = weather_agent.get("/")
 
     assert page.status == 200
@@ -100,13 +100,13 @@ def test_the_page_needs_nothing_from_elsewhere(weather_agent: Any) -> None:
     assert "url(http" not in page.text
 
 
-def test_it_can_be_looked_into(weather_agent: Any) -> None:
+def test_the_sample_can_be_inspected_with_the_command_line(weather_agent: Any) -> None:
     assert "/dev-ui" in weather_agent.get("/").text
     assert weather_agent.get("/dev-ui").status == 403
     assert weather_agent.get(f"/dev-ui/api/program?token={DEV_UI_TOKEN}").status == 200
 
 
-def test_a_taken_port_gets_one_clear_line() -> None:
+def test_a_port_in_use_prints_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
@@ -119,7 +119,7 @@ def test_a_taken_port_gets_one_clear_line() -> None:
     assert f"PORT={port + 1}" in line
 
 
-def test_it_answers_on_the_terminal() -> None:
+def test_ask_answers_on_the_terminal() -> None:
     done = run("ask", "What is the weather tomorrow in Valence?")
 
     assert done.returncode == 0, done.stderr
@@ -129,7 +129,7 @@ def test_it_answers_on_the_terminal() -> None:
     assert [line.split()[1] for line in done.stderr.splitlines()] == ["extract_city", "find_city", "forecast"]
 
 
-def test_a_misspelt_setting_is_named_and_not_traced() -> None:
+def test_a_misspelt_setting_is_reported_without_a_traceback() -> None:
     done = run("ask", "What is the weather in Oslo?", TOOLBOX_REST__OPENMETEO__TIMEOUT="soon")
 
     assert done.returncode == 1
