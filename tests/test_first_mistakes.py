@@ -470,7 +470,11 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     ),
     (an_answer_in_sse, TypeError, "sse(…) expects a stream, got a str; call a method declared"),
     (a_coroutine_in_sse, TypeError, "sse(…) expects a stream, got the coroutine of Librarian.answer;"),
-    (a_stream_in_a_plain_for, TypeError, "a service's stream is iterated with `async for`; an endpoint sends it by"),
+    (
+        a_stream_in_a_plain_for,
+        TypeError,
+        "iterate a service's stream with `async for`, or return it from an endpoint with",
+    ),
     (
         depends_for_inject,
         IllegalConfigurationError,
@@ -512,7 +516,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         a_toolbox_on_any_method,
         IllegalConfigurationError,
-        "Shelf.look: @toolbox means nothing on a method of a class that",
+        "Shelf.look: @toolbox has no effect here: the class is not an AI service",
     ),
     (
         a_tool_listed_twice,
@@ -525,12 +529,12 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         a_method_without_self,
         IllegalConfigurationError,
-        "Helper.answer: its first parameter is not `self`; declare it `def answer(self, question: …)`",
+        "Helper.answer: the first parameter is not `self`; declare it `def answer(self, question: …)`",
     ),
     (
         a_question_without_a_type,
         IllegalConfigurationError,
-        "Helper.answer: parameter question has no annotation; write its type: `question: str`",
+        "Helper.answer: parameter 'question' has no type annotation; add one, for example `question: str`",
     ),
     (
         an_address_without_http,

@@ -94,7 +94,7 @@ def test_processes_end_while_a_tool_without_a_container_is_stuck(tmp_path: Path,
     )
 
     assert lines == ["left"]
-    assert "the program ends although these tools still run: stuck" in errors
+    assert "the program is exiting, but these tools still run: stuck" in errors
 
 
 @pytest.mark.parametrize("contained", [True, False])

@@ -119,7 +119,7 @@ async def test_stop_logs_the_tools_whose_threads_still_run(caplog: pytest.LogCap
     gate.release.set()
     await asyncio.gather(call, return_exceptions=True)
 
-    assert "still on a thread" in caplog.text
+    assert "still run on a thread" in caplog.text
     assert "block" in caplog.text
 
 

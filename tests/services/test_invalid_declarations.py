@@ -106,7 +106,7 @@ def test_unbound_methods_as_tools_are_a_problem() -> None:
 
 async def test_invalid_results_of_a_tool_provider_are_rejected() -> None:
     service = create_ai_service(Assistant, chat_model=ScriptedChatModel([]), tool_provider=lambda request: 5)
-    with pytest.raises(IllegalConfigurationError, match="gave 5"):
+    with pytest.raises(IllegalConfigurationError, match="returned 5"):
         await service.chat("x")
 
 

@@ -32,8 +32,8 @@ def test_every_service_cycle_is_reported_by_its_shortest_path() -> None:
     lists(c, b, a)
 
     assert circles(a, b, c) == [
-        "services are tools of each other: A -> B -> A",
-        "services are tools of each other: A -> C -> A",
+        "these services are tools of each other: A -> B -> A",
+        "these services are tools of each other: A -> C -> A",
     ]
 
 

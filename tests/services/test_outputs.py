@@ -112,7 +112,7 @@ def test_several_json_values_are_rejected(type_: Any, text: str) -> None:
     with pytest.raises(OutputParsingError) as caught:
         read(type_, text)
 
-    assert caught.value.problems == [("", "there are 2 JSON values, and one is expected")]
+    assert caught.value.problems == [("", "expected one JSON value, got 2")]
 
 
 @dataclass

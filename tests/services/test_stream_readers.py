@@ -202,7 +202,7 @@ async def test_a_second_reader_is_rejected_and_the_first_continues() -> None:
     await anext(stream)
     first = await waiting_for_the_next(stream)
 
-    with pytest.raises(RuntimeError, match="one at a time"):
+    with pytest.raises(RuntimeError, match="one reader at a time"):
         await anext(stream)
     model.go_on.set()
 

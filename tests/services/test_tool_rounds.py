@@ -563,7 +563,9 @@ def test_problem_of_an_immediate_tool_names_the_allowed_return_types() -> None:
         )
     [problem] = raised.value.problems
     assert problem == Problem(
-        "Plain.chat", "offers immediate tools (fast) and returns str", "return a Result[…], None or a stream"
+        "Plain.chat",
+        "immediate tools (fast) do not support the return type str",
+        "return Result[…], None or a stream",
     )
 
 

@@ -1,6 +1,6 @@
-"""The marks that make a Protocol or an ABC an AI service: `@register_ai_service`, `@system_message`, `@user_message`.
+"""The decorators of AI services: `@register_ai_service`, `@system_message`, `@user_message`.
 
-They leave what was declared, unread. Not here: reading and checking it (`planning`), answering calls (`driver`).
+They only save their arguments. Not here: reading and checking declarations (`planning`), answering calls (`driver`).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Default:
 
 
 DEFAULT: Final = Default()
-"""The library's choice."""
+"""Use the default of the container or of the framework."""
 
 MessageFunction: TypeAlias = Callable[..., "str | Awaitable[str]"]
-"""Makes a system message: takes the `InvocationContext` first, then `Inject[T]` parameters."""
+"""Creates a system message. Takes the `InvocationContext`, then `Inject[T]` parameters; returns the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageMark:
-    """A message as declared: a text, a file beside the module, or a function."""
+    """A declared message: a text, a file next to the module, or a function."""
 
     text: str | None = None
     file: str | None = None
@@ -56,7 +56,7 @@ class MessageMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """The limits of a service's calls, or, made from a container's settings, of the services that set none."""
+    """The limits of a service's calls. A container's settings provide the defaults."""
 
     max_tool_rounds: int = 10
     max_tool_calls_per_response: int | None = None
@@ -65,7 +65,7 @@ class CallLimits:
 
 
 UNSET_LIMITS: Final = CallLimits()
-"""The limits where neither a service nor a container sets any."""
+"""The limits if neither the service nor the container sets any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class ServiceOptions:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def call_limits(self, defaults: CallLimits) -> CallLimits:
-        """Return the service's own limits, and those of `defaults` where it has none."""
+        """Return the service's own limits, completed with `defaults`."""
         own = {each.name: getattr(self, each.name) for each in fields(CallLimits)}
         return replace(defaults, **{name: value for name, value in own.items() if not isinstance(value, Default)})
 
@@ -124,27 +124,33 @@ def register_ai_service(
 
 
 def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
-    """Declares a Protocol or an ABC as an AI service; the class is returned as it was.
+    """Declare a Protocol or an ABC as an AI service: a language model answers its methods. Returns the same class.
 
-    A container it is registered with provides an application-scoped implementation of its methods.
+        @register_ai_service(tools=Calculator)
+        class Assistant(Protocol):
+            async def answer(self, question: str) -> str: ...
 
-    - `tools`: bean types, functions, instances, AI services, REST clients, `AiServiceTool`s or mappings
-      `{ToolSpecification: ToolExecutor}`. `@toolbox(…)` on a method replaces them for it.
-    - `tool_provider`: a `ToolProvider` (bean type, instance or function), or a sequence of them; asked once per call.
-    - `model`: the name of a model; the default one without.
-    - `chat_memory`: what is kept of a conversation: `MessageWindow`, `TokenWindow`, or None.
-    - `max_tool_rounds`, `max_tool_calls_per_response`: limits; beyond them the call fails, with its transcript.
-      `DEFAULT`, here as in `max_result_chars` and `timeout`: the container's setting of the same name.
-    - `max_output_retries`: how often a reply that is not of the declared type goes back to the model.
-    - `max_result_chars`: results of tools are cut to this many characters.
-    - `timeout`: seconds for a whole call.
-    - `concurrent_tools`: True runs the tools of a round together, blocking ones on the container's pool; or an
-      `Executor` for the blocking ones.
+    Register the class with a `Container` and get the implementation with `container.get(Assistant)` or by injection.
+
+    - `tools`: one tool or several: bean types, functions, instances, AI services, REST clients, `AiServiceTool`s or
+      mappings `{ToolSpecification: ToolExecutor}`. `@toolbox(…)` on a method replaces them for that method.
+    - `tool_provider`: a `ToolProvider` (bean type, instance or function) or several, called once per call.
+    - `model`: the name of a model; by default the model called `default`.
+    - `chat_memory`: how much of a conversation is kept: `MessageWindow`, `TokenWindow`, or None for nothing.
+    - `max_tool_rounds`: the maximum number of rounds of tool calls; then `ToolRoundsExceededError`.
+    - `max_tool_calls_per_response`: the maximum number of calls in a reply; then `ToolCallsLimitExceededError`.
+    - `max_output_retries`: how often the model is asked again after an invalid reply; then `OutputParsingError`.
+    - `max_result_chars`: results of tools are cut after this many characters.
+    - `timeout`: the limit of a whole call in seconds; then `InvocationTimeoutError`.
+    - `concurrent_tools`: True runs the tools of a round at the same time, blocking ones on the container's thread pool.
+      An `Executor` does the same and also runs the blocking ones.
     - `on_unknown_tool`, `on_tool_arguments_error`, `on_tool_execution_error`: `(error, context) -> text for the model`.
-    - `output_mode`: `"schema"`, `"tool"` or `"prompt"`: how a structured reply is asked for.
-    - `temperature`, `tool_choice`, and any further `parameters` of the wire, by its names.
+    - `output_mode`: `"schema"`, `"tool"` or `"prompt"`: how a structured reply is requested.
+    - `temperature`, `tool_choice`, `parameters`: sent with each request; `parameters` by the names of the server's API.
+
+    `DEFAULT` for a limit means the container's setting of the same name.
     """
-    given = _options(ServiceOptions(), options, "register_ai_service")  # an unknown option fails where it is written
+    given = _options(ServiceOptions(), options, "register_ai_service")  # unknown options fail here
     if cls is None:
         return lambda target: _mark(target, given, sys._getframe(1))
     return _mark(cls, given, sys._getframe(1))
@@ -152,7 +158,7 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
 
 def _mark(cls: C, options: ServiceOptions, frame: FrameType) -> C:
     if not isinstance(cls, type):
-        raise TypeError(f"@register_ai_service stands above a class, a Protocol or an ABC, not above {cls!r}")
+        raise TypeError(f"@register_ai_service: expected a Protocol or ABC class, got {cls!r}")
     setattr(cls, SERVICE_MARK, options)
     if names := names_around(cls, frame):
         setattr(cls, NAMES_MARK, names)
@@ -160,7 +166,7 @@ def _mark(cls: C, options: ServiceOptions, frame: FrameType) -> C:
 
 
 def options_for(cls: type[Any], given: Mapping[str, Any]) -> ServiceOptions:
-    """The options of a service that is given these besides those it is marked with."""
+    """Return the options of `@register_ai_service` on the class, overridden by `given`."""
     return _options(service_options_of(cls) or ServiceOptions(), given, "create_ai_service")
 
 
@@ -170,12 +176,12 @@ def _options(marked: ServiceOptions, given: Mapping[str, Any], what: str) -> Ser
         if name not in names:
             near = get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]}=?" if near else ""
-            raise TypeError(f"{what}() has no option {name}={hint}")
+            raise TypeError(f"{what}() got an unknown option {name}={hint}")
     return replace(marked, **{name: value for name, value in given.items() if (name, value) != ("parameters", None)})
 
 
 def names_around(cls: type[Any], frame: FrameType | None) -> dict[str, Any]:
-    """The names that a service's methods use and only the functions around it know, looked up in `frame`."""
+    """Return the local names of enclosing functions that the service's annotations use, looked up in `frame`."""
     return local_names(_functions_of(cls), frame) if isinstance(cls, type) else {}
 
 
@@ -190,12 +196,12 @@ def _functions_of(cls: type[Any]) -> Iterator[Callable[..., Any]]:
 
 
 def local_names_of(cls: type[Any]) -> dict[str, Any]:
-    """The names caught when a service and its bases were marked."""
+    """Return the local names that were saved when the service and its bases were decorated."""
     return {name: each for base in reversed(cls.__mro__) for name, each in vars(base).get(NAMES_MARK, {}).items()}
 
 
 def provided_by(provider: type[Any]) -> Callable[[D], D]:
-    """Adds a tool provider, a bean type, to a service or to one of its methods."""
+    """Add a tool provider, a bean type, to a service or to one of its methods."""
 
     def leave(target: D) -> D:
         setattr(target, PROVIDERS_MARK, (*vars(target).get(PROVIDERS_MARK, ()), provider))
@@ -205,7 +211,7 @@ def provided_by(provider: type[Any]) -> Callable[[D], D]:
 
 
 def service_options_of(cls: type[Any]) -> ServiceOptions | None:
-    """The options left on this very class; None when it is not marked."""
+    """Return the options of a class; None if the class itself is not decorated."""
     options: ServiceOptions | None = vars(cls).get(SERVICE_MARK) if isinstance(cls, type) else None
     return options
 
@@ -215,10 +221,14 @@ def system_message(
     *more: str,
     file: str | None = None,
 ) -> Callable[[D], D]:
-    """What the model is told about its task: a template, a UTF-8 `file` beside the module, or a function.
+    """Set the instructions for the model, on a method or on the class for all of its methods.
 
-    On a method, or on the class for all of its methods. Several texts are joined by a newline. A function takes the
-    `InvocationContext`, and `Inject[T]` parameters, and returns the text, or an awaitable of it.
+        @system_message("You translate into {language}.")
+        def translate(self, text: str, language: str) -> str: ...
+
+    The message is a template (`{name}` is a parameter, `{{` and `}}` are braces), a UTF-8 `file` next to the module, or
+    a function. Several texts are joined with newlines. A function, `def` or `async def`, takes the `InvocationContext`
+    and `Inject[T]` parameters, and returns the text.
     """
     if callable(text) and not isinstance(text, type) and file is None and not more:
         function: Any = text
@@ -227,7 +237,13 @@ def system_message(
 
 
 def user_message(text: str | None = None, *more: str, file: str | None = None) -> Callable[[D], D]:
-    """What the user says: a template, or a UTF-8 `file` beside the module. Several texts are joined by a newline."""
+    """Set the user message of a method: a template, or a UTF-8 `file` next to the module.
+
+        @user_message("What is the mood of: {text}")
+        def mood(self, text: str) -> Mood: ...
+
+    `{name}` is a parameter, `{it}` the only one besides the memory id. Several texts are joined with newlines.
+    """
     return _leaving(USER_MARK, _message("@user_message", text, more, file))
 
 
@@ -241,17 +257,17 @@ def _leaving(name: str, mark: MessageMark) -> Callable[[D], D]:
 
 def _message(decorator: str, text: object, more: tuple[object, ...], file: str | None) -> MessageMark:
     if (text is None) == (file is None) or (more and file is not None):
-        raise TypeError(f"{decorator} takes the message as text or as file=, one of the two")
+        raise TypeError(f"{decorator} needs the message either as text or as file=")
     if text is None:
         return MessageMark(file=file)
     texts = [each for each in (text, *more) if isinstance(each, str)]
     if len(texts) <= len(more):
-        raise TypeError(f'{decorator} takes text, not {text!r}; write {decorator}("…") with its parentheses')
+        raise TypeError(f'{decorator} needs text, got {text!r}; write {decorator}("…") with parentheses')
     return MessageMark(text="\n".join(texts))
 
 
 def left_without_parentheses(member: object) -> str | None:
-    """The decorator that stands on this member without its parentheses, and so took the method for its argument."""
+    """Return the name of the decorator that was used on this member without parentheses, or None."""
     if getattr(member, "__code__", None) is _leaving(SYSTEM_MARK, MessageMark()).__code__:
         return "@system_message"
     return "@toolbox" if getattr(member, "__code__", None) is toolbox().__code__ else None

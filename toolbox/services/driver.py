@@ -1,7 +1,8 @@
-"""Performs the effects of the tool loop: `run` for a value, `stream` for the events of a stream.
+"""Performs the effects of the tool loop: `run` returns a value, `stream` yields events.
 
-Both tell the loop what came of each effect, and do the next one. Stream events exist in `stream` alone. Not here: what
-follows from what (`loop`), a tool call (`tools.pipeline`), how a caller waits (`implementation`, `streams`).
+Both pass the result of each effect to the loop and perform the next effect. Only `stream` creates stream events. Not
+here: deciding the next effect (`loop`), running a tool (`tools.pipeline`), waiting for a call (`implementation`,
+`streams`).
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from .loop import (
 
 
 def perform(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
-    """Perform one effect: the innermost `Perform`, around which a plan's layers stand."""
+    """Perform one effect: the innermost `Perform`, inside all layers."""
     if isinstance(effect, RunTool):
         return perform_tool(effect, invocation)
     return perform_model(effect, invocation)
 
 
 async def perform_model(effect: CallModel, invocation: Invocation) -> ModelReplied:
-    """Ask the model; in a stream, hand the pieces of its reply over as they come."""
+    """Ask the model. In a stream, pass on the pieces of its reply as they arrive."""
     model, request = invocation.model, effect.request
     if invocation.pieces is None:
         response = await model.chat(request)
@@ -77,7 +78,7 @@ async def perform_tool(effect: RunTool, invocation: Invocation) -> ToolFinished 
 
 
 async def _open(invocation: Invocation) -> tuple[Effect, Perform]:
-    """Begin; returns the first effect, and what performs it."""
+    """Open the invocation. Returns the first effect, and the function that performs effects."""
     effect = await invocation.open()
     if invocation.host.listeners is not None:
         invocation.model = ObservedModel(invocation.model, invocation.host.listeners, invocation.context)
@@ -88,7 +89,7 @@ async def _open(invocation: Invocation) -> tuple[Effect, Perform]:
 
 
 class ToolTasks:
-    """The tool calls of one reply that run together, each in a task of its own, within the host's limit."""
+    """Runs the tool calls of one reply at the same time, each in a separate task, within the host's limit."""
 
     def __init__(self, invocation: Invocation, performing: Perform) -> None:
         self._invocation, self._perform = invocation, performing
@@ -104,7 +105,7 @@ class ToolTasks:
         task.add_done_callback(self._add)
 
     def start_all(self, effect: RunTools) -> None:
-        """Start the calls of the whole reply that have not been started."""
+        """Start the calls of the complete reply that have not been started."""
         if not self._all_started:
             self._all_started = True
             for index in effect.indexes:
@@ -123,11 +124,11 @@ class ToolTasks:
 
     @property
     def has_news(self) -> bool:
-        """Return True if `next` need not wait."""
+        """True if `next` returns at once."""
         return bool(self._news)
 
     async def next(self) -> RunTool | ToolFinished | ToolSuspended:
-        """Return the next call that starts, as a `RunTool`, or what came of one; raises what it raised."""
+        """Return the next started call as a `RunTool`, or the result of a call. Raises the exception of a call."""
         while not self._news:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
@@ -136,7 +137,7 @@ class ToolTasks:
         return found
 
     async def cancel(self) -> None:
-        """Cancel what still runs, wait until it has ended, and keep what has finished in the invocation's state."""
+        """Cancel the running calls, wait for them, and store the finished ones in the invocation's state."""
         running = [task for task in self._tasks.values() if not task.done()]
         for task in running:
             task.cancel()
@@ -156,7 +157,7 @@ class ToolTasks:
 
 
 async def run(invocation: Invocation) -> Any:
-    """Take an invocation to its end, on the loop this is awaited on; returns the method's value."""
+    """Run an invocation on the current event loop, and return the method's value."""
     token = current_invocation.set(invocation.context)
     tasks: ToolTasks | None = None
     try:
@@ -194,9 +195,9 @@ async def run(invocation: Invocation) -> Any:
 
 
 async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent, None]:
-    """Take an invocation to its end; yields what happens, and does nothing before the next event is asked for."""
+    """Run an invocation and yield its events; pauses until the next event is requested."""
     tasks: ToolTasks | None = None
-    delayed: IntermediateResponse | None = None  # of a round that may be the last
+    delayed: IntermediateResponse | None = None  # for a round that may be the last
     news: Any
     try:
         async with around(invocation):
@@ -262,7 +263,7 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent, None]:
 
 
 def _together(effect: RunTools, invocation: Invocation) -> bool:
-    """Return True if the calls of this reply run together; one alone stays where the invocation is."""
+    """Return True if the calls of this reply run at the same time. A single call runs in the invocation's task."""
     together = invocation.together and len(effect.pending) > 1
     if isinstance(invocation.runner, CallerRunner):
         invocation.runner.together = together
@@ -281,7 +282,7 @@ def _end(invocation: Invocation, effect: Effect) -> None:
 
 
 def _asking(effect: CallModel, invocation: Invocation, performing: Perform) -> AsyncGenerator[Any, None]:
-    """The events of the model's reply; the last is a `CompleteResponse`, or a `ModelReplied` of the layers."""
+    """Return the events of the model's reply; the last is a `CompleteResponse`, or a `ModelReplied` of a layer."""
     if performing is perform:
         return answer_stream(invocation.model, effect.request)
     return _through_layers(effect, invocation, performing)
@@ -290,7 +291,7 @@ def _asking(effect: CallModel, invocation: Invocation, performing: Perform) -> A
 async def _through_layers(
     effect: CallModel, invocation: Invocation, performing: Perform
 ) -> AsyncGenerator[StreamEvent | ModelReplied, None]:
-    """The events, while the layers are in a task: they may wait, limit the time, or ask several times."""
+    """Yield the events while the layers run in a task: they may wait, set timeouts, or ask several times."""
     invocation.pieces = pieces = Pieces()
     task = asyncio.ensure_future(performing(effect, invocation))
     task.add_done_callback(pieces.end)
@@ -298,7 +299,7 @@ async def _through_layers(
         while (event := await pieces.next()) is not None:
             yield event
         replied: Any = task.result()
-        if not pieces.handed_over:  # a layer answered by itself
+        if not pieces.handed_over:  # a layer replied without asking the model
             for event in events_of(replied.response):
                 if not isinstance(event, CompleteResponse):
                     yield event
@@ -309,7 +310,7 @@ async def _through_layers(
 
 
 class Pieces:
-    """Hands the pieces of a reply over from the task that asks the model to the stream, one when one is asked for."""
+    """Passes the pieces of a reply from the task that asks the model to the stream, one per request."""
 
     def __init__(self) -> None:
         self._ready: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
@@ -317,7 +318,7 @@ class Pieces:
         self.handed_over = False
 
     async def put(self, event: StreamEvent) -> None:
-        """Hand one piece over, and wait until the next is asked for."""
+        """Pass on one piece, and wait until the next one is requested."""
         self.handed_over = True
         self._asked.clear()
         self._ready.put_nowait(event)
@@ -329,14 +330,14 @@ class Pieces:
         return await self._ready.get()
 
     def end(self, _: object) -> None:
-        """Say that there are no more."""
+        """End the pieces."""
         self._ready.put_nowait(None)
 
 
 def _early(
     event: CompleteToolCall, invocation: Invocation, tasks: ToolTasks | None, performing: Perform
 ) -> ToolTasks | None:
-    """Start a tool whose call is complete before its reply is, unless the reply may still be refused."""
+    """Start a tool call before the reply is complete, unless the reply may still be refused."""
     invocation.state, index = with_early_call(invocation.rules, invocation.state, event.request)
     if index is None:
         return tasks
@@ -346,7 +347,7 @@ def _early(
 
 
 def _event_of(news: RunTool | ToolFinished | ToolSuspended, invocation: Invocation) -> ServiceEvent:
-    """Keep what came of an early call, and return the event of it."""
+    """Add the result of an early call to the state, and return its event."""
     if isinstance(news, RunTool):
         return BeforeToolExecution(news.request)
     invocation.state, _ = advance(invocation.rules, invocation.state, news)

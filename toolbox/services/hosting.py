@@ -1,6 +1,6 @@
-"""Services as beans of a container: what registering one means, and the container's side of their calls.
+"""Services as beans of a container: registering them, checking them, and hosting their calls.
 
-Not here: the container itself (`container`), what a call does (`driver`).
+Not here: the container itself (`container`), running a call (`driver`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class ContainerHost:
-    """Hosts the services of one container: its threads, models, conversations, while it is started."""
+    """Hosts the services of one container: provides threads, models and conversations while it is started."""
 
     workers: Workers
     listeners: Listeners | None = None
@@ -96,38 +96,38 @@ class ContainerHost:
             slow_call_warning=self.settings.slow_call_warning,
         )
 
-    # --- its life
+    # --- starting and stopping
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on invocations run on `loop`."""
+        """Run invocations on `loop` from now on."""
         self._loop = loop
         renewed_after_fork(self)
 
     def renew_after_fork(self) -> None:
-        """Forget, in a forked process, the loop: it runs in the parent."""
+        """Forget the loop in a forked process, because it runs in the parent."""
         keep_inherited(self._loop, self._memories, self.running, self.models)
         if self._loop is not None:
             self._loop, self._forked = None, FORKED
 
     async def find_listeners(self) -> None:
-        """From now on the beans that are `EventListener`s are told of what happens."""
-        # They outlive requests, as the container does, which may be started inside another's request.
+        """Find the `EventListener` beans and send them events from now on."""
+        # Listeners outlive requests; the container may be started inside the request of another container.
         with outside_scopes():
             found = await self.scope.aget(list[EventListener])
         self.listeners = Listeners(found) if found else None
 
     async def stop(self) -> list[str]:
-        """Waits for what is under way, up to the settings' `stop_timeout`, then ends it; logs what would not end.
+        """Wait for running calls up to the settings' `stop_timeout`, then cancel them, and log a warning.
 
-        Returns the labels of the invocations that were cancelled and of the tools whose threads go on.
+        Returns the labels of the cancelled invocations, and of the tools whose threads still run.
         """
         timeout = self.settings.stop_timeout
         late = await self.running.stop(timeout)
         stuck = await self.workers.stop(timeout if not late else 0.1)
         if late:
-            logger.warning("cancelled after %g s, for the container stops: %s", timeout, ", ".join(late))
+            logger.warning("cancelled because the container is stopping (waited %g s): %s", timeout, ", ".join(late))
         if stuck:
-            logger.warning("still on a thread although the container stops: tool %s", ", ".join(stuck))
+            logger.warning("the container is stopping, but these tools still run on a thread: %s", ", ".join(stuck))
         self._renew_workers()
         self._memories = None
         self.listeners = None
@@ -135,10 +135,10 @@ class ContainerHost:
         return late + stuck
 
     async def close_models(self) -> None:
-        """Closes the models made from settings."""
+        """Close the models that were created from settings."""
         await self.models.aclose()
 
-    # --- what services ask of it
+    # --- for services
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -156,7 +156,7 @@ class ContainerHost:
         return self.models.find(name)
 
     async def memories(self) -> ChatMemories:
-        """See `ServiceHost.memories`: kept in the `ChatMemoryStore` bean, else in process."""
+        """See `ServiceHost.memories`. Uses the `ChatMemoryStore` bean, or the memory of this process without one."""
         if self._memories is None:
             # Conversations outlive requests.
             with outside_scopes():
@@ -176,10 +176,10 @@ class ContainerHost:
         failures: ToolErrors,
         memory_id: object = None,
     ) -> ToolOutcome:
-        """Runs one of `tools`, by name, that somebody outside of any service asks for, in the scope active here.
+        """Run one of `tools` without a service, for example for MCP, in the current scope.
 
-        `caller` is what the tool sees as `InvocationContext.service`; what `failures` leaves open is as the container
-        is set. Raises as `execute_tool` does.
+        The tool sees `caller` as `InvocationContext.service`. The container's error handlers complete `failures`.
+        Raises the same errors as `execute_tool`.
         """
         outer = current_invocation.get()
         environment = ToolEnvironment(
@@ -200,18 +200,18 @@ class ContainerHost:
         return await execute_tool(request, environment)
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
-        """One conversation of a service."""
+        """Return the access to one conversation of a service."""
         return ChatMemory(self, ChatMemoryKey.of(service, memory_id))
 
     async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """See `MemoryHost.on_own_loop`; stopping the container waits for it."""
+        """See `MemoryHost.on_own_loop`. The container waits for this work when it stops."""
 
         async def counted() -> T:
             with self.running.task("a use of a conversation"):
                 return await work()
 
         home = self._loop
-        if home is None or home is asyncio.get_running_loop():  # None: beans are being stopped
+        if home is None or home is asyncio.get_running_loop():  # None while beans are being stopped
             return await counted()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counted(), home))
 
@@ -219,11 +219,11 @@ class ContainerHost:
 
     @property
     def plans(self) -> dict[type[Any], Mapping[str, MethodPlan]]:
-        """The methods of the services, by class, once they have been checked."""
+        """The method plans of all services, by class; available after the check."""
         return {cls: service.plans for cls, service in self._services.items()}
 
     def checked(self, graph: BeanGraph) -> None:
-        """From now on this is the graph that tools find their beans in."""
+        """Use this graph to check the beans of tools from now on."""
         self._graph = graph
 
     def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
@@ -235,7 +235,7 @@ class ContainerHost:
             yield from tool_bean_problems(where, tool, self._graph)
 
     def read(self, registered: object, names: Names | None = None) -> Registration | None:
-        """What registering an AI service means; None for anything else. `names`: classes its annotations may mean."""
+        """Read an AI service at registration; None for other objects. `names` are classes for its annotations."""
         if not isinstance(registered, type) or (options := service_options_of(registered)) is None:
             return None
         service = self._services[registered] = _Service(registered, options, self)
@@ -252,7 +252,7 @@ class ContainerHost:
 
 
 def registrable(listed: Iterable[Any]) -> Iterator[type[Any]]:
-    """The classes that become beans by being listed: all but interfaces, which are bound to a bean."""
+    """Yield the listed classes to register as beans: all except interfaces, which are bound to a bean."""
     for cls in listed:
         if not isinstance(cls, type):
             continue
@@ -261,7 +261,7 @@ def registrable(listed: Iterable[Any]) -> Iterator[type[Any]]:
 
 
 class _Service:
-    """One registered service: planned when it is checked, made when it is first asked for."""
+    """One registered service. It is planned at the check, and created at the first request for it."""
 
     def __init__(self, cls: type[Any], options: ServiceOptions, host: ContainerHost) -> None:
         self._cls, self._options, self._host = cls, options, host
@@ -271,17 +271,17 @@ class _Service:
 
     @property
     def plans(self) -> dict[str, MethodPlan]:
-        """Its methods, by name."""
+        """The plans of its methods, by name."""
         if self._plans is None:
             self._plans, _ = plan_service(self._cls, self._options, limits=self._host.limits)
         return self._plans
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
-        """The service; what it is given is what its own constructor wants."""
+        """Create the service. The arguments are those of its own constructor."""
         return implementation_of(self._cls, self.plans, self._host)(*args, **kwargs)
 
     def check(self, graph: BeanGraph) -> Iterator[Problem]:
-        """What is wrong with it, among these beans."""
+        """Yield the service's problems in this graph of beans."""
         self._host.checked(graph)
         if self._planned_in is not graph:
             planned = plan_service(self._cls, self._options, graph.names, limits=self._host.limits)

@@ -1,6 +1,6 @@
-"""The object behind a service's Protocol: each method binds its arguments, begins an invocation and waits for it.
+"""Creates the class that implements a service: each method binds its arguments, starts an invocation and waits for it.
 
-Not here: what an invocation does (`invocation`, `driver`), a service without a container (`standalone`).
+Not here: running an invocation (`invocation`, `driver`), services without a container (`standalone`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .streams import EventStream, ServiceStream, TextStream, items, iterate
 
 
 def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: ServiceHost) -> type[Any]:
-    """A class that implements the service `cls`: its methods call models through `host`."""
+    """Return a class that implements the service `cls`. Its methods call models through `host`."""
 
     def tool_call(self: object, name: str) -> Callable[..., Any]:
         function = functools.partial(_as_tool, plans[name], host)
@@ -69,7 +69,7 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
 
 
 def _as_tool(plan: MethodPlan, host: ServiceHost, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a method as a tool, a coroutine or the value: with no memory, and no stream."""
+    """Call a method as a tool, without memory and without streaming. Returns the value or a coroutine."""
     if plan.memory_parameter is not None:
         kwargs.setdefault(plan.memory_parameter, None)
     arguments = _bound(plan, args, kwargs)
@@ -121,9 +121,9 @@ async def _while_caller_waits(invocation: Invocation) -> Any:
 def watched_call(
     plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any]
 ) -> tuple[EventStream, Callable[[], Any]]:
-    """Begin a call of a method, whatever it returns, as the stream of its events, for code that shows them.
+    """Start a call of any method as a stream of its events, for code that displays them.
 
-    The function gives the method's value when the stream has ended.
+    Returns the stream, and a function that returns the method's value after the stream has ended.
     """
     bound = plan.signature.bind(**arguments)
     bound.apply_defaults()

@@ -1,6 +1,6 @@
-"""Reads which methods a Protocol or an ABC leaves to be implemented.
+"""Finds the methods of a Protocol or ABC that a service must implement.
 
-Not here: what such a method means (`planning`), implementing it (`implementation`).
+Not here: reading these methods (`planning`), implementing them (`implementation`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .declaration import SYSTEM_MARK, USER_MARK, left_without_parentheses
 
 
 def is_interface(cls: type[Any]) -> bool:
-    """Whether a class is a Protocol or an ABC."""
+    """Return True for a Protocol or an ABC."""
     return bool(getattr(cls, "_is_protocol", False)) or issubclass(cls, ABC) or inspect.isabstract(cls)
 
 
 def method_names(cls: type[Any]) -> list[str]:
-    """The methods that a service implements: the abstract ones of an ABC; of a Protocol those without a body."""
+    """Return the methods to implement: the abstract methods of an ABC, or a Protocol's methods without a body."""
     names: list[str] = []
     for base in reversed(cls.__mro__):
         for name, member in vars(base).items():
@@ -43,7 +43,7 @@ def _is_declared_only(owner: type[Any], function: Any) -> bool:
 
 
 def bare_decorators(cls: type[Any]) -> Iterator[Problem]:
-    """A problem for each decorator that stands on a method without its parentheses."""
+    """Yield a problem for each decorator that is used without parentheses."""
     for name, member in vars(cls).items():
         if (decorator := left_without_parentheses(member)) is not None:
             yield Problem(f"{cls.__name__}.{name}", f"{decorator} has no parentheses", f"write {decorator}(…)")

@@ -1,6 +1,6 @@
-"""Defines one invocation of a service method: what it is given, what it finds, and what it has come to.
+"""Defines one invocation of a service method: its arguments, tools, messages, deadline and state.
 
-`invocation_record`, which keeps what invocations did, is here too. Not here: performing the loop's effects (`driver`).
+Includes `invocation_record`, which records invocations. Not here: performing the loop's effects (`driver`).
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from .templates import Template, text_of
 Perform: TypeAlias = Callable[
     [CallModel | RunTool, "Invocation"], Awaitable[ModelReplied | ToolFinished | ToolSuspended]
 ]
-"""Performs one effect, a model request or a tool call, and returns what came of it."""
+"""Performs one effect, a model request or a tool call, and returns its result."""
 
 
 class ServiceHost(Protocol):
-    """What services need of their host: a container, or `create_ai_service`."""
+    """Hosts services: a container, or `create_ai_service`."""
 
     workers: Workers
     running: Running
@@ -69,11 +69,11 @@ class ServiceHost(Protocol):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop that invocations run on; None: the one they are awaited on. Raises `ContainerNotStartedError`."""
+        """The event loop of invocations; None for the caller's loop. Raises `ContainerNotStartedError`."""
         ...
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop that synchronous methods hand their calls to."""
+        """Return the event loop for synchronous methods."""
         ...
 
     def model(self, name: str | None) -> ChatModel:
@@ -85,21 +85,21 @@ class ServiceHost(Protocol):
         ...
 
     def tool_problems(self, where: str, tool: Tool) -> Iterable[Problem]:
-        """Yield what this host lacks for a tool that is offered at `where`: its beans, its executor."""
+        """Yield problems with a tool in this host: missing beans, an unknown executor."""
         ...
 
 
 class PieceSink(Protocol):
-    """Takes the pieces of a reply that is streamed."""
+    """Receives the pieces of a streamed reply."""
 
     async def put(self, event: StreamEvent) -> None:
-        """Hand one piece over, and wait until the next is asked for."""
+        """Pass on one piece, and wait until the next one is requested."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When an invocation ends itself, in `time.monotonic()` seconds, and the limit that its error names."""
+    """The deadline of an invocation in `time.monotonic()` seconds, and its limit in seconds for the error."""
 
     at: float
     limit: float
@@ -108,8 +108,8 @@ class Deadline:
 class Invocation:
     """One call of a service method.
 
-    `state` is where it stands, once it `has_begun`; `end` the effect it ended with. `history` is the conversation
-    before it; a layer may set `history` and `user_message` before it begins. Given a `state`, it goes on from there.
+    `state` is the current state, once it `has_begun`, and `end` is the last effect. `history` is the conversation so
+    far; a layer may set `history` and `user_message` before the invocation begins. With a `state`, it resumes there.
     """
 
     model: ChatModel
@@ -159,7 +159,7 @@ class Invocation:
         self._added = added_tools()
 
     def _deadlines(self, outer: InvocationContext | None) -> tuple[Deadline | None, float | None]:
-        """The deadline this invocation enforces, and the earliest one that it knows."""
+        """Return the deadline that this invocation enforces, and the earliest known one."""
         own, around = self.plan.call_limits.timeout, current_limit.get()
         enforced = Deadline(time.monotonic() + own, own) if own is not None else None
         known: list[float | None] = [outer.deadline if outer is not None else None]
@@ -176,10 +176,10 @@ class Invocation:
         limit = self.deadline.limit if self.deadline is not None else 0.0
         return InvocationTimeoutError(self.plan.service.__name__, self.plan.name, limit)
 
-    # --- its beginning
+    # --- starting
 
     async def open(self) -> Effect:
-        """Find the model and the tools, and begin, or go on from the given state; returns the first effect."""
+        """Find the model and the tools, and begin or resume. Returns the first effect."""
         plan, host = self.plan, self.host
         self.model = host.model(plan.options.model)
         toolset = plan.toolset
@@ -220,7 +220,7 @@ class Invocation:
         return {name: self.arguments[parameter] for name, parameter in self.plan.values.items()}
 
     def _user_message(self) -> UserMessage:
-        """What the user says. Raises `TypeError` when that is None."""
+        """Return the user message. Raises `TypeError` if it is None."""
         plan = self.plan
         given = self.arguments[plan.user_parameter] if plan.user is None and plan.user_parameter is not None else None
         if isinstance(given, str) and not plan.contents:
@@ -246,7 +246,7 @@ class Invocation:
                 return ()
             case None:
                 where = f"{self.plan.where}(): {self.plan.user_parameter}"
-                raise TypeError(f"{where} is what the user says, and is None")
+                raise TypeError(f"{where} is the user message and must not be None")
             case other if isinstance(other, (str, list, tuple, *CONTENT_TYPES)):
                 return other
             case other:
@@ -277,12 +277,12 @@ class Invocation:
                     raise
         return beans
 
-    # --- tools that the plan does not know
+    # --- additional tools
 
     async def _offered(self) -> Toolset:
-        """The method's tools, those put around the call, and those of its providers.
+        """Return the method's tools with those of enclosing blocks and of providers.
 
-        Raises `IllegalConfigurationError` for what cannot be added to the method's own.
+        Raises `IllegalConfigurationError` for tools that cannot be added.
         """
         plan = self.plan
         toolset = plan.toolset.joined_by(self._added, plan)
@@ -310,16 +310,16 @@ class Invocation:
             return (tools,)
         if isinstance(tools, (list, tuple)):
             return tools
-        fact = f"the tool provider {type_name(type(bean))} gave {tools!r}"
+        fact = f"the tool provider {type_name(type(bean))} returned {tools!r}"
         raise IllegalConfigurationError([Problem(plan.where, fact, "return a ToolProviderResult, or None")])
 
-    # --- its end
+    # --- ending
 
     def value(self) -> Any:
-        """Return the method's value, once the invocation has ended."""
+        """Return the method's value after the invocation has ended."""
         end = self.end
         if not isinstance(end, Finish):
-            fact = "a tool call was suspended, and nothing keeps the invocation until it is answered"
+            fact = "a tool call was suspended, but nothing here stores suspended calls"
             raise IllegalConfigurationError([Problem(self.plan.where, fact, "let the tool return a result")])
         if self.plan.output.shape is not Shape.RESULT:
             return end.value
@@ -327,7 +327,7 @@ class Invocation:
         return Result(end.value, state.executions, state.token_usage, end.finish_reason, state.remembered)
 
     def note(self) -> None:
-        """Add what it has come to, well or not, to the records around it."""
+        """Add the invocation to the records of enclosing `invocation_record` blocks, also after an error."""
         if self.has_begun:
             for record in _records.get():
                 record.add(self.state)
@@ -338,9 +338,10 @@ class Invocation:
 
 @dataclass(slots=True)
 class InvocationRecord:
-    """What the invocations of a block did, those of services called as tools among them, in the order they ended.
+    """The messages, tool executions and token usage of all invocations in a block, in the order in which they ended.
 
-    `token_usage` is summed, None when no reply had one.
+    It includes services called as tools, and invocations that failed. `token_usage` is the sum; None if no reply
+    contained a usage.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -348,7 +349,7 @@ class InvocationRecord:
     token_usage: TokenUsage | None = None
 
     def add(self, state: State) -> None:
-        """Keep what an invocation that has ended, well or not, has come to."""
+        """Add the state of an ended invocation."""
         self.messages += state.all_messages
         self.tool_executions += state.all_executions
         if state.token_usage is not None:
@@ -361,7 +362,12 @@ _records: ContextVar[tuple[InvocationRecord, ...]] = ContextVar("toolbox.records
 
 @contextmanager
 def invocation_record() -> Iterator[InvocationRecord]:
-    """Record the invocations begun inside."""
+    """Record all invocations that start inside the block, also those that fail.
+
+    with invocation_record() as record:
+        assistant.chat("Hello")
+    print(record.token_usage, record.tool_executions)
+    """
     record = InvocationRecord()
     token = _records.set((*_records.get(), record))
     try:

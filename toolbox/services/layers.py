@@ -1,7 +1,7 @@
-"""The layers that come with the library: a conversation's turn and memory, listeners, and a deadline.
+"""The built-in layers: the turn and memory of a conversation, event listeners, and the deadline.
 
-A layer around an invocation is an asynchronous context manager: it stands around a coroutine and a stream alike.
-Not here: what a layer is, and where a plan keeps them (`plans`), layers around a tool (`tools.pipeline`).
+A layer of an invocation is an async context manager, so that it works for coroutines and streams. Not here: the types
+of layers (`plans`), layers of tools (`tools.pipeline`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOTHING: AbstractAsyncContextManager[None] = nullcontext()
 
 
 def around(invocation: Invocation) -> AbstractAsyncContextManager[None]:
-    """Put around an invocation the layers it needs: listeners, its conversation, then those of its plan."""
+    """Return the layers of an invocation: listeners, its conversation, and those of its plan."""
     layers = [
         *([observed] if invocation.host.listeners is not None else ()),
         *([in_conversation] if invocation.memory_key is not None else ()),
@@ -58,7 +58,7 @@ async def _all_around(layers: list[Any], invocation: Invocation) -> AsyncIterato
 
 @asynccontextmanager
 async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
-    """Take the turn in the conversation, load its messages, and write them, whole, if the invocation ends well."""
+    """Take the turn in the conversation, load its messages, and store them if the invocation succeeds."""
     key, window = invocation.memory_key, invocation.plan.window
     assert key is not None
     assert window is not None
@@ -77,9 +77,9 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
 
 
 def within(invocation: Invocation) -> AbstractAsyncContextManager[None]:
-    """End what is awaited inside with `InvocationTimeoutError` when the invocation's deadline passes.
+    """Raise `InvocationTimeoutError` inside the block when the invocation's deadline passes.
 
-    A stream enters it around each step: between two steps the task is its reader's.
+    A stream uses it for each step, because its reader's task runs between two steps.
     """
     return NOTHING if invocation.deadline is None else _until(invocation.deadline.at, invocation)
 
@@ -104,7 +104,7 @@ async def _until(deadline: float, invocation: Invocation) -> AsyncIterator[None]
 
 @asynccontextmanager
 async def observed(invocation: Invocation) -> AsyncIterator[None]:
-    """Tell the listeners when an invocation starts and how it ends."""
+    """Send events to the listeners when an invocation starts, completes or fails."""
     listeners, context = invocation.host.listeners, invocation.context
     assert listeners is not None
     began = perf_counter()
@@ -126,7 +126,7 @@ async def observed(invocation: Invocation) -> AsyncIterator[None]:
 
 
 class ObservedModel:
-    """A model whose requests and replies the listeners are told."""
+    """Wraps a model and sends its requests and replies to the listeners."""
 
     def __init__(self, model: ChatModel, listeners: Listeners, context: InvocationContext) -> None:
         self._model, self._context = model, context
@@ -168,5 +168,5 @@ class ObservedModel:
 
 
 def _reported(error: BaseException) -> BaseException:
-    """The error that listeners see: a stream that is left is cancelled, as any call that is given up."""
+    """Return the error for listeners: a stream that is left counts as cancelled."""
     return asyncio.CancelledError("the stream was left") if isinstance(error, GeneratorExit) else error

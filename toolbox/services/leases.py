@@ -1,7 +1,7 @@
-"""Locks on conversations that hold across processes: leased, renewed while they are held, given back.
+"""Locks on conversations across processes, with leases that are renewed while a call runs.
 
-A process that dies keeps nobody out for longer than its lease. Not here: where leases are kept (`toolbox.sql`,
-`toolbox.redis`), whose turn it is within this process (`memory`).
+If a process dies, others wait only until its lease expires. Not here: storing leases (`toolbox.sql`, `toolbox.redis`),
+the order of calls within this process (`memory`).
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from .memory import ChatMemoryKey, Turns
 logger = logging.getLogger("toolbox.memory")
 
 LEASE = 15.0
-"""Seconds for which a lease holds when it is not renewed."""
+"""Seconds until a lease expires if it is not renewed."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two attempts to take a lease that another process holds
-_LAST_WORK = 5.0  # seconds that giving back may take when everything ends
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two attempts to take another process's lease
+_LAST_WORK = 5.0  # seconds to wait for releases when the store stops
 
 
 class LeaseKeeper(Protocol):
-    """Where leases are kept, for all processes. Each of these is one atomic step."""
+    """Stores leases for all processes. Each method is atomic."""
 
     async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
-        """Whether nobody has the conversation, so that `token` has it now, for `seconds`."""
+        """Take the lease for `seconds` if it is free. Returns True if `token` has it now."""
         ...
 
     async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
-        """Whether `token` has it still, and so has it for `seconds` from now."""
+        """Extend the lease to `seconds` from now. Returns False if `token` has lost it."""
         ...
 
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
-        """If `token` has it, nobody has it any more."""
+        """Release the lease if `token` has it."""
         ...
 
 
 class Leases:
-    """The leases of one process in one store. Within the process, turns are taken in the order of coming."""
+    """The leases of one process in one store. Calls in the same process get their turn in order of arrival."""
 
     def __init__(self, keeper: LeaseKeeper, seconds: float) -> None:
         if not seconds > 0:
-            raise ValueError(f"lease={seconds}; use a number of seconds above 0")
+            raise ValueError(f"lease={seconds}; use a number of seconds greater than 0")
         self._keeper, self._seconds = keeper, seconds
         self._turns = Turns()
         self._tokens: dict[ChatMemoryKey, str] = {}
         self._work: set[asyncio.Task[None]] = set()
 
     def token(self, key: ChatMemoryKey) -> str | None:
-        """The token under which this process has the conversation, or had it and may have lost it by now."""
+        """Return the token of this process's lease, which may have expired, or None without a lease."""
         return self._tokens.get(key)
 
     @asynccontextmanager
     async def lock(self, key: ChatMemoryKey) -> AsyncIterator[None]:
-        """The conversation, for one caller at a time in all processes."""
+        """Lock the conversation for one caller at a time across all processes."""
         token = secrets.token_hex(16)
         async with self._turns.turn(key):
             try:
@@ -73,8 +73,8 @@ class Leases:
                     given_back.set()
                     del self._tokens[key]
             finally:
-                # Also when taking it was interrupted: it may have succeeded. In a task of its own, since this one may
-                # be cancelled; then the lease is given back a moment later.
+                # Release it even if taking it was interrupted, because it may have succeeded. A separate task does it:
+                # this task may be cancelled, and then the lease is released a moment later.
                 await asyncio.shield(self._begin(self._give_back(key, token)))
 
     async def _take(self, key: ChatMemoryKey, token: str) -> None:
@@ -84,7 +84,7 @@ class Leases:
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 
     async def _keep(self, key: ChatMemoryKey, token: str, given_back: asyncio.Event) -> None:
-        """Renews the lease three times in its length, until it is given back or lost."""
+        """Renew the lease three times per lease duration, until it is released or lost."""
         pause = self._seconds / 3
         while True:
             with suppress(TimeoutError):
@@ -95,12 +95,12 @@ class Leases:
             try:
                 renewed = await self._keeper.renew(key, token, self._seconds)
             except Exception as error:
-                logger.warning("the lease on conversation %s could not be renewed, trying again: %s", key, error)
+                logger.warning("cannot renew the lease on conversation %s, retrying: %s", key, error)
                 pause = self._seconds / 10
                 continue
             if not renewed:
                 if not given_back.is_set():
-                    logger.error("the lease on conversation %s is lost: this call can no longer be kept", key)
+                    logger.error("the lease on conversation %s is lost; the current call will not be stored", key)
                 return
             pause = self._seconds / 3
 
@@ -108,18 +108,18 @@ class Leases:
         try:
             await self._keeper.give_back(key, token)
         except Exception as error:
-            # What the call has written is written; the lease ends by itself.
-            logger.warning("the lease on conversation %s could not be given back: %s", key, error)
+            # The call is already stored, and the lease expires by itself.
+            logger.warning("cannot release the lease on conversation %s, it expires by itself: %s", key, error)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        # With no context of the caller's, whose request it may outlive.
+        # Without the caller's context: the work may outlive the caller's request.
         task = asyncio.create_task(work, context=Context())
         self._work.add(task)
         task.add_done_callback(self._work.discard)
         return task
 
     async def stop(self) -> None:
-        """Lets what is being given back get there."""
+        """Wait for the pending releases."""
         if self._work:
             _, late = await asyncio.wait(self._work, timeout=_LAST_WORK)
             for task in late:

@@ -1,6 +1,6 @@
-"""What a service lists: the sources of its tools, its tool providers, and the services among them.
+"""Collects what a service lists: tools, tool providers, and other services as tools.
 
-Not here: reading sources into tools (`tools.sources`), which of them a method offers (`planning`).
+Not here: reading tools (`tools.sources`), the tools of one method (`planning`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .plans import Provider
 
 
 def service_cycles(cls: type[Any]) -> Iterator[Problem]:
-    """Yield a problem for each circle of services that are tools of each other in which `cls` is the first by name.
+    """Yield a problem for each cycle of services that are tools of each other and in which `cls` is the first by name.
 
-    For each service that lists `cls`, this is the shortest circle: there may be too many circles to go through.
+    For each service that lists `cls`, only the shortest cycle is reported: there may be very many cycles.
     """
     paths: dict[type[Any], tuple[type[Any], ...]] = {cls: (cls,)}
     queue = deque([cls])
@@ -30,8 +30,8 @@ def service_cycles(cls: type[Any]) -> Iterator[Problem]:
         for following in _services_offered_by(here):
             if following is cls:
                 circle = " -> ".join(each.__name__ for each in (*paths[here], cls))
-                fix = "take one of them out of the other's tools="
-                yield Problem(cls.__name__, f"services are tools of each other: {circle}", fix)
+                fix = "remove one of them from the tools= of another"
+                yield Problem(cls.__name__, f"these services are tools of each other: {circle}", fix)
             elif following not in paths and _name_of(following) > _name_of(cls):
                 paths[following] = (*paths[here], following)
                 queue.append(following)
@@ -47,7 +47,7 @@ def _services_offered_by(cls: type[Any]) -> Iterator[type[Any]]:
 
 
 def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[Any, ...]:
-    """Everything that a service's class, or these options, and its methods list as tools."""
+    """Return everything that a service's options and methods list as tools."""
     options = options or service_options_of(cls) or ServiceOptions()
     listed = [*as_sources(options.tools)]
     for name in method_names(cls):
@@ -56,7 +56,7 @@ def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[A
 
 
 def providers_of(cls: type[Any], options: ServiceOptions, method: str | None = None) -> tuple[Provider, ...]:
-    """The tool providers of one method of a service, or of all."""
+    """Return the tool providers of one method, or of all methods."""
     methods = method_names(cls) if method is None else [method]
     marked = [each for target in (cls, *(getattr(cls, name) for name in methods)) for each in _providers_at(target)]
     given = [*as_sources(options.tool_provider), *dict.fromkeys(marked)]
@@ -69,23 +69,23 @@ def _providers_at(target: Any) -> tuple[type[Any], ...]:
 
 
 def is_bean_type(listed: object) -> bool:
-    """Whether what is listed is a type to look up, also `Annotated` with a name."""
+    """Return True for a type to look up, also `Annotated` with a name."""
     return isinstance(listed, type) or get_origin(listed) is Annotated
 
 
 def provider_problems(cls: type[Any], options: ServiceOptions) -> Iterator[Problem]:
-    """What is wrong with the tool providers themselves."""
+    """Yield problems with the tool providers."""
     where = cls.__name__
     for each in providers_of(cls, options):
         named = each.bean.__origin__ if get_origin(each.bean) is Annotated else each.bean
         provide = getattr(named or each.given, "provide_tools", each.given if named is None else None)
         if not takes(provide, 1) and not (named is not None and takes(provide, 2)):
             name = getattr(named, "__name__", None) or repr(each.given)
-            yield Problem(where, f"{name} is no tool provider", "give it a method `provide_tools(request)`")
+            yield Problem(where, f"{name} is not a tool provider", "add a method `provide_tools(self, request)`")
 
 
 def as_sources(given: Any) -> tuple[Any, ...]:
-    """Tools or providers as the user gave them: one, several, or none."""
+    """Return tools or providers as a tuple: one, several, or none."""
     if given is None:
         return ()
     if isinstance(given, (list, tuple, set, frozenset)):

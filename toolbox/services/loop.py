@@ -1,7 +1,7 @@
-"""The tool loop: rules, a state and an event in, the next state and an effect out.
+"""The tool loop as a state machine: takes rules, a state and an event, and returns the next state and an effect.
 
-Pure: no I/O, no clock, no tasks. Everything that an invocation knows is in the state (`state`); what it may do, and how
-its replies are read, in the rules. Not here: performing the effects (`driver`).
+Pure: no I/O, no clock, no tasks. The state contains all data of an invocation (`state`), the rules its limits and
+options. Not here: performing the effects (`driver`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .state import PendingToolCall, State
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the invocations of one method may do, how the model is asked, and how its replies are read.
+    """The limits and options of one method: for requests to the model, and for reading its replies.
 
-    `specifications` are those of all tools, `answer_too` the same with the tool that gives the answer; `immediate` has
-    the names of the tools whose result ends the invocation. `structure` is how a structured answer is asked for;
-    `reads_answer` is false where nothing here reads it, as in a stream. `parameters` are sent with each request, by the
-    wire's names.
+    `specifications` are those of all tools; `answer_too` also contains the tool for the answer. `immediate` contains
+    the names of tools whose result ends the invocation. `structure` is the structure of a structured answer.
+    `reads_answer` is False if the loop does not parse the answer, as in a stream. `parameters` are sent with each
+    request.
     """
 
     max_rounds: int = 10
@@ -63,7 +63,7 @@ class Rules:
         object.__setattr__(self, "names", tuple(each.name for each in self.specifications))
 
 
-# --- effects: what is to be done next
+# --- effects: the next thing to do
 
 
 @with_fast_init
@@ -86,20 +86,20 @@ class RunTool:
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """Run the pending calls that wait for their outcome, in their order or together; `first` is the index of one."""
+    """Run the waiting pending calls, in order or at the same time; `first` is the index of one of them."""
 
     first: int
     pending: Sequence[PendingToolCall]
 
     @property
     def indexes(self) -> list[int]:
-        """The indexes of all of them."""
+        """The indexes of all waiting calls."""
         return [index for index, each in enumerate(self.pending) if each.status == "waiting"]
 
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Nothing can be done before the pending calls with these indexes are answered from outside."""
+    """Wait until the pending calls with these indexes get their results from outside."""
 
     indexes: Sequence[int]
 
@@ -107,7 +107,7 @@ class Suspend:
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The invocation has ended; `response` is the reply it ended with."""
+    """End the invocation; `response` is the last reply."""
 
     value: Any
     finish_reason: FinishReason | None
@@ -116,7 +116,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The invocation has failed; `error` is what its caller gets."""
+    """Fail the invocation; the caller gets `error`."""
 
     error: ToolboxError
 
@@ -124,14 +124,13 @@ class Fail:
 Effect: TypeAlias = CallModel | RunTools | Suspend | Finish | Fail
 
 
-# --- events: what has been done
+# --- events: results of effects
 
 
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class ModelReplied:
-    """The model has replied. `aside` are messages that were sent and received on the way: they come before the reply,
-    and memory leaves them out."""
+    """The model has replied. `aside` are additional messages before the reply, which are not stored in memory."""
 
     response: ChatResponse
     aside: Sequence[Message] = ()
@@ -140,7 +139,7 @@ class ModelReplied:
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolFinished:
-    """One pending call has its outcome."""
+    """One pending call has finished."""
 
     index: int
     outcome: ToolOutcome
@@ -148,7 +147,7 @@ class ToolFinished:
 
 @dataclass(frozen=True, slots=True)
 class ToolSuspended:
-    """The outcome of one pending call must come from outside."""
+    """One pending call was suspended: its result must come from outside."""
 
     index: int
     details: Mapping[str, Any]
@@ -156,7 +155,7 @@ class ToolSuspended:
 
 @dataclass(frozen=True, slots=True)
 class ToolResumed:
-    """A suspended call was answered so that it can run now; the answer is in `details`."""
+    """A suspended call can run now; `details` contain the answer."""
 
     index: int
     details: Mapping[str, Any]
@@ -177,16 +176,16 @@ def begin(
     prompted: UserMessage | None = None,
     mode: OutputMode = "prompt",
 ) -> tuple[State, Effect]:
-    """Return the state in which an invocation begins, and its first effect."""
+    """Return the first state and the first effect of an invocation."""
     state = State(system, tuple(history), (user_message,), prompted, mode, rules.names)
     return state, CallModel(_request(rules, state))
 
 
 def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
-    """Return the state after `event`, and what is to be done next.
+    """Return the state after `event`, and the next effect.
 
-    `Fail` holds a `ToolRoundsExceededError`, a `ToolCallsLimitExceededError`, an `OutputParsingError` (all retries used
-    up) or a `ModelTruncatedError`.
+    `Fail` contains a `ToolRoundsExceededError`, a `ToolCallsLimitExceededError`, an `OutputParsingError` (after all
+    retries) or a `ModelTruncatedError`.
     """
     match event:
         case ToolFinished(index, outcome):
@@ -205,14 +204,14 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
 
 
 def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -> tuple[State, int | None]:
-    """Take in a call of a reply that is not complete yet; the index is None if it must not start before it is."""
-    if state.rounds >= rules.max_rounds or rules.max_calls is not None:  # the whole reply may be refused
+    """Add a call of an incomplete reply. The index is None if the call must wait for the complete reply."""
+    if state.rounds >= rules.max_rounds or rules.max_calls is not None:  # the complete reply may be refused
         return state, None
     return state.changed(pending=(*state.pending, PendingToolCall(request))), len(state.pending)
 
 
 def next_effect(rules: Rules, state: State) -> Effect:
-    """Return what is to be done next in a state that was stored and read back."""
+    """Return the next effect for a state that was stored and read again."""
     last = state.messages[-1]
     if isinstance(last, AiMessage) and state.response is not None:
         if state.pending:
@@ -224,16 +223,16 @@ def next_effect(rules: Rules, state: State) -> Effect:
 
 
 def _request(rules: Rules, state: State) -> ChatRequest:
-    """What the model is asked in this state."""
+    """Return the request to the model in this state."""
     structure, choice = rules.structure, rules.tool_choice
-    # The same tuple for each request of the same tools: models keep its encoded form.
+    # Use the same tuple for each request with the same tools, because models cache its encoded form.
     specifications, answer_too = rules.specifications, rules.answer_too
     if state.offered != rules.names:
         by_name = {each.name: each for each in specifications}
         specifications = tuple([by_name[name] for name in state.offered])
         answer_too = (*specifications, structure.tool) if structure is not None else ()
     if state.rounds and choice not in ("auto", "none"):
-        choice = None  # a forced tool has been called
+        choice = None  # a forced tool choice applies to the first round only
     response_format = None
     if structure is not None:
         if state.mode == "tool":
@@ -295,20 +294,20 @@ def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> 
         effect = _finish(rules, response, text)
     except OutputParsingError as error:
         if response.finish_reason is FinishReason.LENGTH:
-            cut = "the model's structured reply was cut at its token limit; raise max_tokens"
+            cut = "the model's structured reply was cut off at the token limit; increase max_tokens"
             return _with_reply(state, response, reply), Fail(ModelTruncatedError(cut, text))
         if state.output_retries >= rules.max_output_retries:
             return _with_reply(state, response, reply), Fail(error)
         return _corrected(rules, state, response, error)
-    if reply.tool_execution_requests:  # the answer tool's call is the answer: nothing will answer it
+    if reply.tool_execution_requests:  # the call of the answer tool is the answer and gets no result
         reply = replace(reply, text=text, tool_execution_requests=())
-    if state.pending:  # a call that was started early, and that the whole reply does not have
+    if state.pending:  # a call that was started early but is missing in the complete reply
         state = state.changed(executions=state.all_executions, pending=())
     return _with_reply(state, response, reply), effect
 
 
 def _finish(rules: Rules, response: ChatResponse, text: str) -> Finish:
-    """The end, with the answer read. Raises `OutputParsingError`."""
+    """Return the end of the invocation with the parsed answer. Raises `OutputParsingError`."""
     if rules.structure is None or not rules.reads_answer:
         value = text if rules.kind is Kind.TEXT else response.ai_message if rules.kind is Kind.MESSAGE else None
         return Finish(value, response.finish_reason, response)
@@ -320,7 +319,7 @@ def _finish(rules: Rules, response: ChatResponse, text: str) -> Finish:
 def _corrected(
     rules: Rules, state: State, response: ChatResponse, error: OutputParsingError
 ) -> tuple[State, CallModel]:
-    """The reply goes back with its errors; neither is remembered."""
+    """Send the reply back with its errors; neither is stored in memory."""
     reply, text = response.ai_message, correction(error)
     answers: list[Message] = [
         replace(ToolExecutionResultMessage.of(request, text), is_error=True)
@@ -343,13 +342,13 @@ def _with_pending(rules: Rules, state: State, index: int, call: PendingToolCall)
 
 
 def _after_tools(rules: Rules, state: State, start: int) -> tuple[State, Effect]:
-    """What follows in this state; the search for calls that wait begins at `start`, which keeps many calls linear."""
+    """Return the next effect. The search for waiting calls begins at `start`, so that many calls take linear time."""
     pending = state.pending
     for index in chain(range(start, len(pending)), range(start)):
         if pending[index].status == "waiting":
             return state, RunTools(index, pending)
     suspended = [index for index, each in enumerate(pending) if each.status == "suspended"]
-    if suspended or not isinstance(state.messages[-1], AiMessage):  # the reply is not complete
+    if suspended or not isinstance(state.messages[-1], AiMessage):  # the reply is incomplete
         return state, Suspend(suspended)
     return _round_ended(rules, state, pending)
 
@@ -373,7 +372,7 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
 
 
 def _immediate_end(rules: Rules, state: State) -> Finish | None:
-    """The end, if all calls of the last reply return immediately and none failed."""
+    """Return the end of the invocation if all tools of the last reply are immediate and none failed."""
     response = state.response
     if response is None:
         return None
@@ -387,7 +386,7 @@ def _immediate_end(rules: Rules, state: State) -> Finish | None:
 def _joined_by(
     early: Sequence[PendingToolCall], requests: Sequence[ToolExecutionRequest]
 ) -> tuple[PendingToolCall, ...]:
-    """The calls that were started early, and those that the whole reply adds."""
+    """Return the calls that were started early, and the other calls of the complete reply."""
     left = [_identity(each.request) for each in early]
     added = []
     for request in requests:
@@ -399,7 +398,7 @@ def _joined_by(
 
 
 def _places(pending: Sequence[PendingToolCall], requests: Sequence[ToolExecutionRequest]) -> list[int]:
-    """The index of the pending call that answers each request: calls and requests are matched by what they ask."""
+    """Return the index of the pending call for each request, matched by id, name and arguments."""
     free = list(range(len(pending)))
     places = []
     for request in requests:

@@ -1,6 +1,6 @@
-"""The memory of conversations: stores, windows, whose turn it is, and the write that is made whole or not at all.
+"""Conversations: stores, windows, the order of calls, and `ChatMemory`, the access to one conversation.
 
-Not here: stores on databases (`sql`, `redis`), what a call adds to a conversation (`driver`).
+Not here: stores in databases (`sql`, `redis`), loading and storing a call's messages (`layers`).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ T = TypeVar("T")
 
 
 LONGEST_MEMORY_ID = 2048
-"""Bytes: PostgreSQL refuses to index much more."""
+"""The maximum length of a memory id in bytes, because PostgreSQL cannot index much more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMemoryKey:
-    """A conversation: the service's name with its module, and the memory id as text."""
+    """The key of a conversation: the service's full name, and the memory id as text."""
 
     service: str
     memory_id: str
 
     def __post_init__(self) -> None:
-        """Raise `InvalidMemoryIdError` for an id that a database cannot keep, whichever store is used."""
+        """Raise `InvalidMemoryIdError` for an id that a database cannot store."""
         text = str(self.memory_id)
         if "\0" in text:
             raise InvalidMemoryIdError(self.service, text, "it contains a NUL character")
@@ -59,32 +59,35 @@ class ChatMemoryKey:
 
     @classmethod
     def of(cls, service: type[Any], memory_id: object) -> ChatMemoryKey:
-        """The conversation that `service` keeps under `memory_id`. Raises `InvalidMemoryIdError`."""
+        """Return the key of a conversation. Raises `InvalidMemoryIdError`."""
         return cls(f"{service.__module__}.{service.__qualname__}", str(memory_id))
 
 
 class ChatMemoryStore(Protocol):
-    """Where conversations are kept. A bean of this type is used by all services of its container.
+    """Stores conversations. Register a bean of this type, and all services of the container use it.
 
-    It may also have `lock(key)`, an async context manager that lets one caller at a time into a conversation, over as
-    many processes as it knows of; without it, that holds in this process only.
+        class Files(ChatMemoryStore):  # implement the three methods
+            ...
+
+    Optionally, add `lock(key)`, an async context manager that lets one caller at a time into a conversation across
+    processes. Without it, calls wait for each other in this process only.
     """
 
     async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
-        """The messages kept, oldest first; none of an unknown conversation."""
+        """Return the stored messages, oldest first; an empty sequence for an unknown conversation."""
         ...
 
     async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
-        """Keeps these messages instead of those kept before."""
+        """Replace the stored messages."""
         ...
 
     async def delete_messages(self, key: ChatMemoryKey) -> None:
-        """Forgets the conversation."""
+        """Delete the conversation."""
         ...
 
 
 class InMemoryChatMemoryStore:
-    """Conversations of this process, as long as it lives."""
+    """Stores conversations in the memory of this process. This is the default store."""
 
     def __init__(self) -> None:
         self._conversations: dict[ChatMemoryKey, tuple[Message, ...]] = {}
@@ -106,28 +109,28 @@ class InMemoryChatMemoryStore:
 
 
 def _without_orphans(messages: Iterable[Message]) -> tuple[Message, ...]:
-    # A result whose request was cut off makes the model server refuse the whole conversation.
+    # Model servers refuse a conversation that contains a result without its request.
     return tuple(dropwhile(lambda each: isinstance(each, ToolExecutionResultMessage), messages))
 
 
 @dataclass(frozen=True, slots=True)
 class MessageWindow:
-    """Keeps the last `max_messages` messages of a conversation."""
+    """Keeps the last `max_messages` messages: `@register_ai_service(chat_memory=MessageWindow(50))`."""
 
     max_messages: int = 20
 
     @property
     def limit(self) -> int:
-        """What start checks."""
+        """The limit, which is checked at startup."""
         return self.max_messages
 
     def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages to keep, oldest first."""
+        """Return the messages to keep, oldest first."""
         return _without_orphans(messages[-self.max_messages :])
 
 
 def estimate_tokens(message: Message) -> int:
-    """About how many tokens a message takes, without a tokenizer: one for 4 bytes, 4 for itself, 85 for an image."""
+    """Estimate the tokens of a message without a tokenizer: 1 per 4 bytes of text, 85 per image, plus 4."""
     match message:
         case SystemMessage(text):
             texts = [text]
@@ -156,18 +159,21 @@ def _estimated(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenWindow:
-    """Keeps the last messages of a conversation that fit into `max_tokens`; `count` tells how many one takes."""
+    """Keeps the last messages that fit into `max_tokens`: `@register_ai_service(chat_memory=TokenWindow(8000))`.
+
+    `count` returns the tokens of one message; the default is an estimate.
+    """
 
     max_tokens: int
     count: Callable[[Message], int] = estimate_tokens
 
     @property
     def limit(self) -> int:
-        """What start checks."""
+        """The limit, which is checked at startup."""
         return self.max_tokens
 
     def newest(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages to keep, oldest first."""
+        """Return the messages to keep, oldest first."""
         left, first = self.max_tokens, len(messages)
         while first > 0 and (left := left - self.count(messages[first - 1])) >= 0:
             first -= 1
@@ -178,10 +184,10 @@ Window: TypeAlias = MessageWindow | TokenWindow
 
 
 def repaired(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages with every tool call answered right after it, as model servers demand.
+    """Return the messages with a result after every tool call, as model servers require.
 
-    A crash, or another writer, may have left calls without results or results without calls: the first are answered
-    with an error that says so, the second are dropped.
+    After a crash, calls may have no results, or results no calls. Missing results are added as errors; results without
+    a call are removed.
     """
     kept: list[Message] = []
     waiting: dict[str, str] = {}
@@ -194,7 +200,7 @@ def repaired(messages: Sequence[Message]) -> tuple[Message, ...]:
         kept += _interrupted(waiting)
         waiting = {}
         if isinstance(message, SystemMessage):
-            continue  # rendered anew for each call
+            continue  # the system message is created for each call
         if isinstance(message, AiMessage):
             waiting = {each.id: each.name for each in message.tool_execution_requests}
         kept.append(message)
@@ -210,14 +216,14 @@ def _interrupted(waiting: dict[str, str]) -> list[Message]:
 
 
 class Turns:
-    """Lets one caller at a time into each conversation, first come, first served; for tasks on any loop."""
+    """Lets one caller at a time into each conversation, in order of arrival; works across event loops."""
 
     def __init__(self) -> None:
         self.renew_after_fork()
         renewed_after_fork(self)
 
     def renew_after_fork(self) -> None:
-        """Forget whose turn it is: in a forked process none of those calls goes on."""
+        """Forget all turns: the calls continue in the parent process only."""
         self._lock = Lock()
         self._waiting: dict[ChatMemoryKey, deque[Future[None]]] = {}
 
@@ -245,26 +251,26 @@ class Turns:
                 if ahead in (queue := self._waiting.get(key, deque())):
                     queue.remove(ahead)
                     raise
-            self._pass_on(key)  # the turn had come at the moment the waiting was given up
+            self._pass_on(key)  # the turn arrived at the moment of the cancellation
             raise
 
     def _pass_on(self, key: ChatMemoryKey) -> None:
         with self._lock:
             queue = self._waiting.get(key)
-            if queue is None:  # this process was forked in the meantime
+            if queue is None:  # this process was forked during the turn
                 return
             if queue:
                 following = queue.popleft()
             else:
                 del self._waiting[key]
                 return
-        # One that was cancelled at this moment passes its turn on itself (`_wait`).
+        # A caller that is cancelled at this moment passes its turn on itself (`_wait`).
         if following.set_running_or_notify_cancel():
             following.set_result(None)
 
 
 class _TurnsOfStores:
-    """The turns in each store: containers that share a store share them, for as long as one of them works with it."""
+    """The turns of each store. Containers that share a store share its turns."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -288,29 +294,29 @@ _turns = _TurnsOfStores()
 
 
 Caller: TypeAlias = "ReferenceType[Any]"
-"""Who waits for a call, or reads its stream: a task, or a thread without a loop."""
+"""The task, or the thread without a loop, that waits for a call or reads its stream."""
 
 
 def caller_here() -> Caller:
-    """Whoever runs this code."""
+    """Return the current task or thread."""
     return ref((asyncio.current_task() if on_event_loop() else None) or current_thread())
 
 
 class Calling(Protocol):
-    """A call that takes a turn; `caller` changes with whoever reads its stream, and is None when nobody does."""
+    """A call that takes a turn. `caller` is the current reader of a stream, or None without a reader."""
 
     caller: Caller | None
 
 
 class _Program:
-    """The program itself, in a conversation."""
+    """The program itself as the caller, for `ChatMemory`."""
 
     def __init__(self) -> None:
         self.caller: Caller | None = caller_here()
 
 
 class _Turn:
-    """One call's turn in a conversation. A task that outlives the call finds it ended."""
+    """The turn of one call in a conversation. `ended` is True afterwards, for tasks that outlive the call."""
 
     __slots__ = ("ended", "key", "store")
 
@@ -322,7 +328,7 @@ _held: ContextVar[tuple[_Turn, ...]] = ContextVar("toolbox.conversations", defau
 
 
 class ChatMemories:
-    """The conversations of one container: takes turns in them, reads, and writes them whole."""
+    """The conversations of one container: takes turns, loads messages."""
 
     def __init__(self, store: ChatMemoryStore) -> None:
         self.store = store
@@ -331,22 +337,22 @@ class ChatMemories:
         renewed_after_fork(self)
 
     def renew_after_fork(self) -> None:
-        """Forget the calls under way, which go on in the parent."""
+        """Forget the current calls, which continue in the parent process."""
         keep_inherited(self._under_way)
         self._under_way = {}
 
     def lock(self, key: ChatMemoryKey) -> AbstractAsyncContextManager[object]:
-        """Lets one caller at a time into a conversation: the store's own lock, else one in this process."""
+        """Return the lock of a conversation: the store's own lock, or one in this process."""
         lock: Callable[[ChatMemoryKey], AbstractAsyncContextManager[object]] | None
         lock = getattr(self.store, "lock", None)
         return lock(key) if lock is not None else self._turns.turn(key)
 
     @asynccontextmanager
     async def turn(self, key: ChatMemoryKey, call: Calling | None = None) -> AsyncIterator[None]:
-        """The turn of `call`, or of the program itself, in its conversation.
+        """Take the turn of `call`, or of the program itself, in a conversation.
 
-        Refused are calls that would wait for themselves: made meanwhile by the tools of the one whose turn it is, or by
-        who reads its stream.
+        Raises `MemoryInUseError` for a call that would wait for itself, because it comes from a tool of the current
+        call, or from the reader of its stream.
         """
         call = call or _Program()
         held = tuple(each for each in _held.get() if not each.ended)
@@ -366,17 +372,17 @@ class ChatMemories:
                 _reset(token)
 
     async def load(self, key: ChatMemoryKey, window: Window) -> tuple[Message, ...]:
-        """The conversation so far, within the window, fit to be sent."""
+        """Return the messages in the window, with missing tool results added."""
         return repaired(window.newest(repaired(await self.store.get_messages(key))))
 
 
 def _reset(token: Any) -> None:
-    with suppress(ValueError):  # of a stream that is closed in another context than it was begun in
+    with suppress(ValueError):  # a stream may be closed in another context than the one it started in
         _held.reset(token)
 
 
 class MemoryHost(Protocol):
-    """Keeps the conversations of a container, and knows the loop that their store belongs to."""
+    """Provides the conversations of a container, and runs work on the event loop of their store."""
 
     async def memories(self) -> ChatMemories:
         """Return the conversations."""
@@ -388,16 +394,16 @@ class MemoryHost(Protocol):
 
 
 class ChatMemory:
-    """Gives the program access to one conversation: `container.chat_memory(Assistant, id)`.
+    """Reads and changes one conversation: `await container.chat_memory(Assistant, id).messages()`.
 
-    Its methods may be awaited on any event loop; the store is used on the container's.
+    You can await its methods on any event loop. The store is used on the container's loop.
     """
 
     def __init__(self, host: MemoryHost, key: ChatMemoryKey) -> None:
         self._host, self._key = host, key
 
     async def messages(self) -> list[Message]:
-        """Return the messages kept, oldest first."""
+        """Return the stored messages, oldest first."""
 
         async def read() -> list[Message]:
             memories = await self._host.memories()
@@ -406,7 +412,7 @@ class ChatMemory:
         return await self._host.on_own_loop(read)
 
     async def add(self, *messages: Message) -> None:
-        """Add messages at the end; waits for its turn while a call is running."""
+        """Append messages. Waits until a running call of the conversation has ended."""
         program = _Program()
 
         async def write() -> None:
@@ -418,7 +424,7 @@ class ChatMemory:
         await self._host.on_own_loop(write)
 
     async def clear(self) -> None:
-        """Delete the conversation; waits for its turn while a call is running."""
+        """Delete the conversation. Waits until a running call of the conversation has ended."""
         program = _Program()
 
         async def delete() -> None:

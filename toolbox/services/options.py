@@ -1,6 +1,6 @@
-"""Checks the options of a service, each by itself.
+"""Checks the values of a service's options.
 
-Not here: the options (`declaration`), what they mean for a method (`planning`).
+Not here: the options (`declaration`), their effect on a method (`planning`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HANDLERS = ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_er
 
 
 def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
-    """What is wrong with the options themselves."""
+    """Yield a problem for each invalid option."""
     for name, least in _LEAST.items():
         value = getattr(options, name)
         if isinstance(value, Default):
@@ -30,13 +30,13 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     timeout = options.timeout
     open_ended = timeout is None or isinstance(timeout, Default)
     if not open_ended and not (isinstance(timeout, (int, float)) and timeout > 0):
-        yield Problem(where, f"timeout is {timeout!r}", "use a number of seconds above 0")
+        yield Problem(where, f"timeout is {timeout!r}", "use a number of seconds greater than 0, or None")
     if options.output_mode not in (None, "schema", "tool", "prompt"):
         yield Problem(where, f"output_mode is {options.output_mode!r}", 'use "schema", "tool", "prompt" or None')
     if not isinstance(options.concurrent_tools, (bool, Executor)):
         yield Problem(where, f"concurrent_tools is {options.concurrent_tools!r}", "use True, False or an Executor")
     if options.model is not None and not isinstance(options.model, str):
-        fix = "give a name, and the model itself to the container: Container(models={name: …})"
+        fix = "use the name of a model, and pass the model to the container: Container(models={name: …})"
         yield Problem(where, f"model is {options.model!r}", fix)
     window = options.chat_memory
     if window is not None and not isinstance(window, Default) and not callable(getattr(window, "newest", None)):
@@ -44,8 +44,12 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     elif isinstance(window, (MessageWindow, TokenWindow)) and not (isinstance(window.limit, int) and window.limit > 0):
         yield Problem(where, f"chat_memory is a {type(window).__name__} of {window.limit!r}", "use 1 or more")
     if not isinstance(options.parameters, Mapping):
-        yield Problem(where, f"parameters is {options.parameters!r}", "use a mapping, by the wire's names")
+        yield Problem(
+            where, f"parameters is {options.parameters!r}", "use a mapping, with the names of the server's API"
+        )
     for name in _HANDLERS:
         handler = getattr(options, name)
         if handler is not None and not takes(handler, 2):
-            yield Problem(where, f"{name} is {handler!r}", "give a function of the error and its InvocationContext")
+            yield Problem(
+                where, f"{name} is {handler!r}", "use a function that takes the error and the InvocationContext"
+            )

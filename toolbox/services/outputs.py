@@ -1,6 +1,7 @@
-"""What a service method returns: the schema asked of the model, and the reply read into the declared type.
+"""Return types of service methods: the JSON schema for the model, and parsing the reply into the declared type.
 
-Pure. `Result` and `TokenStream` are here too. Not here: asking again (`loop`), taking a stream's steps (`streams`).
+Includes `Result` and `TokenStream`. No I/O. Not here: asking again after an invalid reply (`loop`), other streams
+(`streams`).
 """
 
 from __future__ import annotations
@@ -37,15 +38,21 @@ from ..validation_text import faults_of
 T = TypeVar("T")
 
 OutputMode: TypeAlias = Literal["schema", "tool", "prompt"]
-"""How the model is told what to reply: by a response format, by a tool to call, or in words."""
+"""How a structured reply is requested: as a response format, as a tool to call, or in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """A method's value and how it came about.
+    """The value of a service method with details of the call: declare `-> Result[str]`.
 
-    `content` is None after an immediate return; `messages` are those of this call, from the user's to the answer;
-    `token_usage` is summed over all its model calls, None when no reply had one.
+        result = await assistant.answer("How many seats?")
+        print(result.content, result.token_usage)
+
+    - `content`: the value; None after an immediate return.
+    - `tool_executions`: the tool calls, with results and durations.
+    - `token_usage`: the sum over all model calls; None if no reply contained a usage.
+    - `finish_reason`: why the model stopped.
+    - `messages`: the messages of this call, from the user message to the answer.
     """
 
     content: T = field(hash=False)
@@ -59,19 +66,23 @@ class Result(Generic[T]):
         object.__setattr__(self, "messages", tuple(self.messages))
 
     def __tool_value__(self) -> object:
-        """What a tool that returns a `Result` has found."""
+        """Return the value for the model, if a tool returns a `Result`."""
         return self.content
 
 
 class TokenStream(AsyncIterator[ServiceEvent]):
-    """The events of one call, as they happen; the last is a `CompleteResponse`. Errors are raised in the iteration.
+    """The events of one call as they happen: declare `-> TokenStream`.
 
-    Nothing starts before the first step. `aclose()`, or leaving `async with`, ends the call where it stands.
+        async for event in assistant.stream("Hello"):
+            if isinstance(event, PartialResponse): print(event.text, end="")
+
+    The last event is a `CompleteResponse`. Errors are raised during the iteration. The call starts with the first step.
+    `aclose()`, or leaving `async with`, cancels the call.
     """
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Ends the call: its model's stream is closed, its tools are cancelled, nothing is remembered."""
+        """Cancel the call: close the model's stream, cancel the tools, store nothing."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,7 +95,7 @@ class TokenStream(AsyncIterator[ServiceEvent]):
 
 
 class Kind(StrEnum):
-    """What is made of the reply."""
+    """How the reply is converted."""
 
     TEXT = "text"
     NOTHING = "nothing"
@@ -93,7 +104,7 @@ class Kind(StrEnum):
 
 
 class Shape(StrEnum):
-    """In what form the value reaches the caller."""
+    """The form in which the caller gets the value."""
 
     VALUE = "value"
     RESULT = "result"
@@ -104,41 +115,41 @@ class Shape(StrEnum):
 
 @dataclass(frozen=True)
 class Output:
-    """A return annotation, read: its shape, and the type inside."""
+    """A parsed return annotation: its shape, and the type inside."""
 
     shape: Shape
     kind: Kind
     type: Any
-    synchronous: bool = False  # of a stream: a plain iterator
+    synchronous: bool = False  # for a stream: True for a plain iterator
 
     @property
     def is_stream(self) -> bool:
-        """Whether the caller iterates."""
+        """True for a stream."""
         return self.shape not in (Shape.VALUE, Shape.RESULT)
 
     @property
     def allows_immediate(self) -> bool:
-        """Whether an immediate return has a place to go to."""
+        """True if an immediate tool can end a call of the method."""
         return self.is_stream or self.shape is Shape.RESULT or self.kind is Kind.NOTHING
 
     @cached_property
     def structure(self) -> Structure | None:
-        """How a structured reply is asked for and read; None for any other."""
+        """The structure of a structured reply; None for other kinds."""
         return Structure.of(self.type, self.shape is Shape.ITEM_STREAM) if self.kind is Kind.STRUCTURED else None
 
 
 def read_output(annotation: object) -> Output:
-    """The output that a resolved return annotation declares. Raises `TypeError` where it declares none that can be."""
+    """Parse a resolved return annotation. Raises `TypeError` for an unsupported one."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is TokenStream:
         return Output(Shape.EVENT_STREAM, Kind.TEXT, str)
     if not arguments and (bare := origin or annotation) in (AsyncGenerator, AsyncIterable, AsyncIterator, Iterator):
-        raise TypeError(f"say what is streamed, {getattr(bare, '__name__', bare)}[str]")
+        raise TypeError(f"the type of the items is missing, as in {getattr(bare, '__name__', bare)}[str]")
     if isinstance(origin, type) and issubclass(origin, (AsyncIterable, Iterator)):
         if arguments[0] is str:
             return Output(Shape.TEXT_STREAM, Kind.TEXT, str, synchronous=issubclass(origin, Iterator))
         if issubclass(origin, Iterator):
-            raise TypeError(f"a synchronous stream is an Iterator[str], not {annotation}")
+            raise TypeError(f"a synchronous stream must be an Iterator[str], got {annotation}")
         if arguments[0] == ServiceEvent:
             return Output(Shape.EVENT_STREAM, Kind.TEXT, str)
         return Output(Shape.ITEM_STREAM, Kind.STRUCTURED, arguments[0])
@@ -162,7 +173,7 @@ def _kind_of(annotation: object) -> Kind:
 # --- structured replies
 
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\r?\n?(.*?)(?:```|\Z)", re.DOTALL)
-# The beginning of an object or a list, and not a brace or a bracket that prose uses otherwise.
+# The beginning of a JSON object or list, but not of other braces or brackets in prose.
 _STRING = r'"(?:[^"\\]++|\\.)*+"'
 _VALUE_BEGINS = re.compile(
     rf"\{{(?=\s*+(?:\}}|{_STRING}\s*+:))|\[(?=\s*+(?:[\[{{\]\d-]|{_STRING}\s*+[,\]]|true|false|null))", re.DOTALL
@@ -172,10 +183,9 @@ _SCALARS = {"string", "integer", "number", "boolean", "null"}
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A type that a model's reply is validated into.
+    """A type that a model's reply is validated against.
 
-    `schema` is what the model is asked for, as short as a tool's: the type's own when it is an object, else wrapped as
-    `{"value": …}`.
+    `schema` is the JSON schema for the model: that of the type if it is an object, otherwise wrapped as `{"value": …}`.
     """
 
     name: str
@@ -188,9 +198,9 @@ class Structure:
 
     @classmethod
     def of(cls, type_: Any, streamed: bool) -> Structure:
-        """The structure of `type_`, or of a list of them that is streamed.
+        """Return the structure of `type_`, or of a list of it if `streamed`.
 
-        Raises pydantic's error for a type it cannot read.
+        Raises pydantic's error for an unsupported type.
         """
         whole: Any = GenericAlias(list, (type_,)) if streamed else type_
         adapter: TypeAdapter[Any] = TypeAdapter(whole)
@@ -213,12 +223,12 @@ class Structure:
 
     @property
     def response_format(self) -> ResponseFormat:
-        """As a model that supports it is asked."""
+        """The request for models that support response formats."""
         return ResponseFormat(self.name, self.schema)
 
     @property
     def instructions(self) -> str:
-        """As any other model is asked, in words."""
+        """The request in words, for other models."""
         return (
             "Answer with JSON only, without any other text, that follows this JSON schema:\n"
             f"{to_json(self.schema).decode()}"
@@ -226,11 +236,11 @@ class Structure:
 
     @property
     def tool(self) -> ToolSpecification:
-        """As a model is asked that calls tools better than it follows formats."""
+        """The request as a tool, for output mode `tool`."""
         return ToolSpecification(ANSWER_TOOL, "Gives the final answer. Call it once, when you know it.", self.schema)
 
     def read(self, text: str) -> Any:
-        """The value in `text`, with words around it or without. Raises `OutputParsingError`."""
+        """Return the value in `text`, which may contain other text too. Raises `OutputParsingError`."""
         try:
             return self._validated(text.strip())
         except ValueError as error:
@@ -240,7 +250,7 @@ class Structure:
             return in_blocks[0]
         embedded = self._embedded(text)
         if (count := max(len(in_blocks), len(embedded))) > 1:
-            raise OutputParsingError(text, [("", f"there are {count} JSON values, and one is expected")])
+            raise OutputParsingError(text, [("", f"expected one JSON value, got {count}")])
         for value in embedded:
             try:
                 return self._validated(value)
@@ -249,14 +259,14 @@ class Structure:
         raise OutputParsingError(text, faults)
 
     def _readable(self, text: str) -> Iterator[Any]:
-        """Yield the value of a text that is one."""
+        """Yield the value if the text is valid."""
         with suppress(ValueError):
             yield self._validated(text.strip())
 
     def _embedded(self, text: str) -> list[str]:
-        """The objects in a text that says something else too, and the lists where one is wanted, as they are written.
+        """Return the JSON objects inside a text, and the lists if a list is expected, as text.
 
-        None where a value is broken or cut: a part of it is not what the model meant.
+        Returns an empty list if a value is broken or cut off, because a part of it is not what the model meant.
         """
         found: list[str] = []
         position = 0
@@ -290,7 +300,7 @@ class Structure:
         return self.adapter.validate_json(text)
 
     def _scalar(self, text: str) -> Any:
-        """A scalar that a model wrote as it is, without JSON's quotes; an enum's member by its name too."""
+        """Validate a scalar without JSON quotes. An enum's member may be given by its name, too."""
         try:
             return self.adapter.validate_python(text)
         except ValidationError:
@@ -313,7 +323,7 @@ def _faults_in(error: ValueError) -> list[tuple[Path, str]]:
 
 
 def _kinds_of(schema: Mapping[str, Any]) -> set[str]:
-    """The JSON types that a schema allows at its top."""
+    """Return the JSON types that a schema allows at the top level."""
     kind = schema.get("type", ())
     kinds = {kind} if isinstance(kind, str) else set(kind)
     return kinds.union(*(_kinds_of(each) for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ()))))
@@ -331,13 +341,13 @@ _BEGINNINGS = {
 
 
 def _beginnings(schema: Mapping[str, Any]) -> str:
-    """The characters that a value of this schema may begin with; a list may be empty, too."""
+    """Return the characters that may follow the `[` of a list with items of this schema."""
     kinds = _kinds_of(schema) or _BEGINNINGS.keys()
     return "".join(_BEGINNINGS.get(kind, "") for kind in sorted(kinds)) + "]"
 
 
 def _inner_value(text: str, data: dict[str, Any]) -> str:
-    """The JSON text of the one member of an object, character for character: no number is rounded on the way."""
+    """Return the JSON text of an object's only member unchanged, so that no number is rounded."""
     inner = text[text.index(":", text.index('"value"')) + 1 :].strip()
     return inner[:-1].strip() if inner.endswith("}") else inner
 
@@ -348,7 +358,7 @@ def _schema_name(type_: Any) -> str:
 
 
 def answer_text(arguments: str) -> str:
-    """Return the reply that the answer tool's arguments are, repaired as those of any tool."""
+    """Return the arguments of the answer tool as the reply, repaired like those of any tool."""
     try:
         return arguments_text(arguments)
     except ValueError:
@@ -356,7 +366,7 @@ def answer_text(arguments: str) -> str:
 
 
 def correction(error: OutputParsingError) -> str:
-    """What a model is told whose reply did not validate."""
+    """Return the message for the model after an invalid reply."""
     faults = "\n".join(f"- {path}: {message}" if path else f"- {message}" for path, message in error.problems)
     return f"Your answer is not valid:\n{faults}\nAnswer again, with corrected JSON only."
 
@@ -368,36 +378,36 @@ _INSIDE = re.compile(r'(?:\[|"\s*:|[}\]]\s*,)\Z')
 _FENCE_BEGINS = re.compile(r"```(?:json)?\Z", re.IGNORECASE)
 _NEXT = re.compile(r"\s*+(\S?)")
 _LOOKED_BACK = 200
-"""Characters before a bracket that say whether a list begins there."""
+"""The number of characters before a bracket that decide whether a list begins there."""
 _IN_STRING, _BETWEEN = re.compile(r'["\\]'), re.compile(r'["\[\]{},]')
 
 
 class ItemReader:
-    """Reads the text of a JSON list piece by piece, and gives each item as soon as it is complete."""
+    """Parses a JSON list piece by piece, and yields each item as soon as it is complete."""
 
     def __init__(self, adapter: TypeAdapter[Any], beginnings: str = '{["-0123456789]') -> None:
-        """`beginnings`: the characters that may follow the bracket of a list that has words before it."""
+        """Prepare parsing. `beginnings` are the characters that may follow the `[` of a list after other text."""
         self._adapter, self._beginnings = adapter, beginnings
         self._all: list[str] = []
-        self._open: list[str] = []  # of what is not complete: the text before the list, then an item
-        self._position = 0  # in the text before the list: what is before has been looked at
-        self._at_start = True  # nothing of the text has been dropped
-        self._waits = False  # for what follows a bracket
+        self._open: list[str] = []  # incomplete text: the text before the list, later an item
+        self._position = 0  # in the text before the list: everything before was searched
+        self._at_start = True  # no text was dropped so far
+        self._waits = False  # waits for the character after a bracket
         self._depth = 0
         self._in_string = self._escaped = False
         self.began = self.ended = False
 
     def feed(self, text: str) -> Iterator[Any]:
-        """The items that `text` completes. Raises `OutputParsingError` for one that does not validate."""
+        """Yield the items that `text` completes. Raises `OutputParsingError` for an invalid item."""
         self._all.append(text)
         if not self.ended and (self.began or (text := self._begun(text))):
             yield from self._items(text)
 
     def _begun(self, text: str) -> str:
-        """What follows the beginning of the list, when that has come with `text`.
+        """Return the text after the beginning of the list, or "" if the list has not begun.
 
-        A list begins at the beginning of the text or of a fenced block, else at a bracket that an item or the list's
-        end follows, unless it is inside another value.
+        A list begins at the start of the text or of a fenced block; otherwise at a bracket before an item or the end of
+        the list, unless it is inside another value.
         """
         self._open.append(text)
         if "[" not in text and (not self._waits or text.isspace()):
@@ -424,7 +434,7 @@ class ItemReader:
         return ""
 
     def _before(self, text: str, bracket: int) -> tuple[bool, bool]:
-        """Say whether this bracket is the first thing in the text or a block, and whether it is inside a value."""
+        """Return whether this bracket is the first character of the text or block, and whether it is inside a value."""
         if text.startswith("[", bracket - 1) and bracket:
             return False, True
         start = max(0, bracket - _LOOKED_BACK)
@@ -443,7 +453,7 @@ class ItemReader:
         while (found := (_IN_STRING if self._in_string else _BETWEEN).search(text, position)) is not None:
             position, character = found.end(), found.group()
             if character == "\\":
-                position += 1  # what it escapes
+                position += 1  # skip the escaped character
                 self._escaped = position > len(text)
             elif character == '"':
                 self._in_string = not self._in_string
@@ -469,7 +479,9 @@ class ItemReader:
             raise OutputParsingError(item, faults_of(error)) from None
 
     def finish(self) -> None:
-        """Raises `OutputParsingError` when the text has ended without a whole list."""
+        """Raise `OutputParsingError` if the text ended without a complete list."""
         if not self.ended:
             text = "".join(self._all)
-            raise OutputParsingError(text, [("", "the list does not end" if self.began else "there is no JSON list")])
+            raise OutputParsingError(
+                text, [("", "the JSON list is incomplete" if self.began else "expected a JSON list")]
+            )

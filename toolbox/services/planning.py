@@ -1,6 +1,6 @@
-"""Reads a service's declaration into a plan per method, and checks it.
+"""Reads and checks a service's declaration, and creates a plan for each method.
 
-Not here: the marks (`declaration`), the plans themselves (`plans`), following them (`driver`).
+Not here: the decorators (`declaration`), the plans (`plans`), running them (`driver`).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def plan_service(
     around: Mapping[str, Any] | None = None,
     limits: CallLimits = UNSET_LIMITS,
 ) -> tuple[dict[str, MethodPlan], list[Problem]]:
-    """The plans of a service's methods by name, and everything that is wrong with its declaration.
+    """Return the plans of a service's methods by name, and all problems with its declaration.
 
-    `known`: classes that annotations may name beside those of their module; `around`: those of the function that the
-    service is defined in, as far as its mark does not know them; `limits` hold where the service sets none. A method
-    with problems has no plan.
+    `known` are additional classes for annotations, besides those of the module. `around` are local names of the
+    enclosing function. `limits` are the defaults for limits that the service does not set. A method with problems has
+    no plan.
     """
     if not isinstance(cls, type):
-        return {}, [Problem(repr(cls), "is no class", "give a Protocol or an ABC")]
+        return {}, [Problem(repr(cls), "is not a class", "pass a Protocol or an ABC")]
     where = cls.__name__
     problems = [*option_problems(where, options), *provider_problems(cls, options)]
     if not is_interface(cls):
@@ -64,15 +64,15 @@ def plan_service(
     names = method_names(cls)
     for name in sorted(getattr(cls, "__abstractmethods__", frozenset()) - {*names}):
         if not getattr(cls, "_is_protocol", False):
-            fact = "is abstract and no method, and nothing would implement it"
-            problems.append(Problem(f"{where}.{name}", fact, "give it a body"))
+            fact = "is abstract but not a method, so it cannot be implemented"
+            problems.append(Problem(f"{where}.{name}", fact, "implement it in the class"))
     bare = [problem for base in cls.__mro__ for problem in bare_decorators(base)]
     problems += bare
     if not names and not bare:
-        fact = "has no method to implement, for those that have a body stay as they are"
-        fix = "declare one: `async def chat(self, text: str) -> str: ...`"
+        fact = "has no method to implement; methods with a body are kept"
+        fix = "declare one without a body: `async def chat(self, text: str) -> str: ...`"
         if not getattr(cls, "_is_protocol", False):
-            fact, fix = "has no abstract method to implement", f"{fix}, marked @abstractmethod"
+            fact, fix = "has no abstract method to implement", f"{fix}, with @abstractmethod"
         problems.append(Problem(where, fact, fix))
     plans: dict[str, MethodPlan] = {}
     class_tools, class_problems = read_tools(as_sources(options.tools), where)
@@ -88,7 +88,7 @@ def plan_service(
 
 
 class _MethodReader:
-    """Reads one method; collects what is wrong in `problems`."""
+    """Reads one method; collects its mistakes in `problems`."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _MethodReader:
         self.problems: list[Problem] = []
 
     def _signature(self) -> Signature:
-        """The method's signature, with the type variables of generic bases replaced."""
+        """Return the method's signature, with the type variables of generic bases replaced."""
         read = read_signature(self.function, self.known, self.around)
         owner = next(base for base in self.cls.__mro__ if self.name in vars(base))
         variables = arguments_for(self.cls, owner)
@@ -126,15 +126,15 @@ class _MethodReader:
             if isinstance(each.annotation, Unresolved):
                 text, reason = each.annotation.text, each.annotation.reason
                 self.problem(
-                    f"the annotation {text!r} of {each.name} cannot be resolved: {reason}",
-                    "import the name at run time, not under TYPE_CHECKING, or register the class",
+                    f"the annotation {text!r} of parameter {each.name!r} cannot be resolved: {reason}",
+                    "import the name at run time, not under `if TYPE_CHECKING`, or register the class",
                 )
             if each.is_variadic:
-                self.problem(f"takes *{each.name}", "name every parameter")
+                self.problem(f"*{each.name} is not supported", "declare each parameter by name")
         own = self.signature.parameters[0] if self.signature.parameters else None
         if own is None or (own.name != "self" and own.annotation is not EMPTY):
             rest = f", {own.name}: …" if own is not None else ""
-            self.problem("its first parameter is not `self`", f"declare it `def {self.name}(self{rest})`")
+            self.problem("the first parameter is not `self`", f"declare it `def {self.name}(self{rest})`")
             return None
         output = self._output()
         memory = self._memory()
@@ -170,23 +170,23 @@ class _MethodReader:
             ),
         )
 
-    # what it returns
+    # --- the return type
 
     def _output(self) -> Output | None:
         returns = self.signature.returns
         if returns is EMPTY:
-            self.problem("has no return annotation", "say what it returns: `-> str`")
+            self.problem("has no return annotation", "add one, for example `-> str`")
             return None
         if isinstance(returns, Unresolved):
             self.problem(
                 f"the return annotation {returns.text!r} cannot be resolved: {returns.reason}",
-                "import the name at run time, not under TYPE_CHECKING",
+                "import the name at run time, not under `if TYPE_CHECKING`",
             )
             return None
         try:
             output = read_output(returns)
             _ = output.structure
-        except Exception as error:  # pydantic raises many kinds for a type it cannot read
+        except Exception as error:  # pydantic raises many kinds of exceptions for unsupported types
             reason = str(error).split("\n", 1)[0].partition(". Set `")[0].rstrip(".")
             self.problem(
                 f"cannot return {type_name(returns)}: {reason}", "return str, a pydantic model, a Result[…] or a stream"
@@ -194,20 +194,22 @@ class _MethodReader:
             return None
         if output.is_stream and inspect.iscoroutinefunction(self.function):
             self.problem(
-                "is `async def` and returns a stream",
-                f"declare it `def {self.name}(…)`: a stream is iterated, not awaited",
+                "is `async def` but returns a stream, which is iterated and not awaited",
+                f"declare it `def {self.name}(…)`",
             )
         return output
 
-    # what is said
+    # --- messages
 
     def _memory(self) -> str | None:
         for each in self.parameters.values():
             if each.annotation is MemoryId:
-                self.problem(f"parameter {each.name} is a bare MemoryId", f"say of what: `{each.name}: MemoryId[str]`")
+                self.problem(
+                    f"parameter {each.name!r} uses MemoryId without a type", f"write `{each.name}: MemoryId[str]`"
+                )
         found = [each.name for each in self.parameters.values() if is_memory_id(each)]
         if len(found) > 1:
-            self.problem(f"has {len(found)} MemoryId parameters: {', '.join(found)}", "keep one")
+            self.problem(f"has {len(found)} MemoryId parameters: {', '.join(found)}", "keep only one")
         return found[0] if found else None
 
     def _system(self) -> Template | FunctionMessage | None:
@@ -232,11 +234,11 @@ class _MethodReader:
                 injected.append(InjectedParameter(each.name, each.annotation, each.default is not EMPTY))
             elif each.default is EMPTY:
                 self.problem(
-                    f"the system message function takes {each.name}, which nothing fills",
-                    f"annotate it: `{each.name}: Inject[…]`",
+                    f"parameter {each.name!r} of the system message function has no value",
+                    f"annotate it as a bean, `{each.name}: Inject[…]`, or give it a default",
                 )
         if not parameters:
-            self.problem("the system message function takes nothing", "let it take the `InvocationContext`")
+            self.problem("the system message function has no parameter", "add one for the `InvocationContext`")
         return FunctionMessage(function, tuple(injected))
 
     def _template(self, mark: MessageMark, decorator: str) -> Template | None:
@@ -249,7 +251,8 @@ class _MethodReader:
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", None) or "is not UTF-8 text"
                 self.problem(
-                    f"{decorator}(file={mark.file!r}): {reason}", "put the file beside the module, as UTF-8 text"
+                    f"{decorator}(file={mark.file!r}): {reason}",
+                    "put a UTF-8 text file with this name next to the module",
                 )
                 return None
         if not (text or "").strip():
@@ -258,16 +261,18 @@ class _MethodReader:
             return None
         template, faults = parse(text or "")
         for fault in faults:
-            self.problem(f"the template of {decorator} has {fault}", "mend the template")
+            self.problem(
+                f"the template of {decorator} has {fault}", "write {name} for a parameter, and {{ or }} for a brace"
+            )
         known = frozenset(self.parameters) | {"it"}
         for name in doubled_names(text or "", known):
-            self.problem(f"the template of {decorator} has {{{{{name}}}}}", f"one brace here: {{{name}}}")
+            self.problem(f"the template of {decorator} has {{{{{name}}}}}, which is not replaced", f"write {{{name}}}")
         for name in sorted(template.variables - known):
             near = ", ".join(f"{{{each}}}" for each in self.parameters) or "none"
-            self.problem(f"the template of {decorator} uses {{{name}}}, which is no parameter", f"use one of: {near}")
+            self.problem(f"the template of {decorator} uses unknown parameter {{{name}}}", f"use one of: {near}")
         return template
 
-    # who plays what part
+    # --- the roles of parameters
 
     def _roles(self, system: Template | FunctionMessage | None, user: Template | None) -> _Roles:
         readable = [each for each in self.parameters.values() if not is_unreadable(each)]
@@ -280,7 +285,7 @@ class _MethodReader:
                 values["it"] = rest[0].name
             elif not self.unreadable:
                 self.problem(
-                    "uses {it}, and has not exactly one parameter that is no memory id", "use the parameter's name"
+                    "uses {it}, which needs exactly one parameter besides the memory id", "use the parameter's name"
                 )
         taken = set(values.values())
         history = tuple(each.name for each in rest if each.name not in taken and is_history(each))
@@ -290,26 +295,28 @@ class _MethodReader:
         if user is None:
             speaker, left = self._speaker(left, contents)
         misspelt = used - set(self.parameters) - {"it"}
-        for each in left if not misspelt else ():  # a misspelt variable is one problem, not two
+        for each in left if not misspelt else ():  # report a misspelled variable only once
             if each.annotation is EMPTY and user is None:
-                self.problem(f"parameter {each.name} has no annotation", f"write its type: `{each.name}: str`")
+                self.problem(
+                    f"parameter {each.name!r} has no type annotation", f"add one, for example `{each.name}: str`"
+                )
                 continue
             self.problem(
-                f"parameter {each.name} is in no message",
+                f"parameter {each.name!r} is not used in any message",
                 f"use {{{each.name}}} in @user_message or @system_message, or remove it",
             )
         return _Roles(speaker, values, history, contents)
 
     def _speaker(self, left: list[Parameter], contents: tuple[str, ...]) -> tuple[str | None, list[Parameter]]:
-        """The parameter that is the user's message, and those that are left over."""
+        """Return the parameter that is the user message, and the unused parameters."""
         able = [each for each in left if may_speak(each)]
         if len(able) == 1:
             return able[0].name, [each for each in left if each is not able[0]]
         if not able and not left and not contents and not self.unreadable:
-            self.problem("has nothing to say to the model", 'add a `str` parameter, or @user_message("…")')
+            self.problem("has no user message", 'add a `str` parameter, or @user_message("…")')
         return None, left
 
-    # what it offers
+    # --- tools
 
     def _toolset(self, output: Output | None, memory: str | None) -> Toolset:
         own = toolbox_of(self.function)
@@ -325,7 +332,7 @@ class _MethodReader:
         if choice is None or choice in {*names, "auto", "none"} or providers_of(self.cls, self.options, self.name):
             return toolset
         if self.options.parameters.get("tools") and choice in ("required", "any"):
-            return toolset  # of the server's own tools
+            return toolset  # for tools of the server
         if not names:
             self.problem(
                 f"tool_choice is {choice!r}, but the method offers no tools",

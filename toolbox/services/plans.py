@@ -1,6 +1,6 @@
-"""A service's methods as plans: everything a call needs, decided beforehand; and tools put around a call from outside.
+"""Plans of service methods, with everything that can be prepared before a call; and tools added for a block of code.
 
-Not here: making a plan (`planning`), following it (`invocation`, `driver`).
+Not here: creating plans (`planning`), running them (`invocation`, `driver`).
 """
 
 from __future__ import annotations
@@ -30,40 +30,41 @@ from .templates import Template
 def offer_problems(
     where: str, toolset: Toolset, output: Output | None, memory: str | None, mode: OutputMode | None
 ) -> Iterator[Problem]:
-    """What is wrong with a method that offers these tools, given its output and its memory parameter, if known."""
+    """Yield problems with offering these tools in a method with this output and memory parameter."""
     for tool in toolset.tools:
         if tool.needs_memory_id and memory is None and not _is_service(tool):
             yield Problem(
                 where,
-                f"offers tool {tool.specification.name!r}, which needs a memory id, and has none",
-                "add a MemoryId parameter here, or say `MemoryId[… | None]` in the tool",
+                f"tool {tool.specification.name!r} needs a memory id, but the method has none",
+                "add a MemoryId parameter to the method, or use `MemoryId[… | None]` in the tool",
             )
     if output is None:
         return
     if toolset.immediate and not output.allows_immediate:
         yield Problem(
             where,
-            f"offers immediate tools ({', '.join(sorted(toolset.immediate))}) and returns {type_name(output.type)}",
-            "return a Result[…], None or a stream",
+            f"immediate tools ({', '.join(sorted(toolset.immediate))}) do not support the return type "
+            f"{type_name(output.type)}",
+            "return Result[…], None or a stream",
         )
     clashing = toolset.by_name.get(ANSWER_TOOL) if mode == "tool" and output.structure is not None else None
     if clashing is not None:
         yield Problem(
             where,
-            f"{clashing.where} is called {ANSWER_TOOL!r}, as the tool that gives the answer in output mode 'tool'",
-            'give it another name: @tool(name="…"), or use another output_mode',
+            f"the tool name {ANSWER_TOOL!r} of {clashing.where} is reserved in output mode 'tool'",
+            'rename the tool with @tool(name="…"), or use another output_mode',
         )
 
 
 def _is_service(tool: Tool) -> bool:
-    """Whether a tool is a call of a service, which has no memory then."""
+    """Return True if the tool is a service, which has no memory then."""
     marked = tool.function is not None and hasattr(tool.function, SERVICE_MARK)
     return marked or (isinstance(tool.bean, type) and SERVICE_MARK in vars(tool.bean))
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionMessage:
-    """A system message made by a function; `injected` are its further parameters."""
+    """A system message that a function creates; `injected` are its parameters after the context."""
 
     function: MessageFunction
     injected: tuple[InjectedParameter, ...]
@@ -71,7 +72,7 @@ class FunctionMessage:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A tool provider: `bean`, a type to look up for each call, or else `given`, the object or function itself."""
+    """A tool provider: either `bean`, a type to look up for each call, or `given`, an object or function."""
 
     given: Any = None
     bean: Any = None
@@ -79,7 +80,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class Toolset:
-    """The tools of a method, and what the model is told of them; the same object for every call."""
+    """The tools of a method and their specifications; the same object for every call."""
 
     tools: tuple[Tool, ...] = ()
     specifications: tuple[ToolSpecification, ...] = ()
@@ -88,7 +89,7 @@ class Toolset:
 
     @classmethod
     def of(cls, tools: Sequence[Tool]) -> Toolset:
-        """The toolset of these tools."""
+        """Return the toolset of these tools."""
         by_name = {tool.specification.name: tool for tool in tools}
         immediate = frozenset(
             name for name, tool in by_name.items() if tool.return_behavior is ReturnBehavior.IMMEDIATE
@@ -96,7 +97,7 @@ class Toolset:
         return cls(tuple(tools), tuple(tool.specification for tool in tools), by_name, immediate)
 
     def joined_by(self, others: Sequence[Tool], plan: MethodPlan) -> Toolset:
-        """Return it with `others` after its own. Raises `IllegalConfigurationError` where a name comes twice."""
+        """Return the toolset with `others` added. Raises `IllegalConfigurationError` for duplicate names."""
         if not others:
             return self
         joined = [*self.tools, *(each.with_layers(plan.layers.tools) for each in others)]
@@ -106,18 +107,18 @@ class Toolset:
 
 
 InvocationLayer: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
-"""Takes an `Invocation` and puts something around it: what it does before `yield`, after it, and when that raises."""
+"""Wraps an invocation: takes the `Invocation` and returns an async context manager."""
 
 EffectLayer: TypeAlias = Callable[[Any], Any]
-"""Takes a `Perform` and returns one: what it does around each model request and each tool call."""
+"""Wraps each model request and each tool call: takes a `Perform` and returns a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The layers of a method, the outermost first: chosen once, none that the method does not need.
+    """The layers of a method, outermost first. They are chosen once, and a method has only those that it needs.
 
-    Around an invocation stand those of `invocation`, around each request to the model and each tool call those of
-    `effects`, and around each tool, once its arguments are decoded, those of `tools`.
+    `invocation` layers wrap the whole invocation, `effects` layers each model request and each tool call, and `tools`
+    layers each tool call with decoded arguments.
     """
 
     invocation: tuple[InvocationLayer, ...] = ()
@@ -127,7 +128,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodPlan:
-    """All that a call of one method needs."""
+    """Everything that a call of one method needs."""
 
     service: type[Any]
     name: str
@@ -154,10 +155,10 @@ class MethodPlan:
     rules: Rules = field(init=False)
 
     def __post_init__(self) -> None:
-        """Decide what is the same for all calls.
+        """Compute the values that are the same for all calls.
 
-        `where` names the method in problems and errors; `is_async`: its caller awaits, or iterates asynchronously;
-        `has_handlers`: the service has error handlers of its own.
+        `where` names the method in problems and errors. `is_async` is True if the caller awaits or uses `async for`.
+        `has_handlers` is True if the service sets error handlers.
         """
         toolset = self.toolset
         if self.layers.tools:
@@ -174,7 +175,7 @@ class MethodPlan:
         return self.output.synchronous
 
     def offer_problems(self, toolset: Toolset) -> Iterator[Problem]:
-        """Yield what is wrong with offering these tools, when providers and endpoints have added theirs."""
+        """Yield problems with these tools, after providers and endpoints have added theirs."""
         yield from offer_problems(self.where, toolset, self.output, self.memory_parameter, self.options.output_mode)
 
     def rules_for(self, toolset: Toolset) -> Rules:
@@ -198,16 +199,16 @@ class MethodPlan:
         )
 
 
-# --- tools put around a call from outside
+# --- tools added for a block of code
 
 _added: ContextVar[tuple[Sequence[Tool], object] | None] = ContextVar("toolbox.added_tools", default=None)
 
 
 @contextmanager
 def additional_tools(sources: Sequence[Any], where: str = "@toolbox") -> Iterator[None]:
-    """Adds tools to those of the services called directly inside, not to those of services their tools call.
+    """Add tools to the services that the block calls directly, but not to services called as tools.
 
-    Raises `IllegalConfigurationError` for what is no tool.
+    Raises `IllegalConfigurationError` for invalid tools.
     """
     tools, problems = read_tools(sources, where)
     if problems:
@@ -218,7 +219,7 @@ def additional_tools(sources: Sequence[Any], where: str = "@toolbox") -> Iterato
 
 @contextmanager
 def tools_added(tools: Sequence[Tool]) -> Iterator[None]:
-    """`additional_tools` with tools that have been read already."""
+    """Add tools that have already been read; see `additional_tools`."""
     token = _added.set((tools, current_invocation.get()))
     try:
         yield
@@ -227,7 +228,7 @@ def tools_added(tools: Sequence[Tool]) -> Iterator[None]:
 
 
 def added_tools() -> Sequence[Tool]:
-    """The tools added for a call that begins now."""
+    """Return the tools added for a call that starts here."""
     added = _added.get()
     if added is None or added[1] is not current_invocation.get():
         return ()

@@ -1,6 +1,6 @@
-"""Tells by its annotation which part a parameter of a service method may play.
+"""Classifies the parameters of service methods by annotation: memory id, history, contents, user message.
 
-Not here: which part each one plays in its method (`planning`).
+Not here: assigning the roles in a method (`planning`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ..type_keys import unwrapped
 
 
 def is_unreadable(parameter: Parameter) -> bool:
-    """Whether it cannot be told what part this parameter plays."""
+    """Return True if the parameter's role is unknown, because its annotation cannot be resolved."""
     return parameter.is_variadic or isinstance(parameter.annotation, Unresolved)
 
 
 def is_memory_id(parameter: Parameter) -> bool:
-    """Whether it names the conversation."""
+    """Return True for the memory id."""
     return parameter.annotation is MemoryId or any(isinstance(mark, MemoryIdMark) for mark in parameter.metadata)
 
 
 def _members(annotation: Any) -> set[Any]:
-    """The types of a union, or the one type."""
+    """Return the types of a union, or the type itself."""
     return set(get_args(annotation)) if get_origin(annotation) is not None else {annotation}
 
 
 def is_history(parameter: Parameter) -> bool:
-    """Whether it is messages, to be put before what the user says."""
+    """Return True for a sequence of messages, which is sent before the user message."""
     annotation = unwrapped(parameter.annotation).type
     origin = get_origin(annotation)
     if not (isinstance(origin, type) and issubclass(origin, Sequence)):
@@ -39,7 +39,7 @@ def is_history(parameter: Parameter) -> bool:
 
 
 def is_content(parameter: Parameter) -> bool:
-    """Whether it is contents, to be put after what the user says."""
+    """Return True for contents, which are appended to the user message."""
     annotation = unwrapped(parameter.annotation).type
     origin = get_origin(annotation)
     if isinstance(origin, type) and issubclass(origin, Sequence):
@@ -48,7 +48,7 @@ def is_content(parameter: Parameter) -> bool:
 
 
 def may_speak(parameter: Parameter) -> bool:
-    """Whether it may be what the user says."""
+    """Return True if the parameter can be the user message."""
     annotation = unwrapped(parameter.annotation).type
     if isinstance(annotation, type) and issubclass(annotation, (str, UserMessage)):
         return True

@@ -1,6 +1,6 @@
-"""The invocations under way in one container, so that it can wait for them when it stops.
+"""Tracks the running invocations and open streams of a container, which waits for them when it stops.
 
-Not here: the threads they have left behind (`execution`).
+Not here: threads of tools that still run (`execution`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Protocol
 
 
 class Closable(Protocol):
-    """A stream."""
+    """A stream that can be closed."""
 
     async def aclose(self) -> None:
-        """Ends it where it stands."""
+        """Cancel the stream."""
         ...
 
 
 class Running:
-    """Keeps the tasks that work for invocations, and the streams that wait for their consumers."""
+    """Tracks the tasks of invocations, and the streams that wait for their readers."""
 
     def __init__(self) -> None:
         self._tasks: dict[int, tuple[str, asyncio.Task[object] | None]] = {}
@@ -32,7 +32,7 @@ class Running:
 
     @contextmanager
     def task(self, label: str) -> Iterator[None]:
-        """Around what the current task does for an invocation."""
+        """Track the current task as the task of an invocation inside the block."""
         number = next(self._numbers)
         self._tasks[number] = (label, asyncio.current_task())
         try:
@@ -42,7 +42,7 @@ class Running:
             self._ended.set()
 
     def open_stream(self, stream: Closable) -> Callable[[], None]:
-        """Notes, weakly, a stream that has begun; what this returns is called when it has ended."""
+        """Track an open stream, with a weak reference. Returns a function to call when it has ended."""
         number = next(self._numbers)
         self._streams[number] = weakref.ref(stream)
 
@@ -52,9 +52,9 @@ class Running:
         return ended
 
     async def stop(self, timeout: float) -> list[str]:
-        """Waits up to `timeout` seconds for the invocations, then cancels them; closes streams that nobody reads.
+        """Wait up to `timeout` seconds for the invocations, then cancel them; close the open streams.
 
-        Returns the labels of those that had to be cancelled.
+        Returns the labels of the cancelled invocations.
         """
         await self._wait_for_the_end(timeout)
         late = self._under_way()

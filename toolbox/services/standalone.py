@@ -1,6 +1,6 @@
 """Services without a container: `create_ai_service`.
 
-Not here: what they do (`implementation`), services of a container (`hosting`).
+Not here: the implementation of their methods (`implementation`), services of a container (`hosting`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ logger = logging.getLogger("toolbox.services")
 
 
 class _Process:
-    """The loop thread and the pool that all services without a container share; made when first needed."""
+    """The event-loop thread and the thread pool of all services without a container; created on first use."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -59,12 +59,12 @@ class _Process:
         renewed_after_fork(self)
 
     def renew_after_fork(self) -> None:
-        """Forget the loop thread, which runs in the parent."""
+        """Forget the loop thread in a forked process, because it runs in the parent."""
         keep_inherited(self._thread)
         self._lock, self._thread = Lock(), None
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop of synchronous methods; it begins to run now if need be."""
+        """Return the loop for synchronous methods, and start it if necessary."""
         with self._lock:
             if self._thread is None:
                 thread = LoopThread()
@@ -73,7 +73,7 @@ class _Process:
             return self._thread.loop
 
     def end(self) -> None:
-        """End the calls under way, at exit. Tools on threads that cannot be stopped have `stop_timeout` seconds."""
+        """End the running calls at exit. Tools on threads, which cannot be stopped, get `stop_timeout` seconds."""
         thread, self._thread = self._thread, None
         if thread is None and not self.workers.abandoned:
             return
@@ -81,18 +81,18 @@ class _Process:
         if thread is not None:
             thread.stop(timeout)
         if stuck := self.workers.wait_for_abandoned(max(end_by - monotonic(), 0)):
-            logger.warning("the program ends although these tools still run: %s", ", ".join(stuck))
+            logger.warning("the program is exiting, but these tools still run: %s", ", ".join(stuck))
 
 
 def _stop_timeout() -> float:
-    """Return the time-out for the end of the process, in seconds: `TOOLBOX_STOP_TIMEOUT`, else 10."""
+    """Return the timeout for the exit of the process in seconds: `TOOLBOX_STOP_TIMEOUT`, or 10."""
     if not any(name.upper() == "TOOLBOX_STOP_TIMEOUT" for name in os.environ):
-        return 10.0  # without loading the settings' library at exit
+        return 10.0  # avoids importing the settings library at exit
     from ..settings import ToolboxSettings
 
     try:
         return ToolboxSettings().stop_timeout
-    except ValueError:  # another setting is wrong; this is not the time to say so
+    except ValueError:  # another setting is invalid, which does not matter at exit
         return 10.0
 
 
@@ -101,7 +101,7 @@ atexit.register(lambda: _process.end())
 
 
 class _Host:
-    """Hosts one service: its model, its memory, the process's threads."""
+    """Hosts one service: provides its model, its memory and the process's threads."""
 
     loop: asyncio.AbstractEventLoop | None = None
     max_concurrent_tools = 16
@@ -130,16 +130,22 @@ class _Host:
         if tool.execution.model is ExecutionModel.EXECUTOR and self.workers.executor(tool.execution) is None:
             yield unknown_executor(where, tool.execution)
         if tool.bean is not None:
-            yield Problem(where, "is of a class, and there is no container to make it", "give an instance of it")
+            yield Problem(where, "is a method of a class, which needs a container", "pass an instance of the class")
         yield from _not_injected(where, tool.injected)
 
 
 def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any = (), **options: Any) -> T:
-    """An implementation of the Protocol or ABC `service`, which need not be marked, without a container.
+    """Create an AI service from a Protocol or ABC without a container. The class does not need a decorator.
 
-    `tools` holds instances, functions, other services, `AiServiceTool`s and mappings `{ToolSpecification:
-    ToolExecutor}`, or is one mapping. `options` are those of `register_ai_service`; what is not given is as the class
-    is marked. Raises `IllegalConfigurationError`.
+        assistant = create_ai_service(Assistant, chat_model=OpenAiChatModel("gpt-5-mini"), tools=[Calculator()])
+        print(assistant.chat("What is one and two?"))
+
+    - `chat_model`: the model of the service.
+    - `tools`: one tool or several: instances, functions, other services, `AiServiceTool`s and mappings
+      `{ToolSpecification: ToolExecutor}`. Classes need a container.
+    - `options`: those of `register_ai_service`; they override the options of a decorated class.
+
+    Raises `IllegalConfigurationError` with all problems.
     """
     cls: Any = service
     given = (tools,) if isinstance(tools, Mapping) else as_sources(tools)
@@ -161,21 +167,21 @@ def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any
 def _container_needed(
     cls: type[Any], options: ServiceOptions, plans: Iterable[MethodPlan], host: _Host
 ) -> Iterator[Problem]:
-    """A problem for all that only a container can find."""
+    """Yield a problem for everything that needs a container."""
     for point in read_class(cls).needs:
         if point.default is MISSING:
-            fact = f"its constructor takes {point.parameter}, and there is no container to give it"
+            fact = f"the constructor parameter {point.parameter} needs a container"
             yield Problem(point.where, fact, "register the service with a Container, or give the parameter a default")
     for provider in providers_of(cls, options):
         if provider.bean is not None:
-            fact = f"tool provider {type_name(provider.bean)} is a class, and there is no container to make it"
-            yield Problem(cls.__name__, fact, "give an instance of it")
+            fact = f"the tool provider {type_name(provider.bean)} is a class, which needs a container"
+            yield Problem(cls.__name__, fact, "pass an instance of it")
     for plan in plans:
         for tool in plan.toolset.tools:
-            # A class of the service itself is told once, not per method and tool.
+            # Report a class only once, not for each method and tool.
             if tool.bean is not None:
-                fact = f"tool {type_name(tool.bean)} is a class, and there is no container to make it"
-                yield Problem(cls.__name__, fact, "give an instance of it in tools=")
+                fact = f"the tool {type_name(tool.bean)} is a class, which needs a container"
+                yield Problem(cls.__name__, fact, "pass an instance of it in tools=")
             else:
                 yield from host.tool_problems(plan.where, tool)
         if isinstance(plan.system, FunctionMessage):
@@ -185,5 +191,5 @@ def _container_needed(
 def _not_injected(where: str, injected: Iterable[InjectedParameter]) -> Iterator[Problem]:
     for each in injected:
         if not each.optional:
-            fact = f"is injected {each.name}, and there is no container"
+            fact = f"the injected parameter {each.name} needs a container"
             yield Problem(where, fact, "register the service with a Container")

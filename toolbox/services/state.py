@@ -1,6 +1,6 @@
-"""Holds everything that one invocation knows between two effects: frozen, plain data that pickles and prints.
+"""The state of an invocation between two effects: frozen, plain data that can be pickled and printed.
 
-It writes itself as versioned JSON and reads itself back. Not here: what follows from it (`loop`).
+Includes writing and reading it as versioned JSON. Not here: the next state (`loop`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Status: TypeAlias = Literal["waiting", "finished", "suspended"]
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class PendingToolCall:
-    """One tool call of the reply that is being worked on.
+    """One tool call of the current reply.
 
-    `outcome` is there once it has finished. `details`, JSON values, say why it is suspended, or how it was answered.
+    `outcome` is set when it has finished. `details` are JSON values about its suspension and its answer.
     """
 
     request: ToolExecutionRequest
@@ -53,13 +53,14 @@ class PendingToolCall:
 
 @dataclass(frozen=True)
 class State:
-    """Where an invocation stands.
+    """All data of an invocation.
 
-    `history` was there before it; `messages` are its own, in order, from the user's. `prompted` is the user's message
-    as it is sent, if that is more than what is remembered; `unremembered` are the positions in `messages` that memory
-    leaves out (replies that did not validate, and the corrections). `offered` are the names of the tools, in the order
-    in which the model sees them. `response` is the model's last reply, `pending` its tool calls until all have
-    finished; a call that was started before its reply is complete is pending too.
+    - `history`: the messages before this invocation; `messages`: its own, starting with the user message.
+    - `prompted`: the user message with instructions for the model, if it differs from the stored message.
+    - `unremembered`: positions in `messages` that are not stored in memory (invalid replies and corrections).
+    - `offered`: the names of the tools, in the model's order.
+    - `response`: the model's last reply; `pending`: its tool calls until all have finished, including calls that were
+      started before the reply was complete.
     """
 
     system: SystemMessage | None
@@ -77,7 +78,7 @@ class State:
     pending: tuple[PendingToolCall, ...] = ()
 
     def changed(self, **changes: Any) -> State:
-        """Return the state with these fields changed; quicker than `dataclasses.replace`."""
+        """Return the state with changed fields; faster than `dataclasses.replace`."""
         state = object.__new__(State)
         fields = state.__dict__
         fields.update(self.__dict__)
@@ -86,26 +87,26 @@ class State:
 
     @property
     def remembered(self) -> tuple[Message, ...]:
-        """The messages that memory keeps."""
+        """The messages to store in memory."""
         if not self.unremembered:
             return self.messages
         return tuple(each for position, each in enumerate(self.messages) if position not in self.unremembered)
 
     @property
     def all_executions(self) -> tuple[ToolExecution, ...]:
-        """The executions, those of a round that is not complete included."""
+        """The executions, including those of an incomplete round."""
         return (*self.executions, *(each.outcome.execution for each in self.pending if each.outcome is not None))
 
     @property
     def all_messages(self) -> tuple[Message, ...]:
-        """The messages, with the results of a round that is not complete."""
+        """The messages, including the results of an incomplete round."""
         last = self.messages[-1]
-        if not self.pending or not isinstance(last, AiMessage):  # the reply is not complete either
+        if not self.pending or not isinstance(last, AiMessage):  # the reply is incomplete, too
             return self.messages
         return (*self.messages, *(each.outcome.message for each in self.pending if each.outcome is not None))
 
     def to_json(self) -> str:
-        """Write the state as JSON. The `result_object` of an execution is kept as a JSON value, or lost.
+        """Write the state as JSON. The `result_object` of an execution is written as JSON if possible, or lost.
 
         Raises `TranscriptError` for attributes that are not JSON values.
         """
@@ -130,7 +131,7 @@ class State:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
-        """Read the state that `to_json` wrote. Raises `TranscriptError`."""
+        """Read a state written by `to_json`. Raises `TranscriptError` if it is invalid."""
         written = read_json(text, VERSION)
         try:
             return cls(
@@ -217,7 +218,7 @@ def _request(written: Any) -> ToolExecutionRequest:
 def _execution_to_dict(execution: ToolExecution) -> Json:
     try:
         value = to_jsonable_python(execution.result_object)
-    except Exception:  # whatever the value's own serializers raise
+    except Exception:  # any exception of the value's own serializers
         value = None
     return {
         "request": _request_to_dict(execution.request),

@@ -1,7 +1,7 @@
-"""The streams that service methods return: each step is taken in the context of the call that made the stream.
+"""The streams that service methods return. Each step runs in the context of the call that created the stream.
 
-A stream starts nothing before its first step, and is closed when it is left, dropped, or when its container stops.
-Not here: what the steps do (`driver`).
+A stream starts with its first step. It is closed when its reader leaves or drops it, or when its container stops.
+Not here: the steps (`driver`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class ServiceStream(AsyncIterator[T], Generic[T]):
-    """What a streaming service method returns; `aclose()`, or leaving `async with`, ends the call where it stands."""
+    """The stream of a streaming service method. `aclose()`, or leaving `async with`, cancels the call."""
 
     _steps: AsyncGenerator[Any, None]
-    _texts_only = False  # of the events, the pieces of text
+    _texts_only = False  # yields only the pieces of text, not the events
 
     def __init__(
         self, begin: Callable[[], Invocation], read: Callable[[Invocation], AsyncGenerator[Any, None]]
@@ -40,11 +40,11 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         self._ended: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done = self._closing = False
-        self._taken_by: asyncio.Task[Any] | None = None  # who takes a step at the moment
-        self._left: asyncio.Event | None = None  # left while a step was taken; set when that has ended
-        self._is_quick = False  # begun, and nothing has to be done around a step that does not wait
-        self._inside = False  # code of the stream runs in such a step
-        self._interrupted = False  # the task that took it was cancelled for that
+        self._taken_by: asyncio.Task[Any] | None = None  # the task of the current step
+        self._left: asyncio.Event | None = None  # the stream was left during a step; set when that step has ended
+        self._is_quick = False  # started, and steps that do not wait need no setup
+        self._inside = False  # the stream's code runs in such a step
+        self._interrupted = False  # the task of that step was cancelled
 
     def __aiter__(self) -> ServiceStream[T]:
         return self
@@ -52,19 +52,21 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
     if not TYPE_CHECKING:
 
         def __iter__(self) -> NoReturn:
-            raise TypeError("a service's stream is iterated with `async for`; an endpoint sends it by `return sse(…)`")
+            raise TypeError(
+                "iterate a service's stream with `async for`, or return it from an endpoint with `return sse(…)`"
+            )
 
     def __anext__(self) -> Coroutine[Any, Any, T]:
         return self.step()
 
     async def step(self, reader: Caller | None = None) -> T:
-        """Take the next item, for `reader`; None: for the task this is awaited in."""
+        """Return the next item. `reader` is the task or thread that reads; None for the current task."""
         if self._done:
             raise StopAsyncIteration
         taken: Any = None
         asked: Any = NOT_BEGUN
         if self._is_quick and self._taken_by is None and asyncio._get_running_loop() is self._loop:
-            # What is there already needs no watching: most pieces of a stream come several at a time.
+            # Pieces that are already there need no setup: most pieces arrive several at a time.
             if self._invocation is not None and self._invocation.memory_key is not None:
                 self._invocation.caller = reader or caller_here()
             self._inside, run = True, self._context.run
@@ -79,7 +81,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
                         if not self._texts_only:
                             return cast("T", item)
                         if type(item) is PartialResponse:
-                            return item.text  # type: ignore[return-value]  # such a stream is one of texts
+                            return item.text  # type: ignore[return-value]  # a stream of texts
             except BaseException:
                 self._inside = False
                 await self._close()
@@ -89,7 +91,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         return await self._wait(taken, asked, reader)
 
     async def _wait(self, taken: Any, asked: Any, reader: Caller | None) -> T:
-        """Take the next item, which is not there yet, or go on with a step that has been begun."""
+        """Wait for the next item, or continue a step that was started."""
         invocation = self._invocation or self._started()
         if invocation.memory_key is not None:
             invocation.caller = reader or caller_here()
@@ -99,7 +101,9 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             return await asyncio.wrap_future(given_up_with_outer(step))
         if self._taken_by is not None:
             where = invocation.plan.where
-            raise RuntimeError(f"{where}: a task is waiting for the stream's next item; let one at a time read")
+            raise RuntimeError(
+                f"{where}: another task is already waiting for the next item of this stream; use one reader at a time"
+            )
         if self._ended is None:
             self._loop = loop
             self._ended = invocation.host.running.open_stream(self)
@@ -110,16 +114,16 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             with WhileCallerWaits(), invocation.host.running.task(invocation.plan.where):
                 while True:
                     async with within(invocation):
-                        # Made no earlier: since 3.13 a step that a limit keeps from being taken is complained of.
+                        # Not created earlier: Python 3.13 warns about a step that a timeout prevents.
                         item: Any = await InContext(self._context, taken or self._steps.__anext__(), asked)
                     if not self._texts_only:
                         return cast("T", item)
                     if type(item) is PartialResponse:
-                        return item.text  # type: ignore[return-value]  # such a stream is one of texts
+                        return item.text  # type: ignore[return-value]  # a stream of texts
                     taken, asked = None, NOT_BEGUN
         except BaseException as error:
-            await self._close()  # a limit may have passed between two steps
-            # Someone else may have cancelled the task as well, and then it stays cancelled.
+            await self._close()  # the deadline may have passed between two steps
+            # If the task was also cancelled from elsewhere, it stays cancelled.
             was_left = self._interrupted and task is not None and task.cancelling() - 1 <= cancelling
             if was_left and isinstance(error, asyncio.CancelledError):
                 raise StopAsyncIteration from None
@@ -138,7 +142,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         return invocation
 
     def _has_no_reader(self) -> None:
-        """Nobody has to wait for themselves who waits for its conversation now."""
+        """Record that there is no reader, so that a former reader can wait for the conversation."""
         if self._invocation is not None:
             self._invocation.caller = None
 
@@ -148,12 +152,12 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             self._ended()
 
     async def aclose(self) -> None:
-        """Ends the call: its model's stream is closed, its tools are cancelled, nothing is remembered.
+        """Cancel the call: close the model's stream, cancel the tools, store nothing.
 
-        Whoever waits for the next item finds that there is none.
+        If a task is waiting for the next item, its iteration ends.
         """
         if self._inside or (self._taken_by is not None and self._taken_by is asyncio.current_task()):
-            raise RuntimeError("a stream cannot be left from inside its own step; raise ToolAbort(…) to end the call")
+            raise RuntimeError("a stream cannot be closed from inside its own call; raise ToolAbort(…) to end the call")
         begun, self._done = self._ended is not None and (not self._done or self._taken_by is not None), True
         self._has_no_reader()
         if begun and self._loop is not None:
@@ -189,12 +193,12 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
     def __del__(self) -> None:
         if self._done or self._ended is None or self._loop is None or self._loop.is_closed():
             return
-        # Dropped half-way: what it holds is given back on its own loop.
+        # The reader dropped the stream: close it on its own loop.
         self._has_no_reader()
         closing = self._close()
         try:
             self._loop.call_soon_threadsafe(_spawn, self._loop, closing)
-        except RuntimeError:  # the loop was closed at this moment
+        except RuntimeError:  # the loop has just been closed
             closing.close()
 
 
@@ -208,13 +212,13 @@ def _spawn(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]) 
 
 
 class TextStream(ServiceStream[str]):
-    """The text of all rounds."""
+    """A stream of the text of all rounds."""
 
     _texts_only = True
 
 
 async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
-    """Yield the items of the list that the last reply holds, each as soon as it is complete."""
+    """Yield the items of the list in the last reply, each as soon as it is complete."""
     structure = invocation.plan.output.structure
     assert structure is not None
     assert structure.item_adapter is not None
@@ -240,9 +244,9 @@ class EventStream(ServiceStream[ServiceEvent], TokenStream):
 
 
 def iterate(stream: ServiceStream[T], runner: CallerRunner, loop: asyncio.AbstractEventLoop, what: str) -> Iterator[T]:
-    """The items of `stream`, on a thread without an event loop, which serves its blocking tools while it waits.
+    """Iterate over `stream` on a thread without an event loop, which runs its blocking tools while it waits.
 
-    The steps are taken on `loop`. Raises `BlockingCallNotAllowedError` on a thread that runs an event loop.
+    The steps run on `loop`. Raises `BlockingCallNotAllowedError` on a thread that runs an event loop.
     """
     refuse_on_event_loop(what)
     return _iterate(stream, runner, loop)
@@ -262,5 +266,5 @@ def _iterate(stream: ServiceStream[T], runner: CallerRunner, loop: asyncio.Abstr
     finally:
         if begun:
             left = asyncio.run_coroutine_threadsafe(stream.aclose(), loop)
-            if not on_event_loop():  # the garbage collector drops it on whatever thread it runs
+            if not on_event_loop():  # the garbage collector may run on any thread
                 runner.wait_for(left)

@@ -1,6 +1,6 @@
-"""Message templates: `{name}` is a value, `{{` and `}}` are braces; parsed once, rendered per call.
+"""Message templates: `{name}` is a value, `{{` and `}}` are braces; parsed once, rendered for each call.
 
-Pure. A value is never read as a template. Not here: which names a template may use (`planning`).
+Values are never parsed as templates. No I/O. Not here: which names a template may use (`planning`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOKEN = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}|[{}]")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A place in a template where the value of this name goes."""
+    """A placeholder for the value of this name."""
 
     name: str
 
@@ -33,16 +33,16 @@ class Template:
 
     @property
     def variables(self) -> frozenset[str]:
-        """The names it uses."""
+        """The names in the template."""
         return frozenset(part.name for part in self.parts if isinstance(part, Variable))
 
     def render(self, values: Mapping[str, object]) -> str:
-        """The text, with each variable's value from `values`."""
+        """Return the text with the variables replaced by `values`."""
         return "".join([part if isinstance(part, str) else text_of(values[part.name]) for part in self.parts])
 
 
 def parse(text: str) -> tuple[Template, list[str]]:
-    """The template that `text` is, and what is wrong with it, a sentence each (none: it is well-formed)."""
+    """Parse a template. Returns it with its mistakes, one text each; the list is empty if it is valid."""
     parts: list[str | Variable] = []
     faults: list[str] = []
     literal: list[str] = []
@@ -57,19 +57,19 @@ def parse(text: str) -> tuple[Template, list[str]]:
             literal.append(token[0][0])
         else:
             place = text[token.start() : token.start() + 20]
-            faults.append(f"a lone {token[0]!r} at {place!r}: a variable is written {{name}}, a brace is doubled")
+            faults.append(f"a single brace {token[0]!r} at {place!r}")
     literal.append(text[position:])
     parts.append("".join(literal))
     return Template(tuple(part for part in parts if part != "")), faults
 
 
 def doubled_names(text: str, names: frozenset[str]) -> list[str]:
-    """Those of `names` that `text` holds as `{{name}}`, which renders as braces and not as the value."""
+    """Return the names that `text` contains as `{{name}}`, which renders as braces instead of the value."""
     return [name for name in re.findall(r"(?<!\{)\{\{\s*([A-Za-z_]\w*)\s*\}\}(?!\})", text) if name in names]
 
 
 def text_of(value: object) -> str:
-    """A value as it stands in a prompt: scalars, enums and dates as text, anything else as compact JSON."""
+    """Return a value as text for a prompt: scalars, enums and dates as text, all other values as compact JSON."""
     match value:
         case str() if type(value) is str:
             return value
