@@ -388,14 +388,14 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
         a_service_without_its_mark,
         IllegalConfigurationError,
         (
-            "Helper: a Protocol cannot be made; mark it @register_ai_service or @register_rest_client if it is one, "
-            "else register a class that implements it, bind(Helper, …)"
+            "Helper: a Protocol cannot be instantiated; register a class that implements it and call bind(Helper, …); "
+            "if it declares a service or a client, add @register_ai_service or @register_rest_client"
         ),
     ),
     (
         a_module_for_a_class,
         IllegalConfigurationError,
-        'register(asyncio): it is a module; name its classes, or take all that is marked in it: scan("asyncio")',
+        'register(asyncio): modules cannot be registered; register its classes, or call scan("asyncio") to register',
     ),
     (
         a_module_of_tools,
@@ -418,7 +418,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         a_scope_that_there_is_not,
         ValueError,
-        "@produces has no scope 'singleton'; use one of 'application', 'request', 'call', 'dependent'",
+        "unknown scope 'singleton' in @produces; expected one of 'application', 'request', 'call', 'dependent'",
     ),
     (an_async_bean_in_sync_code, AsyncBeanError, "Connection is created by async code; use `await aget(…)`"),
     (
@@ -498,16 +498,20 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         a_list_of_beans,
         IllegalConfigurationError,
-        "register(list of 2): it takes beans, not a collection of them; write",
+        "register(list of 2): collections cannot be registered; write",
     ),
-    (a_value_for_a_bean, IllegalConfigurationError, "Shelf.width: no bean provides int; give it a default, or ask for"),
+    (a_value_for_a_bean, IllegalConfigurationError, "Shelf.width: no bean provides int; add a default value, inject a"),
     (
         a_class_that_is_not_registered,
         IllegalConfigurationError,
         "Shelf.statistics: no bean provides Statistics; register Statistics,",
     ),
     (a_value_that_nobody_gives, MissingBeanError, "count.shelf: no bean provides int; register one,"),
-    (a_seed_without_its_type, TypeError, "request_scope takes instances by type: request_scope({Catalogue: …})"),
+    (
+        a_seed_without_its_type,
+        TypeError,
+        "request_scope expects instances by type, such as request_scope({Catalogue: …})",
+    ),
     (
         a_toolbox_on_a_class,
         TypeError,

@@ -76,7 +76,7 @@ class Container:
         seeds: Iterable[TypeForm[Any]] = (),
     ) -> None:
         if models is not None and not isinstance(models, Mapping):
-            raise TypeError(f'models= maps names to models: {{"default": {type(models).__name__}(…)}}')
+            raise TypeError(f'models= must map names to models: {{"default": {type(models).__name__}(…)}}')
         self.models: dict[str, ChatModel] = dict(models or {})
         self._executors = dict(executors or {})
         self._tool_errors, self._settings = tool_errors, settings
@@ -119,13 +119,13 @@ class Container:
         """Makes each provider of a `dependency_injector` container, class or instance, a bean."""
         self._refuse_started("include")
         if isinstance(container, Container) or not hasattr(container, "providers"):
-            raise TypeError(f"include(…) takes a dependency_injector container, not a {type(container).__name__}")
+            raise TypeError(f"include(…) expects a dependency_injector container, got {type(container).__name__}")
         self._registry.include(container)
         return self
 
-    def _refuse_started(self, what: str, fix: str = "register everything before it starts") -> None:
+    def _refuse_started(self, what: str, fix: str = "call it before the start") -> None:
         if self._wiring is not None:
-            problem = Problem(f"Container.{what}", "the container is started", fix)
+            problem = Problem(f"Container.{what}", "the container is already started", fix)
             raise IllegalConfigurationError([problem])
 
     # --- reading and checking
@@ -238,7 +238,7 @@ class Container:
         return self._wiring is not None
 
     async def __aenter__(self) -> Self:
-        self._refuse_started("start", "leave it before it is started again, or make another one")
+        self._refuse_started("start", "stop it first, or create another container")
         await self._start(asyncio.get_running_loop())
         return self
 
@@ -248,7 +248,7 @@ class Container:
         await self._stop(error)
 
     def __enter__(self) -> Self:
-        self._refuse_started("start", "leave it before it is started again, or make another one")
+        self._refuse_started("start", "stop it first, or create another container")
         thread = LoopThread()
         thread.start()
         self._thread = thread
@@ -268,7 +268,7 @@ class Container:
         if thread is None or wiring is None:
             raise ContainerNotStartedError("stop")
         if not thread.answers(self._internals.host.settings.stop_timeout):
-            logger.error("a tool or a bean blocks the container's event loop; the container stops without it")
+            logger.error("a tool or a bean blocks the container's event loop; the container stops anyway")
             self._leave_behind(wiring, error)
             return
         try:
@@ -425,7 +425,9 @@ class Container:
         """A new request scope, to be entered with `async with` or `with`; `seeds` are instances by type."""
         if seeds is not None and not isinstance(seeds, Mapping):
             kind = type(seeds).__name__
-            raise TypeError(f"request_scope takes instances by type: request_scope({{{kind}: …}}), not a {kind}")
+            raise TypeError(
+                f"request_scope expects a mapping from types to instances, such as {{{kind}: …}}; got {kind}"
+            )
         wiring = self._wiring if self._wiring is not None else self._started("request_scope")
         return wiring.open_request(seeds or {})
 

@@ -55,7 +55,7 @@ def test_a_missing_bean() -> None:
 
     assert problem.where == "Checkout.payments"
     assert problem.what == "no bean provides Payments"
-    assert "register one" in problem.fix
+    assert "register an implementation" in problem.fix
 
 
 def test_a_look_alike_is_pointed_out() -> None:
@@ -275,7 +275,7 @@ def test_bindings_that_lead_nowhere() -> None:
     )
 
     assert len(problems) == 2
-    assert "also bound to CardPayments" in problems[0].what
+    assert "already bound to CardPayments" in problems[0].what
     assert problems[1].where == "bind(str, <lambda>)"
 
 

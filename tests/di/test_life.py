@@ -65,7 +65,7 @@ async def test_while_it_is_started_nothing_is_registered() -> None:
             lambda: c.scan(__name__),
             lambda: c.include(object()),
         ):
-            with pytest.raises(IllegalConfigurationError, match="before it starts"):
+            with pytest.raises(IllegalConfigurationError, match="before the start"):
                 attempt()
         with pytest.raises(IllegalConfigurationError, match="started"):
             async with c:
@@ -271,7 +271,7 @@ def test_a_broken_graph_can_be_described_too() -> None:
 
 
 def test_marks() -> None:
-    with pytest.raises(TypeError, match="one scope"):
+    with pytest.raises(TypeError, match="two scopes"):
         request_scoped(Pool)
     assert application_scoped(Pool) is Pool
     with pytest.raises(TypeError, match="produces"):

@@ -201,7 +201,7 @@ async def test_only_a_bean_can_be_overridden() -> None:
             pass
         with pytest.raises(IllegalConfigurationError, match="one by one"), c.override(list[Clock], []):
             pass
-    with pytest.raises(IllegalConfigurationError, match="no such bean"):
+    with pytest.raises(IllegalConfigurationError, match="no bean provides it"):
         with Container().override(bytes, b"") as _:
             pass
         c = Container()

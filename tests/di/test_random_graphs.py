@@ -149,29 +149,29 @@ def test_check_finds_what_is_wrong_and_nothing_else(plan: Plan) -> None:
     assert len(set(texts)) == len(texts)
     assert all(problem.fix for problem in problems)
 
-    told = {"missing": set(), "ambiguous": set(), "unannotated": set(), "captive": set(), "cycle": set()}
+    reported = {"missing": set(), "ambiguous": set(), "unannotated": set(), "captive": set(), "cycle": set()}
     cycles: list[list[int]] = []
     for problem in problems:
         if "no bean provides Absent" in problem.what:
-            told["missing"].add(problem.where)
-        elif "is provided by First, Second" in problem.what:
-            told["ambiguous"].add(problem.where)
+            reported["missing"].add(problem.where)
+        elif "multiple beans provide" in problem.what and problem.what.endswith(": First, Second"):
+            reported["ambiguous"].add(problem.where)
         elif "no annotation" in problem.what:
-            told["unannotated"].add(problem.where)
-        elif match := re.match(r"K(\d+) is \w+_scoped and would hold K(\d+)", problem.what):
-            told["captive"].add((int(match[1]), int(match[2])))
+            reported["unannotated"].add(problem.where)
+        elif match := re.match(r"K(\d+) is \w+_scoped but holds K(\d+)", problem.what):
+            reported["captive"].add((int(match[1]), int(match[2])))
         else:
-            path = re.search(r"a cycle: ([K\d >-]+), each", problem.what)
+            path = re.search(r"dependency cycle: ([K\d >-]+)$", problem.what)
             assert path, problem
             cycles.append([int(number) for number in re.findall(r"\d+", path[1])])
 
     def planted(*faults: str) -> set[str]:
         return {f"K{here}.f{index}" for index, (here, fault) in enumerate(plan.faults) if fault in faults}
 
-    assert told["missing"] == planted("missing", "missing instance")
-    assert told["ambiguous"] == planted("ambiguous")
-    assert told["unannotated"] == planted("unannotated")
-    assert told["captive"] == captives(plan)
+    assert reported["missing"] == planted("missing", "missing instance")
+    assert reported["ambiguous"] == planted("ambiguous")
+    assert reported["unannotated"] == planted("unannotated")
+    assert reported["captive"] == captives(plan)
     ways = reachable(plan.held)
     steps = [step for cycle in cycles for step in pairwise(cycle)]
     for cycle in cycles:

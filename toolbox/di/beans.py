@@ -125,16 +125,18 @@ def read_class(form: Any, names: Names | None = None, scope: Scope | None = None
 
 def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:
     if getattr(cls, "_is_protocol", False):
-        mark = "mark it @register_ai_service or @register_rest_client if it is one"
-        fix = f"{mark}, else register a class that implements it, bind({where}, …)"
-        yield Problem(where, "a Protocol cannot be made", fix)
+        implement = f"register a class that implements it and call bind({where}, …)"
+        fix = f"{implement}; if it declares a service or a client, add @register_ai_service or @register_rest_client"
+        yield Problem(where, "a Protocol cannot be instantiated", fix)
     elif inspect.isabstract(cls):
         abstract = ", ".join(sorted(cls.__abstractmethods__))
-        yield Problem(where, f"the class is abstract ({abstract})", "register a subclass that implements these")
+        yield Problem(
+            where, f"the class is abstract (missing: {abstract})", "register a subclass that implements these members"
+        )
     for name, member in vars(cls).items():
         if inspect.isfunction(member) and producer_mark_of(member) is not None:
-            fix = "make it a function of the module, which takes what it needs, and register that"
-            yield Problem(f"{where}.{name}", "a method is no producer", fix)
+            fix = "move it to a module-level function with the required beans as parameters, and register that"
+            yield Problem(f"{where}.{name}", "@produces does not support methods", fix)
 
 
 def _stop_of(cls: type[Any]) -> Stop:
@@ -224,12 +226,12 @@ def read_producer(function: Callable[..., Any], names: Names | None = None) -> B
     provides, problem = _produced(signature.returns, made, where)
     problems = [problem] if problem else []
     if mark is None:
-        problems = [Problem(where, "a function without a mark is no bean", "mark it with @produces(scope=…)")]
+        problems = [Problem(where, "the function is not marked as a producer", "add @produces(scope=…)")]
     elif getattr(function, "__globals__", {}).get("__name__") == "contextlib":
-        what = "a context manager is not entered to make a bean"
-        problems = [Problem(where, what, "remove the decorator: @produces takes the generator itself")]
+        what = "@produces does not support context managers"
+        problems = [Problem(where, what, "remove the decorator: @produces takes the generator function itself")]
     elif mark.own_task and made is not FactoryKind.ASYNC_GENERATOR:
-        problems.append(Problem(where, "own_task= is for asynchronous generators", "remove it"))
+        problems.append(Problem(where, "own_task= works only with async generators", "remove own_task="))
     named = name_in(metadata_of(signature.returns))
     module = getattr(function, "__module__", "")
     return BeanDefinition(
@@ -262,7 +264,7 @@ def _produced(returns: Any, made: FactoryKind, where: str) -> tuple[Any, Problem
     if isinstance(returns, Unresolved):
         return Any, unresolved(returns, f"{where}.return")
     if returns is EMPTY or returns is None or returns is type(None):
-        return Any, Problem(where, "the producer does not say what it makes", "annotate what it returns or yields")
+        return Any, Problem(where, "missing return annotation", "annotate the type that the producer returns or yields")
     if made not in (FactoryKind.GENERATOR, FactoryKind.ASYNC_GENERATOR):
         return unwrapped(returns).type, None
     form = plain(returns)
@@ -270,7 +272,9 @@ def _produced(returns: Any, made: FactoryKind, where: str) -> tuple[Any, Problem
         return unwrapped(yielded(form)).type, None
     kind = "Iterator" if made is FactoryKind.GENERATOR else "AsyncIterator"
     name = type_name(returns)
-    return form, Problem(where, f"it yields, and says that it returns {name}", f"annotate it `-> {kind}[{name}]`")
+    return form, Problem(
+        where, f"the producer yields, but its return annotation is {name}", f"annotate it `-> {kind}[{name}]`"
+    )
 
 
 # --- names local to functions

@@ -48,7 +48,7 @@ def duplicate_names(graph: BeanGraph) -> Iterator[Problem]:
             continue
         other = first.setdefault(name, bean)
         if other is not bean:
-            what = f"its provider would be {name!r}, as that of {_origin(other)}"
+            what = f"duplicate provider name {name!r}, also used by {_origin(other)}"
             yield Problem(_origin(bean), what, "give one of them another name")
 
 
@@ -83,8 +83,8 @@ def cycles(graph: BeanGraph) -> Iterator[Problem]:
 def _cycle_problem(graph: BeanGraph, cycle: list[int]) -> Problem:
     labels = [graph[key].definition.label for key in [*cycle, cycle[0]]]
     point = next(point for point, held in graph[cycle[0]].holds if held == cycle[1 % len(cycle)])
-    what = f"a cycle: {chain_text(labels)}, each needs the next to be made"
-    return Problem(point.where, what, f"ask for Instance[{labels[1]}] here")
+    what = f"dependency cycle: {chain_text(labels)}"
+    return Problem(point.where, what, f"use Instance[{labels[1]}] here to look it up later")
 
 
 def _shortest_path(graph: BeanGraph, start: int, goal: int, inside: set[int]) -> list[int]:
@@ -166,9 +166,9 @@ def _captive_problem(graph: BeanGraph, bean: Bean, path: tuple[tuple[InjectionPo
     through += f" and {len(between) - 10} more" if len(between) > 10 else ""
     return Problem(
         path[0][0].where,
-        f"{here.label} is {_scope_name(here.scope)} and would hold {held.label}, "
+        f"{here.label} is {_scope_name(here.scope)} but holds {held.label}, "
         f"which is {_scope_name(held.scope)}{through}" + (" (a seed)" if held.factory_kind is FactoryKind.SEED else ""),
-        f"ask for Instance[{held.label}] instead, or make {here.label} {_scope_name(held.scope)}",
+        f"use Instance[{held.label}] instead, or make {here.label} {_scope_name(held.scope)}",
     )
 
 

@@ -86,11 +86,11 @@ def _is_the_same(raised: BaseException, error: BaseException | None) -> bool:
 
 def yielded_nothing(generator: Any) -> RuntimeError:
     """The error of a producer that ended before it made anything."""
-    return RuntimeError(f"{generator.__qualname__} ended without a yield; a producer yields once")
+    return RuntimeError(f"{generator.__qualname__} did not yield; a producer must yield exactly once")
 
 
 def _yielded_twice(generator: Any) -> RuntimeError:
-    return RuntimeError(f"{generator.__qualname__} yielded a second time; a producer yields once")
+    return RuntimeError(f"{generator.__qualname__} yielded a second time; a producer must yield exactly once")
 
 
 # --- several, newest first
@@ -127,9 +127,7 @@ async def _close_one(
     if closer.loop is not asyncio.get_running_loop() and closer.loop is not None:
         if not closer.loop.is_running():
             work.close()
-            failures.append(
-                RuntimeError(f"{closer.target!r} cannot be closed: the event loop it was made on has ended")
-            )
+            failures.append(RuntimeError(f"cannot close {closer.target!r}: the event loop that created it has ended"))
             return None
         work = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, closer.loop))
     steps = shielded(work)

@@ -53,4 +53,4 @@ def _variables(settings: Any, faults: list[Any]) -> dict[str, None]:
 def _error_text(fault: Any) -> str:
     # The text of a program's own validator may hold the value, which may be a secret.
     own = fault["type"] in ("value_error", "assertion_error")
-    return "refused by its validator" if own else str(fault["msg"])
+    return "rejected by its validator" if own else str(fault["msg"])

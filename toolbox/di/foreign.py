@@ -23,9 +23,9 @@ from .marks import Scope
 from .providers import BeanProvider, end_override
 
 _UNSAFE: dict[type[Any], str] = {
-    providers.ThreadLocalSingleton: "makes one instance per thread, and a request moves between threads",
+    providers.ThreadLocalSingleton: "creates one instance per thread, but a request moves between threads",
     providers.ContextLocalSingleton: "shares an instance with later tasks, but not between the tasks of a request",
-    providers.ContextLocalResource: "opens once per context, and does not close what a child task opened",
+    providers.ContextLocalResource: "opens once per context, but does not close the instances of child tasks",
 }
 _LASTING: tuple[type[Any], ...] = (
     providers.BaseSingleton,
@@ -84,7 +84,7 @@ def _unsafe(found: list[tuple[str, Any]], where: str) -> Iterator[Problem]:
                 name = names.get(id(provider))
                 place = f"{where}.{name}" if name else f"{where}, {type_name(_type_of(provider))}"
                 what = f"a {type(provider).__name__} {reason}"
-                yield Problem(place, what, "make it a Singleton or a Factory, or register its class as request-scoped")
+                yield Problem(place, what, "use a Singleton or a Factory, or register its class as @request_scoped")
 
 
 def _definition(name: str, provider: Any, where: str) -> BeanDefinition:
@@ -129,7 +129,7 @@ class _ProviderCall:
         if inspect.isawaitable(made):
             if inspect.iscoroutine(made):
                 made.close()
-            raise AsyncBeanError(self._where, "overridden by a provider that has to be awaited")
+            raise AsyncBeanError(self._where, "overridden by an async provider")
         return made
 
 

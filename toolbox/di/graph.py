@@ -195,13 +195,13 @@ class BeanGraph:
             of_function = [k for k, each in enumerate(self.definitions) if each.source is binding.implementation]
             found = SingleBean(of_function[0]) if len(of_function) == 1 else NotFound()
         if isinstance(found, NotFound):
-            what = f"no single bean is {type_name(binding.implementation)}"
-            self.binding_problems.append(Problem(where, what, "register it"))
+            what = f"expected exactly one bean of type {type_name(binding.implementation)}"
+            self.binding_problems.append(Problem(where, what, "register it, or bind a more specific class"))
             return
         earlier = self._bound.setdefault((interface, binding.name), found.bean)
         if earlier != found.bean:
-            what = f"{type_name(interface)} is also bound to {self.definitions[earlier].label}"
-            self.binding_problems.append(Problem(where, what, "bind one of them, or give them names"))
+            what = f"{type_name(interface)} is already bound to {self.definitions[earlier].label}"
+            self.binding_problems.append(Problem(where, what, "remove one of the bindings, or give them names"))
             return
         entry = (found.bean, binding.name)
         pairs = self._index.setdefault(interface, [])
@@ -367,11 +367,11 @@ class BeanGraph:
             names = ", ".join(each.label for each in candidates)
             wanted = wanted_text(point)
             named = [each.name for each in candidates if each.name]
-            way = f'Annotated[{wanted}, Named("{named[0]}")]' if named else "one of them by its class"
+            way = f'Annotated[{wanted}, Named("{named[0]}")]' if named else "the class of one of them"
             yield Problem(
                 point.where,
-                f"{wanted} is provided by {names}",
-                f"ask for {way}, or bind({wanted}, {type_name(candidates[0].provides)})",
+                f"multiple beans provide {wanted}: {names}",
+                f"use {way}, or call bind({wanted}, {type_name(candidates[0].provides)})",
             )
         elif isinstance(value, NotFound):
             yield Problem(

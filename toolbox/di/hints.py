@@ -32,18 +32,18 @@ def suggestion(point: InjectionPoint, near: Sequence[str], definitions: Sequence
     """What to do about a point for which there is no bean; `near` are those that come close."""
     wanted = wanted_text(point)
     if found := [each for each in look_alikes(point.wants, definitions) if each in near]:
-        return f"{found[0]} looks like one: bind({wanted}, {found[0]}) if it is meant"
+        return f"{found[0]} has the same methods: call bind({wanted}, {found[0]}) if you mean it"
     cls = class_of(point.wants)
     module = getattr(cls, "__module__", "")
     if module == "builtins" and cls not in (list, dict):
-        return f"give it a default, or ask for a BaseSettings class with it, or for Annotated[{wanted}, Named(…)]"
+        return f"add a default value, inject a BaseSettings class that has it, or use Annotated[{wanted}, Named(…)]"
     path = f"{module}.{getattr(cls, '__qualname__', '')}"
     optional = f"`{type_name(point.wants)} | None`"
     if fix := web_request_fix(point.wants):
         return fix
     one = _READY_MADE.get(path, "") or _to_register(cls)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    return f"register {one}{hint}, name it in Container(seeds=…) if request scopes are given it, or ask for {optional}"
+    return f"register {one}{hint}, add it to Container(seeds=…) if request scopes receive it, or use {optional}"
 
 
 _READY_MADE = {
@@ -66,14 +66,14 @@ def web_request_fix(wanted: Any) -> str:
     cls = class_of(wanted)
     if f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', '')}" not in _OF_WEB_REQUESTS:
         return ""
-    serve = "serve it with FastAPI: toolbox_fastapi.install(app, container) provides it inside of requests"
-    return f"{serve}; if this also runs outside of them, ask for `{type_name(wanted)} | None`"
+    serve = "serve it with FastAPI: toolbox_fastapi.install(app, container) provides it in requests"
+    return f"{serve}; if this also runs outside requests, use `{type_name(wanted)} | None`"
 
 
 def _to_register(cls: Any) -> str:
     """What to register for a class: itself, or what implements an interface, which has a mark if it needs no such."""
     is_marked = isinstance(cls, type) and any(name.startswith("__toolbox_") for name in vars(cls))
-    return cls.__name__ if is_marked or (isinstance(cls, type) and not _members_of(cls)) else "one"
+    return cls.__name__ if is_marked or (isinstance(cls, type) and not _members_of(cls)) else "an implementation"
 
 
 def alike(wanted: Any, definitions: Sequence[BeanDefinition]) -> list[str]:

@@ -43,10 +43,10 @@ _SPANS = {Scope.APPLICATION: 3, Scope.REQUEST: 2, Scope.CALL: 1, Scope.DEPENDENT
 
 def _mark_class(cls: C, scope: Scope) -> C:
     if not isinstance(cls, type):
-        raise TypeError(f"@{scope}_scoped is for classes; mark a function with @produces(scope={scope.value!r})")
+        raise TypeError(f"@{scope}_scoped supports only classes; use @produces(scope={scope.value!r}) for functions")
     earlier = vars(cls).get(SCOPE_MARK)
     if earlier not in (None, scope):
-        raise TypeError(f"{cls.__qualname__} is marked {earlier} and {scope}; a bean has one scope")
+        raise TypeError(f"{cls.__qualname__} has two scopes, {earlier} and {scope}; remove one of the decorators")
     setattr(cls, SCOPE_MARK, scope)
     return cls
 
@@ -92,9 +92,12 @@ def produces(
     task of its own: for one that holds an anyio task group or cancel scope across its `yield`.
     """
     if callable(scope):
-        raise TypeError(f"write @produces() or @produces(scope=…) above {getattr(scope, '__name__', scope)}")
+        name = getattr(scope, "__name__", scope)
+        raise TypeError(f"@produces needs parentheses: write @produces() or @produces(scope=…) above {name}")
     if scope not in tuple(Scope):
-        raise ValueError(f"@produces has no scope {scope!r}; use one of {', '.join(map(repr, map(str, Scope)))}")
+        raise ValueError(
+            f"unknown scope {scope!r} in @produces; expected one of {', '.join(map(repr, map(str, Scope)))}"
+        )
     mark = ProducerMark(Scope(scope), name, own_task)
 
     def apply(function: F) -> F:

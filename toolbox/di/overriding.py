@@ -38,8 +38,8 @@ class Override:
         value = graph.find(self._wanted, self._name)
         if isinstance(value, SingleBean):
             return value.bean
-        what = "it is no single bean"
-        raise IllegalConfigurationError([Problem(self._where, what, "override the beans it is made of, one by one")])
+        what = "the type is not a single bean"
+        raise IllegalConfigurationError([Problem(self._where, what, "override its beans one by one")])
 
     @property
     def _where(self) -> str:
@@ -50,11 +50,13 @@ class Override:
         try:
             self._key_in(graph)
         except AmbiguousBeanError as error:
-            yield Problem(self._where, f"it is provided by {', '.join(error.candidates)}", "override one of them")
+            yield Problem(
+                self._where, f"multiple beans provide it: {', '.join(error.candidates)}", "override one of them"
+            )
         except IllegalConfigurationError as error:
             yield from error.problems
         except FrameworkError:
-            yield Problem(self._where, "there is no such bean", "register the bean that the fake stands for")
+            yield Problem(self._where, "no bean provides it", "register the bean that the fake replaces")
 
     def apply(self, wiring: Wiring) -> None:
         """From now on the fake stands for the bean. Raises when there is no such bean, or more than one."""

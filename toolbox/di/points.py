@@ -95,11 +95,11 @@ def point_of(
     elif origin is Instance:
         shape, wants = PointShape.INSTANCE, arguments[0]
     elif inner is Instance and problem is None:
-        problem = Problem(where, "Instance says not of what", "write Instance[T]")
+        problem = Problem(where, "Instance needs a type argument", "write Instance[T]")
     if shape in (PointShape.LIST, PointShape.DICT) and get_origin(wants) is Instance and problem is None:
         generic: Any = origin
         of = type_name(generic[(*arguments[:-1], *get_args(wants))])
-        problem = Problem(where, f"{type_name(inner)} is no list of beans", f"write Instance[{of}]")
+        problem = Problem(where, f"{type_name(inner)} is not supported", f"write Instance[{of}]")
     return InjectionPoint(
         where=where,
         wants=wants,
@@ -140,7 +140,7 @@ def point_of_parameter(parameter: Parameter, where: str) -> InjectionPoint:
 
 def unresolved(annotation: Unresolved, where: str) -> Problem:
     what = f"the annotation {annotation.text!r} cannot be resolved ({annotation.reason})"
-    return Problem(where, what, "import what it names where the program runs, or correct it")
+    return Problem(where, what, "import the type at run time, or correct the annotation")
 
 
 def with_type_checking_hint(point: InjectionPoint, annotation: Any, module: str) -> InjectionPoint:

@@ -169,13 +169,13 @@ def _identity(entry: object) -> object:
 
 def _not_registrable(entry: object) -> Problem:
     if isinstance(entry, ModuleType):
-        fix = f'name its classes, or take all that is marked in it: scan("{entry.__name__}")'
-        return Problem(f"register({entry.__name__})", "it is a module", fix)
+        fix = f'register its classes, or call scan("{entry.__name__}") to register everything marked in it'
+        return Problem(f"register({entry.__name__})", "modules cannot be registered", fix)
     if isinstance(entry, (list, tuple, set, frozenset, dict)):
         where = f"register({type(entry).__name__} of {len(entry)})"
-        return Problem(where, "it takes beans, not a collection of them", "write register(*beans)")
+        return Problem(where, "collections cannot be registered", "write register(*beans)")
     where = f"register({entry!r})"
-    return Problem(where, "it is neither a class nor a producer", "for an instance, use register_instance(…)")
+    return Problem(where, "expected a class or a producer", "for an instance, use register_instance(…)")
 
 
 # --- readers

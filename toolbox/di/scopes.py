@@ -265,7 +265,9 @@ class OpenScope:
         if label(key) in path:
             path = path[path.index(label(key)) :]
         text = " -> ".join([*path, label(key)])
-        problem = Problem(label(key), f"it needs itself while it is being made: {text}", "look it up after it was made")
+        problem = Problem(
+            label(key), f"dependency cycle during creation: {text}", "look the bean up after it is created"
+        )
         return IllegalConfigurationError([problem])
 
     # --- what has to be closed
@@ -335,7 +337,7 @@ class OpenScope:
 
     def _refuse_awaited_end(self, made: Any) -> None:
         if self.entered_on_loop:
-            reason = "its scope was entered with `with` on the event loop's thread, where its end cannot be awaited"
+            reason = "its scope was entered with `with` on the event loop's thread, so async code cannot close it"
             raise ScopeNotActiveError(getattr(made, "__name__", type(made).__name__), reason)
 
     # --- the end
@@ -343,7 +345,7 @@ class OpenScope:
     def ended(self, key: int | None) -> ScopeNotActiveError:
         """The error of who asks for something new when it is too late."""
         wanted = self.label(key) if key is not None else "a dependent bean"
-        return ScopeNotActiveError(wanted, f"its {self.what} has ended, and this code outlived it")
+        return ScopeNotActiveError(wanted, f"its {self.what} has ended")
 
     def close_here(self, error: BaseException | None) -> None:
         """Closes beans on this thread, newest first, until one has to be awaited; raises what they raise."""
@@ -397,7 +399,7 @@ class OpenScope:
     # --- being the active scope
 
     def _refuse_second_entry(self) -> NoReturn:
-        problem = Problem(f"a {self.what}", "it is entered a second time", "open a new one")
+        problem = Problem(f"a {self.what}", "the scope was already entered", "open a new scope")
         raise IllegalConfigurationError([problem])
 
     def _deactivate(self) -> None:

@@ -83,7 +83,7 @@ class Wiring(Home):
         if absent is not MISSING:
             return absent
         fix = web_request_fix(self.graph.definitions[key].provides)
-        raise MissingBeanError(f"{self.label(key)}, which this request scope was not given", fix=fix)
+        raise MissingBeanError(f"{self.label(key)}: this request scope has no such seed", fix=fix)
 
     def scope(self) -> OpenScope:
         """The active scope of this container; its application scope outside of others."""
@@ -272,7 +272,7 @@ class Wiring(Home):
 
     def _gone(self, error: MustAwait) -> ScopeNotActiveError:
         """The error of who awaited what a scope holds while that scope ended."""
-        return ScopeNotActiveError(self.label(error.key), "its scope has ended meanwhile, and this code outlived it")
+        return ScopeNotActiveError(self.label(error.key), "its scope ended during the lookup")
 
     async def prepare(self, wanted: Any, name: str | None = None) -> None:
         """Makes what has to be awaited for a bean; `get` then makes the rest, on any thread."""
@@ -472,6 +472,6 @@ def seed_without_bean(scope: OpenScope, wanted: Any) -> Any:
     for given, value in (request.extras or {}).items() if request is not None else ():
         if form == given or form in forms_of(given):
             if request is not None and request.closing:
-                raise ScopeNotActiveError(str(form), "its request scope has ended, and this code outlived it")
+                raise ScopeNotActiveError(str(form), "its request scope has ended")
             return value
     raise
