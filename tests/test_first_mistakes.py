@@ -510,7 +510,7 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         a_seed_without_its_type,
         TypeError,
-        "request_scope expects instances by type, such as request_scope({Catalogue: …})",
+        "request_scope expects a mapping from types to instances, such as {Catalogue: …}",
     ),
     (
         a_toolbox_on_a_class,

@@ -280,7 +280,7 @@ def test_unsafe_providers_say_why() -> None:
     ]
     assert "per thread" in problems[0].what
     assert "tasks" in problems[1].what
-    assert all("request-scoped" in problem.fix for problem in problems)
+    assert all("@request_scoped" in problem.fix for problem in problems)
 
 
 def test_a_name_in_both_is_a_clash() -> None:
