@@ -198,16 +198,21 @@ async def execute_tool(request: ToolExecutionRequest, environment: ToolEnvironme
     Context variables that the tool sets do not reach the caller. Raises `EndsInvocation` errors, cancellation, and the
     exceptions of error handlers.
     """
-    context, steps = copy_context(), _execute(request, environment)
-    try:
-        asked = context.run(steps.send, None)
-    except StopIteration as end:  # the usual case: the tool did not wait
-        outcome: ToolOutcome = end.value
-        return outcome
-    return await InContext(context, steps, asked)
+    context = copy_context()
+    outcomes: list[ToolOutcome] = []
+    steps = _execute(request, environment, outcomes).__await__()
+    # A coroutine that returns None ends without a StopIteration, whose cost is that of several calls.
+    waits_for = context.run(next, steps, _ENDED)
+    if waits_for is not _ENDED:
+        await InContext(context, steps, waits_for)
+    return outcomes[0]
 
 
-async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) -> ToolOutcome:
+_ENDED: Any = object()
+
+
+async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment, outcomes: list[ToolOutcome]) -> None:
+    """Run one call in the current context, and append its outcome to `outcomes`."""
     started_at, clock = datetime.now(UTC), perf_counter()
     tool, listeners, limit = environment.tools.get(request.name), environment.listeners, environment.max_result_chars
     outer = environment.context
@@ -244,7 +249,7 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment) 
         )
         if listeners is not None:
             listeners.tell(ToolExecutedEvent(context, outcome.execution, raised))
-        return outcome
+        outcomes.append(outcome)
     except BaseException as error:
         if listeners is not None:
             listeners.tell(ToolFailedEvent(context, request, error, perf_counter() - clock))
@@ -316,125 +321,119 @@ async def error_result(
 # --- the innermost step: the tool in its call scope
 
 
-async def run_tool(call: ToolCall) -> Encoded:
+def run_tool(call: ToolCall) -> Awaitable[Encoded]:
     """Run the tool in a new call scope, on its thread or loop and within its timeout, and encode the result."""
+    tool = call.tool
+    on_loop = tool.execution.is_coroutine or call.environment.runner.is_on_loop(tool.execution)
+    if tool.timeout is not None:
+        return _within(tool.timeout, call, on_loop)
+    return _on_loop(call) if on_loop else _Run(call).wait()
+
+
+async def _within(timeout: float, call: ToolCall, on_loop: bool) -> Encoded:
+    """Run the tool for at most `timeout` seconds; waiting for beans or for a thread does not count.
+
+    Raises `ToolTimeoutError`.
+    """
+    late = ToolTimeoutError(call.tool.name, timeout)
+    limit = asyncio.timeout(None)
+    on_start = _start_of(limit, timeout)
+    try:
+        async with limit:
+            if on_loop:
+                return await _on_loop(call, on_start)
+            run = _Run(call, on_start)
+            try:
+                return await run.wait()
+            except asyncio.CancelledError:
+                if limit.expired():
+                    run.abandoned_by = late
+                raise
+    except TimeoutError:
+        if not limit.expired():
+            raise  # raised by the tool itself
+        call.context.cancellation.cancel()
+        raise late from None
+
+
+async def _on_loop(call: ToolCall, on_start: Callable[[], None] | None = None) -> Encoded:
+    """Run the tool on the event loop, in the current task."""
     tool, environment = call.tool, call.environment
     with environment.scope.open_call_scope() as opened:
-        run = _Run(call, opened)
-        if tool.bean is not None or tool.injected:
-            await run.prepare()
-        if not tool.execution.is_coroutine and not environment.runner.is_on_loop(tool.execution):
-            running = run.elsewhere(environment.runner)
-        elif tool.timeout is None:
-            return await run.on_loop()
-        else:
-            running = run.on_loop()
         try:
-            return await (running if tool.timeout is None else run.within(tool.timeout, running))
-        except asyncio.CancelledError as error:
-            run.abandoned_by = error
+            if tool.bean is not None or tool.injected:
+                await _prepare(tool, environment.scope)
+            if on_start is not None:
+                on_start()
+            began = None if tool.execution.is_coroutine else perf_counter()
+            function, args, kwargs = _bound(call)
+            value = function(*args, **kwargs)
+            if began is not None:
+                environment.runner.warn_if_slow(tool.specification.name, began)
+            if type(value) is CoroutineType or inspect.isawaitable(value):
+                value = await value
+            encoded = tool.encode(value)
+        except BaseException as error:
+            await _close(opened, error, tool)
             raise
+        try:
+            await opened.aclose(None)
+        except Exception as failure:
+            _judge(failure, None, tool)
+        return encoded
 
 
 class _Run:
-    """One run of a tool on any thread: finds its bean, fills hidden parameters, encodes, closes its call scope.
+    """One run of a tool on a thread or in a process: waits for it, encodes, closes its call scope.
 
     `abandoned_by` is the error because of which the caller stopped waiting, or None.
     """
 
     __slots__ = ("_call", "_on_start", "_opened", "abandoned_by")
 
-    def __init__(self, call: ToolCall, opened: ToolCallScope) -> None:
-        self._call, self._opened = call, opened
+    _opened: ToolCallScope
+
+    def __init__(self, call: ToolCall, on_start: Callable[[], None] | None = None) -> None:
+        self._call, self._on_start = call, on_start
         self.abandoned_by: BaseException | None = None
-        self._on_start: Callable[[], None] | None = None
 
-    async def prepare(self) -> None:
-        """Create, on the loop, the beans of this call that must be awaited."""
-        tool, scope = self._call.tool, self._call.environment.scope
-        try:
-            if tool.bean is not None:
-                await scope.prepare(tool.bean)
-            for each in tool.injected:
+    async def wait(self) -> Encoded:
+        """Run the tool where the runner chooses, and wait for its result."""
+        tool, environment = self._call.tool, self._call.environment
+        with environment.scope.open_call_scope() as self._opened:
+            if tool.bean is not None or tool.injected:
                 try:
-                    await scope.prepare(each.wanted)
-                except MissingBeanError:
-                    if not each.optional:
-                        raise
-        except BaseException as error:
-            await self.finish(error)
-            raise
-
-    async def within(self, timeout: float, running: Any) -> Any:
-        """Wait for the run. Raises `ToolTimeoutError` after `timeout` seconds."""
-        late = ToolTimeoutError(self._call.tool.name, timeout)
-        if self._call.tool.execution.is_coroutine:
-            limit = asyncio.timeout(timeout)
-        else:
-            limit = asyncio.timeout(None)
-            self._on_start = _start_of(limit, timeout)  # the time until a thread is free does not count
-        try:
-            async with limit:
-                try:
-                    return await running
-                except asyncio.CancelledError:
-                    if limit.expired():
-                        self.abandoned_by = late
+                    await _prepare(tool, environment.scope)
+                except BaseException as error:
+                    await self.finish(error)
                     raise
-        except TimeoutError:
-            if not limit.expired():
-                raise  # raised by the tool itself
-            self._call.context.cancellation.cancel()
-            raise late from None
-
-    async def on_loop(self) -> Encoded:
-        """Run the tool on the event loop, in the current task."""
-        tool = self._call.tool
-        began = None if tool.execution.is_coroutine else perf_counter()
-        if self._on_start is not None:
-            self._on_start()
-        try:
-            function, args, kwargs = self.bound()
-            value = function(*args, **kwargs)
-            if began is not None:
-                self._call.environment.runner.warn_if_slow(tool.specification.name, began)
-            if type(value) is CoroutineType or inspect.isawaitable(value):
-                value = await value
-            encoded = tool.encode(value)
-        except BaseException as error:
-            await self.finish(error)
-            raise
-        try:
-            await self._opened.aclose(None)
-        except Exception as failure:
-            self._judge(failure, None)
-        return encoded
-
-    async def elsewhere(self, runner: Runner) -> Encoded:
-        """Run the tool on the thread or in the process that the runner chooses."""
-        tool = self._call.tool
-        value = await runner.run(
-            tool.execution,
-            self,
-            tool.specification.name,
-            finish=self.finish,
-            shipped=self.shipped,
-            has_timeout=tool.timeout is not None,
-        )
-        # A result from another process is not encoded yet.
-        return value if isinstance(value, Encoded) else tool.encode(value)
+            try:
+                value = await environment.runner.run(
+                    tool.execution,
+                    self,
+                    tool.specification.name,
+                    finish=self.finish,
+                    shipped=self.shipped,
+                    has_timeout=tool.timeout is not None,
+                )
+                # A result from another process is not encoded yet.
+                return value if isinstance(value, Encoded) else tool.encode(value)
+            except asyncio.CancelledError as error:
+                self.abandoned_by = error
+                raise
 
     def __call__(self) -> Any:
         """Call the tool on this thread. Returns the encoded result, or an awaitable of it."""
+        tool = self._call.tool
         if self._on_start is not None:
             self._on_start()
         try:
-            function, args, kwargs = self.bound()
+            function, args, kwargs = _bound(self._call)
             value = function(*args, **kwargs)
             kind = type(value)
             if kind is CoroutineType or (kind.__module__ != "builtins" and inspect.isawaitable(value)):
                 return self._awaited(value)
-            encoded = self._call.tool.encode(value)
+            encoded = tool.encode(value)
         except BaseException as error:
             self._close_here(error)
             if isinstance(error, StopIteration):  # coroutines and futures cannot raise it
@@ -446,63 +445,77 @@ class _Run:
     async def _awaited(self, value: Any) -> Encoded:
         return self._call.tool.encode(await value)
 
-    def bound(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """Return the function to call, its positional arguments, and its keyword arguments."""
-        call = self._call
-        tool, kwargs, function = call.tool, call.arguments, call.tool.function
-        if function is None:
-            function = member_of(call.environment.scope.get(tool.bean), tool.member)
-        if kwargs is None:
-            return function, (call.request, call.context.memory_id), {}
-        if tool.memory_id_names or tool.context_names or tool.injected or tool.positional:
-            kwargs = {**kwargs}  # a layer may run the call again
-            for name in tool.memory_id_names:
-                kwargs[name] = call.context.memory_id
-            for name in tool.context_names:
-                kwargs[name] = call.context if call.context.service is not NoService else None
-            for each in tool.injected:
-                try:
-                    kwargs[each.name] = call.environment.scope.get(each.wanted)
-                except MissingBeanError:
-                    if not each.optional:
-                        raise
-            if tool.positional:
-                return function, tuple(kwargs.pop(name, default) for name, default in tool.positional), kwargs
-        return function, (), kwargs
-
     def shipped(self) -> Callable[[], Any]:
         """Return the call for another process, where there are no beans and no scope."""
         if self._on_start is not None:
             self._on_start()
-        function, args, kwargs = self.bound()
+        function, args, kwargs = _bound(self._call)
         return functools.partial(function, *args, **kwargs)
-
-    # --- closing the call scope
 
     def _close_here(self, error: BaseException | None) -> None:
         """Close the beans that can be closed on this thread."""
         try:
             self._opened.close_here(error)
         except Exception as failure:
-            self._judge(failure, error)
+            _judge(failure, error, self._call.tool)
 
     async def finish(self, error: BaseException | None) -> None:
         """Close the other beans, on the loop. Raises a failure to close, unless the call has already failed."""
-        error = error or self.abandoned_by
-        try:
-            await self._opened.aclose(error)
-        except Exception as failure:
-            self._judge(failure, error)
+        await _close(self._opened, error or self.abandoned_by, self._call.tool)
 
-    def _judge(self, failure: Exception, error: BaseException | None) -> None:
-        """Raise a failure to close the call scope; if the call has already failed with `error`, log it instead."""
-        if isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
-            failure = failure.exceptions[0]
-        if error is None or isinstance(failure, FrameworkError):
-            raise failure
-        if failure is not error:
-            name = self._call.tool.name
-            logger.error("closing the call scope of tool %r failed: %s", name, failure, exc_info=failure)
+
+async def _prepare(tool: Tool, scope: ActiveScope) -> None:
+    """Create, on the loop, the beans of a call that must be awaited."""
+    if tool.bean is not None:
+        await scope.prepare(tool.bean)
+    for each in tool.injected:
+        try:
+            await scope.prepare(each.wanted)
+        except MissingBeanError:
+            if not each.optional:
+                raise
+
+
+def _bound(call: ToolCall) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the function to call, its positional arguments, and its keyword arguments."""
+    tool, kwargs, function = call.tool, call.arguments, call.tool.function
+    if function is None:
+        function = member_of(call.environment.scope.get(tool.bean), tool.member)
+    if kwargs is None:
+        return function, (call.request, call.context.memory_id), {}
+    if tool.memory_id_names or tool.context_names or tool.injected or tool.positional:
+        kwargs = {**kwargs}  # a layer may run the call again
+        for name in tool.memory_id_names:
+            kwargs[name] = call.context.memory_id
+        for name in tool.context_names:
+            kwargs[name] = call.context if call.context.service is not NoService else None
+        for each in tool.injected:
+            try:
+                kwargs[each.name] = call.environment.scope.get(each.wanted)
+            except MissingBeanError:
+                if not each.optional:
+                    raise
+        if tool.positional:
+            return function, tuple(kwargs.pop(name, default) for name, default in tool.positional), kwargs
+    return function, (), kwargs
+
+
+async def _close(opened: ToolCallScope, error: BaseException | None, tool: Tool) -> None:
+    """Close what is left in a call scope. Raises a failure to close, unless the call has already failed."""
+    try:
+        await opened.aclose(error)
+    except Exception as failure:
+        _judge(failure, error, tool)
+
+
+def _judge(failure: Exception, error: BaseException | None, tool: Tool) -> None:
+    """Raise a failure to close the call scope; if the call has already failed with `error`, log it instead."""
+    if isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
+        failure = failure.exceptions[0]
+    if error is None or isinstance(failure, FrameworkError):
+        raise failure
+    if failure is not error:
+        logger.error("closing the call scope of tool %r failed: %s", tool.name, failure, exc_info=failure)
 
 
 def _start_of(limit: asyncio.Timeout, timeout: float) -> Callable[[], None]:
