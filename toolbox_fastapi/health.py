@@ -113,9 +113,12 @@ class _Checks:
             if name not in self._on_threads:  # nothing can stop a thread
                 check.cancel()
             return False
-        if check.cancelled() or (error := check.exception()) is not None:
-            reason = "it was cancelled" if check.cancelled() else type(error).__name__
-            logger.warning("readiness check %s failed: %s", name, reason, exc_info=None if check.cancelled() else error)
+        if check.cancelled():
+            logger.warning("readiness check %s failed: it was cancelled", name)
+            return False
+        error = check.exception()
+        if error is not None:
+            logger.warning("readiness check %s failed: %s", name, type(error).__name__, exc_info=error)
             return False
         if check.result() is False:
             logger.warning("readiness check %s failed: it returned False", name)

@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi import FastAPI
+from pydantic import SecretStr
 
 from toolbox import Container, application_scoped, request_scoped
 from toolbox.mcp import McpServers, mcp_server
@@ -177,6 +178,7 @@ SHUTTING_DOWN = """
 import asyncio, socket, sys
 import httpx2, uvicorn
 from fastapi import FastAPI
+from pydantic import SecretStr
 from toolbox import Container
 from toolbox_fastapi import health_router, install
 
@@ -225,7 +227,7 @@ def redis_server() -> Iterator[Any]:
 async def test_the_sql_store_is_ready_as_long_as_its_database_is(running: Running, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    settings = ToolboxSettings(sql=SqlSettings(url=f"sqlite:///{folder}/conversations.db"))
+    settings = ToolboxSettings(sql=SqlSettings(url=SecretStr(f"sqlite:///{folder}/conversations.db")))
     async with running(application(engine, SqlChatMemoryStore, settings=settings)) as http:
         assert await ready(http) == (200, {"sql_chat_memory_store": "passed"})
         async with http_engine(http).begin() as connection:
@@ -241,11 +243,17 @@ def http_engine(http: httpx2.AsyncClient) -> Any:
 
 
 async def test_the_redis_store_is_ready_as_long_as_its_server_is(running: Running, redis_server: Any) -> None:
-    settings = ToolboxSettings(redis=RedisSettings(url=f"unix://{redis_server.socket_file}"))
+    settings = ToolboxSettings(redis=RedisSettings(url=SecretStr(f"unix://{redis_server.socket_file}")))
     async with running(application(client, RedisChatMemoryStore, settings=settings)) as http:
         assert await ready(http) == (200, {"redis_chat_memory_store": "passed"})
         redis_server.shutdown(nosave=True)
         assert await ready(http) == (503, {"redis_chat_memory_store": "failed"})
+
+
+async def pid_of(servers: McpServers) -> int:
+    [content] = (await servers.server("used").call("pid", {})).content
+    assert content.type == "text"
+    return int(content.text)
 
 
 async def test_mcp_servers_are_checked_once_they_are_used(running: Running) -> None:
@@ -258,12 +266,12 @@ async def test_mcp_servers_are_checked_once_they_are_used(running: Running) -> N
     async with running(app) as http:
         assert await ready(http) == (200, {"mcp_servers": "passed"})
         servers = container.get(McpServers)
-        pid = int((await servers.server("used").call("pid", {})).content[0].text)
+        pid = await pid_of(servers)
         assert await ready(http) == (200, {"mcp_servers": "passed"})
         os.kill(pid, signal.SIGKILL)
         while (await ready(http))[0] != 200:  # the connection is opened again
             pass
-        assert int((await servers.server("used").call("pid", {})).content[0].text) != pid
+        assert await pid_of(servers) != pid
         with pytest.raises(Exception, match="unused"):
             await servers.server("unused").tools()
         assert await ready(http) == (503, {"mcp_servers": "failed"})
