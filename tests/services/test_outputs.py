@@ -299,11 +299,11 @@ def test_invalid_items_are_rejected_at_their_position() -> None:
 @pytest.mark.parametrize(
     ("text", "size", "count"),
     [
-        ('["' + "x" * 1_000_000 + '"]', 1, 1),
-        ("[" + '"x",' * 200_000 + '"x"]', 10_000_000, 200_001),
+        ('["' + "x" * 500_000 + '"]', 1, 1),
+        ("[" + '"x",' * 100_000 + '"x"]', 10_000_000, 100_001),
         ("see [1] " * 100_000 + '```json\n["x"]\n```', 8, 1),
-        (" " * 1_000_000 + '["x"]', 1, 1),
-        ('["' + '\\"' * 500_000 + '"]', 1, 1),
+        (" " * 500_000 + '["x"]', 1, 1),
+        ('["' + '\\"' * 200_000 + '"]', 1, 1),
     ],
     ids=["a long item", "many items at once", "brackets in a text before it", "blanks before it", "escapes"],
 )

@@ -138,10 +138,10 @@ def test_ten_megabytes_of_text_are_accepted() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"value": "' + '\\"' * 2_000_000,
-        '{"value": [' + "1," * 2_000_000,
-        '{"value": ' + '"",' * 1_000_000,
-        "," * 4_000_000,
+        '{"value": "' + '\\"' * 500_000,
+        '{"value": [' + "1," * 500_000,
+        '{"value": ' + '"",' * 300_000,
+        "," * 1_000_000,
     ],
 )
 def test_long_invalid_json_is_rejected_in_linear_time(text: str) -> None:
