@@ -178,7 +178,6 @@ SHUTTING_DOWN = """
 import asyncio, socket, sys
 import httpx2, uvicorn
 from fastapi import FastAPI
-from pydantic import SecretStr
 from toolbox import Container
 from toolbox_fastapi import health_router, install
 
