@@ -6,6 +6,8 @@
 #   make test               run the tests                make check    check formatting, lint, types, architecture
 #   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app wire
 #                           benchmarks beside other libraries
+#   make bench              run all benchmarks one after another, and save their figures; use a quiet machine
+#   make charts             draw the saved figures for docs/performance.md
 #   make docs               build the documentation site in site/
 #   make pictures           take the pictures of the README, in Chromium
 #   make format             format the code, and fix what the linter can fix
@@ -35,8 +37,10 @@ PIP := -m pip --disable-pip-version-check install --progress-bar off
 # Variables, because a comma ends an argument of $(call).
 PROJECT := -e '.[fastapi,sql]'
 
+BENCHMARKS := container tools importing endpoints start wire models execution app
+
 .DEFAULT_GOAL := help
-.PHONY: help run ask test check docs pictures format constraints clean wire \
+.PHONY: help run ask test check docs pictures format constraints clean wire bench charts \
 	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app
 
 help:
@@ -162,3 +166,14 @@ bench-app: $(BENCH_STAMP)
 
 wire: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.wire $(ARGS)
+
+# A benchmark that fails does not stop the others, and its saved figures stay as they were.
+bench: $(BENCH_STAMP)
+	@failed=; for name in $(BENCHMARKS); do \
+		echo "--- $$name"; $(BENCH_PY) -m benchmarks.$$name --save || failed="$$failed $$name"; done; \
+	echo "Saved in benchmarks/results; 'make charts' draws the charts."; \
+	if [ -n "$$failed" ]; then echo "Failed:$$failed" >&2; exit 1; fi
+
+# Runs no benchmark, and needs no environment.
+charts:
+	@$(PYTHON) -m benchmarks.charts

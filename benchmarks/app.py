@@ -176,12 +176,23 @@ def main() -> None:
         options,
         results.Chart(
             "app",
-            f"A whole application, {CLIENTS} clients, {options.database}",
-            "ms",
+            f"A whole application, {CLIENTS} clients",
+            "FastAPI under uvicorn, an injected service, one SQL tool in a transaction, the conversation in the "
+            f"database ({options.database}). The program by hand uses the openai client and SQLAlchemy.",
             tuple(
-                results.Group(title, {name: of[kind] for name, of in medians.items()})
-                for title, kind in (("CPU time per request", "CPU ms/request"), ("99th percentile", "p99 ms"))
+                results.compare(
+                    title,
+                    unit,
+                    {name: [getattr(each, kind) for each in of] for name, of in found.items()},
+                    more_is_better=kind == "per_second",
+                )
+                for title, unit, kind in (
+                    ("CPU time for each request", "ms", "cpu"),
+                    ("Latency, 99th percentile", "ms", "p99"),
+                    ("Throughput", "requests/s", "per_second"),
+                )
             ),
+            ("fastapi", "uvicorn", "openai", "SQLAlchemy", "asyncpg", "aiosqlite"),
         ),
         raw,
     )

@@ -3,7 +3,7 @@
 The graph: 2 application beans, 3 request beans, 5 dependent ones. One round of each after the other, so that what else
 the machine does hits all of them alike; printed are medians over the rounds, and ratios within each round.
 
-    python -m benchmarks.container [--rounds 9] [--json]
+    python -m benchmarks.container [--rounds 9] [--json] [--save]
 
 Not shared alike: svcs has no dependent beans (all are kept in the scope), plain dependency_injector factories have no
 scopes at all, FastAPI's `Depends` is asked as an endpoint does it. Their rows are there to compare, not to rank.
@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import statistics
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
+from benchmarks import results
 from toolbox import Container, application_scoped, dependent, request_scoped
 
 # --- the graph
@@ -347,7 +347,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.25, help="for each container in each round")
-    parser.add_argument("--json", action="store_true")
+    results.add_options(parser)
     options = parser.parse_args()
     found = asyncio.run(measure(options.rounds, options.seconds))
     medians = {name: statistics.median(times) for name, times in found.items()}
@@ -357,13 +357,20 @@ def main() -> None:
     }
     fastest = [min(found[name][number] for name in RANKED) for number in range(options.rounds)]
     goal = statistics.median(other / mine for other, mine in zip(fastest, found["toolbox"], strict=True))
-    if options.json:
-        print(json.dumps({"microseconds": found, "medians": medians, "to_fastest": goal}))
-        return
-    print(f"{'':38} {'µs/request':>10} {'toolbox is':>12}")
-    for name, median in sorted(medians.items(), key=lambda item: item[1]):
-        print(f"{name:38} {median:10.2f} {ratios[name]:10.2f} x")
-    print(f"\nmedian ratio to the fastest of {', '.join(RANKED)}: {goal:.2f} (goal: at least 0.95)")
+    if not options.json:
+        print(f"{'':38} {'µs/request':>10} {'toolbox is':>12}")
+        for name, median in sorted(medians.items(), key=lambda item: item[1]):
+            print(f"{name:38} {median:10.2f} {ratios[name]:10.2f} x")
+        print(f"\nmedian ratio to the fastest of {', '.join(RANKED)}: {goal:.2f} (goal: at least 0.95)")
+    chart = results.Chart(
+        "container",
+        "Container: one request",
+        "Opens a request scope, creates a graph of ten beans in it (2 application, 3 request, 5 dependent), and closes "
+        "it. svcs has no dependent beans, and plain dependency_injector factories have no scopes.",
+        (results.compare("Time for a request scope with ten beans", "µs", found),),
+        ("dishka", "wireup", "svcs", "dependency-injector", "fastapi"),
+    )
+    results.finish(options, chart, {"microseconds": found, "medians": medians, "to_fastest": goal})
 
 
 if __name__ == "__main__":

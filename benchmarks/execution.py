@@ -16,11 +16,12 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 
 import aiohttp
 
+from . import results
 from .ports import free_port
 
 PEERS = ("by hand", "toolbox", "pydantic-ai", "langchain")
@@ -94,7 +95,7 @@ async def load(base: str, runs: int, measured: Measured) -> None:
 
 async def measure(rounds: int, runs: int, peers: list[str]) -> dict[str, Measured]:
     model_port = free_port()
-    results = {peer: Measured() for peer in peers}
+    measured = {peer: Measured() for peer in peers}
     async with process("benchmarks.model_server", str(model_port), port=model_port):
         for number in range(rounds + 1):
             for peer in peers if number % 2 else reversed(peers):
@@ -109,8 +110,8 @@ async def measure(rounds: int, runs: int, peers: list[str]) -> dict[str, Measure
                     base = f"http://127.0.0.1:{port}"
                     await load(base, 20, Measured())
                     # The first round warms the machine, not only the app.
-                    await load(base, runs, results[peer] if number else Measured())
-    return results
+                    await load(base, runs, measured[peer] if number else Measured())
+    return measured
 
 
 def main() -> None:
@@ -118,12 +119,38 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count; one more comes before them")
     parser.add_argument("--runs", type=int, default=200, help="runs at once, each with a tool that blocks 100 ms")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
+    results.add_options(parser)
     options = parser.parse_args()
-    results = asyncio.run(measure(options.rounds, options.runs, options.peers))
-    base = results.get("by hand")
-    print(f"{options.runs} runs at once, each with a tool that blocks 100 ms; medians of {options.rounds} rounds")
+    found = asyncio.run(measure(options.rounds, options.runs, options.peers))
+    if not options.json:
+        report(found, options.rounds, options.runs)
+    groups = (
+        ("Time until all runs are done", "s", "total"),
+        ("Median latency of /health meanwhile", "ms", "health"),
+        ("Worst latency of /health meanwhile", "ms", "worst"),
+        ("Eight blocking tools called at once", "ms", "eight_sync"),
+        ("Eight coroutine tools called at once", "ms", "eight_async"),
+    )
+    chart = results.Chart(
+        "execution",
+        f"Blocking tools: {options.runs} runs at once",
+        f"A FastAPI application under uvicorn receives {options.runs} requests at once. Each calls a tool that blocks "
+        "for 100 ms. Meanwhile a client asks a `def /health` endpoint again and again.",
+        tuple(
+            results.compare(title, unit, {peer: getattr(each, name) for peer, each in found.items()})
+            for title, unit, name in groups
+        ),
+        ("fastapi", "uvicorn", "openai", "pydantic-ai-slim", "langchain"),
+    )
+    results.finish(options, chart, {peer: asdict(each) for peer, each in found.items()})
+
+
+def report(found: dict[str, Measured], rounds: int, runs: int) -> None:
+    """Print the table."""
+    base = found.get("by hand")
+    print(f"{runs} runs at once, each with a tool that blocks 100 ms; medians of {rounds} rounds")
     print(f"{'':12} {'all done':>10} {'/health p50':>12} {'ratio':>7} {'max':>9} {'8 sync':>9} {'8 async':>9}")
-    for peer, each in results.items():
+    for peer, each in found.items():
         ratio = f"{median(each.health) / median(base.health):.2f}x" if base else ""
         print(
             f"{peer:12} {median(each.total):8.2f} s {median(each.health):9.2f} ms {ratio:>7}"

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
 
+from . import results
 from .models_peers import PEERS
 from .ports import free_port
 
@@ -104,9 +105,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--quick", action="store_true", help="fewer runs in a round")
+    results.add_options(parser)
     options = parser.parse_args()
     names = [name for name in options.peers.split(",") if importlib.util.find_spec(NEEDS.get(name, "json"))]
     found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    titles = [title for title, _ in questions(options.quick)]
     with ExitStack() as stack:
         base = stack.enter_context(server())
         peers = [stack.enter_context(Peer(name, base)) for name in names]
@@ -115,7 +118,35 @@ def main() -> None:
             for title, asked in questions(options.quick):
                 for peer in peers if round_ % 2 == 0 else reversed(peers):
                     found[peer.name, title].append(peer.measure(**asked))
-    report(names, {key: [median(each) for each in zip(*values, strict=True)] for key, values in found.items()})
+    if not options.json:
+        report(names, {key: [median(each) for each in zip(*values, strict=True)] for key, values in found.items()})
+    results.finish(options, chart(names, found), {name: {t: found[name, t] for t in titles} for name in names})
+
+
+def chart(names: list[str], found: dict[tuple[str, str], list[list[float]]]) -> results.Chart:
+    """Return the figures for the documentation."""
+
+    def group(title: str, unit: str, key: str, index: int = 0, *, more_is_better: bool = False) -> results.Group:
+        rounds = {name: [each[index] for each in found[name, key]] for name in names}
+        return results.compare(title, unit, rounds, more_is_better=more_is_better)
+
+    return results.Chart(
+        "models",
+        "Models: one question with one tool call",
+        "A question, a tool call and an answer, from a local model server that replies at once. The other loops are "
+        "written by hand: 'floor' with aiohttp alone, 'low-level' with the low-level post of the openai client, "
+        "'typed' with its typed calls.",
+        (
+            *(group(f"CPU time for each request: {title}", "ms", title) for title, *_ in TRIPS),
+            group("CPU time for each chunk of a stream", "µs", "chunk"),
+            group("Time to the first chunk", "ms", "chunk", 1),
+            *(
+                group(f"Throughput, {title}", "runs/s", title, more_is_better=True)
+                for title in ("50 at once", "400 at once")
+            ),
+        ),
+        ("openai", "aiohttp", "httpx2", "pydantic-ai-slim", "openai-agents", "langchain-openai"),
+    )
 
 
 def report(names: list[str], found: dict[tuple[str, str], list[float]]) -> None:

@@ -1,6 +1,7 @@
 """Results of benchmarks: printed as JSON, saved for the charts of the documentation.
 
-`--save` writes `benchmarks/results/<name>.json`, which is kept in the repository; `benchmarks.charts` draws it.
+`--save` writes `benchmarks/results/<name>.json`, which is kept in the repository; `benchmarks.charts` draws it. Nothing
+here runs a benchmark.
 """
 
 from __future__ import annotations
@@ -9,62 +10,148 @@ import json
 import os
 import platform
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 DIRECTORY = Path(__file__).parent / "results"
+DECIMALS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One figure of a chart: the median over the rounds, the middle half of the rounds, and the ratio to toolbox.
+
+    `ratio` is the median of the ratios within each round; None for the row that the others are compared with.
+    """
+
+    label: str
+    median: float
+    low: float
+    high: float
+    ratio: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Bars that are compared with each other: their lengths, by label."""
+    """Bars on one axis, compared with each other; shorter bars are better unless `more_is_better`."""
 
     title: str
-    bars: Mapping[str, float]
+    unit: str
+    bars: tuple[Bar, ...]
+    rounds: int
+    more_is_better: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The computer and the Python of a measurement; `load` is the load average of the minute before it."""
+
+    cores: int
+    architecture: str
+    python: str
+    load: float
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart: `unit` is that of all its bars; shorter bars are better unless `more_is_better`."""
+    """The saved figures of one benchmark; `finish` adds the date, the machine and the installed versions."""
 
     name: str
     title: str
-    unit: str
+    description: str
     groups: tuple[Group, ...]
-    more_is_better: bool = False
+    distributions: tuple[str, ...] = ()
+    """The packages whose versions are saved with the figures."""
+    measured: str = ""
+    """The date of the measurement, in UTC: `2026-11-22`."""
+    machine: Machine | None = None
+    versions: Mapping[str, str] | None = None
+
+
+def _load() -> float:
+    """Return the load average of the last minute; 0 where the system has none."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0
+
+
+LOAD_AT_START = _load()
+
+
+def compare(
+    title: str,
+    unit: str,
+    rounds: Mapping[str, Sequence[float]],
+    *,
+    base: str = "toolbox",
+    more_is_better: bool = False,
+) -> Group:
+    """Compare the figures of several rounds with those of `base`, round by round.
+
+    Args:
+        title: what the group shows
+        unit: the unit of all figures, as written on the axis
+        rounds: one figure for each round, by label; the rounds of all labels are in the same order
+        base: the label that the others are compared with
+        more_is_better: True for throughput, False for time and memory
+    """
+    bars = []
+    for label, figures in rounds.items():
+        low, _, high = quantiles(figures, n=4, method="inclusive") if len(figures) > 1 else [figures[0]] * 3
+        ratios = [each / of for each, of in zip(figures, rounds.get(base, ()), strict=False) if of > 0]
+        ratio = round(median(ratios), DECIMALS) if ratios and label != base else None
+        numbers = (round(each, DECIMALS) for each in (median(figures), low, high))
+        bars.append(Bar(label, *numbers, ratio))
+    return Group(title, unit, tuple(bars), max(map(len, rounds.values())), more_is_better)
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Adds the options that `finish` follows."""
+    """Add the options that `finish` follows."""
     parser.add_argument("--json", action="store_true", help="print every measurement as JSON, and no table")
-    parser.add_argument("--save", action="store_true", help="save the medians for the charts of the documentation")
+    parser.add_argument("--save", action="store_true", help="save the figures for the charts of the documentation")
 
 
 def finish(options: Namespace, chart: Chart, measured: Any) -> None:
-    """Prints what was `measured` with `--json`, and saves the chart's figures with `--save`."""
+    """Print what was `measured` with `--json`, and save the chart's figures with `--save`."""
     if options.json:
         print(json.dumps(measured))
     if options.save:
         save(chart)
 
 
-def save(chart: Chart) -> None:
-    """Writes the figures of a chart, with the Python and the number of cores that they were measured on."""
-    DIRECTORY.mkdir(exist_ok=True)
-    machine = f"Python {platform.python_version()}, {os.cpu_count()} cores"
-    groups = [{"title": each.title, "bars": {k: round(v, 4) for k, v in each.bars.items()}} for each in chart.groups]
-    text = json.dumps({**asdict(chart), "groups": groups, "machine": machine}, indent=2)
-    (DIRECTORY / f"{chart.name}.json").write_text(text + "\n", encoding="utf-8")
+def save(chart: Chart, directory: Path = DIRECTORY) -> None:
+    """Write the figures of a chart with today's date, this machine, and the versions of the compared packages."""
+    dated = replace(
+        chart,
+        measured=datetime.now(UTC).date().isoformat(),
+        machine=Machine(os.cpu_count() or 1, platform.machine(), platform.python_version(), LOAD_AT_START),
+        versions=_versions(chart.distributions),
+    )
+    directory.mkdir(exist_ok=True)
+    text = json.dumps(asdict(dated), indent=2, ensure_ascii=False)
+    (directory / f"{chart.name}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def load() -> list[tuple[Chart, str]]:
-    """The saved charts by name, each with the machine that it was measured on."""
-    found = []
-    for path in sorted(DIRECTORY.glob("*.json")):
-        read = json.loads(path.read_text(encoding="utf-8"))
-        machine = read.pop("machine")
-        read["groups"] = tuple(Group(**each) for each in read["groups"])
-        found.append((Chart(**read), machine))
+def load(directory: Path = DIRECTORY) -> list[Chart]:
+    """Read the saved charts, ordered by name."""
+    return [_read(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(directory.glob("*.json"))]
+
+
+def _read(saved: Any) -> Chart:
+    groups = tuple(Group(**{**each, "bars": tuple(Bar(**bar) for bar in each["bars"])}) for each in saved["groups"])
+    machine = Machine(**saved["machine"])
+    return Chart(**{**saved, "groups": groups, "machine": machine, "distributions": tuple(saved["distributions"])})
+
+
+def _versions(distributions: Sequence[str]) -> dict[str, str]:
+    """Return the versions of the packages that are installed."""
+    found = {}
+    for each in distributions:
+        try:
+            found[each] = version(each)
+        except PackageNotFoundError:
+            continue
     return found

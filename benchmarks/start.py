@@ -191,8 +191,13 @@ def main() -> None:
         results.Chart(
             "start",
             "Start-up",
-            "ms",
-            tuple(results.Group(size, of) for size, of in medians.items()),
+            "Registers all beans, checks them and starts the container, in a new process with all libraries imported. "
+            "FastAPI adds one route for each tool, with the same parameters, and builds the OpenAPI document.",
+            tuple(
+                results.compare(f"{size}", "ms", {name: [each * 1000 for each in times] for name, times in of.items()})
+                for size, of in found.items()
+            ),
+            ("fastapi", "pydantic"),
         ),
         found,
     )

@@ -7,7 +7,7 @@ made, so the first row is what a call costs whose events nobody wants. One round
 else the machine does hits all of them alike; printed are medians of the rounds, less the function's own time, and
 ratios to the first row.
 
-    python -m benchmarks.tools [--rounds 25] [--calls 500] [--json]
+    python -m benchmarks.tools [--rounds 25] [--calls 500] [--json] [--save]
 
 CPU time of the one thread is what is measured. Goals: ours at most 5 us over the function, at least 4 times less than
 pydantic-ai. A peer's row is the narrowest entrance that it has for a call with JSON arguments; LangChain's takes them
@@ -25,6 +25,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from benchmarks import results
 from toolbox import (
     Container,
     EventListener,
@@ -185,8 +186,8 @@ async def microseconds(call: Call, calls: int) -> float:
     return (time.thread_time() - began) / calls * 1e6
 
 
-async def measure(rounds: int, calls: int) -> dict[str, float]:
-    """Microseconds over the function's own, by row: medians over the rounds."""
+async def measure(rounds: int, calls: int) -> dict[str, list[float]]:
+    """Microseconds over the function's own, by row and round."""
     async with Container() as container, container.request_scope():
         rows = {
             "toolbox, in a service (async def)": in_a_service(container, forecast),
@@ -206,7 +207,7 @@ async def measure(rounds: int, calls: int) -> dict[str, float]:
                 taken[name].append(await microseconds(call, calls) - own)
             gc.collect()
         gc.enable()
-    return {name: statistics.median(each) for name, each in taken.items()}
+    return taken
 
 
 def main() -> None:
@@ -214,16 +215,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--calls", type=int, default=500)
-    parser.add_argument("--json", action="store_true")
+    results.add_options(parser)
     options = parser.parse_args()
-    measured = asyncio.run(measure(options.rounds, options.calls))
-    if options.json:
-        print(json.dumps(measured))
-        return
-    first = next(iter(measured.values()))
-    print(f"One tool call over the function itself, three arguments (goal: {GOAL:g} us)\n")
-    for name, taken in measured.items():
-        print(f"  {name:38} {taken:8.2f} us   {taken / first:6.1f}x")
+    found = asyncio.run(measure(options.rounds, options.calls))
+    measured = {name: statistics.median(each) for name, each in found.items()}
+    first, *_ = measured
+    if not options.json:
+        print(f"One tool call over the function itself, three arguments (goal: {GOAL:g} us)\n")
+        for name, taken in measured.items():
+            print(f"  {name:38} {taken:8.2f} us   {taken / measured[first]:6.1f}x")
+    chart = results.Chart(
+        "tools",
+        "Tools: one call",
+        "CPU time of one tool call with three arguments, in addition to the function itself: validate the JSON "
+        "arguments, call the function, encode the result. LangChain receives the arguments already parsed.",
+        (results.compare("CPU time added to the function", "µs", found, base=first),),
+        ("pydantic-ai-slim", "openai-agents", "langchain-core", "opentelemetry-sdk"),
+    )
+    results.finish(options, chart, measured)
 
 
 if __name__ == "__main__":

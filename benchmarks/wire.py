@@ -1,6 +1,7 @@
 """Wire conformance: ours and the peers against the replies of real servers, as `../shared/wire` scripts them.
 
     python -m benchmarks.wire                      # ours, then the peers that are installed
+    python -m benchmarks.wire --save               # saves the figures for the charts
     python -m benchmarks.wire --cases DIRECTORY    # the folder that holds run.py, server.py and cases/
 
 `drive` is the driver for that folder's `run.py`: `python run.py --driver benchmarks.wire:drive`.
@@ -9,13 +10,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+from benchmarks import results
 from toolbox import (
     CompleteResponse,
     ModelConnectionError,
@@ -156,7 +160,16 @@ def _openai_kind(error: Exception) -> str:
     return "model_http_error"
 
 
-PEERS = {"pydantic_ai": "pydantic_ai", "openai_agents": "agents", "langchain": "langchain_openai"}
+Case = dict[str, Any]
+"""One result of `run.py --json`."""
+
+DRIVERS = {
+    "toolbox": ("drive", "toolbox"),
+    "pydantic-ai": ("pydantic_ai", "pydantic_ai"),
+    "openai-agents": ("openai_agents", "agents"),
+    "langchain": ("langchain", "langchain_openai"),
+}
+"""The driver of each library, and the module that it needs."""
 
 
 def main() -> int:
@@ -166,25 +179,54 @@ def main() -> int:
         "--cases", type=Path, default=Path(os.environ.get("WIRE_CASES", ROOT.parent / "shared" / "wire"))
     )
     parser.add_argument("--ours", action="store_true", help="without the peers")
+    results.add_options(parser)
     options = parser.parse_args()
     runner = options.cases / "run.py"
     if not runner.exists():
         print(f"{runner} does not exist; name the folder of the conformance cases with --cases", file=sys.stderr)
         return 2
-    status = _run(runner, "drive", quiet=False)
-    for driver, module in () if options.ours else PEERS.items():
-        if subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode:
-            print(f"{driver}: not installed")
-        else:
-            _run(runner, driver, quiet=True)
-    return status
+    found: dict[str, list[Case]] = {}
+    ours = 1
+    with TemporaryDirectory() as folder:
+        for name, (driver, module) in DRIVERS.items():
+            if options.ours and driver != "drive":
+                continue
+            if subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode:
+                print(f"{driver}: not installed", file=sys.stderr)
+                continue
+            written = Path(folder, f"{driver}.json")
+            status = _run(runner, driver, written, shown=not options.json)
+            if driver == "drive":
+                ours = status
+            if written.exists():
+                found[name] = json.loads(written.read_text(encoding="utf-8"))
+    if found:
+        results.finish(options, chart(found), found)
+    return ours
 
 
-def _run(runner: Path, driver: str, quiet: bool) -> int:
+def chart(found: dict[str, list[Case]]) -> results.Chart:
+    """Return the figures for the documentation: the cases that each library handles as they require."""
+    cases = max(map(len, found.values()))
+    passed = {name: [float(sum(bool(each["passed"]) for each in of))] for name, of in found.items()}
+    return results.Chart(
+        "wire",
+        "Replies that break the specification",
+        f"{cases} recorded replies of real model servers, many of which break the rules. A library passes a case if it "
+        "reads the reply as intended, or raises the right kind of error. 'toolbox' must pass all required cases.",
+        (results.compare(f"Cases passed, of {cases}", "cases", passed, more_is_better=True),),
+        ("pydantic-ai-slim", "openai-agents", "langchain-openai", "openai"),
+    )
+
+
+def _run(runner: Path, driver: str, written: Path, *, shown: bool) -> int:
+    """Run all cases with one driver; print what it prints for ours, and its last line for a peer."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(runner), "--driver", f"benchmarks.wire:{driver}"]
+    command = [sys.executable, str(runner), "--driver", f"benchmarks.wire:{driver}", "--json", str(written)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    print(done.stdout.strip().rsplit("\n", 1)[-1] if quiet and done.stdout.strip() else done.stdout, flush=True)
+    if shown:
+        whole = driver == "drive" or not done.stdout.strip()
+        print(done.stdout if whole else done.stdout.strip().rsplit("\n", 1)[-1], flush=True)
     if done.stderr.strip():
         print(done.stderr.strip()[-2000:], file=sys.stderr)
     return done.returncode

@@ -1,0 +1,296 @@
+"""Charts of the saved results: `docs/charts/<name>.svg`, and their section in `docs/performance.md`.
+
+    make charts                                # or python -m benchmarks.charts
+
+Reads `benchmarks/results/*.json`; runs no benchmark and needs only the standard library. A chart follows the light or
+dark mode of its reader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from benchmarks import results
+from benchmarks.results import Bar, Chart, Group
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "performance.md"
+BEGIN, END = "<!-- The charts; `make charts` writes this part. -->", "<!-- End of the charts. -->"
+
+# Lengths in pixels of the drawing; the width is the text column of the documentation.
+WIDTH = 760
+MARGIN = 20
+LABELS = 270
+GAP = 10
+BAR = 18
+TITLE, TEXT, SMALL = 18, 13, 11
+LINE = 1.35
+"""Height of a line of text, in font sizes."""
+
+STYLE = """
+    svg { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif }
+    .page { fill: #ffffff } text { fill: #1f2328 } .muted { fill: #59636e }
+    .value { stroke: #ffffff; stroke-width: 4px; paint-order: stroke }
+    .grid { stroke: #d1d9e0 } .spread { stroke: #1f2328 } .ours { fill: #0969da } .peer { fill: #a5aeb8 }
+    @media (prefers-color-scheme: dark) {
+      .page { fill: #0d1117 } text { fill: #f0f6fc } .muted { fill: #9198a1 }
+      .value { stroke: #0d1117 }
+      .grid { stroke: #3d444d } .spread { stroke: #f0f6fc } .ours { fill: #4493f8 } .peer { fill: #656c76 }
+    }
+"""
+
+
+def main() -> None:
+    """Draw every saved result, remove the charts of others, and write the section of the page."""
+    charts = results.load()
+    folder = DOCS / "charts"
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.svg"):
+        old.unlink()
+    for chart in charts:
+        (folder / f"{chart.name}.svg").write_text(svg(chart), encoding="utf-8")
+    PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section(charts)), encoding="utf-8")
+    print(f"{len(charts)} charts in {folder}: {', '.join(each.name for each in charts)}")
+
+
+# --- the drawing
+
+
+def svg(chart: Chart) -> str:
+    """Draw a chart: a title, a block of bars for each group, and when and where it was measured."""
+    drawing = Drawing()
+    drawing.paragraph(chart.title, TITLE, bold=True)
+    drawing.paragraph(reading(chart), SMALL, "muted")
+    for group in chart.groups:
+        drawing.group(group)
+    drawing.space(14)
+    drawing.paragraph(source(chart), SMALL, "muted")
+    height = math.ceil(drawing.y + MARGIN)
+    about = f"{chart.description} {' '.join(map(sentence, chart.groups))}"
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"',
+            f'     role="img" aria-labelledby="{chart.name}-title {chart.name}-desc">',
+            f'  <title id="{chart.name}-title">{escape(chart.title)}</title>',
+            f'  <desc id="{chart.name}-desc">{escape(about)}</desc>',
+            f"  <style>{STYLE}  </style>",
+            f'  <rect class="page" width="{WIDTH}" height="{height}" rx="6"/>',
+            *drawing.shapes,
+            "</svg>\n",
+        )
+    )
+
+
+class Drawing:
+    """The shapes drawn so far, from top to bottom; `y` is where the next one begins."""
+
+    def __init__(self) -> None:
+        self.shapes: list[str] = []
+        self.y = float(MARGIN)
+
+    def space(self, height: float) -> None:
+        """Leave some room."""
+        self.y += height
+
+    def text(
+        self, x: float, y: float, text: str, size: int, kind: str = "", anchor: str = "", weight: str = ""
+    ) -> None:
+        """Write one line of text whose baseline is at `y`."""
+        extra = {"class": kind, "text-anchor": anchor, "font-weight": weight}
+        written = "".join(f' {name}="{value}"' for name, value in extra.items() if value)
+        self.shapes.append(f'  <text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{written}>{escape(text)}</text>')
+
+    def paragraph(self, text: str, size: int, kind: str = "", *, bold: bool = False) -> None:
+        """Write text over the whole width, in as many lines as it needs."""
+        for line in wrap(text, WIDTH - 2 * MARGIN, size, bold=bold):
+            self.text(MARGIN, self.y + size, line, size, kind, weight="600" if bold else "")
+            self.space(size * LINE)
+
+    def group(self, group: Group) -> None:
+        """Draw the bars of a group on an axis that starts at zero."""
+        self.space(16)
+        self.paragraph(group.title, TEXT, bold=True)
+        self.space(6)
+        labels = [wrap(bar.label, LABELS, TEXT) for bar in group.bars]
+        values = [value(bar, group.unit) for bar in group.bars]
+        left = MARGIN + max(text_width(line, TEXT) for lines in labels for line in lines) + GAP
+        right = WIDTH - MARGIN - GAP - max(text_width(each, TEXT) for each in values)
+        ticks = axis(max(max(bar.median, bar.high) for bar in group.bars))
+        scale = (right - left) / ticks[-1]
+        top = self.y
+        below = len(self.shapes)  # the grid lies under the bars
+        for bar, lines, written in zip(group.bars, labels, values, strict=True):
+            self._bar(bar, lines, written, left, scale)
+        free = 0.0  # where the next number has room
+        for tick in ticks:
+            x = left + tick * scale
+            line = f'  <path class="grid" d="M{x:.1f} {top:.1f}V{self.y:.1f}"/>'
+            self.shapes.insert(below, line)
+            half = text_width(f"{tick:,g}", SMALL) / 2
+            if x - half >= free:
+                self.text(x, self.y + SMALL + 3, f"{tick:,g}", SMALL, "muted", "middle")
+                free = x + half + GAP
+        self.space(SMALL * LINE + 3)
+        self.text((left + right) / 2, self.y + SMALL, direction(group), SMALL, "muted", "middle")
+        self.space(SMALL * LINE)
+
+    def _bar(self, bar: Bar, lines: Sequence[str], written: str, left: float, scale: float) -> None:
+        height = max(BAR, len(lines) * TEXT * LINE) + 6
+        middle = self.y + height / 2
+        first = middle - (len(lines) - 1) * TEXT * LINE / 2 + TEXT * 0.35
+        for number, line in enumerate(lines):
+            self.text(left - GAP, first + number * TEXT * LINE, line, TEXT, anchor="end")
+        length, low, high = (max(0.0, each) * scale for each in (bar.median, bar.low, bar.high))
+        kind = "ours" if bar.label.startswith("toolbox") else "peer"
+        place = f'x="{left:.2f}" y="{middle - BAR / 2:.1f}" width="{length:.2f}" height="{BAR}"'
+        self.shapes.append(f'  <rect class="{kind}" {place} rx="2"/>')
+        if high - low >= 1:
+            self.shapes.append(f'  <path class="spread" d="M{left + low:.1f} {middle:.1f}H{left + high:.1f}"/>')
+        self.text(left + max(length, high) + GAP, middle + TEXT * 0.35, written, TEXT, "value")
+        self.space(height)
+
+
+# --- its words
+
+
+def number(figure: float) -> str:
+    """Write a figure with about three digits."""
+    decimals = 0 if abs(figure) >= 100 else 1 if abs(figure) >= 10 else 2
+    return f"{figure:,.{decimals}f}"
+
+
+def value(bar: Bar, unit: str) -> str:
+    """Write the median and the ratio: `12.3 µs (1.40×)`."""
+    ratio = "" if bar.ratio is None else f" ({number(bar.ratio)}×)"
+    return f"{number(bar.median)} {unit}{ratio}"
+
+
+def direction(group: Group) -> str:
+    """Write the unit of the axis, and which bars are better."""
+    return f"{group.unit}, {'longer' if group.more_is_better else 'shorter'} is better"
+
+
+def reading(chart: Chart) -> str:
+    """Explain what the bars, the lines and the ratios are."""
+    rounds = max(group.rounds for group in chart.groups)
+    if rounds == 1:
+        return "In parentheses: the ratio to toolbox."
+    return (
+        f"Medians of {rounds} rounds. Thin line: the middle half of the rounds. In parentheses: the ratio to toolbox."
+    )
+
+
+def source(chart: Chart) -> str:
+    """Write when, where and with which versions a chart was measured."""
+    assert chart.machine is not None
+    machine = chart.machine
+    versions = ", ".join(f"{name} {each}" for name, each in (chart.versions or {}).items())
+    busy = " The machine was busy: all times are too long." if machine.load > machine.cores else ""
+    return (
+        f"Measured on {chart.measured}: {machine.cores} cores ({machine.architecture}), Python {machine.python}, "
+        f"load average {machine.load:g} at the start.{busy} {versions}"
+    ).strip()
+
+
+def sentence(group: Group) -> str:
+    """Write the figures of a group as a sentence."""
+    figures = "; ".join(f"{bar.label}: {value(bar, group.unit)}" for bar in group.bars)
+    return f"{group.title} ({direction(group)}): {figures}."
+
+
+def axis(largest: float) -> list[float]:
+    """Return about five round numbers from zero to at least `largest`."""
+    if largest <= 0:
+        return [0.0, 1.0]
+    power = 10.0 ** math.floor(math.log10(largest / 5))
+    step = next(power * each for each in (1, 2, 2.5, 5, 10) if power * each * 5 >= largest * 0.999999)
+    return [round(step * each, 10) for each in range(math.ceil(largest / step - 1e-9) + 1)]
+
+
+# --- the width of text
+
+
+def text_width(text: str, size: int, *, bold: bool = False) -> float:
+    """Estimate the width of text in DejaVu Sans, which is wider than the other fonts of the style."""
+    return sum(_width(each) for each in text) * size * (1.13 if bold else 1)
+
+
+def _width(character: str) -> float:
+    if character in "il.,;:'|!()[] /-":
+        return 0.4
+    if character in "mwMW@%":
+        return 1.0
+    if character in "—…" or ord(character) >= 0x1100:  # dashes, ellipses, and East Asian characters
+        return 1.05
+    return 0.84 if character.isupper() or not character.isascii() or character in "+=<>~&#_" else 0.65
+
+
+def wrap(text: str, width: float, size: int, *, bold: bool = False) -> list[str]:
+    """Break text into lines that are at most so wide; a word that is too long is cut."""
+    lines = [""]
+    for word in _pieces(text, width, size, bold=bold):
+        longer = f"{lines[-1]} {word}".strip()
+        if text_width(longer, size, bold=bold) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
+def _pieces(text: str, width: float, size: int, *, bold: bool) -> Iterator[str]:
+    for word in text.split():
+        piece = ""
+        for character in word:
+            if piece and text_width(piece + character, size, bold=bold) > width:
+                yield piece
+                piece = ""
+            piece += character
+        yield piece
+
+
+# --- the page
+
+
+def section(charts: Sequence[Chart]) -> str:
+    """Write the charts as Markdown, each with its figures in a table."""
+    return "\n".join(line for chart in charts for line in _markdown(chart))
+
+
+def _markdown(chart: Chart) -> Iterator[str]:
+    yield from (f"### {chart.title}", "", *_lines(chart.description), "")
+    yield from (f"![Bar chart: {chart.title}. The table below has the same figures.](charts/{chart.name}.svg)", "")
+    for group in chart.groups:
+        better = "more is better" if group.more_is_better else "less is better"
+        yield f"| {group.title} | {group.unit}, {better} | Middle half of the rounds | Ratio to toolbox |"
+        yield "|---|--:|--:|--:|"
+        for bar in group.bars:
+            ratio = "" if bar.ratio is None else f"{number(bar.ratio)}"
+            yield f"| {bar.label} | {number(bar.median)} | {number(bar.low)} to {number(bar.high)} | {ratio} |"
+        yield ""
+    yield from (*_lines(source(chart)), "")
+
+
+def _lines(text: str) -> Iterator[str]:
+    line = ""
+    for word in text.split():
+        if len(line) + len(word) >= 110:
+            yield line
+            line = ""
+        line = f"{line} {word}".strip()
+    yield line
+
+
+def with_section(page: str, written: str) -> str:
+    """Return the page with `written` between its two comments."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{PAGE.name} has no place for the charts; add the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{written}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    main()
