@@ -126,8 +126,8 @@ def main() -> None:
         report(found, options.rounds, options.runs)
     groups = (
         ("Time until all runs are done", "s", "total"),
-        ("Median latency of /health meanwhile", "ms", "health"),
-        ("Worst latency of /health meanwhile", "ms", "worst"),
+        ("Median latency of /health during the runs", "ms", "health"),
+        ("Worst latency of /health during the runs", "ms", "worst"),
         ("Eight blocking tools called at once", "ms", "eight_sync"),
         ("Eight coroutine tools called at once", "ms", "eight_async"),
     )
@@ -135,7 +135,7 @@ def main() -> None:
         "execution",
         f"Blocking tools: {options.runs} runs at once",
         f"A FastAPI application under uvicorn receives {options.runs} requests at once. Each calls a tool that blocks "
-        "for 100 ms. Meanwhile a client asks a `def /health` endpoint again and again.",
+        "for 100 ms. During the runs, a client asks a `def /health` endpoint again and again.",
         tuple(
             results.compare(title, unit, {peer: getattr(each, name) for peer, each in found.items()})
             for title, unit, name in groups
