@@ -1,0 +1,12 @@
+"""The documentation: programs of the pages from M to Z. With two files, two workers share the programs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_documents import PAGES, Block, first, later, programs_of, run_program
+
+
+@pytest.mark.parametrize("program", [each for page in PAGES if later(page) for each in programs_of(page)], ids=first)
+def test_programs_print_the_documented_output(program: tuple[Block, ...], tmp_path: Path) -> None:
+    run_program(program, tmp_path)
