@@ -103,8 +103,8 @@ def compare(
         low, _, high = quantiles(figures, n=4, method="inclusive") if len(figures) > 1 else [figures[0]] * 3
         ratios = [each / of for each, of in zip(figures, rounds.get(base, ()), strict=False) if of > 0]
         ratio = round(median(ratios), DECIMALS) if ratios and label != base else None
-        numbers = (round(each, DECIMALS) for each in (median(figures), low, high))
-        bars.append(Bar(label, *numbers, ratio))
+        middle, low, high = (round(each, DECIMALS) for each in (median(figures), low, high))
+        bars.append(Bar(label, middle, low, high, ratio))
     return Group(title, unit, tuple(bars), max(map(len, rounds.values())), more_is_better)
 
 
