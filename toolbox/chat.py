@@ -372,6 +372,7 @@ class ChatResponse:
 # --- stream events
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class PartialResponse:
     """A part of the reply's text."""
@@ -379,6 +380,7 @@ class PartialResponse:
     text: str
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class PartialReasoning:
     """A part of the model's reasoning."""

@@ -293,8 +293,8 @@ class ChatInterpreter:
             self._usage(usage)
         elif (groq := value.get("x_groq")) and isinstance(groq, dict):
             self._usage(groq.get("usage"))
-        if more := value.keys() - _OF_REPLY:
-            replace_extras(self.reply.of_response, value, more)
+        if not _OF_REPLY.issuperset(value):
+            replace_extras(self.reply.of_response, value, value.keys() - _OF_REPLY)
         if not choices or not isinstance(choices, list):
             return
         if self.reply.id is None:
@@ -316,8 +316,8 @@ class ChatInterpreter:
         elif index != self._choice and str(index) != str(self._choice):
             self._other_choice(index, choice)
             return
-        if more := choice.keys() - _OF_CHOICE:
-            add_extras(self.reply.of_response, choice, more)
+        if not _OF_CHOICE.issuperset(choice):
+            add_extras(self.reply.of_response, choice, choice.keys() - _OF_CHOICE)
         if (error := choice.get("error")) and (found := error_in({"error": error})) is not None:
             raise found
         reason = choice.get("finish_reason")

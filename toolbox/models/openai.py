@@ -7,7 +7,7 @@ A wire encodes requests and interprets replies, a transport sends and receives. 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 from pydantic_core import from_json
 
 from ..chat import ChatRequest, ChatResponse, StreamEvent
+from ..chat_streams import TEXT_PIECES, PieceStream, TextPieces
 from ..errors import (
     IllegalConfigurationError,
     ModelConnectionError,
@@ -146,8 +147,12 @@ class OpenAiChatModel:
             self._transport.hide_secrets(error, self._secrets_of(request))
             raise
 
-    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+    def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
+        return PieceStream(self._pieces(request))
+
+    async def _pieces(self, request: ChatRequest) -> AsyncGenerator[StreamEvent | TextPieces, None]:
+        """Yield the events of the reply; pieces of text that arrive together are one `TextPieces`."""
         while True:
             body, headers = self._body(request, self._wire.stream_fields(self._stream_usage))
             try:
@@ -157,8 +162,11 @@ class OpenAiChatModel:
                     try:
                         while (block := await _next_block(stream, reader, bool(events))) is not None:
                             events = reader.feed(block)
-                            for event in events:
-                                yield event
+                            if len(events) > 1 and TEXT_PIECES.issuperset(map(type, events)):
+                                yield TextPieces(events)
+                            else:
+                                for event in events:
+                                    yield event
                         last = reader.finish()
                     except ModelError as error:
                         raise _located(error, 200, stream.request_id) from error.__cause__

@@ -25,7 +25,7 @@ from ..chat import (
     ToolExecuted,
     ToolExecutionRequest,
 )
-from ..chat_streams import answer_stream, events_of, no_response, response_of
+from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, no_response, response_of
 from ..context import current_invocation
 from ..execution import CallerRunner
 from ..tools.pipeline import ToolSuspension, execute_tool
@@ -194,8 +194,11 @@ async def run(invocation: Invocation) -> Any:
         current_invocation.reset(token)
 
 
-async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent, None]:
-    """Run an invocation and yield its events; pauses until the next event is requested."""
+async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPieces, None]:
+    """Run an invocation and yield its events; pauses until the next event is requested.
+
+    Pieces of text that arrived together may be one `TextPieces`, which saves two steps of generators for each.
+    """
     tasks: ToolTasks | None = None
     delayed: IntermediateResponse | None = None  # for a round that may be the last
     news: Any
@@ -284,7 +287,7 @@ def _end(invocation: Invocation, effect: Effect) -> None:
 def _asking(effect: CallModel, invocation: Invocation, performing: Perform) -> AsyncGenerator[Any, None]:
     """Return the events of the model's reply; the last is a `CompleteResponse`, or a `ModelReplied` of a layer."""
     if performing is perform:
-        return answer_stream(invocation.model, effect.request)
+        return answer_pieces(invocation.model, effect.request)
     return _through_layers(effect, invocation, performing)
 
 

@@ -7,12 +7,14 @@ Not here: the steps (`driver`).
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
 from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
+from ..chat_streams import TextPieces
 from ..context import NOT_BEGUN, InContext, WhileCallerWaits, current_invocation, given_up_with_outer
 from ..execution import CallerRunner, on_event_loop, refuse_on_event_loop
 from .driver import stream
@@ -40,6 +42,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         self._ended: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done = self._closing = False
+        self._ready: deque[Any] = deque()  # pieces of text that arrived together
         self._taken_by: asyncio.Task[Any] | None = None  # the task of the current step
         self._left: asyncio.Event | None = None  # the stream was left during a step; set when that step has ended
         self._is_quick = False  # started, and steps that do not wait need no setup
@@ -69,19 +72,25 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             # Pieces that are already there need no setup: most pieces arrive several at a time.
             if self._invocation is not None and self._invocation.memory_key is not None:
                 self._invocation.caller = reader or caller_here()
-            self._inside, run = True, self._context.run
+            self._inside, run, ready = True, self._context.run, self._ready
             try:
                 while True:
-                    taken = self._steps.__anext__()
-                    try:
-                        asked = run(taken.send, None)
-                        break
-                    except StopIteration as stop:
-                        item: Any = stop.value
-                        if not self._texts_only:
-                            return cast("T", item)
-                        if type(item) is PartialResponse:
-                            return item.text  # type: ignore[return-value]  # a stream of texts
+                    if ready:
+                        item: Any = ready.popleft()
+                    else:
+                        taken = self._steps.__anext__()
+                        try:
+                            asked = run(taken.send, None)
+                            break
+                        except StopIteration as stop:
+                            item = stop.value
+                        if type(item) is TextPieces:
+                            ready.extend(item)
+                            continue
+                    if not self._texts_only:
+                        return cast("T", item)
+                    if type(item) is PartialResponse:
+                        return item.text  # type: ignore[return-value]  # a stream of texts
             except BaseException:
                 self._inside = False
                 await self._close()
@@ -114,8 +123,11 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             with WhileCallerWaits(), invocation.host.running.task(invocation.plan.where):
                 while True:
                     async with within(invocation):
-                        # Not created earlier: Python 3.13 warns about a step that a timeout prevents.
-                        item: Any = await InContext(self._context, taken or self._steps.__anext__(), asked)
+                        if not self._ready:
+                            # Not created earlier: Python 3.13 warns about a step that a timeout prevents.
+                            found: Any = await InContext(self._context, taken or self._steps.__anext__(), asked)
+                            self._ready.extend(found if type(found) is TextPieces else (found,))
+                        item: Any = self._ready.popleft()
                     if not self._texts_only:
                         return cast("T", item)
                     if type(item) is PartialResponse:
@@ -231,12 +243,13 @@ async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
     invocation.before_end = check
     async with aclosing(stream(invocation)) as events:
         async for event in events:
-            match event:
-                case PartialResponse(text):
-                    for item in reader.feed(text):
-                        yield item
-                case IntermediateResponse():
-                    reader = ItemReader(structure.item_adapter, structure.item_beginnings)
+            for piece in event if isinstance(event, TextPieces) else (event,):
+                match piece:
+                    case PartialResponse(text):
+                        for item in reader.feed(text):
+                            yield item
+                    case IntermediateResponse():
+                        reader = ItemReader(structure.item_adapter, structure.item_beginnings)
 
 
 class EventStream(ServiceStream[ServiceEvent], TokenStream):
