@@ -1,6 +1,6 @@
-"""The container: what is registered, checked, started, looked up, overridden, stopped.
+"""The container: registers, checks, starts, looks up, overrides and stops beans.
 
-Joins the rooms; each rule lives in its own. Not here: beans and scopes (`di`), tools (`tools`), services (`services`).
+Not here: beans and scopes (`di`), tools (`tools`), services (`services`).
 """
 
 from __future__ import annotations
@@ -56,14 +56,18 @@ R = TypeVar("R")
 logger = logging.getLogger("toolbox.container")
 
 APPLICATION_CONTAINER = "toolbox_container"
-"""The attribute of an application's `state` by which commands find the container that was installed in it."""
+"""Name of the attribute of an application's `state` that has the installed container; commands use it."""
 
 
 class Container:
     """Beans, tools and services of one program.
 
-    Started by `async with` or `with`; then beans are looked up with `get` and `aget`. It is a bean itself. `models` are
-    those given, by name: a test may put others in their place before the start.
+        container = Container(models={"default": model}).register(Assistant, Orders)
+        async with container:
+            assistant = await container.aget(Assistant)
+
+    Start it with `async with` or `with`, then look up beans with `get` and `aget`. The container itself is a bean.
+    `models` maps names to models; tests can replace them before the start.
     """
 
     def __init__(
@@ -86,37 +90,37 @@ class Container:
         self._overrides: list[Override] = []
         self._wiring: Wiring | None = None  # set only by `_connect` and `_disconnect`
         self._thread: LoopThread | None = None
-        self._forked = ""  # why it is not started in this process, if it was when this process was forked
+        self._forked = ""  # reason why it is not started in a forked process
         self._read_before: _ReadBefore | None = None
         self._internals = ContainerInternals(self)
 
     # --- registering
 
     def register(self, *objects: object) -> Self:
-        """Registers classes, producers, services, REST clients."""
+        """Register classes, producers, services and REST clients."""
         self._refuse_started("register")
         for each in objects:
             self._registry.add(each)
         return self
 
     def register_instance(self, instance: T, as_type: TypeForm[T] | None = None, name: str | None = None) -> Self:
-        """Registers an object as a bean of its class, or of `as_type`. It is never closed here."""
+        """Register an object as a bean of its class, or of `as_type`. The container never closes it."""
         self._refuse_started("register_instance")
         self._registry.give(instance, type(instance) if as_type is None else as_type, name)
         return self
 
     def bind(self, interface: TypeForm[T], implementation: type[T] | Callable[..., T], name: str | None = None) -> Self:
-        """Makes `interface` (under `name`) mean the bean of this class or producer."""
+        """Use the bean of this class or producer for `interface` (under `name`)."""
         self._refuse_started("bind")
         self._registry.bind(Binding(interface, implementation, name))
         return self
 
     def scan(self, module: ModuleType | str) -> Self:
-        """Registers everything marked in a module and in all below it."""
+        """Register everything marked in a module and its submodules."""
         return self.register(*marked_in(module, self._is_marked))
 
     def include(self, container: Any) -> Self:
-        """Makes each provider of a `dependency_injector` container, class or instance, a bean."""
+        """Register each provider of a `dependency_injector` container (class or instance) as a bean."""
         self._refuse_started("include")
         if isinstance(container, Container) or not hasattr(container, "providers"):
             raise TypeError(f"include(…) expects a dependency_injector container, got {type(container).__name__}")
@@ -132,7 +136,7 @@ class Container:
 
     @staticmethod
     def _is_marked(member: object) -> bool:
-        """Whether `scan` registers it."""
+        """Return True if `scan` registers this object."""
         from .rest.marks import client_mark_of
         from .services.declaration import service_options_of
         from .tools.sources import bean_types
@@ -140,12 +144,12 @@ class Container:
         if isinstance(member, type):
             marks = (scope_mark_of(member), service_options_of(member), client_mark_of(member))
             is_marked = any(mark is not None for mark in marks)
-            # An abstract class with tools offers them through its subclasses.
+            # Subclasses offer the tools of an abstract class.
             return is_marked or (bool(bean_types([member])) and not inspect.isabstract(member))
         return producer_mark_of(member) is not None
 
     def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
-        """What registered objects may be, in this order."""
+        """Return the readers of registered objects, in the order to try them."""
         from .rest.implementation import read_rest_client
 
         def read_client(registered: object) -> Registration | None:
@@ -157,9 +161,9 @@ class Container:
         return read_instance, read_included, read_service, read_client, bean_reader(names)
 
     def _read(self) -> tuple[ContainerHost, Registered, list[Problem]]:
-        """Read everything registered; also what is wrong with the library's own settings.
+        """Read everything registered; also return problems of the library's own settings.
 
-        What was read before is used again if nothing has changed: `check()` and the start after it read once.
+        Reuse the last result if nothing has changed, so that `check()` and the start after it read once.
         """
         host, problems = self._new_host()
         contents, before = self._registry.contents(), self._read_before
@@ -182,7 +186,7 @@ class Container:
         return host, registered, problems
 
     def _new_host(self) -> tuple[ContainerHost, list[Problem]]:
-        """What services will find around their calls, and what is wrong with the library's own settings."""
+        """Return the host of the services, and problems of the library's own settings."""
         from .services.hosting import ContainerHost
         from .settings import ToolboxSettings
 
@@ -191,7 +195,7 @@ class Container:
             settings = self._settings or ToolboxSettings()
         except ValueError as error:
             problems.append(settings_problem(ToolboxSettings, error))
-            # With the demo, so that what could not be read is not told once more, as a model that is missing.
+            # With the demo, so that the missing model is not a second problem.
             settings = ToolboxSettings.model_construct(demo=True)
         host = ContainerHost(
             self._internals,
@@ -203,17 +207,17 @@ class Container:
         return host, problems
 
     def check(self, *, models: bool = True) -> list[Problem]:
-        """Return what start would refuse, without starting.
+        """Return all configuration problems without starting the container.
 
-        `models=False` leaves out which models there are, for a machine that has none, such as one that builds.
+        `models=False` does not check the models, for machines without keys, such as build servers.
         """
         _, _, _, problems = self._checked(models=models)
-        if problems:  # the program may correct what was read, and not only what is registered
+        if problems:  # the program may correct registered objects, not only register more
             self._read_before = None
         return problems
 
     def _checked(self, *, models: bool = True) -> tuple[ContainerHost, BeanGraph, dict[int, Any], list[Problem]]:
-        """Return what services run with, the graph, the settings beans, and everything that is wrong."""
+        """Return the host of the services, the graph, the settings beans and all problems."""
         from .services.checks import listener_problems, tool_problems
 
         host, registered, problems = self._read()
@@ -234,7 +238,7 @@ class Container:
 
     @property
     def is_started(self) -> bool:
-        """Whether it has been started and not stopped since."""
+        """Return True between start and stop."""
         return self._wiring is not None
 
     async def __aenter__(self) -> Self:
@@ -264,7 +268,7 @@ class Container:
     ) -> None:
         thread, wiring = self._thread, self._wiring
         if self._forked:
-            return  # the parent stops it
+            return  # the parent process stops it
         if thread is None or wiring is None:
             raise ContainerNotStartedError("stop")
         if not thread.answers(self._internals.host.settings.stop_timeout):
@@ -283,13 +287,13 @@ class Container:
                 self._end_thread()
 
     def _leave_behind(self, wiring: Wiring, error: BaseException | None) -> None:
-        """Stop without the loop: what has to be awaited is not closed."""
+        """Stop without the event loop: beans that need `await` to close are not closed."""
         self._disconnect()
         self._host = self._thread = None
         wiring.stop_waiting(error, lambda work: work.close())
 
     def renew_after_fork(self) -> None:
-        """Forget, in a forked process, what runs in the parent: this container is not started here."""
+        """Mark the container as not started in a forked process: its beans and loop belong to the parent process."""
         if self._wiring is not None:
             keep_inherited(self._wiring, self._host, self._thread)
             self._disconnect()
@@ -317,10 +321,10 @@ class Container:
 
     async def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         host, graph, settings, problems = self._checked()
-        self._read_before = None  # each start has a graph and a host for itself
+        self._read_before = None  # each start needs a new graph and host
         if problems:
             raise IllegalConfigurationError(problems)
-        # Not before it is needed: dependency_injector takes long to load.
+        # Imported late: dependency_injector takes long to load.
         from .di.wiring import Wiring
 
         wiring = Wiring(graph, self._internals, loop)
@@ -342,7 +346,7 @@ class Container:
     async def _stop(self, error: BaseException | None) -> None:
         wiring = self._wiring
         if self._forked:
-            return  # the parent stops it
+            return  # the parent process stops it
         if wiring is None:
             raise ContainerNotStartedError("stop")
         try:
@@ -353,12 +357,12 @@ class Container:
             await self._after_beans_stop()
 
     async def _before_beans_stop(self) -> None:
-        """Ends the invocations that are under way, before the first bean is closed."""
+        """End running invocations before the first bean is closed."""
         if self._host is not None:
             await self._host.stop()
 
     async def _after_beans_stop(self) -> None:
-        """Closes the models that settings made, when all beans are closed."""
+        """Close the models that settings created, after all beans are closed."""
         host, self._host = self._host, None
         if host is not None:
             await host.close_models()
@@ -366,17 +370,17 @@ class Container:
     # --- looking up
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        """The bean, made now if need be.
+        """Return the bean; create it if necessary.
 
-        Raises `MissingBeanError`, `AmbiguousBeanError`, `AsyncBeanError` when a part of it has to be awaited, and
+        Raises `MissingBeanError`, `AmbiguousBeanError`, `AsyncBeanError` if async code must create a part of it, and
         `ScopeNotActiveError` outside its scope.
         """
-        # Not by `_started`: each endpoint and tool comes here.
+        # Inline for speed: each endpoint calls this.
         wiring = self._wiring if self._wiring is not None else self._started(wanted)
         return wiring.get(wanted, name)  # type: ignore[no-any-return]  # the wiring returns the requested type
 
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
-        """The bean, awaiting what has to be. Raises as `get` does."""
+        """Return the bean; await async producers. Raises the same errors as `get`, except `AsyncBeanError`."""
         wiring = self._wiring if self._wiring is not None else self._started(wanted)
         return await wiring.aget(wanted, name)  # type: ignore[no-any-return]  # as in `get`
 
@@ -386,7 +390,7 @@ class Container:
         return self._wiring
 
     def call(self, function: Callable[..., R], /, **values: Any) -> R:
-        """Calls `function` with `values`; its other parameters are injected."""
+        """Call `function` with `values` and inject its other parameters."""
         wiring = self._started(type_name(function))
         points = self._points(function, wiring.graph)
         for point, value in _unfilled(points, values, wiring):
@@ -400,7 +404,7 @@ class Container:
     async def acall(self, function: Callable[..., R], /, **values: Any) -> R: ...
 
     async def acall(self, function: Callable[..., Any], /, **values: Any) -> Any:
-        """The same, awaiting what has to be, also what `function` returns."""
+        """Call `function` as `call` does; await async beans, and the result if it is awaitable."""
         wiring = self._started(type_name(function))
         points = self._points(function, wiring.graph)
         for point, value in _unfilled(points, values, wiring):
@@ -416,13 +420,13 @@ class Container:
 
     @property
     def providers(self) -> DynamicContainer:
-        """The beans as a `dependency_injector` container, after start: a provider each, under its name."""
+        """Return the beans of the started container as a `dependency_injector` container, one named provider per bean."""
         return self._started("providers").providers.container
 
     # --- scopes
 
     def request_scope(self, seeds: Mapping[Any, Any] | None = None) -> RequestScope:
-        """A new request scope, to be entered with `async with` or `with`; `seeds` are instances by type."""
+        """Return a new request scope to enter with `async with` or `with`; `seeds` maps types to instances."""
         if seeds is not None and not isinstance(seeds, Mapping):
             kind = type(seeds).__name__
             raise TypeError(
@@ -434,16 +438,17 @@ class Container:
     # --- services
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
-        """A conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`."""
+        """Return a conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`."""
         return self._internals.host.chat_memory(service, memory_id)
 
     # --- overriding
 
     @contextmanager
     def override(self, wanted: TypeForm[T], fake: T, name: str | None = None) -> Iterator[T]:
-        """Makes `fake` stand for a bean in the whole container; application beans that hold it are made anew inside.
+        """Replace a bean by `fake` in the whole container, inside the `with` block.
 
-        For a fake that only one task sees, seed a request scope.
+        Application beans that hold the replaced bean are created again inside the block. To replace a bean for one task
+        only, seed a request scope.
         """
         from .di.overriding import Override
 
@@ -461,7 +466,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class _ReadBefore:
-    """What was read of `given`: all that is registered, the models and the settings."""
+    """The result of reading `given`: everything registered, the models and the settings."""
 
     given: tuple[object, ...]
     host: ContainerHost
@@ -474,9 +479,9 @@ def internals_of(container: Container) -> ContainerInternals:
 
 
 class ContainerInternals:
-    """What the framework needs of a container beyond what its users do; programs have no need of it.
+    """Members of a container for the framework itself; programs do not need it.
 
-    It is the `ActiveScope` in which tools and services find their beans.
+    It is the `ActiveScope` from which tools and services get their beans.
     """
 
     def __init__(self, container: Container) -> None:
@@ -485,35 +490,35 @@ class ContainerInternals:
     # --- before start
 
     def declare_seed(self, wanted: TypeForm[T], find: Callable[[], T | Missing] | None = None) -> None:
-        """Tells the check of a further type that request scopes will be given.
+        """Declare another type that request scopes receive as a seed.
 
-        In a scope that was not, `find()` is asked each time, and answers `MISSING` when it does not know either.
+        In a scope without this seed, `find()` is called each time; it returns `MISSING` if it has no value.
         """
         self._container._refuse_started("declare_seed")
         self._container._registry.declare_seed(wanted, find)
 
     def add_check(self, check: Callable[[BeanGraph], Iterable[Problem]]) -> None:
-        """Lets `check()` and start ask for further problems, of what uses the container from outside."""
+        """Add a check of code that uses the container, for `check()` and start."""
         self._container._checks.append(check)
 
     def add_implied(self, find: Callable[[], Iterable[object]]) -> None:
-        """Lets `check()` and start ask what else counts as registered, unless something provides it already."""
+        """Register the results of `find()` at each check and start, unless other beans already provide them."""
         self._container._refuse_started("add_implied")
         self._container._registry.add_implied(find)
 
     def knows(self, registered: object) -> bool:
-        """Whether an object has been registered, or is an instance or binding of this type."""
+        """Return True if the object is registered, or if this type has an instance or binding."""
         return self._container._registry.knows(registered)
 
     def tool_beans(self) -> tuple[type[Any], ...]:
-        """The classes among the beans that have tools, in registration order."""
+        """Return the bean classes that have tools, in registration order."""
         from .tools.sources import bean_types
 
         graph = self._container._read()[1].graph
         return bean_types(dict.fromkeys(each.provides for each in graph.definitions))
 
     def describe(self) -> tuple[BeanDescription, ...]:
-        """All beans, in registration order: for tools that show the graph."""
+        """Return all beans in registration order, for tools that show the graph."""
         return describe(self._container._read()[1].graph)
 
     # --- while it is started
@@ -553,7 +558,7 @@ class ContainerInternals:
 
     @property
     def host(self) -> ContainerHost:
-        """What runs the services of a started container: for what calls its tools from outside."""
+        """Return the host that runs the services of the started container."""
         if self._container._host is None:
             raise ContainerNotStartedError("a call of a tool", self._container._forked)
         return self._container._host
@@ -562,7 +567,7 @@ class ContainerInternals:
 def _unfilled(
     points: Sequence[InjectionPoint], given: Mapping[str, Any], wiring: Wiring
 ) -> Iterator[tuple[InjectionPoint, Value]]:
-    """The parameters of a called function that the container fills, and what each gets."""
+    """Yield the parameters of a called function that the container fills, with their values."""
     for point in points:
         if point.parameter not in given and (value := wiring.graph.found(point)) != DEFAULT:
             wiring.follow_graph()
@@ -570,6 +575,6 @@ def _unfilled(
 
 
 def _positional(points: Sequence[InjectionPoint], values: dict[str, Any]) -> list[Any]:
-    """Taken out of `values`: those of positional-only parameters."""
+    """Remove the values of positional-only parameters from `values` and return them."""
     taken = [values.pop(each.parameter, each.default) for each in points if each.positional]
     return [value for value in taken if value is not MISSING]

@@ -1,6 +1,6 @@
-"""What a program writes to say how its beans live and are made: scope and producer marks, `Named`, `Instance`.
+"""Decorators and annotations for beans: scopes, `@produces`, `Named`, `Instance`.
 
-A mark is one attribute on the object, which is returned as it was. Not here: what the marks come to mean (`beans`).
+A decorator sets one attribute and returns the same object. Not here: reading the marks (`beans`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PRODUCER_MARK = "__toolbox_producer__"
 
 
 class Scope(StrEnum):
-    """How long a bean lives."""
+    """Lifetime of a bean."""
 
     APPLICATION = "application"
     REQUEST = "request"
@@ -34,7 +34,7 @@ class Scope(StrEnum):
 
     @property
     def span(self) -> int:
-        """Longer-lived scopes have the larger number; a dependent bean lives as long as what holds it."""
+        """Return a number that is larger for longer lifetimes. Dependent beans live as long as their holder."""
         return _SPANS[self]
 
 
@@ -52,28 +52,44 @@ def _mark_class(cls: C, scope: Scope) -> C:
 
 
 def application_scoped(cls: C) -> C:
-    """One instance per container."""
+    """Create one instance of the class per container.
+
+    @application_scoped
+    class Catalogue: ...
+    """
     return _mark_class(cls, Scope.APPLICATION)
 
 
 def request_scoped(cls: C) -> C:
-    """One instance per request scope."""
+    """Create one instance of the class per request scope.
+
+    @request_scoped
+    class Basket: ...
+    """
     return _mark_class(cls, Scope.REQUEST)
 
 
 def call_scoped(cls: C) -> C:
-    """One instance per tool call; outside a tool call, one per request scope."""
+    """Create one instance of the class per tool call; outside tool calls, one per request scope.
+
+    @call_scoped
+    class Attempt: ...
+    """
     return _mark_class(cls, Scope.CALL)
 
 
 def dependent(cls: C) -> C:
-    """A new instance per injection point, closed with the bean or scope that asked for it."""
+    """Create a new instance of the class per injection point; close it with the bean or scope that requested it.
+
+    @dependent
+    class Timer: ...
+    """
     return _mark_class(cls, Scope.DEPENDENT)
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerMark:
-    """What `@produces` says of a function."""
+    """The arguments of `@produces`."""
 
     scope: Scope
     name: str | None = None
@@ -86,10 +102,15 @@ def produces(
     *,
     own_task: bool = False,
 ) -> Callable[[F], F]:
-    """The function makes a bean of its return annotation; of a generator, of what it yields.
+    """Use the function to create a bean of its return type, or of the type that a generator yields.
 
-    What follows the `yield` closes the bean. `own_task` runs an asynchronous generator, from beginning to end, in a
-    task of its own: for one that holds an anyio task group or cancel scope across its `yield`.
+        @produces(scope="application")
+        def pool() -> Iterator[Pool]:
+            with Pool() as pool:
+                yield pool
+
+    The code after `yield` closes the bean. `own_task=True` runs an async generator in a separate task from start to
+    end: required if it holds an anyio task group or cancel scope across its `yield`.
     """
     if callable(scope):
         name = getattr(scope, "__name__", scope)
@@ -113,7 +134,7 @@ SettingsCheck = Callable[[Any], "Iterable[Problem]"]
 
 
 def checks_settings(check: SettingsCheck) -> Callable[[F], F]:
-    """Mark a producer: `check(settings)` yields what would keep it from making its bean, without making it."""
+    """Mark a producer: `check(settings)` yields the problems that prevent creation, without creating the bean."""
 
     def apply(function: F) -> F:
         setattr(function, SETTINGS_CHECK, check)
@@ -123,34 +144,36 @@ def checks_settings(check: SettingsCheck) -> Callable[[F], F]:
 
 
 def settings_check_of(function: object) -> SettingsCheck | None:
-    """Return the check that `@checks_settings` left."""
+    """Return the check set by `@checks_settings`, or None."""
     check: SettingsCheck | None = getattr(function, SETTINGS_CHECK, None) if inspect.isfunction(function) else None
     return check
 
 
 def scope_mark_of(cls: type[Any]) -> Scope | None:
-    """The mark on the class itself: a subclass does not inherit one."""
+    """Return the scope of the class itself, or None. Subclasses do not inherit it."""
     mark: Scope | None = vars(cls).get(SCOPE_MARK)
     return mark
 
 
 def producer_mark_of(function: object) -> ProducerMark | None:
-    """The mark that `@produces` left."""
+    """Return the mark set by `@produces`, or None."""
     mark = getattr(function, PRODUCER_MARK, None)
     return mark if isinstance(mark, ProducerMark) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """`Annotated[T, Named("x")]`: the bean of type T that has this name."""
+    """Selects the bean of type T with this name: `Annotated[T, Named("x")]`."""
 
     name: str
 
 
 class Instance(Generic[T]):
-    """Looks a bean up in the scope that is active when it is asked, at each call.
+    """Looks up a bean in the active scope at each call.
 
-    So a longer-lived bean reaches a shorter-lived one. A dependent bean looked up so closes with that scope.
+        def __init__(self, basket: Instance[Basket]) -> None: ...
+
+    A longer-lived bean can use it to get a shorter-lived one. Dependent beans from it close with the active scope.
     """
 
     __slots__ = ("_name", "_scope", "_wanted")
@@ -159,9 +182,9 @@ class Instance(Generic[T]):
         self._scope, self._wanted, self._name = scope, wanted, name
 
     def get(self) -> T:
-        """The bean; raises `AsyncBeanError` when a part of it has to be awaited."""
+        """Return the bean. Raises `AsyncBeanError` if async code must create a part of it."""
         return self._scope.get(self._wanted, self._name)
 
     async def aget(self) -> T:
-        """The bean, awaiting what has to be."""
+        """Return the bean; await async producers if necessary."""
         return await self._scope.aget(self._wanted, self._name)

@@ -37,12 +37,12 @@ from .closing import (
 _log = logging.getLogger("toolbox")
 
 active: ContextVar[OpenScope | None] = ContextVar("toolbox.scope", default=None)
-"""The innermost scope that was entered in this context, of whichever container."""
+"""The innermost scope entered in this context; it can belong to any container."""
 
 
 @contextmanager
 def outside_scopes() -> Iterator[None]:
-    """Let the code inside find only application beans: for what outlives the request that it is first needed in."""
+    """Hide request and call scopes inside the block, for objects that outlive the request that first needs them."""
     token = active.set(None)
     try:
         yield
@@ -51,7 +51,7 @@ def outside_scopes() -> Iterator[None]:
 
 
 class AsyncCreation:
-    """A bean being made by a task: within which other making, and which beans it waits for meanwhile."""
+    """The creation of a bean by a task: `outer` is the creation that contains it, `waits` the beans it waits for."""
 
     __slots__ = ("key", "outer", "scope", "waits")
 
@@ -61,7 +61,7 @@ class AsyncCreation:
 
     @property
     def chain(self) -> Iterator[AsyncCreation]:
-        """This making and those it is part of, innermost first."""
+        """Yield this creation and the creations that contain it, innermost first."""
         making: AsyncCreation | None = self
         while making is not None:
             yield making
@@ -70,7 +70,7 @@ class AsyncCreation:
 
 _current_creation: ContextVar[AsyncCreation | None] = ContextVar("toolbox.making", default=None)
 
-# Only those who find a bean being made by someone else come here.
+# Used only while a thread or task waits for another one to create a bean.
 _waiting_lock = threading.Lock()
 _waiting_threads: dict[int, tuple[OpenScope, int]] = {}
 
@@ -86,7 +86,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class OpenScope:
-    """What lives in one scope. Entered, it is the active scope of the context; left, it closes what it holds.
+    """Stores and closes the beans of one scope. While entered, it is the active scope of the context.
 
     `request` is the request scope it is or lies in. `seeds` are beans it was given that do not live as long as a
     request, `extras` objects that are no beans, by type; `direct` is its home as long as there are none of these.
@@ -116,19 +116,19 @@ class OpenScope:
         self.wakers = None
 
     def label(self, key: int) -> str:
-        """The bean with this key, as a reader knows it."""
+        """Return the name of a bean for messages."""
         return self.home.label(key)
 
     def around(self) -> Iterator[OpenScope]:
-        """The scopes in which a thread may be making something at the same time, the longest-lived first."""
+        """Yield the scopes in which one thread can create beans at the same time, longest-lived first."""
         yield from dict.fromkeys((self.home.application, self.request or self, self))
 
-    # --- making, without awaiting
+    # --- creating beans without await
 
     def create(self, key: int, make: Callable[[Any], Any]) -> Any:
-        """The bean, made now by `make(self)` unless somebody else makes it meanwhile."""
+        """Return the bean; create it with `make(self)`, or wait for the thread or task that already creates it."""
         making, me = self.making, get_ident()
-        # Only this thread itself can have put its own ident there, so the first look needs no lock.
+        # No lock: only this thread can set its own ident.
         if (key in making or making.setdefault(key, me) != me) and self._wait_on_thread(key, me):
             return self.store[key]
         try:
@@ -145,7 +145,7 @@ class OpenScope:
                 self._wake(key)
 
     def _wait_on_thread(self, key: int, me: int) -> bool:
-        """Whether the bean was made while this thread waited; else it is this thread's turn."""
+        """Wait for the creator. Return True if the bean exists, False if this thread must create it."""
         while True:
             made = threading.Event()
             with _waiting_lock:
@@ -163,10 +163,10 @@ class OpenScope:
                 if self.making.setdefault(key, me) == me:
                     return False
 
-    # --- making, with awaiting
+    # --- creating beans with await
 
     async def create_awaiting(self, key: int, make: Callable[[Any], Awaitable[Any]]) -> Any:
-        """The bean, made now by awaiting `make(self)` unless somebody else makes it meanwhile."""
+        """Return the bean; create it with `await make(self)`, or wait for the thread or task that already creates it."""
         me = AsyncCreation(self, key, _current_creation.get())
         making = self.making
         while key in making or making.setdefault(key, me) is not me:
@@ -191,7 +191,7 @@ class OpenScope:
                 self._wake(key)
 
     async def settled(self, key: int) -> None:
-        """Waits until nobody is making the bean any more."""
+        """Wait until no thread or task creates the bean."""
         loop = asyncio.get_running_loop()
         made = loop.create_future()
 
@@ -202,7 +202,7 @@ class OpenScope:
         def notify() -> None:
             try:
                 loop.call_soon_threadsafe(wake)
-            except RuntimeError:  # its loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed, so no task waits
                 return
 
         within = _current_creation.get()
@@ -238,7 +238,7 @@ class OpenScope:
             wake()
 
     def _refuse_endless_wait(self, key: int, me: int | AsyncCreation | None) -> None:
-        """Raises when whoever makes the bean waits, directly or through others, for the one who asks."""
+        """Raise if the creator of the bean waits, directly or indirectly, for the caller."""
         asking = list(me.chain) if isinstance(me, AsyncCreation) else [me if me is not None else get_ident()]
         todo: list[tuple[OpenScope, int]] = [(self, key)]
         seen: set[tuple[int, int]] = set()
@@ -270,10 +270,10 @@ class OpenScope:
         )
         return IllegalConfigurationError([problem])
 
-    # --- what has to be closed
+    # --- registering beans to close
 
     def keep(self, value: Any, closer: Closer) -> Any:
-        """Remembers how to close what was made; in a scope that has ended meanwhile it is closed at once."""
+        """Register the closer and return the value. If the scope has ended, close the value now and raise."""
         self.closers.append(closer)
         if self.closing:
             if self._take_back(closer):
@@ -285,7 +285,7 @@ class OpenScope:
         return value
 
     async def keep_awaiting(self, value: Any, closer: Closer) -> Any:
-        """The same for what has to be awaited to be closed."""
+        """Do the same as `keep` for a bean that async code closes."""
         self.closers.append(closer)
         if self.closing:
             if self._take_back(closer):
@@ -294,7 +294,7 @@ class OpenScope:
         return value
 
     def _take_back(self, closer: Closer) -> bool:
-        """Whether the closer is still there and the scope's end will not see to it any more."""
+        """Remove a closer that was added after the scope closed. Return True if it was still registered."""
         if not self.closed:
             return False
         try:
@@ -304,17 +304,17 @@ class OpenScope:
         return True
 
     def keep_stopping(self, bean: Any, key: int | None) -> Any:
-        """A bean whose `stop()` is called when this scope ends."""
+        """Return the bean; call its `stop()` when this scope ends."""
         return self.keep(bean, Closer(stop, bean, self.store, key))
 
     def keep_stopping_async(self, bean: Any, key: int | None) -> Any:
-        """A bean whose `stop()` is awaited when this scope ends."""
+        """Return the bean; await its `stop()` when this scope ends."""
         self._refuse_awaited_end(bean)
         loop = asyncio._get_running_loop() or self.home.loop
         return self.keep(bean, Closer(stop_async, bean, self.store, key, loop))
 
     def enter(self, generator: Any, key: int | None) -> Any:
-        """What a producer yields, which ends with this scope."""
+        """Return the value that a producer yields; finish the generator when this scope ends."""
         try:
             value = next(generator)
         except StopIteration:
@@ -322,7 +322,7 @@ class OpenScope:
         return self.keep(value, Closer(finish, generator, self.store, key))
 
     async def enter_async(self, generator: Any, key: int | None, own_task: bool) -> Any:
-        """What an asynchronous producer yields, which ends with this scope."""
+        """Return the value that an async producer yields; finish the generator when this scope ends."""
         self._refuse_awaited_end(generator)
         loop = asyncio.get_running_loop()
         if own_task:
@@ -343,12 +343,12 @@ class OpenScope:
     # --- the end
 
     def ended(self, key: int | None) -> ScopeNotActiveError:
-        """The error of who asks for something new when it is too late."""
+        """Return the error for a bean that is requested after the scope has ended."""
         wanted = self.label(key) if key is not None else "a dependent bean"
         return ScopeNotActiveError(wanted, f"its {self.what} has ended")
 
     def close_here(self, error: BaseException | None) -> None:
-        """Closes beans on this thread, newest first, until one has to be awaited; raises what they raise."""
+        """Close beans on this thread, newest first, up to the first that needs `await`. Raise the beans' errors."""
         self.closing = True
         if not self.closers:
             return
@@ -357,12 +357,12 @@ class OpenScope:
         raise_failures(self.what, failures)
 
     async def aclose(self, error: BaseException | None) -> None:
-        """Closes what is left, all of it, with `error` thrown into generators; raises what they raise."""
+        """Close all remaining beans; throw `error` into generators. Raise the beans' errors."""
         self.closing = True
         if not self.closers:
             self.closed = True
             self.store = {}
-            if not self.closers:  # nobody has added one meanwhile, who would have found it open
+            if not self.closers:  # no thread has added a closer in between
                 return
         failures: list[BaseException] = []
         try:
@@ -378,12 +378,12 @@ class OpenScope:
         raise_failures(self.what, failures)
 
     def _log_failures(self, failures: list[BaseException]) -> None:
-        # Who is cancelled must end as cancelled: what failed meanwhile can only be told.
+        # The cancellation must propagate, so the failures can only be logged.
         if failures:
             _log.error("closing a %s failed", self.what, exc_info=BaseExceptionGroup("closing", failures))
 
     def close_waiting(self, error: BaseException | None) -> None:
-        """Closes everything while this thread waits."""
+        """Close everything; block this thread until then."""
         self.closing = True
         failures: list[BaseException] = []
         while not self.closed or self.closers:
@@ -392,7 +392,7 @@ class OpenScope:
         raise_failures(self.what, failures)
 
     def _end(self) -> None:
-        # Who adds a closer after this takes it back; who added one before finds it closed by the loop around this.
+        # The loop of the caller closes beans added before this line; `_take_back` handles those added after it.
         self.closed = True
         self.store = {}
 
@@ -406,19 +406,19 @@ class OpenScope:
         if self._token is not None:
             try:
                 active.reset(self._token)
-            except ValueError:  # left in another context than entered, as when a generator is finalised
+            except ValueError:  # exited in another context than entered, for example by a finalised generator
                 return
 
 
 def _reset(variable: ContextVar[Any], token: Token[Any]) -> None:
     try:
         variable.reset(token)
-    except ValueError:  # left in another context than entered, as when a coroutine is finalised
+    except ValueError:  # exited in another context than entered, for example by a finalised coroutine
         return
 
 
 class MustAwait(Exception):  # noqa: N818 - never leaves the container
-    """The bean with this key has to be awaited and is not there yet."""
+    """The bean with this key does not exist yet, and async code must create it."""
 
     def __init__(self, key: int) -> None:
         super().__init__(key)
@@ -426,10 +426,10 @@ class MustAwait(Exception):  # noqa: N818 - never leaves the container
 
 
 class Home:
-    """What the scopes of one container have in common.
+    """Data and functions shared by the scopes of one container.
 
-    `application` is its application scope, `loop` its event loop, `awaited` the beans that are made by awaiting, `deep`
-    those at the end of a long chain.
+    `application` is the application scope, `loop` the event loop. `awaited` has the beans that async code creates,
+    `deep` the beans at the end of a long chain.
     """
 
     application: ApplicationScope
@@ -438,35 +438,35 @@ class Home:
     deep: frozenset[int] = frozenset()
 
     def label(self, key: int) -> str:
-        """The bean with this key, as a reader knows it."""
+        """Return the name of a bean for messages."""
         raise NotImplementedError
 
     def make_deep(self, key: int, scope: OpenScope) -> Any:
-        """Make a bean at the end of a long chain for `scope`, without awaiting."""
+        """Create a bean at the end of a long chain for `scope`, without await."""
         raise NotImplementedError
 
     def refuse(self, key: int, scope: OpenScope) -> NoReturn:
-        """Raises for a bean that does not live in `scope`: no request scope is active."""
+        """Raise `ScopeNotActiveError`: the bean needs a request scope, and none is active."""
         raise ScopeNotActiveError(self.label(key), "no request scope is active here")
 
     def no_seed(self, key: int, absent: Any = ...) -> Any:
-        """What stands for a seed that the request scope was not given; raises when nothing does."""
+        """Return the replacement for a seed that the request scope does not have. Raises `MissingBeanError`."""
         raise NotImplementedError
 
 
 class ApplicationScope(OpenScope):
-    """The beans of a container from its start to its stop."""
+    """The scope of application beans, from start to stop."""
 
     what = "container"
 
 
 class RequestScope(OpenScope):
-    """The beans of one request. A request scope inside another is independent of it."""
+    """The scope of one request. A request scope inside another one is independent of it."""
 
     what = "request scope"
 
     def __init__(self, home: Home) -> None:
-        # Written out, as below: there is one of these for every request, and most hold nothing that has to be closed.
+        # Not by `super().__init__`, for speed: every request creates one.
         self.home = self.direct = home
         self.request = self
         self.store = {}
@@ -491,7 +491,7 @@ class RequestScope(OpenScope):
             self._deactivate()
 
     async def __aenter__(self) -> RequestScope:
-        if self._token is not None or self.closing:  # written out, as in `CallScope`: every request comes here
+        if self._token is not None or self.closing:  # inline for speed, as in `CallScope`
             self._refuse_second_entry()
         self.outer = active.get()
         self._token = active.set(self)
@@ -512,7 +512,7 @@ class RequestScope(OpenScope):
 
 
 class CallScope(OpenScope):
-    """The beans of one tool call, below whatever scope is active where it is opened."""
+    """The scope of one tool call, inside the scope that was active when it was opened."""
 
     what = "call scope"
 

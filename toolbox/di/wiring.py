@@ -1,6 +1,6 @@
-"""A started container's beans: found by type and name, made in their scopes, overridden.
+"""Beans of a started container: lookup by type and name, creation in scopes, seeds, overriding.
 
-Joins the graph with the two ways of going over it. Not here: reading what was registered, start and stop (`container`).
+Not here: reading registered objects (`registry`), start and stop (`container`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, Req
 from .stepwise import Plan, Planner, Stepwise, deep_beans, run_awaiting
 
 GENERATE = True
-"""Whether beans are looked up by generated functions where nothing is overridden; False: by the providers alone."""
+"""True: use generated functions where nothing is overridden. False: use only the providers."""
 
 
 class _Builders(dict[int, Callable[[OpenScope], Awaitable[Any]]]):
-    """For each bean, the function that makes it by awaiting."""
+    """Maps each bean to the async function that creates it."""
 
     def __init__(self, build: Callable[[int, OpenScope], Awaitable[Any]]) -> None:
         self._build = build
@@ -43,7 +43,7 @@ class _Builders(dict[int, Callable[[OpenScope], Awaitable[Any]]]):
 
 
 class Wiring(Home):
-    """The beans of one container between a start and the next stop."""
+    """Beans of one container between a start and the next stop."""
 
     def __init__(self, graph: BeanGraph, lookup: ActiveScope, loop: asyncio.AbstractEventLoop | None) -> None:
         self.graph, self.loop = graph, loop
@@ -70,13 +70,13 @@ class Wiring(Home):
         return Instance(self._lookup, later.wanted, later.name)
 
     def label(self, key: int) -> str:
-        """The bean with this key, as a reader knows it."""
+        """Return the name of a bean for messages."""
         return self.graph.definitions[key].label
 
     # --- scopes
 
     def no_seed(self, key: int, absent: Any = MISSING) -> Any:
-        """What stands for a seed that the request scope was not given: what finds it now, else `absent`."""
+        """Return the replacement for a seed that the request scope does not have: from its `find()`, else `absent`."""
         value = self.graph.definitions[key].factory()
         if value is not MISSING:
             return value
@@ -86,28 +86,28 @@ class Wiring(Home):
         raise MissingBeanError(f"{self.label(key)}: this request scope has no such seed", fix=fix)
 
     def scope(self) -> OpenScope:
-        """The active scope of this container; its application scope outside of others."""
+        """Return the active scope of this container, or its application scope."""
         scope = active.get()
         while scope is not None and scope.home is not self:
             scope = scope.outer
         return self.application if scope is None else scope
 
     def open_request(self, seeds: Mapping[Any, Any]) -> RequestScope:
-        """A new request scope in which `seeds` stand for beans of their types."""
+        """Return a new request scope in which `seeds` replace the beans of their types."""
         scope = RequestScope(self)
         if seeds:
             self._seeding.give(scope, seeds)
         return scope
 
     def open_call_scope(self) -> CallScope:
-        """A new call scope below the active scope."""
+        """Return a new call scope inside the active scope."""
         outer = active.get()
         if outer is None or outer.home is not self:
             outer = self.scope()
         return CallScope(self, outer.request, outer.direct)
 
     def place_of(self, key: int, owner: OpenScope) -> OpenScope:
-        """The scope that a bean needed inside `owner` lives in."""
+        """Return the scope that stores a bean requested inside `owner`."""
         scope = self.graph.definitions[key].scope
         if scope is Scope.APPLICATION:
             return self._layers.place_of(key) if self._layers else self.application
@@ -118,7 +118,7 @@ class Wiring(Home):
     # --- looking up
 
     def value_of(self, wanted: Any, name: str | None) -> Value:
-        """What `get` is asked for; raises `MissingBeanError` or `AmbiguousBeanError`."""
+        """Return the graph's value for a lookup. Raises `MissingBeanError` or `AmbiguousBeanError`."""
         if not is_hashable(wanted):
             return self.graph.find(wanted, name)
         value = self._found.get((wanted, name))
@@ -128,7 +128,7 @@ class Wiring(Home):
         return value
 
     def follow_graph(self) -> None:
-        """Follows the graph, which gains a bean when settings or a generic class are first asked for."""
+        """Add providers for beans that the graph gained: settings and generic classes that were requested first."""
         if self.providers.has_all:
             return
         with self._growing:
@@ -141,7 +141,7 @@ class Wiring(Home):
             self._find_awaited()
 
     def get(self, wanted: Any, name: str | None = None) -> Any:
-        """The bean, made without awaiting."""
+        """Return the bean; create it without await."""
         scope = active.get() or self.application
         if name is None and scope.direct is self:
             try:
@@ -163,33 +163,33 @@ class Wiring(Home):
         return self.get_value(value, scope)
 
     def _remember(self, wanted: Any, value: Value) -> None:
-        """Lets `get` use the function at once from now on, and `aget` too if it never has to await."""
+        """Store the function for the next `get`, and for `aget` if it never has to await."""
         resolver = self._resolver(value)
         if self._planner.plan(value).is_plain:
             self._plain[wanted] = resolver
         self._unnamed[wanted] = resolver
 
     def get_value(self, value: Value, scope: OpenScope) -> Any:
-        """A value made without awaiting; what `prepare` made for it is taken first."""
+        """Return a value without await; use an object from `prepare` first."""
         try:
             return self._now(value, scope)
         except MustAwait as error:
             return self._prepared(value, scope, error)
 
     def _prepared(self, value: Value, scope: OpenScope, error: MustAwait) -> Any:
-        """What `prepare` made for a value that cannot be made without awaiting; raises when there is nothing."""
+        """Return the object that `prepare` created for a value. Raises `AsyncBeanError` if there is none."""
         prepared = scope.prepared.get(error.key) if scope.prepared is not None else None
         if prepared and value == SingleBean(error.key):
             return prepared.pop()
         raise self._must_await(value, error) from None
 
     def _must_await(self, value: Value, error: MustAwait) -> AsyncBeanError:
-        """The error of who asks without awaiting, with the way from what was asked for to what has to be awaited."""
+        """Return the error for a lookup without await, with the path to the async producer."""
         path = [self.label(key) for key in self._planner.path(value, error.key)]
         return AsyncBeanError(path[0], chain_text(path))
 
     def _now(self, value: Value, owner: OpenScope) -> Any:
-        """A value for `owner`, without awaiting; raises `MustAwait`."""
+        """Return a value for `owner` without await. Raises `MustAwait`."""
         if isinstance(value, Constant):
             return value.value
         if owner.direct is self:
@@ -197,7 +197,7 @@ class Wiring(Home):
         return self._by_providers(value, owner)
 
     def _resolver(self, value: Value) -> Resolver:
-        """A function from a scope to this value."""
+        """Return a function that returns this value for a scope."""
         try:
             resolver = self._by_value.get(value)
             if resolver is None:
@@ -225,9 +225,9 @@ class Wiring(Home):
     # --- looking up, with awaiting
 
     async def aget(self, wanted: Any, name: str | None = None) -> Any:
-        """The bean, awaiting what has to be."""
+        """Return the bean; await async producers."""
         scope = active.get() or self.application
-        # What another thread is making is awaited, not waited for.
+        # Await beans that other threads are creating instead of blocking the loop.
         is_busy = scope.making or (scope.request or scope).making or self.application.making
         if name is None and scope.direct is self and not is_busy:
             try:
@@ -261,7 +261,7 @@ class Wiring(Home):
             self._recipes[wanted] = plan, self._resolver(value)
 
     async def aget_value(self, value: Value, scope: OpenScope) -> Any:
-        """A value, awaiting what has to be."""
+        """Return a value; await async producers."""
         plan = await self._ready(value, scope)
         try:
             if plan.is_direct and not self._layers:
@@ -271,11 +271,11 @@ class Wiring(Home):
             raise self._gone(error) from None
 
     def _gone(self, error: MustAwait) -> ScopeNotActiveError:
-        """The error of who awaited what a scope holds while that scope ended."""
+        """Return the error for a scope that ended during an async lookup."""
         return ScopeNotActiveError(self.label(error.key), "its scope ended during the lookup")
 
     async def prepare(self, wanted: Any, name: str | None = None) -> None:
-        """Makes what has to be awaited for a bean; `get` then makes the rest, on any thread."""
+        """Create the async parts of a bean, so that `get` can create the rest on any thread."""
         try:
             if name is None and wanted in self._plain:
                 return
@@ -292,15 +292,15 @@ class Wiring(Home):
             and self._planner.is_made_for_one(value.bean)
             and value.bean not in (scope.seeds or ())
         ):
-            # Of the kind of which there is a new one each time: it waits here for the `get` that follows.
+            # A new instance per lookup: store it for the next `get`.
             made = await self._build(value.bean, scope)
             if scope.prepared is None:
                 scope.prepared = {}
             scope.prepared.setdefault(value.bean, []).append(made)
 
     async def _ready(self, value: Value, scope: OpenScope) -> Plan:
-        """Makes the beans with a place of their own that have to be awaited."""
-        # What a seed stands for is not made, nor what only that would have needed.
+        """Create the stored beans of a value that async code must create."""
+        # Do not create beans that a seed replaces, nor beans that only those need.
         request = scope.request
         if request is not None and request.is_seeded:
             plan = self._planner.plan_in(request, value)
@@ -314,7 +314,7 @@ class Wiring(Home):
             place = self.place_of(key, scope)
             if key not in place.store:
                 await place.create_awaiting(key, self._builders[key])
-        # What a thread is making is awaited, so that the loop does not stand still meanwhile.
+        # Await beans that a thread is creating, so that the loop is not blocked.
         request = scope.request or scope
         if scope.making or request.making or self.application.making:
             for place in {self.application, scope, request}:
@@ -322,7 +322,7 @@ class Wiring(Home):
                     await place.settled(key)
 
     async def _build(self, key: int, owner: OpenScope) -> Any:
-        """A bean made anew by awaiting, kept by `owner`."""
+        """Return a new bean created with await; `owner` closes it."""
         is_nested = not self._layers and key not in self._planner.stepwise and key not in self.deep
         if is_nested and GENERATE and owner.direct is self:
             made = self._resolvers.beginner(key)(owner)
@@ -330,7 +330,7 @@ class Wiring(Home):
         return await run_awaiting(self._stepwise.steps_to_make(key, owner))
 
     def make_deep(self, key: int, scope: OpenScope) -> Any:
-        """Make a bean at the end of a long chain for `scope`, without awaiting."""
+        """Create a bean at the end of a long chain for `scope`, without await."""
         return self._stepwise.make(key, scope)
 
     def _find_deep(self) -> None:
@@ -340,12 +340,12 @@ class Wiring(Home):
         self._planner = self._stepwise.planner = Planner(self.graph, self.providers.overridden)
         self.awaited = self._planner.awaited
 
-    # --- from outside, through a provider
+    # --- calls of providers by other code
 
     def get_from_provider_call(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The bean for code that calls its provider: itself, or an awaitable of it."""
+        """Return the bean, or an awaitable of it, to code that calls its provider."""
         if self.application.closed:
-            # The container may have been started again, and those who call this provider need not know.
+            # The provider also works after the container was started again.
             definition = self.graph.definitions[key]
             return self._lookup.get(definition.provides, definition.name)
         scope = self.scope()
@@ -359,18 +359,18 @@ class Wiring(Home):
     # --- start and stop
 
     async def start(self, undefined: Mapping[Any, InjectionPoint]) -> None:
-        """Makes the application beans that have to be awaited; the others are made when they are first used.
+        """Create the async application beans; the others are created at first use.
 
-        `undefined` are providers of `dependency_injector` containers that wait for our beans.
+        `undefined` maps undefined `Dependency` providers of included containers to their injection points.
         """
         self._filled = self.providers.fill(undefined)
         places = ((key, self.graph.definitions[key]) for key in sorted(self.awaited))
         awaited = [key for key, each in places if each.scope is Scope.APPLICATION and each.is_stored]
-        # Together: the plans of many beans, each for itself, would hold the beans of a long chain many times.
+        # In one plan: separate plans would contain the beans of a long chain many times.
         await self._ready(BeanList(tuple(awaited)), self.application)
 
     async def stop(self, error: BaseException | None) -> None:
-        """Closes the application beans."""
+        """Close the application beans."""
         self._layers.merge()
         try:
             await self.application.aclose(error)
@@ -381,7 +381,7 @@ class Wiring(Home):
                     await made
 
     def stop_waiting(self, error: BaseException | None, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        """Closes the application beans, from a thread that runs no loop; `run` runs coroutines on the container's."""
+        """Close the application beans from a thread without a loop; `run` runs coroutines on the container's loop."""
         self._layers.merge()
         try:
             self.application.close_waiting(error)
@@ -401,7 +401,7 @@ class Wiring(Home):
     # --- overriding
 
     def override(self, key: int, fake: Any) -> Callable[[], None]:
-        """Makes `fake` stand for a bean, in other containers that were included too; returns the way back."""
+        """Replace a bean by `fake`, in included containers too. Return a function that ends the override."""
         end_outside = override_outside(self.graph, key, self.providers[key], fake)
         self._outside.append(end_outside)
         provider = self.providers.override(key, fake)
@@ -415,7 +415,7 @@ class Wiring(Home):
         return end
 
     def overriding_changed(self, key: int, began: bool) -> None:
-        """Gives application beans that hold an overridden bean another place, for as long as it is overridden."""
+        """Use separate instances of application beans that hold an overridden bean, until the override ends."""
         if began:
             self._layers.begin(key, holders_in(self.graph, key, self.providers[key]))
             self._forget()
@@ -436,14 +436,14 @@ class Wiring(Home):
 
 
 class Seeding:
-    """Puts seeds where the beans of their types are looked for."""
+    """Stores seeds where lookups find them."""
 
     def __init__(self, graph: BeanGraph) -> None:
         self._graph = graph
         self._keys: dict[Any, int | None] = {}
 
     def give(self, scope: RequestScope, seeds: Mapping[Any, Any]) -> None:
-        """Gives a scope that is not entered yet its seeds, by type."""
+        """Add seeds, by type, to a scope that is not entered yet."""
         for form, value in seeds.items():
             if form not in self._keys:
                 wanted = seed_of(form)
@@ -459,14 +459,14 @@ class Seeding:
             scope.store[key] = value
             scope.is_seeded = True
         else:
-            # A bean that is not looked up in a request's store: the generated functions would not see the seed.
+            # Generated functions do not see this seed, because they do not look in the request's store.
             scope.seeds = {**(scope.seeds or {}), key: value}
             scope.is_seeded = True
             scope.direct = None
 
 
 def seed_without_bean(scope: OpenScope, wanted: Any) -> Any:
-    """What the request scope was given for a type that no bean has; else raises the error under way."""
+    """Return the seed for a type that no bean provides; else raise the current error again."""
     request = scope.request
     form = plain(wanted)
     for given, value in (request.extras or {}).items() if request is not None else ():
