@@ -420,7 +420,7 @@ class Container:
 
     @property
     def providers(self) -> DynamicContainer:
-        """Return the beans of the started container as a `dependency_injector` container, one named provider per bean."""
+        """Return the beans of the started container as a `dependency_injector` container of named providers."""
         return self._started("providers").providers.container
 
     # --- scopes

@@ -40,7 +40,7 @@ from .points import points_of as points_of
 
 
 class FactoryKind(StrEnum):
-    """How a bean comes out of its factory."""
+    """How a factory creates its bean."""
 
     CALL = "call"
     COROUTINE = "coroutine"
@@ -50,7 +50,7 @@ class FactoryKind(StrEnum):
 
 
 class Stop(StrEnum):
-    """What a class declares to be called when its scope ends."""
+    """Kind of the `stop` method of a class; it is called when the scope ends."""
 
     NONE = "none"
     SYNC = "def stop"
@@ -59,7 +59,7 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeanDefinition:
-    """One bean as declared: what it provides, how it is made, how long it lives.
+    """A declared bean: its type, factory and scope.
 
     `caches=False`: the factory itself keeps its instances for as long as `scope` says, and is asked each time.
     `behind` are beans it needs and gets by a way of its own; `shutdown` is called when the container has stopped.
@@ -84,7 +84,7 @@ class BeanDefinition:
 
     @property
     def label(self) -> str:
-        """The bean as a reader knows it: `Payments`, or `Payments 'card'`."""
+        """Return the name for messages: `Payments`, or `Payments 'card'`."""
         text = type_name(self.provides)
         return f"{text} {self.name!r}" if self.name is not None else text
 
@@ -95,12 +95,12 @@ class BeanDefinition:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the factory's own result has to be awaited."""
+        """Return True if the result of the factory must be awaited."""
         return self.factory_kind in (FactoryKind.COROUTINE, FactoryKind.ASYNC_GENERATOR)
 
 
 def definition_of(factory: Callable[..., Any], provides: Any, **facts: Any) -> BeanDefinition:
-    """A bean that needs nothing: an instance, a service, a client."""
+    """Return the definition of a bean without dependencies: an instance, a service, a client."""
     return BeanDefinition(provides=provides, factory=factory, **facts)
 
 
@@ -108,7 +108,7 @@ def definition_of(factory: Callable[..., Any], provides: Any, **facts: Any) -> B
 
 
 def read_class(form: Any, names: Names | None = None, scope: Scope | None = None) -> BeanDefinition:
-    """The bean that a class, or a generic class with arguments, declares. Without a mark it is dependent."""
+    """Read a class, or a generic class with arguments. Without a scope decorator, the bean is dependent."""
     cls = class_of(form)
     where = type_name(form)
     needs: tuple[InjectionPoint, ...] = () if is_settings(cls) else tuple(_constructor_points(form, cls, where, names))
@@ -157,9 +157,9 @@ def _constructor_points(form: Any, cls: type[Any], where: str, names: Names | No
     if constructor is None:
         return
     if any("__signature__" in vars(each) for each in cls.__mro__):
-        constructor = cls  # as with pydantic's models: it says itself what it takes
+        constructor = cls  # as in pydantic's models: the class declares its signature
     arguments = arguments_for(form, base) if base is not cls or get_origin(form) is not None else {}
-    with suppress(ValueError, TypeError):  # written in C, without a signature: it is called without arguments
+    with suppress(ValueError, TypeError):  # C code without a signature: call it without arguments
         parameters = list(inspect.signature(constructor).parameters.values())
         for each in parameters if constructor is cls else parameters[1:]:
             if each.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
@@ -173,11 +173,11 @@ def _constructor_points(form: Any, cls: type[Any], where: str, names: Names | No
 
 
 def _constructor(cls: type[Any]) -> tuple[type[Any], Callable[..., Any] | None]:
-    """The function that takes the constructor's arguments, and the class it is written in."""
+    """Return the class that defines the constructor, and the constructor function."""
     for name in ("__init__", "__new__"):
         for base in cls.__mro__:
             found = vars(base).get(name)
-            # A Protocol puts an `__init__` of its own into each of its classes that has none.
+            # Protocol adds an `__init__` to its classes that have none.
             if found is None or getattr(found, "__name__", "") == "_no_init_or_replace_init":
                 continue
             if base not in (object, typing.Generic) and base.__module__ != "typing":
@@ -187,7 +187,7 @@ def _constructor(cls: type[Any]) -> tuple[type[Any], Callable[..., Any] | None]:
 
 
 def _declaring_class(base: type[Any], constructor: Callable[..., Any], parameter: str) -> type[Any]:
-    """The class whose module an annotation was written in; a generated `__init__` has those of several."""
+    """Return the class that declares the annotation; a generated `__init__` has annotations of several classes."""
     if getattr(getattr(constructor, "__code__", None), "co_filename", "<").startswith("<"):
         for each in base.__mro__:
             if parameter in vars(each).get("__annotations__", {}):
@@ -197,7 +197,7 @@ def _declaring_class(base: type[Any], constructor: Callable[..., Any], parameter
 
 def _resolved(annotation: Any, owner: type[Any], names: Names | None) -> Any:
     module = vars(sys.modules.get(owner.__module__, typing))
-    # Inside a class or a function its own names hide those of the module.
+    # Names of the class or function hide names of the module.
     nearer = {name: value for name, value in vars(owner).items() if isinstance(value, type)}
     here, inside, _ = owner.__qualname__.rpartition("<locals>.")
     if inside:
@@ -213,12 +213,12 @@ _YIELDING = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncG
 
 
 def yielded(form: Any) -> Any:
-    """What a generator with this return annotation yields; the annotation itself when it says nothing of that."""
+    """Return the type that a generator with this return annotation yields, or the annotation itself."""
     return plain(get_args(form)[0]) if get_origin(form) in _YIELDING and get_args(form) else form
 
 
 def read_producer(function: Callable[..., Any], names: Names | None = None) -> BeanDefinition:
-    """The bean that a function marked with `@produces` makes; an unmarked function has a problem."""
+    """Read a function marked with `@produces`; an unmarked function gets a problem."""
     mark = producer_mark_of(function)
     where = type_name(function)
     made = _making_of(function)
@@ -260,7 +260,7 @@ def _making_of(function: Callable[..., Any]) -> FactoryKind:
 
 
 def _produced(returns: Any, made: FactoryKind, where: str) -> tuple[Any, Problem | None]:
-    """What a producer's return annotation says it makes."""
+    """Return the type that a producer creates, and a problem if its return annotation is invalid."""
     if isinstance(returns, Unresolved):
         return Any, unresolved(returns, f"{where}.return")
     if returns is EMPTY or returns is None or returns is type(None):
@@ -281,7 +281,7 @@ def _produced(returns: Any, made: FactoryKind, where: str) -> tuple[Any, Problem
 
 
 def local_names(objects: Iterable[object]) -> dict[str, Any]:
-    """The classes among these, and their bases, that were defined inside a function: annotations may name them."""
+    """Return the classes, and their bases, that were defined in functions, by name: annotations can use them."""
     found: dict[str, Any] = {}
     for each in objects:
         for form in forms_of(each):
@@ -291,10 +291,10 @@ def local_names(objects: Iterable[object]) -> dict[str, Any]:
 
 
 def seed_of(form: Any, find: Callable[[], Any] | None = None) -> BeanDefinition:
-    """A bean of this type that a request scope is given when it is opened; else `find()` may know it, or `MISSING`."""
+    """Return the definition of a seed; without a seed, `find()` returns the value or `MISSING`."""
     annotation = form
     name = name_in(metadata_of(annotation))
-    # Its provider gives way: nobody is kept from a bean called `Request` by what a web framework seeds.
+    # Implicit: a user's bean can have the same name as a seed, such as `request`.
     return BeanDefinition(
         provides=plain(form),
         factory=find or _not_given,
@@ -311,6 +311,6 @@ def _not_given() -> Any:
 
 
 def open_variables(definition: BeanDefinition) -> tuple[TypeVar, ...]:
-    """The type variables that a registered generic class leaves open."""
+    """Return the type variables of a registered generic class without arguments."""
     form = definition.provides
     return tuple(getattr(form, "__parameters__", ())) if isinstance(form, type) else ()

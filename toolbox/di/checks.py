@@ -1,6 +1,6 @@
-"""What is wrong with a graph of beans: each rule a pure generator of `Problem`s, and all of them together.
+"""Checks of the bean graph: each rule is a generator of `Problem`s.
 
-Not here: the problems of one injection point (`graph`), of tools and services (their readers bring their own).
+Not here: problems of one injection point (`graph`), of tools and services (their readers check them).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ Check = Callable[[BeanGraph], Iterator[Problem]]
 
 
 def problems_in(graph: BeanGraph) -> Iterator[Problem]:
-    """Everything that is wrong, rule by rule."""
+    """Yield the problems of all rules."""
     for check in CHECKS:
         yield from check(graph)
 
 
 def declarations(graph: BeanGraph) -> Iterator[Problem]:
-    """What is wrong with single definitions and bindings."""
+    """Yield invalid definitions and bindings."""
     for definition in graph.definitions:
         yield from definition.problems
     yield from graph.binding_problems
 
 
 def injection_points(graph: BeanGraph) -> Iterator[Problem]:
-    """Missing and ambiguous beans, annotations that are missing or cannot be resolved."""
+    """Yield missing and ambiguous beans, and annotations that are missing or cannot be resolved."""
     for bean in graph.beans:
         for point, value in bean.needs + bean.behind:
             yield from graph.problems_with(point, value)
 
 
 def duplicate_names(graph: BeanGraph) -> Iterator[Problem]:
-    """Beans whose provider would have a name that was given to another one."""
+    """Yield beans whose provider has the same name as another provider."""
     first: dict[str, Bean] = {}
     for bean, name in zip(graph.beans, provider_names(graph), strict=True):
         definition = bean.definition
@@ -53,7 +53,7 @@ def duplicate_names(graph: BeanGraph) -> Iterator[Problem]:
 
 
 def _origin(bean: Bean) -> str:
-    """A bean with the module it comes from."""
+    """Return the name of a bean with its module."""
     source = bean.definition.source
     module = getattr(source, "__module__", None)
     label = type_name(source) if inspect.isroutine(source) else bean.definition.label
@@ -64,8 +64,8 @@ def _origin(bean: Bean) -> str:
 
 
 def cycles(graph: BeanGraph) -> Iterator[Problem]:
-    """Beans that need themselves to be made: a shortest cycle through each edge that lies on one."""
-    told: set[tuple[int, ...]] = set()
+    """Yield dependency cycles: a shortest one through each edge that is part of a cycle."""
+    reported: set[tuple[int, ...]] = set()
     for component in _components(graph):
         inside = set(component)
         for start in component:
@@ -75,8 +75,8 @@ def cycles(graph: BeanGraph) -> Iterator[Problem]:
                 cycle = [start, *_shortest_path(graph, following, start, inside)][:-1]
                 turn = cycle.index(min(cycle))
                 cycle = cycle[turn:] + cycle[:turn]
-                if tuple(cycle) not in told:
-                    told.add(tuple(cycle))
+                if tuple(cycle) not in reported:
+                    reported.add(tuple(cycle))
                     yield _cycle_problem(graph, cycle)
 
 
@@ -107,7 +107,7 @@ def _shortest_path(graph: BeanGraph, start: int, goal: int, inside: set[int]) ->
 
 
 def _components(graph: BeanGraph) -> Iterator[list[int]]:
-    """The strongly connected components in which there is a cycle (Tarjan's, without recursion)."""
+    """Yield the strongly connected components with a cycle (Tarjan's algorithm, without recursion)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
@@ -142,20 +142,20 @@ def _components(graph: BeanGraph) -> Iterator[list[int]]:
                 low[here] = min(low[here], index[following])
 
 
-# --- captivity
+# --- captive beans
 
 
 def captive_scopes(graph: BeanGraph) -> Iterator[Problem]:
-    """Longer-lived beans that hold shorter-lived ones, also through dependent beans."""
+    """Yield longer-lived beans that hold shorter-lived ones, directly or through dependent beans."""
     for bean in graph.beans:
         scope = bean.definition.scope
         if scope is Scope.DEPENDENT:
             continue
-        told: set[int] = set()
+        reported: set[int] = set()
         for path in _held_through_dependents(graph, bean):
             held = graph[path[-1][1]].definition
-            if held.scope.span < scope.span and path[-1][1] not in told:
-                told.add(path[-1][1])
+            if held.scope.span < scope.span and path[-1][1] not in reported:
+                reported.add(path[-1][1])
                 yield _captive_problem(graph, bean, path)
 
 
@@ -177,7 +177,7 @@ def _scope_name(scope: Scope) -> str:
 
 
 def _held_through_dependents(graph: BeanGraph, bean: Bean) -> Iterator[tuple[tuple[InjectionPoint, int], ...]]:
-    """The paths from a bean to the scoped beans it holds, each with dependent beans only in between."""
+    """Yield the paths from a bean to the scoped beans it holds, with only dependent beans in between."""
     queue: deque[tuple[tuple[InjectionPoint, int], ...]] = deque((step,) for step in bean.holds)
     seen: set[int] = set()
     while queue:

@@ -1,4 +1,4 @@
-"""Closes beans: one at a time, newest first, all of them, whatever fails and whoever cancels meanwhile.
+"""Closes beans one at a time, newest first, also after failures and during cancellation.
 
 Not here: which beans a scope has and when it ends (`scopes`).
 """
@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, NamedTuple
 
 CANCELLATION_GRACE = 2.0
-"""Seconds for which a bean that is being closed is kept from being cancelled."""
+"""Seconds for which a bean that is being closed is protected from cancellation."""
 
 
 class Closer(NamedTuple):
-    """How one bean is closed: `close(target, error)`, to be awaited on `loop` when there is one.
+    """Closes one bean with `close(target, error)`; if `loop` is set, the result must be awaited on that loop.
 
-    `key` is the bean's in its scope's `store`, from which it goes first; None for a dependent bean.
+    `key` is the key of the bean in `store`, from which it is removed first; None for a dependent bean.
     """
 
     close: Callable[[Any, BaseException | None], Any]
@@ -28,24 +28,24 @@ class Closer(NamedTuple):
     loop: asyncio.AbstractEventLoop | None = None
 
     def begin(self, error: BaseException | None) -> Any:
-        """Closes the bean, or begins to: then what is returned has to be awaited."""
+        """Close the bean. If `loop` is set, return an awaitable that closes it."""
         if self.key is not None:
             self.store.pop(self.key, None)
         return self.close(self.target, error)
 
 
 def stop(bean: Any, error: BaseException | None) -> None:
-    """Calls the bean's `stop()`."""
+    """Call the bean's `stop()`."""
     bean.stop()
 
 
 async def stop_async(bean: Any, error: BaseException | None) -> None:
-    """Awaits the bean's `stop()`."""
+    """Await the bean's `stop()`."""
     await bean.stop()
 
 
 def finish(generator: Generator[Any, None, None], error: BaseException | None) -> None:
-    """Runs what follows a producer's `yield`, with `error` raised there."""
+    """Run the code after a producer's `yield`; raise `error` at the `yield`."""
     try:
         if error is None:
             next(generator)
@@ -62,7 +62,7 @@ def finish(generator: Generator[Any, None, None], error: BaseException | None) -
 
 
 async def finish_async(generator: AsyncGenerator[Any, None], error: BaseException | None) -> None:
-    """Runs what follows an asynchronous producer's `yield`, with `error` raised there."""
+    """Run the code after an async producer's `yield`; raise `error` at the `yield`."""
     try:
         if error is None:
             await anext(generator)
@@ -79,13 +79,13 @@ async def finish_async(generator: AsyncGenerator[Any, None], error: BaseExceptio
 
 
 def _is_the_same(raised: BaseException, error: BaseException | None) -> bool:
-    """Whether a generator let the error through that was thrown into it; Python wraps a `StopIteration`."""
+    """Return True if `raised` is the error thrown into a generator; Python wraps `StopIteration`."""
     is_wrapped = isinstance(error, (StopIteration, StopAsyncIteration)) and isinstance(raised, RuntimeError)
     return raised is error or (is_wrapped and raised.__cause__ is error)
 
 
 def yielded_nothing(generator: Any) -> RuntimeError:
-    """The error of a producer that ended before it made anything."""
+    """Return the error for a producer that ended without a yield."""
     return RuntimeError(f"{generator.__qualname__} did not yield; a producer must yield exactly once")
 
 
@@ -93,11 +93,11 @@ def _yielded_twice(generator: Any) -> RuntimeError:
     return RuntimeError(f"{generator.__qualname__} yielded a second time; a producer must yield exactly once")
 
 
-# --- several, newest first
+# --- closing several beans, newest first
 
 
 def close_on_this_thread(closers: list[Closer], error: BaseException | None, failures: list[BaseException]) -> None:
-    """Closes the newest ones until one has to be awaited or none is left; what they raise is added to `failures`."""
+    """Close beans, newest first, up to the first that needs `await`. Append their errors to `failures`."""
     while closers and closers[-1].loop is None:
         closer = closers.pop()
         try:
@@ -107,7 +107,7 @@ def close_on_this_thread(closers: list[Closer], error: BaseException | None, fai
 
 
 async def close_awaiting(closers: list[Closer], error: BaseException | None, failures: list[BaseException]) -> None:
-    """Closes them all. Cancelled meanwhile, it goes on to the end and then raises the cancellation."""
+    """Close all beans. If the task is cancelled during this, finish first, then raise the cancellation."""
     task = asyncio.current_task()
     cancelling = task.cancelling() if task is not None else 0
     held: asyncio.CancelledError | None = None
@@ -115,7 +115,7 @@ async def close_awaiting(closers: list[Closer], error: BaseException | None, fai
         close_on_this_thread(closers, error, failures)
         if closers:
             held = await _close_one(closers.pop(), error, failures) or held
-    # A time-out inside a producer cancels the task as well, and takes that back.
+    # A timeout inside a producer cancels the task too, and uncancels it.
     if held is not None and task is not None and task.cancelling() > cancelling:
         raise held
 
@@ -147,9 +147,9 @@ def close_waiting(
     failures: list[BaseException],
     home: asyncio.AbstractEventLoop | None,
 ) -> None:
-    """Closes them all while this thread waits: what has to be awaited, on the loop it was made on.
+    """Close all beans and block this thread until then; async closers run on the loop that created the bean.
 
-    A loop that runs on this very thread stands still meanwhile: what was made on it is closed on the `home` loop.
+    The loop of this thread is blocked, so its beans are closed on the `home` loop.
     """
     here = asyncio._get_running_loop()
     while closers:
@@ -169,7 +169,7 @@ def close_waiting(
 
 
 def raise_failures(what: str, failures: list[BaseException]) -> None:
-    """One `ExceptionGroup` of what was raised while closing; nothing when it all went well."""
+    """Raise an `ExceptionGroup` of the failures, if there are any."""
     if failures:
         raise BaseExceptionGroup(f"closing {what} failed", failures)
 
@@ -178,11 +178,11 @@ def raise_failures(what: str, failures: list[BaseException]) -> None:
 
 
 class shielded:  # noqa: N801 - reads as a verb: `await uninterrupted(work)`
-    """Awaits `work` in this task to its end, although the task is cancelled; `held` is the cancellation held back.
+    """Awaits `work` in this task to its end, even if the task is cancelled; `held` is the delayed cancellation.
 
-    `asyncio.shield` would run it in a task of its own, where a cancel scope that a producer entered cannot be left.
-    Nor would an anyio scope around it do, inside which such a scope cannot be left either. Cancellation is held back
-    for `CANCELLATION_GRACE` only, since a time-out inside `work` cancels in the same way.
+    `asyncio.shield` would run `work` in another task, which cannot exit a cancel scope that a producer entered. A
+    shielding anyio scope has the same problem. Cancellation is delayed by at most `CANCELLATION_GRACE`, because a
+    timeout inside `work` cancels in the same way.
     """
 
     def __init__(self, work: Awaitable[None]) -> None:
@@ -222,11 +222,11 @@ class shielded:  # noqa: N801 - reads as a verb: `await uninterrupted(work)`
         if self.held is None:
             self._until = now + CANCELLATION_GRACE
         self.held = cancellation
-        # A scope that was not cancelled before is one that `work` has entered itself, to give something up.
+        # A scope that is cancelled only now was entered by `work`, for example for a timeout.
         return now >= self._until or (not self._was_cancelled and _is_cancelled_by_anyio())
 
     def _pause(self, waiting: asyncio.Future[Any]) -> Generator[Any, Any, None]:
-        """Waits for a future by way of another one, so that only that one can be cancelled; at most for the grace."""
+        """Wait for a future through a second one, which absorbs cancellation; at most until the grace ends."""
         loop = asyncio.get_running_loop()
         stand_in: asyncio.Future[None] = loop.create_future()
 
@@ -245,16 +245,16 @@ class shielded:  # noqa: N801 - reads as a verb: `await uninterrupted(work)`
 
 
 def _is_cancelled_by_anyio() -> bool:
-    """Whether an anyio cancel scope around this code is cancelled; not asked of a program that does not use anyio."""
+    """Return True if an enclosing anyio cancel scope is cancelled; False if anyio is not loaded."""
     anyio = sys.modules.get("anyio")
     return anyio is not None and bool(anyio.current_effective_deadline() == -math.inf)
 
 
-# --- producers with a task of their own
+# --- producers with own_task=
 
 
 class OwnTask:
-    """Runs an asynchronous generator in one task from beginning to end, so that it may hold a cancel scope."""
+    """Runs an async generator in one task from start to end, so that it can hold a cancel scope."""
 
     def __init__(self, generator: AsyncGenerator[Any, None]) -> None:
         self._generator = generator
@@ -264,7 +264,7 @@ class OwnTask:
         self._task = loop.create_task(self._live())
 
     async def open(self) -> Any:
-        """What the generator yields."""
+        """Start the generator and return the value that it yields."""
         try:
             await asyncio.wait((self._opened, self._task), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -277,7 +277,7 @@ class OwnTask:
         return self._opened.result()
 
     async def close(self, error: BaseException | None) -> None:
-        """Lets the generator end, with `error` raised at its `yield`."""
+        """Finish the generator; raise `error` at its `yield`."""
         if not self._ending.done():
             self._ending.set_result(error)
         await self._task
@@ -293,5 +293,5 @@ class OwnTask:
 
 
 async def close_own_task(task: OwnTask, error: BaseException | None) -> None:
-    """Ends a producer that has a task of its own."""
+    """Finish a producer that runs in a separate task."""
     await task.close(error)

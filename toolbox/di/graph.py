@@ -1,6 +1,6 @@
 """Which bean each injection point gets: definitions become a graph.
 
-Not here: what is wrong with a graph as a whole (`checks`), what to do about a missing bean (`hints`), making beans
+Not here: checks of the whole graph (`checks`), fixes for missing beans (`hints`), creating beans
 (`scopes`, `providers`, `resolvers`).
 """
 
@@ -42,10 +42,9 @@ from .hints import alike, suggestion, wanted_text, web_request_fix
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What registering an object means.
+    """The result of reading a registered object.
 
-    `implies` are further objects to register, as if the user had; `check` yields the object's own problems, once all
-    beans are known.
+    `implies` are further objects to register. `check` yields the problems of the object when all beans are known.
     """
 
     definitions: tuple[BeanDefinition, ...]
@@ -55,19 +54,19 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """`bind(interface, implementation, name)`."""
+    """Arguments of `bind(interface, implementation, name)`."""
 
     interface: Any
     implementation: Any
     name: str | None = None
 
 
-# --- what an injection point gets
+# --- values of injection points
 
 
 @dataclass(frozen=True, slots=True)
 class SingleBean:
-    """The bean with this key; `absent` stands in for a seed that a request scope was not given."""
+    """The bean with this key; `absent` replaces a seed that the request scope does not have."""
 
     bean: int
     absent: Any = MISSING
@@ -89,14 +88,14 @@ class BeanDict:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """This object itself."""
+    """A fixed object."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class LazyBean:
-    """An `Instance` that looks this up when it is asked; `found` are the beans it would get now."""
+    """An `Instance` that looks up the bean later; `found` are the beans that match now."""
 
     wanted: Any
     name: str | None
@@ -105,7 +104,7 @@ class LazyBean:
 
 @dataclass(frozen=True, slots=True)
 class NotFound:
-    """No bean is what is wanted, or more than one is: `candidates`."""
+    """No bean matches, or several do: `candidates`."""
 
     candidates: tuple[int, ...] = ()
 
@@ -113,11 +112,11 @@ class NotFound:
 Value: TypeAlias = SingleBean | BeanList | BeanDict | Constant | LazyBean | NotFound
 
 DEFAULT = Constant(MISSING)
-"""The parameter is left out, so that it takes its default."""
+"""The parameter is omitted, so its default applies."""
 
 
 def beans_in(value: Value) -> tuple[int, ...]:
-    """The beans that have to exist for this value; an `Instance` needs none yet."""
+    """Return the beans that must exist for this value; none for an `Instance`."""
     match value:
         case SingleBean(bean):
             return (bean,)
@@ -131,7 +130,7 @@ def beans_in(value: Value) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Bean:
-    """A definition in its graph: its key, and what each of its injection points gets."""
+    """A definition in its graph: its key, and the values of its injection points."""
 
     key: int
     definition: BeanDefinition
@@ -140,14 +139,14 @@ class Bean:
 
     @property
     def holds(self) -> Iterator[tuple[InjectionPoint, int]]:
-        """The beans that it needs to be made, with the places that want them."""
+        """Yield the beans required to create this bean, with their injection points."""
         return ((point, bean) for point, value in self.needs + self.behind for bean in beans_in(value))
 
 
 class BeanGraph:
-    """All beans of a container and what they hold.
+    """All beans of a container and their dependencies.
 
-    It grows only by beans that follow from those registered: settings, and generic classes given their arguments.
+    Only settings and generic classes with arguments are added after construction.
     """
 
     def __init__(
@@ -176,10 +175,10 @@ class BeanGraph:
         if open_variables(definition):
             self._open.append(key)
             if any(parameters_of(point.whole) for point in definition.needs):
-                # It cannot be made as it is, only once its type variables are given.
+                # It can be created only with type arguments.
                 self.templates.add(key)
                 return key
-        # A derived bean is found by what it was derived for; it does not join the lists of others.
+        # A derived bean is found only by its exact type, and is not added to lists.
         for form in (plain(definition.provides),) if derived else forms_of(definition.provides):
             if _is_key(form):
                 self._index.setdefault(form, []).append((key, definition.name))
@@ -205,7 +204,7 @@ class BeanGraph:
             return
         entry = (found.bean, binding.name)
         pairs = self._index.setdefault(interface, [])
-        # Within the order of registration, for lists; the implementation may be listed already, by its own name.
+        # Lists are in registration order. The implementation can already be listed by its name.
         if binding.name is not None or found.bean not in (key for key, _ in pairs):
             pairs.append(entry)
             pairs.sort(key=lambda pair: pair[0])
@@ -214,14 +213,14 @@ class BeanGraph:
 
     @property
     def beans(self) -> list[Bean]:
-        """All beans, each at the index that is its key."""
+        """Return all beans; the index of a bean is its key."""
         return self._beans
 
     def __getitem__(self, key: int) -> Bean:
         return self._beans[key]
 
     def _resolve_all(self) -> None:
-        """Makes a `Bean` of each definition, also of those that are derived meanwhile."""
+        """Create the `Bean` of each definition, including definitions derived during this."""
         while len(self._beans) < len(self.definitions):
             key = len(self._beans)
             definition = self.definitions[key]
@@ -232,7 +231,7 @@ class BeanGraph:
         return tuple((point, self._value_of(point)) for point in points)
 
     def value_of(self, point: InjectionPoint) -> Value:
-        """What an injection point gets."""
+        """Return the value of an injection point."""
         with self._lock:
             value = self._value_of(point)
             self._resolve_all()
@@ -261,7 +260,7 @@ class BeanGraph:
         return value
 
     def _collection(self, point: InjectionPoint) -> Value:
-        # A bean that is a list itself, made by a producer, comes before a list of beans.
+        # A producer of the list itself takes precedence over a list of beans.
         whole = self.choose(point.whole, point.name, derive=False)
         if isinstance(whole, SingleBean) or point.name is not None:
             return whole
@@ -271,7 +270,7 @@ class BeanGraph:
         return BeanDict(tuple({name: (name, key) for key, name in pairs if name is not None}.values()))
 
     def choose(self, wanted: Any, name: str | None, *, derive: bool = True) -> SingleBean | NotFound:
-        """The one bean for a type and a name, or the candidates among which there is none."""
+        """Return the bean for a type and a name, or the candidates if none or several match."""
         wanted = plain(wanted)
         if not _is_key(wanted):
             return NotFound()
@@ -290,7 +289,7 @@ class BeanGraph:
         return SingleBean(keys[0]) if len(keys) == 1 else NotFound(keys)
 
     def _matching(self, wanted: Any, derive: bool = True) -> list[tuple[int, str | None]]:
-        """The beans that are of a type, each with the name it has for it, in registration order."""
+        """Return the beans of a type with their names, in registration order."""
         if is_union(wanted):
             arms = [pair for arm in get_args(wanted) for pair in self._matching(plain(arm), derive)]
             return sorted(set(arms), key=lambda pair: pair[0])
@@ -303,7 +302,7 @@ class BeanGraph:
         return found
 
     def _derive(self, wanted: Any) -> int | None:
-        """The bean of a settings class, or of a registered generic class given its arguments."""
+        """Add and return the bean of a settings class, or of a registered generic class with arguments."""
         if is_settings(wanted):
             return self._add(read_class(wanted, self.names), derived=True)
         for key in self._open:
@@ -321,15 +320,15 @@ class BeanGraph:
                 return self._derived[filled]
         return None
 
-    # --- finding, with an error
+    # --- lookup
 
     def find(self, wanted: Any, name: str | None = None) -> Value:
-        """What a program asks for by type and name. Raises `MissingBeanError` or `AmbiguousBeanError`."""
+        """Return the value for a type and name. Raises `MissingBeanError` or `AmbiguousBeanError`."""
         point = point_of(wanted, type_name(wanted))
         return self.found(point if name is None else replace(point, name=name))
 
     def found(self, point: InjectionPoint) -> Value:
-        """What an injection point outside of the graph gets. Raises `MissingBeanError` or `AmbiguousBeanError`."""
+        """Return the value of an injection point outside the graph. Raises as `find` does."""
         with self._lock:
             before = len(self._beans)
             value = self.value_of(point)
@@ -355,11 +354,11 @@ class BeanGraph:
     # --- problems of one injection point
 
     def problems_of(self, point: InjectionPoint) -> Iterator[Problem]:
-        """What is wrong with an injection point, wherever it is: a bean's, a tool's, an endpoint's."""
+        """Yield the problems of an injection point of a bean, a tool or an endpoint."""
         yield from self.problems_with(point, self.value_of(point))
 
     def problems_with(self, point: InjectionPoint, value: Value) -> Iterator[Problem]:
-        """What is wrong with an injection point that gets `value`."""
+        """Yield the problems of an injection point with this value."""
         if point.problem is not None:
             yield point.problem
         elif isinstance(value, NotFound) and value.candidates:
@@ -381,7 +380,7 @@ class BeanGraph:
             )
 
     def near_misses(self, point: InjectionPoint) -> tuple[str, ...]:
-        """Beans that come close to what is wanted: by type under another name, by shape, by the sound of the name."""
+        """Return similar beans: same type with another name, same members, or a similar name."""
         inner = point_of(point.wants, point.where) if point.shape is PointShape.INSTANCE else point
         otherwise_named = [self.definitions[key].label for key, _ in self._matching(inner.wants, derive=False)]
         return tuple(dict.fromkeys([*otherwise_named, *alike(inner.wants, self.definitions)]))
@@ -429,7 +428,7 @@ def _unique_names(name: str, definitions: Sequence[BeanDefinition], others: set[
     for choice in choices[1:]:
         if len(set(choice)) == len(choice) and not others & set(choice):
             return choice
-    # Nothing makes all of them unique: what tells most of them apart, and a number for the rest.
+    # No choice is unique: use the best one, and number the duplicates.
     best = max(choices, key=lambda choice: len({*choice} - others))
     numbered: dict[str, None] = {}
     for each in best:

@@ -1,6 +1,6 @@
-"""The way out of a missing bean: which beans come close to it, what to register.
+"""Fixes for missing beans: similar beans, and objects to register.
 
-Not here: which bean a point gets, and that it gets none (`graph`).
+Not here: finding the bean of an injection point (`graph`).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from .points import InjectionPoint, PointShape
 
 
 def wanted_text(point: InjectionPoint) -> str:
-    """What a point wants, as a reader knows it."""
+    """Return the requested type and name of an injection point, for messages."""
     text = type_name(point.wants if point.shape is PointShape.INSTANCE else point.whole)
     return f"{text} named {point.name!r}" if point.name is not None else text
 
 
 def chain_text(labels: Sequence[str]) -> str:
-    """Return a chain of beans as text, the middle of a long one left out."""
+    """Return a chain of beans as text; shorten long chains in the middle."""
     if len(labels) > 16:
         labels = [*labels[:10], f"({len(labels) - 15} more)", *labels[-5:]]
     return " -> ".join(labels)
 
 
 def suggestion(point: InjectionPoint, near: Sequence[str], definitions: Sequence[BeanDefinition]) -> str:
-    """What to do about a point for which there is no bean; `near` are those that come close."""
+    """Return the fix for an injection point without a bean; `near` are similar beans."""
     wanted = wanted_text(point)
     if found := [each for each in look_alikes(point.wants, definitions) if each in near]:
         return f"{found[0]} has the same methods: call bind({wanted}, {found[0]}) if you mean it"
@@ -53,7 +53,7 @@ _READY_MADE = {
     "sqlalchemy.orm.session.Session": "toolbox.sql.sync_session",
     "redis.asyncio.client.Redis": "toolbox.redis.client",
 }
-"""Producers that are there for types of others, which must not be loaded to look for them."""
+"""Our producers for types of other libraries, by name, so that these libraries are not loaded."""
 
 _OF_WEB_REQUESTS = frozenset(
     {"starlette.requests.HTTPConnection", "starlette.requests.Request", "starlette.websockets.WebSocket"}
@@ -62,7 +62,7 @@ _OF_WEB_REQUESTS = frozenset(
 
 
 def web_request_fix(wanted: Any) -> str:
-    """Return what to do about a missing `Request` or `WebSocket`, which nobody can register; "" for other types."""
+    """Return the fix for a missing `Request` or `WebSocket`, which cannot be registered; "" for other types."""
     cls = class_of(wanted)
     if f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', '')}" not in _OF_WEB_REQUESTS:
         return ""
@@ -71,20 +71,20 @@ def web_request_fix(wanted: Any) -> str:
 
 
 def _to_register(cls: Any) -> str:
-    """What to register for a class: itself, or what implements an interface, which has a mark if it needs no such."""
+    """Return the object to register for a type: the class itself, or an implementation of an interface."""
     is_marked = isinstance(cls, type) and any(name.startswith("__toolbox_") for name in vars(cls))
     return cls.__name__ if is_marked or (isinstance(cls, type) and not _members_of(cls)) else "an implementation"
 
 
 def alike(wanted: Any, definitions: Sequence[BeanDefinition]) -> list[str]:
-    """The beans that come close to a type: by shape, by the sound of the name."""
+    """Return similar beans: same members, or a similar name."""
     labels = {type_name(class_of(each.provides)): each.label for each in definitions}
     sounding = difflib.get_close_matches(type_name(class_of(wanted)), labels, n=3, cutoff=0.7)
     return [*look_alikes(wanted, definitions), *(labels[each] for each in sounding)]
 
 
 def look_alikes(wanted: Any, definitions: Sequence[BeanDefinition]) -> list[str]:
-    """The beans that have all members of a Protocol or abstract class without being one."""
+    """Return the beans that have all members of a Protocol or abstract class, but do not inherit from it."""
     cls = class_of(wanted)
     members = _members_of(cls)
     if not members:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Override:
-    """A fake for the bean of a type and name."""
+    """A replacement of the bean of a type and name."""
 
     def __init__(self, wanted: Any, fake: Any, name: str | None) -> None:
         self._wanted, self._fake, self._name = wanted, fake, name
         self._applied: tuple[Wiring, Callable[[], None]] | None = None
 
     def key_in(self, graph: BeanGraph) -> int | None:
-        """The bean that is overridden; None when there is not one."""
+        """Return the key of the overridden bean; None if no single bean matches."""
         try:
             return self._key_in(graph)
         except FrameworkError:
@@ -46,7 +46,7 @@ class Override:
         return f"override({type_name(self._wanted)}, …)"
 
     def problems(self, graph: BeanGraph) -> Iterator[Problem]:
-        """What is wrong with it before the container starts."""
+        """Yield the problems of the override before start."""
         try:
             self._key_in(graph)
         except AmbiguousBeanError as error:
@@ -59,13 +59,13 @@ class Override:
             yield Problem(self._where, "no bean provides it", "register the bean that the fake replaces")
 
     def apply(self, wiring: Wiring) -> None:
-        """From now on the fake stands for the bean. Raises when there is no such bean, or more than one."""
+        """Replace the bean by the fake. Raises if no bean, or more than one, matches."""
         key = self._key_in(wiring.graph)
         wiring.follow_graph()
         self._applied = wiring, wiring.override(key, self._fake)
 
     def take_back(self, wiring: Wiring) -> None:
-        """The bean is itself again."""
+        """End the override."""
         if self._applied is not None and self._applied[0] is wiring:
             _, end = self._applied
             self._applied = None
@@ -77,7 +77,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """An override under way: application beans that hold the overridden one live in `scope` meanwhile."""
+    """An active override: `scope` stores the application beans (`holders`) that hold the overridden bean."""
 
     key: int
     holders: frozenset[int]
@@ -85,7 +85,7 @@ class _Layer:
 
 
 class OverrideLayers:
-    """The overrides of one started container that are under way, the last one on top; false when there is none."""
+    """The active overrides of a started container, newest last. False if there is none."""
 
     def __init__(self, graph: BeanGraph, home: Home) -> None:
         self._graph, self._home = graph, home
@@ -95,24 +95,24 @@ class OverrideLayers:
         return bool(self._layers)
 
     def place_of(self, key: int) -> ApplicationScope:
-        """The scope that an application bean lives in now."""
+        """Return the scope that currently stores an application bean."""
         for layer in reversed(self._layers):
             if key in layer.holders:
                 return layer.scope
         return self._home.application
 
     def begin(self, key: int, outside: Iterable[int]) -> None:
-        """A bean is overridden; `outside` are those of other containers that hold it."""
+        """Start an override; `outside` are the beans of included containers that hold the bean."""
         self._layers.append(_Layer(key, self._application_holders(key, outside), ApplicationScope(self._home)))
 
     def end(self, key: int) -> ApplicationScope:
-        """Its last override ends: what lived in this scope, which is still to be closed, has gone."""
+        """End the last override of a bean; return its scope, which the caller must close."""
         layer = next(layer for layer in reversed(self._layers) if layer.key == key)
         self._layers.remove(layer)
         return layer.scope
 
     def close(self, scope: ApplicationScope) -> None:
-        """Closes what an override has left behind; what has to be awaited for that can wait for the stop."""
+        """Close the beans of an ended override; on an event loop, async closers wait until the stop."""
         scope.close_here(None)
         if not scope.closers:
             return
@@ -122,14 +122,14 @@ class OverrideLayers:
             self._home.application.closers.extend(scope.closers)
 
     def merge(self) -> None:
-        """Lets the application scope close what was made during overrides that are still under way."""
+        """Move the closers of active overrides to the application scope."""
         for layer in self._layers:
             layer.scope.closing = True
             self._home.application.closers.extend(layer.scope.closers)
             layer.scope.closers.clear()
 
     def _application_holders(self, key: int, outside: Iterable[int]) -> frozenset[int]:
-        """The application beans that hold a bean, directly or through others."""
+        """Return the application beans that hold a bean, directly or indirectly."""
         holders: dict[int, list[int]] = {}
         for bean in self._graph.beans:
             for _, held in bean.holds:

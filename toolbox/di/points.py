@@ -1,6 +1,6 @@
-"""Injection points: what a parameter's annotation and default say that it wants.
+"""Injection points: reads the requested type from the annotation and default of a parameter.
 
-Not here: what a class or a producer is (`beans`), which bean a point gets (`graph`).
+Not here: reading classes and producers (`beans`), finding the bean (`graph`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..type_keys import plain, type_name, unwrapped
 from .marks import Instance, Named
 
 Names = Mapping[str, Any]
-"""Classes by name that annotations may mean besides those of their module: the registered ones local to functions."""
+"""Registered classes that are local to functions, by name: annotations can use them."""
 
 
 class Missing(Enum):
-    """The one value that says there is none."""
+    """Type of `MISSING`, the marker for no value."""
 
     MISSING = "missing"
 
@@ -34,7 +34,7 @@ MISSING: Final = Missing.MISSING
 
 
 class PointShape(StrEnum):
-    """How an injection point wants its bean."""
+    """Kind of an injection point: one bean, a list, a dict or an `Instance`."""
 
     ONE = "one"
     LIST = "list"
@@ -44,7 +44,7 @@ class PointShape(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InjectionPoint:
-    """A place that wants a bean: where it is, what it wants, and what it takes when there is none.
+    """A parameter that requests a bean: its place, its type and its default.
 
     `wants` is the type without `Annotated`, `None` and shape: `Payments` of `list[Payments] | None`; `whole` keeps the
     shape. `default` is `MISSING` where the parameter has none. `problem` is set where the annotation cannot be read.
@@ -72,7 +72,7 @@ def point_of(
     positional: bool = False,
     keyword: bool = False,
 ) -> InjectionPoint:
-    """What a place with this annotation wants: a constructor's, a producer's, an injected function's parameter."""
+    """Return the injection point of a parameter with this annotation."""
     if isinstance(annotation, Unresolved):
         problem: Problem | None = unresolved(annotation, where)
         annotation = Any
@@ -121,7 +121,7 @@ def name_in(metadata: Iterable[object]) -> str | None:
 
 
 def points_of(function: Callable[..., Any], where: str, names: Names | None = None) -> tuple[InjectionPoint, ...]:
-    """The injection points of a function, one for each of its parameters but `*args` and `**kwargs`."""
+    """Return the injection points of a function: its parameters except `*args` and `**kwargs`."""
     return tuple(
         point_of_parameter(each, where) for each in read_signature(function, names).parameters if not each.is_variadic
     )
@@ -144,7 +144,7 @@ def unresolved(annotation: Unresolved, where: str) -> Problem:
 
 
 def with_type_checking_hint(point: InjectionPoint, annotation: Any, module: str) -> InjectionPoint:
-    """The same point; its problem says so when what cannot be found is imported for type checkers only."""
+    """Return the point; explain in its problem if the type is imported only under TYPE_CHECKING."""
     if point.problem is None or not isinstance(annotation, Unresolved):
         return point
     for name in _names_for_checkers(module):
@@ -160,7 +160,7 @@ def with_type_checking_hint(point: InjectionPoint, annotation: Any, module: str)
 
 
 def _names_for_checkers(module: str) -> Iterator[str]:
-    """The names that a module imports under `if TYPE_CHECKING:`."""
+    """Yield the names that a module imports under `if TYPE_CHECKING:`."""
     with suppress(OSError, TypeError, SyntaxError):
         for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
             if isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING":

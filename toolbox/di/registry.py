@@ -1,6 +1,6 @@
-"""What a program registers, in order, and the graph that comes of reading it.
+"""Collects registered objects, scans modules for them, and reads them into the bean graph.
 
-Not here: what single objects mean (the container's readers), what is wrong with the graph (`checks`).
+Not here: checks of the graph (`checks`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .graph import BeanGraph, Binding, Registration
 from .marks import Scope, producer_mark_of, settings_check_of
 
 Reader: TypeAlias = Callable[[object], Registration | None]
-"""What registering an object means; None when it is not of the reader's kind."""
+"""Reads a registered object; returns None for objects of other kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredInstance:
-    """An instance that is a bean as it is."""
+    """An instance registered with `register_instance`."""
 
     value: Any
     provides: Any
@@ -34,13 +34,13 @@ class RegisteredInstance:
 
 @dataclass(frozen=True, slots=True)
 class IncludedContainer:
-    """A `dependency_injector` container whose providers are beans."""
+    """A `dependency_injector` container registered with `include`."""
 
     container: Any
 
 
 class Registry:
-    """Everything registered with one container."""
+    """Objects, bindings and seeds registered with one container."""
 
     def __init__(self, seeds: Iterable[Any] = ()) -> None:
         self._entries: dict[object, object] = {}
@@ -49,19 +49,19 @@ class Registry:
         self._implied: list[Callable[[], Iterable[object]]] = []
 
     def add(self, entry: object) -> None:
-        """Registers an object; the same one again changes nothing."""
+        """Register an object. Repeated registration has no effect."""
         self._entries.setdefault(_identity(entry), entry)
 
     def declare_seed(self, wanted: Any, find: Callable[[], Any] | None) -> None:
-        """Registers a type that request scopes will be given."""
+        """Register the type of a seed."""
         self._seeds[wanted] = find
 
     def add_implied(self, find: Callable[[], Iterable[object]]) -> None:
-        """Registers what `find()` returns whenever everything is read."""
+        """Register the results of `find()` at each `read`."""
         self._implied.append(find)
 
     def contents(self) -> tuple[object, ...] | None:
-        """Return everything that `read` reads, to compare with a later time; None if it may change from inside."""
+        """Return the inputs of `read`, to detect changes; None if included containers can change them."""
         entries = self._entries.values()
         if any(isinstance(each, IncludedContainer) for each in entries):
             return None
@@ -69,25 +69,25 @@ class Registry:
         return (*self._entries, *self._bindings, *self._seeds.items(), *implied)
 
     def knows(self, entry: object) -> bool:
-        """Whether an object, or an instance of this type, is registered, or this type is bound to a bean."""
+        """Return True if the object is registered, or if this type has an instance or binding."""
         if _identity(entry) in self._entries or any(each.interface == entry for each in self._bindings):
             return True
         return any(isinstance(each, RegisteredInstance) and each.provides == entry for each in self._entries.values())
 
     def give(self, value: Any, provides: Any, name: str | None) -> None:
-        """Registers an instance."""
+        """Register an instance."""
         self._entries.setdefault((id(value), provides, name), RegisteredInstance(value, provides, name))
 
     def include(self, container: Any) -> None:
-        """Registers the providers of a `dependency_injector` container."""
+        """Register the providers of a `dependency_injector` container."""
         self._entries.setdefault((IncludedContainer, id(container)), IncludedContainer(container))
 
     def bind(self, binding: Binding) -> None:
-        """Registers which bean an interface means."""
+        """Register the implementation of an interface."""
         self._bindings.setdefault(binding)
 
     def undefined(self) -> dict[Any, InjectionPoint]:
-        """What the included containers leave for our beans to fill."""
+        """Return the undefined dependencies of included containers; beans can fill them."""
         included = [each.container for each in self._entries.values() if isinstance(each, IncludedContainer)]
         if not included:
             return {}
@@ -96,7 +96,7 @@ class Registry:
         return {provider: point for each in included for provider, point in undefined_dependencies(each).items()}
 
     def names(self) -> dict[str, Any]:
-        """The registered classes that are local to functions, by name."""
+        """Return the registered classes that are local to functions, by name."""
         types: list[Any] = list(self._seeds)
         for each in self._entries.values():
             if isinstance(each, RegisteredInstance):
@@ -110,7 +110,7 @@ class Registry:
         return local_names(types)
 
     def read(self, readers: Sequence[Reader], names: Names, own: Iterable[BeanDefinition]) -> Registered:
-        """Reads everything with the first reader that knows it, and what that implies."""
+        """Read each object, and objects that it implies, with the first reader that supports it."""
         readings = list(self._readings(readers))
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
         definitions += (seed_of(each, find) for each, find in self._seeds.items())
@@ -121,7 +121,7 @@ class Registry:
     def _readings(self, readers: Sequence[Reader]) -> Iterator[tuple[Registration, Problem | None]]:
         seen = {*self._entries, *self._seeds}
         queue = list(self._entries.values())
-        # What an interface is bound to need not be registered by itself.
+        # Bound implementations are registered implicitly.
         implied: list[object] = [
             each.implementation
             for each in self._bindings
@@ -141,21 +141,21 @@ class Registry:
                 yield Registration(()), _not_registrable(entry)
                 continue
             implied += reading.implies
-            # What an instance or a producer provides need not be made of its class.
+            # A class that an instance or producer provides is not registered again.
             seen.update(each.provides for each in reading.definitions if isinstance(each.provides, type))
             yield reading, None
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What was registered, read: the graph, the readings with their own checks, and what could not be read."""
+    """The result of reading: the graph, the registrations with their checks, and unreadable objects."""
 
     graph: BeanGraph
     readings: tuple[Registration, ...]
     unreadable: tuple[Problem, ...]
 
     def problems(self) -> Iterator[Problem]:
-        """Everything that is wrong."""
+        """Yield all problems."""
         yield from self.unreadable
         yield from problems_in(self.graph)
         for reading in self.readings:
@@ -182,7 +182,7 @@ def _not_registrable(entry: object) -> Problem:
 
 
 def read_instance(entry: object) -> Registration | None:
-    """What `register_instance` means."""
+    """Read an instance registered with `register_instance`."""
     if not isinstance(entry, RegisteredInstance):
         return None
     value = entry.value
@@ -193,7 +193,7 @@ def read_instance(entry: object) -> Registration | None:
 
 
 def read_included(entry: object) -> Registration | None:
-    """What `include` means."""
+    """Read a container registered with `include`."""
     if not isinstance(entry, IncludedContainer):
         return None
     from .foreign import read_container
@@ -202,13 +202,13 @@ def read_included(entry: object) -> Registration | None:
 
 
 IMPLIES = "__toolbox_implies__"
-"""A class's further classes to register with it."""
+"""Class attribute: further classes to register with the class."""
 CHECK = "__toolbox_check__"
-"""A class's own check: a static method that takes the `BeanGraph` and yields `Problem`s."""
+"""Class attribute: a static method that takes the `BeanGraph` and yields `Problem`s."""
 
 
 def bean_reader(names: Names) -> Reader:
-    """The reader of classes and producers; `names` are classes their annotations may mean."""
+    """Return the reader of classes and producers; their annotations can use `names`."""
 
     def read(entry: object) -> Registration | None:
         if isinstance(entry, type) or isinstance(get_origin(entry), type):
@@ -219,7 +219,7 @@ def bean_reader(names: Names) -> Reader:
 
 
 def producer_problems(graph: BeanGraph, settings: Any, overridden: Iterable[int] = ()) -> Iterator[Problem]:
-    """Yield what would keep producers that check their settings from making their beans."""
+    """Yield invalid settings of producers that check their settings."""
     left_out = set(overridden)
     for bean in graph.beans:
         check = settings_check_of(bean.definition.source)
@@ -228,7 +228,7 @@ def producer_problems(graph: BeanGraph, settings: Any, overridden: Iterable[int]
 
 
 def settings_in(graph: BeanGraph, overridden: Iterable[int] = ()) -> tuple[dict[int, Any], list[Problem]]:
-    """The settings beans of a graph, built from the environment, and the problems of those that cannot be."""
+    """Create the settings beans from the environment; return them and the problems."""
     built: dict[int, Any] = {}
     problems: list[Problem] = []
     left_out = set(overridden)
@@ -245,16 +245,16 @@ def settings_in(graph: BeanGraph, overridden: Iterable[int] = ()) -> tuple[dict[
 
 
 def marked_in(module: ModuleType | str, is_marked: Callable[[object], bool]) -> Iterator[object]:
-    """The marked objects defined in a module and in all modules below it, which are imported for this."""
+    """Yield the marked objects of a module and its submodules; import the submodules."""
     for each in modules_of(importlib.import_module(module) if isinstance(module, str) else module):
         for member in list(vars(each).values()):
-            # What is only imported there is registered where it is defined, if that is scanned.
+            # Skip imported objects: they are registered with the module that defines them.
             if getattr(member, "__module__", None) == each.__name__ and is_marked(member):
                 yield member
 
 
 def modules_of(module: ModuleType) -> Iterator[ModuleType]:
-    """The module and all below it, in order of their names; `__main__` modules are programs, and left out."""
+    """Yield the module and its submodules, sorted by name, without `__main__` modules."""
     yield module
     for found in sorted(pkgutil.iter_modules(getattr(module, "__path__", ())), key=lambda each: each.name):
         if found.name != "__main__":

@@ -166,7 +166,7 @@ class OpenScope:
     # --- creating beans with await
 
     async def create_awaiting(self, key: int, make: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Return the bean; create it with `await make(self)`, or wait for the thread or task that already creates it."""
+        """Return the bean; create it with `await make(self)`, or wait for its current creator."""
         me = AsyncCreation(self, key, _current_creation.get())
         making = self.making
         while key in making or making.setdefault(key, me) is not me:
