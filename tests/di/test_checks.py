@@ -1,4 +1,4 @@
-"""What start refuses, all of it at once, with place, fact and way out."""
+"""Start reports all configuration problems together, each with place, fact and fix."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -105,7 +105,7 @@ def test_an_instance_of_a_missing_bean_is_a_problem_too() -> None:
     assert problem.where == "Uses.payments"
 
 
-def test_a_list_of_instances_is_no_list_of_beans() -> None:
+def test_lists_of_instances_are_rejected() -> None:
     class Uses:
         def __init__(self, shapes: list[Instance[Payments]], named: dict[str, Instance[Payments]]) -> None: ...
 
@@ -145,7 +145,7 @@ class D:
     def __init__(self, c: C, d: "D") -> None: ...
 
 
-def test_cycles_with_their_paths() -> None:
+def test_cycles_are_reported_with_their_paths() -> None:
     problems = Container().register(A, B, C, D).check()
 
     assert [problem.where for problem in problems] == ["A.b", "D.d"]
@@ -172,7 +172,7 @@ def test_all_cycles_that_share_a_bean() -> None:
     ]
 
 
-def test_captive_scopes() -> None:
+def test_captive_scopes_are_reported() -> None:
     @call_scoped
     class Short:
         pass
@@ -202,7 +202,7 @@ def test_captive_scopes() -> None:
     assert "a seed" in problems[2].what
 
 
-def test_names_of_providers_that_clash() -> None:
+def test_duplicate_provider_names_are_reported() -> None:
     @produces(name="checkout")
     def other() -> int:
         return 1
@@ -213,7 +213,7 @@ def test_names_of_providers_that_clash() -> None:
     assert "another name" in problem.fix
 
 
-def test_what_cannot_be_registered() -> None:
+def test_unsupported_objects_cannot_be_registered() -> None:
     class Shape(ABC):
         @abstractmethod
         def area(self) -> int: ...
@@ -259,7 +259,7 @@ def test_what_cannot_be_registered() -> None:
     assert all(problem.fix for problem in problems)
 
 
-def test_bindings_that_lead_nowhere() -> None:
+def test_invalid_bindings_are_reported() -> None:
     @produces()
     def number() -> int:
         return 1
@@ -279,7 +279,7 @@ def test_bindings_that_lead_nowhere() -> None:
     assert problems[1].where == "bind(str, <lambda>)"
 
 
-def test_a_name_that_only_type_checkers_know(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_under_type_checking_are_explained(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "checked_only.py").write_text(
         "from __future__ import annotations\n"
         "from typing import TYPE_CHECKING\n"
@@ -337,11 +337,11 @@ def test_a_container_that_was_refused_can_be_repaired_and_started() -> None:
         assert container.get(Checkout) is not None
 
 
-async def test_a_check_of_the_program_s_own() -> None:
+async def test_programs_can_add_checks() -> None:
     container = Container()
-    internals_of(container).add_check(lambda graph: [Problem("here", "it is wrong", "mend it")])
+    internals_of(container).add_check(lambda graph: [Problem("here", "it is wrong", "correct it")])
 
-    assert container.check() == [Problem("here", "it is wrong", "mend it")]
+    assert container.check() == [Problem("here", "it is wrong", "correct it")]
 
 
 @pytest.mark.parametrize("kind", [Request, WebSocket])
@@ -381,9 +381,7 @@ def names_of(*registered: Any) -> set[str]:
         (["my-app.__main__", "_tests"], {"main_service", "tests_service"}),
     ],
 )
-def test_providers_of_classes_with_one_name_are_told_apart_by_their_modules(
-    modules: list[str], names: set[str]
-) -> None:
+def test_classes_with_the_same_name_get_provider_names_with_their_modules(modules: list[str], names: set[str]) -> None:
     classes = [class_in(module) for module in modules]
 
     assert names_of(*classes) == names
@@ -417,7 +415,7 @@ def test_a_given_name_stays_when_several_classes_have_it_too() -> None:
         assert {"orders_service", "users_service"} <= container.providers.providers.keys()
 
 
-def test_producers_of_one_type_are_told_apart_by_their_own_modules() -> None:
+def test_producers_of_the_same_type_get_provider_names_with_their_modules() -> None:
     @produces()
     def first() -> bytes:
         return b"1"
@@ -432,7 +430,7 @@ def test_producers_of_one_type_are_told_apart_by_their_own_modules() -> None:
         assert container.providers.second_bytes() == b"2"
 
 
-def test_every_bean_has_a_name_of_its_own_in_the_description() -> None:
+def test_beans_have_unique_names_in_the_description() -> None:
     names = [each.name for each in internals_of(Container().register(class_in("orders"), class_in("users"))).describe()]
 
     assert len(set(names)) == len(names)

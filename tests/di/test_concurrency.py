@@ -165,7 +165,7 @@ async def test_the_others_try_again_when_the_one_who_makes_it_fails() -> None:
     assert len(attempts) == 3
 
 
-async def test_who_is_cancelled_while_making_hands_over_to_a_waiter() -> None:
+async def test_a_waiter_takes_over_when_the_creator_is_cancelled() -> None:
     attempts: list[int] = []
     gate = asyncio.Event()
 
@@ -231,7 +231,7 @@ async def test_a_bean_that_needs_itself_while_being_made_is_an_error() -> None:
             await c.aget(B)
 
 
-async def test_so_it_is_when_it_is_awaited() -> None:
+async def test_an_async_bean_that_needs_itself_while_being_made_is_an_error() -> None:
     @produces(scope="application")
     async def first(c: Container) -> int:
         return len(await c.aget(str))

@@ -1,4 +1,4 @@
-"""What a constructor, a producer or an injected function can ask for."""
+"""Injection into constructors, producers and functions."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -84,7 +84,7 @@ async def test_an_only_subclass_needs_no_bind() -> None:
         assert isinstance(c.get(Payments), CardPayments)
 
 
-async def test_a_look_alike_is_bound() -> None:
+async def test_a_class_with_the_same_methods_can_be_bound() -> None:
     async with Container().register(LookAlike).bind(Payments, LookAlike) as c:
         assert isinstance(c.get(Payments), LookAlike)
         assert [type(each) for each in c.get(list[Payments])] == [LookAlike]
@@ -315,7 +315,7 @@ async def test_settings_need_no_registration_and_are_built_once(monkeypatch: pyt
             assert c.get(DbSettings) is first
 
 
-async def test_settings_nobody_mentioned_are_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_that_are_not_injected_anywhere_can_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_DB_URL", "sqlite://")
     async with Container() as c:
         assert c.get(DbSettings) is c.get(DbSettings)
@@ -385,7 +385,7 @@ class Uses(Generic[T]):
         self.repository = repository
 
 
-async def test_generic_types_are_told_apart() -> None:
+async def test_generic_types_with_different_arguments_are_different_beans() -> None:
     class Service:
         def __init__(self, users: Repository[User], orders: Repository[Order], every: list[Repository[User]]) -> None:
             self.users, self.orders, self.every = users, orders, every
@@ -484,7 +484,7 @@ async def test_a_generic_protocol() -> None:
 UserId = NewType("UserId", int)
 
 
-async def test_new_types_are_types_of_their_own() -> None:
+async def test_new_types_are_separate_bean_types() -> None:
     @produces()
     def user_id() -> UserId:
         return UserId(3)
@@ -674,7 +674,7 @@ async def test_application_beans_that_are_awaited_are_made_at_start_others_at_fi
         assert made == ["awaited", "lazy"]
 
 
-async def test_get_names_the_way_to_what_has_to_be_awaited() -> None:
+async def test_get_of_an_async_bean_reports_the_path_to_the_async_producer() -> None:
     @produces(scope="request")
     async def session() -> int:
         return 1
@@ -804,7 +804,7 @@ async def test_seeds_are_beans_of_their_request() -> None:
                 c.get(Uses)
 
 
-async def test_what_was_not_declared_can_be_seeded_and_looked_up() -> None:
+async def test_undeclared_types_can_be_seeded_and_looked_up() -> None:
     class Admin(User):
         pass
 

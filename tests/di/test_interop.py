@@ -472,7 +472,7 @@ async def test_a_provider_finds_its_container_after_a_restart() -> None:
         assert provider() is not first
 
 
-async def test_the_type_that_nobody_knows() -> None:
+async def test_providers_of_unknown_type_are_beans_by_name() -> None:
     async with Container().include(legacy()()) as c:
         with pytest.raises(MissingBeanError):
             c.get(float)

@@ -166,7 +166,7 @@ def test_producers_in_a_long_chain_are_closed_newest_first() -> None:
 
 
 @pytest.mark.parametrize("mark", [application_scoped, dependent])
-def test_a_fake_may_stand_anywhere_in_a_long_chain(mark: Mark) -> None:
+def test_any_bean_of_a_long_chain_can_be_overridden(mark: Mark) -> None:
     links = chain(mark)
     with Container().register(*links) as container:
         assert depth(container.get(links[-1])) == LENGTH
@@ -227,7 +227,7 @@ def test_a_constructor_that_fails_deep_in_a_long_chain_raises_its_own_error_and_
         assert depth(container.get(links[-1])) == LENGTH
 
 
-def test_a_long_circle_is_a_problem_at_start() -> None:
+def test_long_cycles_are_reported_at_start() -> None:
     links = chain(application_scoped, length=500)
     links[0].__init__ = lambda self, below: None  # type: ignore[misc]
     links[0].__init__.__annotations__ = {"below": links[-1]}  # type: ignore[misc]

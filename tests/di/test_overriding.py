@@ -59,7 +59,7 @@ def container() -> Container:
     return Container().register(Clock, Stamp, Diary, Library, Unconcerned, Visit)
 
 
-async def test_a_fake_stands_for_a_bean_everywhere() -> None:
+async def test_an_override_replaces_a_bean_everywhere() -> None:
     fake = Clock("fake")
     async with container() as c:
         diary, unconcerned = c.get(Diary), c.get(Unconcerned)
@@ -119,7 +119,7 @@ async def test_an_override_may_begin_before_the_start_and_outlive_a_restart() ->
         assert c.get(Diary).stamp.clock.zone == "real"
 
 
-async def test_what_is_overridden_is_not_made() -> None:
+async def test_overridden_beans_are_not_created() -> None:
     made: list[int] = []
 
     @produces(scope="application")

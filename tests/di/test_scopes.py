@@ -1,4 +1,4 @@
-"""How long beans live, and how they are closed."""
+"""Lifetimes of beans, and closing them."""
 
 import asyncio
 import threading
@@ -71,7 +71,7 @@ async def test_a_request_bean_is_made_once_per_request_scope() -> None:
             assert c.get(Basket).pool is first.pool
 
 
-async def test_a_dependent_bean_is_made_for_each_who_asks() -> None:
+async def test_a_dependent_bean_is_created_for_each_lookup() -> None:
     async with container() as c, c.request_scope():
         assert c.get(Line) is not c.get(Line)
         assert c.get(Line).basket is c.get(Line).basket
@@ -122,7 +122,7 @@ async def test_nested_call_scopes_are_independent() -> None:
 
 
 @pytest.mark.parametrize("wanted", [Basket, Transaction, Line])
-async def test_outside_its_scope_a_bean_is_refused(wanted: type) -> None:
+async def test_beans_are_rejected_outside_their_scope(wanted: type) -> None:
     async with container() as c:
         with pytest.raises(ScopeNotActiveError, match="no request scope is active"):
             c.get(wanted)
@@ -435,7 +435,7 @@ async def test_any_exception_comes_through_the_generators_as_it_was(error: BaseE
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_what_a_producer_makes_of_an_exception_is_told(asynchronous: bool) -> None:
+async def test_errors_that_a_producer_raises_while_closing_are_reported(asynchronous: bool) -> None:
     @produces(scope="request")
     def plain() -> Iterator[int]:
         try:
@@ -737,7 +737,7 @@ async def test_a_cancelled_scope_stays_cancelled_when_a_close_fails(caplog: pyte
 # --- after the end
 
 
-async def test_a_task_that_outlives_its_request_is_told_so() -> None:
+async def test_lookups_in_a_request_scope_that_has_ended_are_rejected() -> None:
     @produces(scope="request")
     async def session() -> AsyncIterator[float]:
         yield 1.0
@@ -834,7 +834,7 @@ async def test_a_bean_of_own_task_may_hold_a_task_group() -> None:
         assert log == ["closed", "seen", "closed"]
 
 
-async def test_a_failure_of_own_task_reaches_who_asks() -> None:
+async def test_errors_in_an_own_task_producer_reach_the_caller() -> None:
     @produces(scope="request", own_task=True)
     async def failing() -> AsyncIterator[int]:
         raise OSError("no server")
@@ -974,7 +974,7 @@ async def test_a_task_group_may_span_a_yield_when_one_task_makes_and_closes_it()
     assert log == ["application", "request"]
 
 
-async def test_context_variables_set_by_a_producer_reach_who_asked() -> None:
+async def test_context_variables_set_by_a_producer_reach_the_caller() -> None:
     from contextvars import ContextVar
 
     variable = ContextVar("variable", default=0)

@@ -1,6 +1,6 @@
 """The graph of beans as data, for tools that show it.
 
-Not here: the graph itself (`graph`), how it is shown (the command line).
+Not here: the graph (`graph`), printing it (the command line).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BeanDescription:
 
 
 def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
-    """All beans of a graph, in registration order; `lazy` are those reached through an `Instance`."""
+    """Return all beans of a graph in registration order; `lazy` has the beans behind an `Instance`."""
     names = provider_names(graph)
 
     def named(keys: Iterable[int]) -> tuple[str, ...]:

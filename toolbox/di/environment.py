@@ -1,6 +1,6 @@
-"""Settings classes as beans: built from the environment, with failures that show no value.
+"""Settings classes as beans: built from the environment; error messages contain no values.
 
-The home of pydantic_settings is elsewhere (`toolbox.settings`): nothing is loaded here to recognise a subclass.
+Not here: importing pydantic_settings (`toolbox.settings`); subclasses are recognised without importing it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from ..type_keys import type_name
 
 
 def is_settings(form: Any) -> bool:
-    """Whether it is a `pydantic_settings.BaseSettings` subclass."""
+    """Return True for subclasses of `pydantic_settings.BaseSettings`."""
     module = sys.modules.get("pydantic_settings")
     base = getattr(module, "BaseSettings", None) if module is not None else None
     return base is not None and isinstance(form, type) and issubclass(form, base) and form is not base
 
 
 def build_settings(cls: Any) -> Any:
-    """The settings, from the environment. Raises `IllegalConfigurationError`."""
+    """Return the settings from the environment. Raises `IllegalConfigurationError`."""
     try:
         return cls()
-    except Exception as error:  # a settings class may raise anything
+    except Exception as error:  # settings classes can raise any error
         problem = settings_problem(cls, error)
-    # Outside of the handler, so that what is raised does not carry the values in its context.
+    # Outside the handler, so that the context of the error does not contain the values.
     raise IllegalConfigurationError([problem])
 
 
 def settings_problem(settings: Any, error: Exception) -> Problem:
-    """Why settings cannot be built from the environment, with no value in it."""
+    """Return the problem of settings that cannot be built, without values."""
     where = type_name(settings)
     report = getattr(error, "errors", None)
     if report is None:
@@ -44,13 +44,13 @@ def settings_problem(settings: Any, error: Exception) -> Problem:
 
 
 def _variables(settings: Any, faults: list[Any]) -> dict[str, None]:
-    """The environment's names of what the faults are about."""
+    """Return the names of the invalid environment variables."""
     prefix, delimiter = (settings.model_config.get(each) or "" for each in ("env_prefix", "env_nested_delimiter"))
     places = [list(map(str, each["loc"])) for each in faults if each["loc"]]
     return dict.fromkeys((prefix + (delimiter.join(each) if delimiter else each[0])).upper() for each in places)
 
 
 def _error_text(fault: Any) -> str:
-    # The text of a program's own validator may hold the value, which may be a secret.
+    # The message of a custom validator can contain the value, which can be a secret.
     own = fault["type"] in ("value_error", "assertion_error")
     return "rejected by its validator" if own else str(fault["msg"])

@@ -1,7 +1,7 @@
 """Providers of other `dependency_injector` containers as beans of ours, and our beans for what those leave undefined.
 
-Such a provider goes on deciding itself how long its instances live, and is asked each time, so that its own overrides
-count. Not here: our own providers (`providers`).
+These providers keep control of the lifetime of their instances and are called each time, so their overrides apply.
+Not here: our own providers (`providers`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LEFT_OUT: tuple[type[Any], ...] = (providers.Self, providers.DependenciesContai
 
 
 def read_container(container: Any) -> Registration:
-    """The beans that the providers of a container, class or instance, are."""
+    """Read the providers of a container (class or instance) as beans."""
     where = _name_of(container)
     found = list(_named_providers(container, ""))
     unsafe = list(_unsafe(found, where))
@@ -60,7 +60,7 @@ def read_container(container: Any) -> Registration:
 
 
 def _name_of(container: Any) -> str:
-    """A declarative container's class; its instances are dynamic containers that remember it."""
+    """Return the class name of a declarative container, also for its instances."""
     cls = container if isinstance(container, type) else getattr(container, "declarative_parent", None)
     return str(getattr(cls, "__name__", type(container).__name__))
 
@@ -105,7 +105,7 @@ def _definition(name: str, provider: Any, where: str) -> BeanDefinition:
         name=name,
         behind=needs,
         factory_kind=FactoryKind.COROUTINE if is_awaited else FactoryKind.CALL,
-        # What had to be awaited is kept, since `get` could not await it a second time.
+        # Async results are stored, because `get` could not await them again.
         caches=is_awaited,
         shutdown=resource.shutdown if resource is not None else None,
         source=provider,
@@ -113,11 +113,11 @@ def _definition(name: str, provider: Any, where: str) -> BeanDefinition:
 
 
 class _ProviderCall:
-    """Calls a provider; one that keeps its instance, in one thread at a time until it has it."""
+    """Calls a provider; a lock protects providers that keep their instance."""
 
     def __init__(self, provider: Any, where: str, scope: Scope, resource: _Resource | None) -> None:
         self._provider, self._where, self._resource = provider, where, resource
-        # The library's own Singleton and Resource make one instance for each thread that comes at the same time.
+        # Without the lock, Singleton and Resource create one instance per concurrent thread.
         self._lock = threading.RLock() if scope is Scope.APPLICATION else None
 
     def __call__(self) -> Any:
@@ -142,31 +142,31 @@ def _awaiting(provider: Any, resource: _Resource | None) -> Callable[[], Awaitab
 
 
 class _Resource:
-    """A resource that is shut down with our container if it was opened by it."""
+    """A resource that our container shuts down if it opened it."""
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
         self._opened = False
 
     def open(self) -> Any:
-        """Its value, an awaitable when it is asynchronous."""
+        """Return the value of the resource, or an awaitable of it."""
         if self._provider.last_overriding is None and not self._provider.initialized:
             self._opened = True
         return self._provider()
 
     def shutdown(self) -> Any:
-        """Shuts it down; what this returns may have to be awaited."""
+        """Shut the resource down; the result can be an awaitable."""
         if not self._opened:
             return None
         self._opened = False
         return self._provider.shutdown()
 
 
-# --- what a provider is
+# --- reading providers
 
 
 def _lasts(provider: Any) -> bool:
-    """Whether it gives the same instance for as long as the program runs."""
+    """Return True if the provider always returns the same instance."""
     if isinstance(provider, providers.Dependency):
         behind = provider.last_overriding or provider.default
         return behind is None or _lasts(behind)
@@ -174,7 +174,7 @@ def _lasts(provider: Any) -> bool:
 
 
 def _is_async(provider: Any, seen: frozenset[int] = frozenset()) -> bool:
-    """Whether what it gives has to be awaited."""
+    """Return True if the provider's result must be awaited."""
     if id(provider) in seen or isinstance(provider, (BeanProvider, providers.Delegate)):
         return False
     provides = _provides(provider)
@@ -190,13 +190,13 @@ def _is_async(provider: Any, seen: frozenset[int] = frozenset()) -> bool:
 
 
 def _provides(provider: Any) -> Any:
-    """The class or function behind it: of a resource's context manager, the generator."""
+    """Return the class or function of a provider; for a context manager, the generator function."""
     provides = provider.provides if isinstance(provider, _CALLING) else None
     return inspect.unwrap(provides) if callable(provides) and not isinstance(provides, type) else provides
 
 
 def _type_of(provider: Any) -> Any:
-    """The type that it gives, as far as it says; `object` when it does not."""
+    """Return the declared type of the provider's result, or `object`."""
     if isinstance(provider, providers.Configuration):
         return dict[str, Any]
     if isinstance(provider, providers.Object):
@@ -216,8 +216,8 @@ def _type_of(provider: Any) -> Any:
 
 
 def _returned(function: Callable[..., Any]) -> Any:
-    """What a function's annotation says that it gives, or yields."""
-    with suppress(ValueError, TypeError):  # written in C, without a signature
+    """Return the annotated type that a function returns or yields, or `object`."""
+    with suppress(ValueError, TypeError):  # C code without a signature
         returns = read_signature(function).returns
         if isinstance(returns, type) or getattr(returns, "__origin__", None) is not None:
             form = plain(returns)
@@ -230,7 +230,7 @@ def _returned(function: Callable[..., Any]) -> Any:
 
 
 def holders_in(graph: BeanGraph, key: int, provider: Any) -> frozenset[int]:
-    """The beans of other containers that are made with a bean, whose provider of ours is `provider`."""
+    """Return the beans of included containers that depend on a bean, whose provider is `provider`."""
     targets = _targets(graph, key, provider)
     return frozenset(
         each
@@ -240,9 +240,9 @@ def holders_in(graph: BeanGraph, key: int, provider: Any) -> frozenset[int]:
 
 
 def override_outside(graph: BeanGraph, key: int, provider: Any, fake: Any) -> Callable[[], None]:
-    """Makes a fake stand for a bean in other containers too, and what they keep with it anew; returns the way back.
+    """Replace a bean in included containers, with new instances of their holders. Return a function that ends it.
 
-    To be called before `provider`, ours of that bean, is overridden itself.
+    Call this before you override `provider`, our provider of the bean.
     """
     targets = _targets(graph, key, provider)
     sources = [each.source for each in graph.definitions if isinstance(each.source, providers.Provider)]
@@ -272,25 +272,25 @@ def _holds(provider: Any, targets: tuple[Any, ...]) -> bool:
     return any(id(target) in behind for target in targets)
 
 
-# --- what it leaves undefined
+# --- undefined dependencies
 
 
 def undefined_in(provider: Any) -> Iterator[Any]:
-    """The `Dependency` providers behind it, itself included, that nobody has defined."""
+    """Yield the undefined `Dependency` providers that the provider uses, including itself."""
     for each in providers.traverse(provider):
         if _is_undefined(each) and each.instance_of is not object:
             yield each
 
 
 def _is_undefined(provider: Any) -> TypeGuard[Any]:
-    # What we have filled ourselves, while the container is started, is still ours to fill.
+    # Dependencies that our started container fills also count as undefined.
     return isinstance(provider, providers.Dependency) and (
         not provider.is_defined or isinstance(provider.last_overriding, BeanProvider)
     )
 
 
 def undefined_dependencies(container: Any) -> dict[Any, InjectionPoint]:
-    """All undefined `Dependency` providers of a container, with what they want."""
+    """Return all undefined `Dependency` providers of a container with their injection points."""
     where = _name_of(container)
     return {
         dependency: point_of(dependency.instance_of, f"{where}.{name}")

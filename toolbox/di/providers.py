@@ -1,7 +1,7 @@
 """Beans as `dependency_injector` providers: the definition layer, overriding, and the slow path over the graph.
 
-Each bean is a Factory whose arguments are the providers of what it needs; where its instances live is our scopes'
-business. Not here: other containers' providers as our beans (`foreign`), the fast path (`resolvers`).
+Each bean is a Factory whose arguments are the providers of its dependencies. Our scopes store the instances.
+Not here: providers of other containers as beans (`foreign`), the fast path (`resolvers`).
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ class Started(Protocol):
 
     @property
     def awaited(self) -> frozenset[int]:
-        """The beans that are made by awaiting."""
+        """Return the beans that async code creates."""
         ...
 
     @property
     def deep(self) -> frozenset[int]:
-        """The beans at the end of a long chain."""
+        """Return the beans at the end of a long chain."""
         ...
 
     def make_deep(self, key: int, scope: OpenScope) -> Any:
-        """Make a bean at the end of a long chain for `scope`, without awaiting."""
+        """Create a bean at the end of a long chain for `scope`, without await."""
         ...
 
     def place_of(self, key: int, owner: OpenScope) -> OpenScope:
-        """The scope that a bean needed inside `owner` lives in; raises `ScopeNotActiveError`."""
+        """Return the scope that stores a bean requested inside `owner`. Raises `ScopeNotActiveError`."""
         ...
 
     def get_from_provider_call(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The bean for code that calls its provider: itself, or an awaitable of it."""
+        """Return the bean, or an awaitable of it, to code that calls its provider."""
         ...
 
     def no_seed(self, key: int, absent: Any = MISSING) -> Any:
-        """What stands for a seed that the request scope was not given; raises when nothing does."""
+        """Return the replacement for a seed that the request scope does not have. Raises `MissingBeanError`."""
         ...
 
     def overriding_changed(self, key: int, began: bool) -> None:
-        """The provider was overridden, or is not any more."""
+        """Handle the start or end of an override of the provider."""
         ...
 
 
@@ -72,7 +72,7 @@ _current = _CurrentOwner()
 
 @contextmanager
 def owned_by(scope: OpenScope) -> Iterator[None]:
-    """Providers called on this thread inside make what `scope` asks for; dependent beans are kept by it."""
+    """Set the scope for which providers on this thread create beans; it closes dependent beans."""
     outer, _current.owner = _current.owner, scope
     try:
         yield
@@ -91,12 +91,12 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
         self._definition: BeanDefinition | None = None
 
     def belong_to(self, started: Started, key: int, definition: BeanDefinition) -> BeanProvider:
-        """Says whose provider it is."""
+        """Set the container and bean of this provider, and return it."""
         self._started, self._key, self._definition = started, key, definition
         return self
 
     def __deepcopy__(self, memo: dict[Any, Any] | None) -> BeanProvider:
-        # A container that is copied goes on using the same bean.
+        # Copies of a container share the bean.
         return self
 
     def _provide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,23 +122,23 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
 
     @property
     def started(self) -> Started:
-        """The started container that it belongs to."""
+        """Return the started container of this provider."""
         assert self._started is not None
         return self._started
 
     @property
     def definition(self) -> BeanDefinition:
-        """The bean's definition."""
+        """Return the definition of the bean."""
         assert self._definition is not None
         return self._definition
 
     def begin(self, scope: OpenScope, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """What the factory gives for `scope`: the bean, or what has to be entered or awaited for it."""
+        """Return the factory's result for `scope`: the bean, a generator to enter or an awaitable."""
         with owned_by(scope):
             return super()._provide(args, kwargs or {})  # type: ignore[misc]  # missing in its stubs
 
     def make(self, scope: OpenScope, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """The bean made anew, without awaiting, kept by `scope`."""
+        """Return a new bean, created without await; `scope` closes it."""
         if self._key in self.started.deep and not args and not kwargs:
             return self.started.make_deep(self._key, scope)
         made = self.begin(scope, args, kwargs)
@@ -151,18 +151,18 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
     # --- overriding
 
     def override(self, provider: Any) -> Any:
-        """Overrides it for the whole container."""
+        """Override the bean in the whole container."""
         context: Any = super().override(provider)
         self._notify(True)
         return context
 
     def reset_last_overriding(self) -> None:
-        """Takes the last overriding back."""
+        """End the last override."""
         super().reset_last_overriding()
         self._notify(False)
 
     def reset_override(self) -> None:
-        """Takes all overriding back."""
+        """End all overrides."""
         count = len(self.overridden)
         super().reset_override()
         for _ in range(count):
@@ -174,7 +174,7 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
 
 
 class SeedOr(providers.Provider):  # type: ignore[type-arg]  # generic in its stubs only
-    """A seed, or what stands in for it where the request scope was not given one."""
+    """Provides a seed, or its replacement if the request scope does not have one."""
 
     def __init__(self, key: int = -1, absent: Any = None, seed: Any = None) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class SeedOr(providers.Provider):  # type: ignore[type-arg]  # generic in its st
 
     @property
     def related(self) -> Iterator[Any]:
-        """The seed's own provider."""
+        """Yield the provider of the seed."""
         yield self._facts[2]
         yield from super().related
 
@@ -201,7 +201,7 @@ class SeedOr(providers.Provider):  # type: ignore[type-arg]  # generic in its st
 
 
 def kept(made: Any, definition: BeanDefinition, key: int | None, scope: OpenScope) -> Any:
-    """What was made, with its `stop()` remembered."""
+    """Return the object; register its `stop()` with the scope."""
     if definition.stop is Stop.SYNC:
         return scope.keep_stopping(made, key)
     if definition.stop is Stop.ASYNC:
@@ -210,7 +210,7 @@ def kept(made: Any, definition: BeanDefinition, key: int | None, scope: OpenScop
 
 
 def end_override(provider: Any, fake: Any) -> None:
-    """Ends an override of a provider, which need not be its last one."""
+    """End an override of a provider, not necessarily its last one."""
     others = list(provider.overridden)
     later: list[Any] = []
     while others and others[-1] is not fake:
@@ -239,17 +239,17 @@ class Providers:
         return self._of_bean[key]
 
     def override(self, key: int, fake: Any) -> Any:
-        """Makes `fake` stand for a bean; returns what `take_back` wants to know."""
+        """Replace a bean by `fake`; return the provider to pass to `take_back`."""
         provider = providers.Object(fake)
         self._of_bean[key].override(provider)
         return provider
 
     def take_back(self, key: int, fake: Any) -> None:
-        """Ends an override, which need not be the last one of its bean."""
+        """End an override of a bean, not necessarily its last one."""
         end_override(self._of_bean[key], fake)
 
     def fill(self, undefined: Mapping[Any, InjectionPoint]) -> list[tuple[Any, Any]]:
-        """Gives our beans to `Dependency` providers that are left undefined; what it returns is for `empty`."""
+        """Define undefined `Dependency` providers with our beans; return the pairs to pass to `empty`."""
         filled = []
         for dependency, point in undefined.items():
             provider = self.of_value(self._graph.value_of(point))
@@ -258,22 +258,22 @@ class Providers:
         return filled
 
     def empty(self, dependency: Any, provider: Any) -> None:
-        """Leaves a `Dependency` undefined again."""
+        """Make a `Dependency` undefined again."""
         if dependency.last_overriding is provider:
             dependency.reset_last_overriding()
 
     @property
     def overridden(self) -> frozenset[int]:
-        """The beans that something else stands for."""
+        """Return the overridden beans."""
         return frozenset(key for key, each in enumerate(self._of_bean) if each.last_overriding is not None)
 
     @property
     def has_all(self) -> bool:
-        """Whether there is a provider of each bean."""
+        """Return True if each bean has a provider."""
         return len(self._of_bean) == len(self._graph.beans)
 
     def grow(self) -> None:
-        """Makes providers of the beans that the graph has gained."""
+        """Create providers for beans that were added to the graph."""
         first = len(self._of_bean)
         for bean in self._graph.beans[first:]:
             provider = BeanProvider(bean.definition.factory).belong_to(self._started, bean.key, bean.definition)
@@ -307,7 +307,7 @@ class Providers:
         provider.set_kwargs(**kwargs)
 
     def of_value(self, value: Value) -> Any:
-        """The provider of what an injection point gets."""
+        """Return the provider of a value."""
         match value:
             case SingleBean(key, absent):
                 return self._of_bean[key] if absent is MISSING else SeedOr(key, absent, self._of_bean[key])

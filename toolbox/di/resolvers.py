@@ -1,7 +1,7 @@
-"""Writes one function per requested bean: the fast path over the graph, without a provider call in between.
+"""Generates one function per requested bean: the fast path, without provider calls.
 
-The functions do exactly what the providers do: nested constructor calls for dependent beans, one look into the scope's
-store for the others. Not here: what they fall back to when something is overridden or seeded (`providers`).
+The functions do the same as the providers: nested constructor calls for dependent beans, one lookup in the scope's
+store for the others. Not here: overridden or seeded beans (`providers`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .scopes import Home, MustAwait, OpenScope
 Resolver: TypeAlias = Callable[[OpenScope], Any]
 
 INLINED = 2000
-"""Characters up to which a dependent bean's constructor call is written into its holder's."""
+"""Maximum length in characters of a constructor call that is inlined into the call of its holder."""
 
 
 class Resolvers:
-    """The functions of one started container, each written when it is first needed."""
+    """The functions of one started container, each generated at first use."""
 
     def __init__(self, graph: BeanGraph, home: Home, later: Callable[[LazyBean], Any]) -> None:
         self._graph, self._home, self._later = graph, home, later
@@ -41,13 +41,13 @@ class Resolvers:
         }
 
     def resolver(self, value: Value) -> Resolver:
-        """A function from the active scope to what `value` says; raises `MustAwait` inside when it has to."""
+        """Return a function that returns the value for the active scope; it can raise `MustAwait`."""
         with self._lock:
             writing = _Writing(self, None)
             return self._compile("get", writing, writing.value(value))
 
     def builder(self, key: int) -> Resolver:
-        """A function that makes this bean anew, for the scope it is given."""
+        """Return a function that creates a new instance of the bean for a scope."""
         with self._lock:
             known = self._written.get(key)
             if known is None:
@@ -57,7 +57,7 @@ class Resolvers:
             return known
 
     def beginner(self, key: int) -> Resolver:
-        """A function that calls the bean's factory, for the scope it is given; what it gives is not entered yet."""
+        """Return a function that calls the bean's factory for a scope; the result is not entered yet."""
         with self._lock:
             known = self._begun.get(key)
             if known is None:
@@ -84,14 +84,14 @@ class Resolvers:
         return function
 
     def constant(self, value: Any) -> str:
-        """A name for an object in the written code."""
+        """Return a name for an object in the generated code."""
         self._constants += 1
         name = f"k{self._constants}"
         self._names[name] = value
         return name
 
     def making(self, key: int) -> str:
-        """A name for the function that makes a bean, which is written when it is first called."""
+        """Return the name of the function that creates a bean; it is generated at its first call."""
         name = f"make_{key}"
         if name not in self._names and key in self._home.deep:
             self._names[name] = partial(self._home.make_deep, key)
@@ -106,7 +106,7 @@ class Resolvers:
 
 
 class _Writing:
-    """One function being written: its expressions, and what they need of the scope `s` they are given.
+    """Generates one function: its expressions, and the scopes that they need from their argument `s`.
 
     `owner` is the scope of the bean whose dependent beans are made; None when `s` is whatever scope is active.
     """
@@ -120,7 +120,7 @@ class _Writing:
         self.may_use_request = False
 
     def value(self, value: Value) -> str:
-        """An expression for what an injection point gets."""
+        """Return an expression for the value of an injection point."""
         match value:
             case SingleBean(key, absent):
                 return self.bean(key, absent)
@@ -136,7 +136,7 @@ class _Writing:
                 raise AssertionError("a graph with a missing bean is refused before")
 
     def bean(self, key: int, absent: Any = MISSING) -> str:
-        """An expression for a bean: found in its scope, or made."""
+        """Return an expression that finds a bean in its scope, or creates it."""
         bean = self._graph[key]
         definition = bean.definition
         if definition.factory_kind is FactoryKind.SEED:
@@ -179,7 +179,7 @@ class _Writing:
         return f"{self._resolvers.making(bean.key)}(s)"
 
     def call(self, bean: Bean, key: int | None) -> str:
-        """An expression that makes a bean anew and keeps what closes it, under `key` unless it is a dependent one."""
+        """Return an expression that creates a bean and registers how to close it."""
         definition = bean.definition
         call = self.construct(bean)
         kept = key if definition.caches and definition.scope is not Scope.DEPENDENT else None
@@ -192,7 +192,7 @@ class _Writing:
         return call
 
     def construct(self, bean: Bean) -> str:
-        """An expression that calls a bean's factory."""
+        """Return an expression that calls a bean's factory."""
         return f"{self._resolvers.constant(bean.definition.factory)}({self._arguments(bean)})"
 
     def _arguments(self, bean: Bean) -> str:
@@ -200,7 +200,7 @@ class _Writing:
         by_position = True
         for point, value in bean.needs:
             if value == DEFAULT and not point.positional:
-                by_position = False  # left out: what follows goes by name
+                by_position = False  # omitted: pass the following arguments by name
                 continue
             expression = self.value(Constant(point.default) if value == DEFAULT else value)
             if point.positional or (by_position and not point.keyword):

@@ -21,9 +21,9 @@ from .scopes import MustAwait, OpenScope
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What has to happen before a value can be made without awaiting: `awaited` in order; `others` are made then.
+    """Beans to create with await, in order (`awaited`), before a value can be created without; `others` follow.
 
-    `is_direct` when the value itself is made without awaiting then, `is_plain` when nothing in it is ever awaited.
+    `is_direct`: the value itself needs no await after that. `is_plain`: no part of the value ever needs await.
     """
 
     awaited: tuple[int, ...]
@@ -33,9 +33,9 @@ class Plan:
 
 
 class Planner:
-    """The plans of a graph in which the beans in `overridden` are not made.
+    """The plans of a graph without the `overridden` beans.
 
-    `awaited` are the beans that are made by awaiting; `stepwise` those that are given one made for them alone.
+    `awaited` are the beans that async code creates, `stepwise` those that hold an async dependent bean.
     """
 
     def __init__(self, graph: BeanGraph, overridden: frozenset[int]) -> None:
@@ -47,7 +47,7 @@ class Planner:
         )
 
     def _find_awaited(self) -> frozenset[int]:
-        """Those whose own factory is awaited, and those that hold a dependent bean which is awaited."""
+        """Return the beans with an async factory, and the beans that hold an async dependent bean."""
         definitions = self._graph.definitions
         holders: dict[int, list[int]] = {}
         for bean in self._graph.beans:
@@ -63,11 +63,11 @@ class Planner:
         return frozenset(found)
 
     def is_made_for_one(self, key: int) -> bool:
-        """Whether it is a dependent bean that is made by awaiting."""
+        """Return True for async dependent beans."""
         return key in self.awaited and not self._graph.definitions[key].is_stored
 
     def plan(self, value: Value) -> Plan:
-        """The plan for a value."""
+        """Return the plan for a value."""
         try:
             plan = self._plans.get(value)
             if plan is None:
@@ -77,14 +77,14 @@ class Planner:
         return plan
 
     def plan_in(self, request: OpenScope, value: Value) -> Plan:
-        """The plan for a value in a request scope that was given seeds: of what these leave to be made."""
+        """Return the plan for a value in a request scope with seeds, without the beans that they replace."""
         seeds = request.seeds or {}
         return self._new_plan(value, lambda key: key in request.store or key in seeds)
 
     def _new_plan(self, value: Value, is_there: Callable[[int], bool]) -> Plan:
         order: dict[int, None] = {}
         seen: set[int] = set()
-        # Not by recursion: a chain of beans may be of any length.
+        # Not by recursion: chains can have any length.
         path: list[tuple[int, Iterator[int]]] = [(-1, iter(beans_in(value)))]
         while path:
             here, held = path[-1]
@@ -105,10 +105,10 @@ class Planner:
         )
 
     def path(self, value: Value, goal: int) -> list[int]:
-        """The shortest way from a value to a bean that has to be awaited, and on to why it has to be."""
+        """Return the shortest path from a value to an async bean, and on to the async producer."""
         path = self._shortest(value, goal)
         definitions = self._graph.definitions
-        while not definitions[path[-1]].is_awaited:  # it is made by awaiting for a dependent bean in it
+        while not definitions[path[-1]].is_awaited:  # it is async because of a dependent bean that it holds
             path.append(next(key for _, key in self._graph[path[-1]].holds if self.is_made_for_one(key)))
         return path
 
@@ -130,7 +130,7 @@ class Planner:
 
 
 DEPTH = 32
-"""How many beans deep a bean may be, counting those it needs, for its constructor calls to be nested."""
+"""Maximum depth of nested constructor calls, in beans."""
 
 
 def deep_beans(graph: BeanGraph) -> frozenset[int]:
