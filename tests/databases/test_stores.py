@@ -255,7 +255,7 @@ async def test_a_waiting_one_that_gives_up_leaves_nothing(new_store: Any, key: C
 
 
 async def test_a_lease_of_no_time_is_refused(new_store: Any) -> None:
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="greater than 0"):
         await new_store(lease=0)
 
 
