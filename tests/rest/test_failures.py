@@ -94,7 +94,7 @@ async def test_replies_that_are_not_json_are_decode_errors(server, body) -> None
         await things.find("tea")
 
 
-async def test_empty_replies_are_none_if_the_type_allows_it(server) -> None:
+async def test_an_empty_reply_is_returned_as_none_if_the_type_allows_it(server) -> None:
     server.answer(Answer("", 204))
     things = rest.create_rest_client(Things, url=server.url)
 

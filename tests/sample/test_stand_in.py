@@ -29,7 +29,7 @@ def asked(stand_in: StandIn, path: str, **parameters: object) -> tuple[int, Any]
             return error.code, json.load(error)
 
 
-def test_the_stand_in_has_more_than_a_hundred_cities_on_every_continent() -> None:
+def test_the_offline_weather_service_has_more_than_a_hundred_cities_on_every_continent() -> None:
     cities = all_cities()
 
     assert len(cities) >= 100

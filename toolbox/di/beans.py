@@ -62,7 +62,7 @@ class BeanDefinition:
     """A declared bean: its type, factory and scope.
 
     `caches=False`: the factory itself keeps its instances for as long as `scope` says, and is asked each time.
-    `behind` are beans it needs and gets by a way of its own; `shutdown` is called when the container has stopped.
+    `behind` are beans it needs and gets in another way; `shutdown` is called when the container has stopped.
     An `implicit` bean gives way where its provider's name is taken. `source` is what was registered; `problems` is what
     is wrong with the declaration by itself.
     """

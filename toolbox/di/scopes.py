@@ -89,7 +89,7 @@ class OpenScope:
     """Stores and closes the beans of one scope. While entered, it is the active scope of the context.
 
     `request` is the request scope it is or lies in. `seeds` are beans it was given that do not live as long as a
-    request, `extras` objects that are no beans, by type; `direct` is its home as long as there are none of these.
+    request, `extras` objects that are not beans, by type; `direct` is its home as long as there are none of these.
     """
 
     what = "scope"

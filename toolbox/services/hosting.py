@@ -277,7 +277,7 @@ class _Service:
         return self._plans
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
-        """Create the service. The arguments are those of its own constructor."""
+        """Create the service. The arguments are those of the class's constructor."""
         return implementation_of(self._cls, self.plans, self._host)(*args, **kwargs)
 
     def check(self, graph: BeanGraph) -> Iterator[Problem]:

@@ -1,0 +1,161 @@
+"""The vocabulary: texts and test names contain no phrases that readers must puzzle out.
+
+It reads string literals, docstrings and comments of the packages, the pages and the names of tests.
+Not here: the style itself (`CONTRIBUTING.md`), and what a linter checks.
+"""
+
+import ast
+import io
+import re
+import token
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("toolbox", "toolbox_fastapi", "sample_app")
+PAGES = (
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
+)
+
+BANNED = {
+    r"\btold\b": "say who does what: 'receives', 'sees', 'is reported', 'is logged'",
+    r"(?<!here\s)\b(?:is|are|was|were) (?:(?-i:none)|no)\b"
+    r"(?! (?:longer|more|fewer|less|sooner|later|other|such|way|need|matter|different)\b)": "'is not a …'",
+    r"\bwhoever\b": "'anyone who', or name the person: 'the caller'",
+    r"\banew\b": "'again'",
+    r"\bmend(?:s|ed|ing)?\b": "'fix', 'repair'",
+    r"\bof (?:its|one's|their|his) own\b": "'its own …', 'a separate …', 'a new …'",
+    r"\bone's own\b": "'your own'",
+    r"\bstands? (?:in|at|on|beside|behind|below|above|under|beneath|there)\b": "'is in', 'is at'",
+    r"\bmeanwhile\b": "'during the call', 'in the meantime'",
+    r"\bas far as\b": "'if', 'up to'",
+    r"\bby and by\b": "'over time'",
+    r"\bfurther ado\b": "leave it out",
+    r"\bhalf-way\b": "'in the middle of'",
+    r"\bsays not\b": "'does not say', 'missing …'",
+    r"\bhas not exactly\b": "'needs exactly'",
+    r"\bcannot mean\b": "'cannot be'",
+    r"\bnone of (?:which|what)\b": "'not …'",
+    r"\bnobody's\b": "name the owner, or 'no one's'",
+}
+"""Patterns of banned phrases, with a suggestion. A space in a pattern is any white space."""
+
+NOT_A_VERB = re.compile(r"(?:What|Whether|Who|Which|How|Those|Where) ")
+"""First words of a docstring that is not a sentence."""
+
+ALLOWED: dict[tuple[str, str], str] = {}
+"""Justified uses: (path, phrase in lower case) with the reason."""
+
+_PATTERNS = {re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE): advice for pattern, advice in BANNED.items()}
+_TEXTS = {token.STRING, token.COMMENT, *(kind for name, kind in vars(token).items() if name == "FSTRING_MIDDLE")}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A piece of text in a file, and the line where it starts."""
+
+    path: str
+    line: int
+    content: str
+
+
+def texts_of(path: str, source: str) -> Iterator[Text]:
+    """Yield the string literals, docstrings and comments of a Python module."""
+    for each in tokenize.generate_tokens(io.StringIO(source).readline):
+        if each.type in _TEXTS:
+            yield Text(path, each.start[0], each.string)
+
+
+def test_names_of(path: str, source: str) -> Iterator[Text]:
+    """Yield the names of the tests in a module, as sentences."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
+            yield Text(path, node.lineno, node.name.removeprefix("test_").replace("_", " "))
+
+
+test_names_of.__test__ = False  # type: ignore[attr-defined]  # not a test, although its name begins like one
+
+
+def docstrings_of(path: str, source: str) -> Iterator[Text]:
+    """Yield the docstrings of the functions in a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (docstring := ast.get_docstring(node)):
+            yield Text(path, node.body[0].lineno, docstring)
+
+
+def banned_in(text: Text) -> Iterator[str]:
+    """Yield a line with place, phrase and suggestion for each banned phrase."""
+    for pattern, advice in _PATTERNS.items():
+        for found in pattern.finditer(text.content):
+            phrase = " ".join(found[0].split())
+            if (text.path, phrase.lower()) not in ALLOWED:
+                line = text.line + text.content.count("\n", 0, found.start())
+                yield f"{text.path}:{line}: {phrase!r}; write {advice}"
+
+
+def sources(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_contain_no_banned_phrases(package: str) -> None:
+    texts = [text for path in sources(package) for text in texts_of(relative(path), path.read_text("utf-8"))]
+
+    assert texts
+    assert [line for text in texts for line in banned_in(text)] == []
+
+
+def test_pages_contain_no_banned_phrases() -> None:
+    texts = [Text(relative(path), 1, path.read_text("utf-8")) for path in PAGES]
+
+    assert [line for text in texts for line in banned_in(text)] == []
+
+
+def test_test_names_contain_no_banned_phrases() -> None:
+    texts = [text for path in sources("tests") for text in test_names_of(relative(path), path.read_text("utf-8"))]
+
+    assert texts
+    assert [line for text in texts for line in banned_in(text)] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_of_functions_start_with_a_verb(package: str) -> None:
+    texts = [text for path in sources(package) for text in docstrings_of(relative(path), path.read_text("utf-8"))]
+
+    assert [f"{text.path}:{text.line}: {text.content[:60]!r}" for text in texts if NOT_A_VERB.match(text.content)] == []
+
+
+def test_findings_have_place_phrase_and_suggestion() -> None:
+    source = '# is told\n\n"""Return it.\n\nWhoever\nasks."""\nwhat = f"{1} is  no URL"\n'
+    findings = [line for text in texts_of("a.py", source) for line in banned_in(text)]
+
+    assert [finding.split("; write ")[0] for finding in findings] == [
+        "a.py:1: 'told'",
+        "a.py:5: 'Whoever'",
+        "a.py:7: 'is no'",
+    ]
+    assert all(finding.split("; write ")[1] for finding in findings)
+
+
+def test_ordinary_sentences_are_accepted() -> None:
+    for sentence in (
+        "there is no such tool",
+        "it is no longer used",
+        "the amendment stands for itself",
+        "its own scope",
+    ):
+        assert list(banned_in(Text("a.py", 1, sentence))) == []
+
+
+def test_every_allowed_phrase_still_occurs() -> None:
+    for path, phrase in ALLOWED:
+        assert phrase in " ".join((ROOT / path).read_text("utf-8").lower().split()), (path, phrase)
