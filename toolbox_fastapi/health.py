@@ -22,7 +22,7 @@ from toolbox.errors import ContainerNotStartedError
 
 from .exchanges import current_exchange
 
-logger = logging.getLogger("toolbox.fastapi.health")
+logger = logging.getLogger("toolbox.fastapi")
 
 
 def health_router(
@@ -34,7 +34,7 @@ def health_router(
 
     `/live` answers 200 while the event loop runs. It checks nothing else, so a slow database does not cause a restart.
     `/ready` answers 200 if the container is started, the application is not shutting down, and all checks pass; else
-    503. The response names the checks and says which ones passed. Errors are logged by `toolbox.fastapi.health` and
+    503. The response names the checks and says which ones passed. Errors are logged by `toolbox.fastapi` and
     never sent to the client.
 
     A check is the method `ready()`, `def` or `async def`, without parameters, of an application-scoped bean whose

@@ -103,8 +103,9 @@ def _waited_for(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any
     refuse_on_event_loop(f"{plan.where}()")
     loop = host.sync_loop()
     invocation = Invocation(plan, host, arguments, as_tool=as_tool)
+    runner = _caller_runner(invocation)  # before the invocation can start on the loop's thread
     running = asyncio.run_coroutine_threadsafe(_while_caller_waits(invocation), loop)
-    return _caller_runner(invocation).wait_for(given_up_with_outer(running))
+    return runner.wait_for(given_up_with_outer(running))
 
 
 def _caller_runner(invocation: Invocation) -> CallerRunner:

@@ -246,7 +246,7 @@ def _request(rules: Rules, state: State) -> ChatRequest:
         (*system, *state.history, *messages),
         specifications,
         response_format,
-        choice if specifications else None,
+        choice if specifications or "tools" in rules.parameters else None,
         rules.parameters,
     )
 
