@@ -1,7 +1,7 @@
 """The Makefile: output of the installation."""
 
-import shutil
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
