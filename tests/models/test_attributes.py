@@ -1,7 +1,7 @@
 """Unknown fields of replies are kept as attributes, and attributes of messages are sent."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, Protocol
 
 import pytest
@@ -10,11 +10,15 @@ from tests.models.scripted_server import Scripted, Serve, chunk, completion, str
 from tests.models.test_responses import events, response, text, whole
 from toolbox import (
     AiMessage,
+    ChatMemoryKey,
+    ChatMemoryStore,
     ChatRequest,
     ChatResponse,
     CompleteResponse,
+    Container,
     IllegalConfigurationError,
     ImageContent,
+    MemoryId,
     Message,
     OpenAiChatModel,
     ResponseFormat,
@@ -24,7 +28,9 @@ from toolbox import (
     ToolSpecification,
     UserMessage,
     create_ai_service,
+    register_ai_service,
 )
+from toolbox.services.state import State
 from toolbox.transcripts import messages_from_json, messages_to_json
 
 pytestmark = pytest.mark.anyio
@@ -191,6 +197,95 @@ async def test_unknown_fields_are_kept_as_attributes(
     assert found.attributes == of_response
     assert found.ai_message.attributes == of_message
     assert messages_from_json(messages_to_json([found.ai_message])) == (found.ai_message,)
+
+
+CALLED = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}, "signature": "s"}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_attributes_of_tool_calls_and_numbers_that_json_does_not_have_can_be_stored(
+    serve: Serve, streamed: bool
+) -> None:
+    thought = {"type": "reasoning.text", "text": "Hm", "score": float("nan")}
+    call = {**CALLED, "index": 0, "extra_content": {"google": {"x": float("inf")}}}
+    said = {"tool_calls": [call], "reasoning_details": [thought]}
+    reply = stream(chunk(said), chunk({}, "tool_calls")) if streamed else completion(said, "tool_calls")
+
+    found = (await asked(serve, reply, streamed)).ai_message
+
+    [request] = found.tool_execution_requests
+    assert request.attributes == {"signature": "s", "extra_content": {"google": {"x": None}}}
+    assert found.attributes == {"reasoning_details": [{**thought, "score": None}]}
+    assert messages_from_json(messages_to_json([found])) == (found,)
+
+
+async def test_a_character_that_is_cut_in_half_does_not_lose_an_attribute(serve: Serve) -> None:
+    body = b'{"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}], "seen": "\\ud800x"}'
+
+    assert (await asked(serve, Scripted(body))).attributes == {"seen": "?x"}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+async def test_attributes_survive_the_state_of_an_invocation_as_json(
+    serve: Serve, wire: Literal["chat", "responses"], streamed: bool
+) -> None:
+    if wire == "chat":
+        said = {"content": "Hello", "annotations": [CITED]}
+        more = {"citations": ["https://a"], "service_tier": "flex"}
+        reply = stream(chunk(said, **more), chunk({}, "stop", **more)) if streamed else completion(said, **more)
+    else:
+        item = {**text("Hello"), "content": [{"type": "output_text", "text": "Hello", "annotations": [CITED]}]}
+        more = {"citations": ["https://a"], "service_tier": "flex"}
+        done = {"type": "response.completed", "response": response(item, **more)}
+        reply = events(done) if streamed else whole(item, **more)
+    found = await asked(serve, reply, streamed, wire)
+    assert found.ai_message.attributes == {"annotations": [CITED]}
+    assert found.attributes.items() >= more.items()
+
+    state = State(None, (), (*HI.messages, found.ai_message), response=found)
+
+    assert State.from_json(state.to_json()) == state
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_attributes_survive_a_memory_store(serve: Serve, streamed: bool) -> None:
+    class Texts:
+        """A store of JSON texts."""
+
+        def __init__(self) -> None:
+            self.texts: dict[str, str] = {}
+
+        async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
+            return messages_from_json(self.texts[key.memory_id]) if key.memory_id in self.texts else ()
+
+        async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
+            self.texts[key.memory_id] = messages_to_json(messages)
+
+        async def delete_messages(self, key: ChatMemoryKey) -> None:
+            self.texts.pop(key.memory_id, None)
+
+    class Chat(Protocol):
+        async def ask(self, session: MemoryId[str], question: str) -> str: ...
+
+        def stream(self, session: MemoryId[str], question: str) -> AsyncIterator[str]: ...
+
+    said = {"content": "Hello", "annotations": [CITED]}
+    server = await serve([stream(chunk(said), chunk({}, "stop")) if streamed else completion(said)])
+    model = OpenAiChatModel("m", server.url, "test", max_retries=0)
+    container = Container(models={"default": model}).register(register_ai_service(Chat))
+    container.register_instance(Texts(), as_type=ChatMemoryStore)
+    async with container:
+        chat = container.get(Chat)
+        if streamed:
+            assert [piece async for piece in chat.stream("s", "Hi")] == ["Hello"]
+        else:
+            assert await chat.ask("s", "Hi") == "Hello"
+        *_, answer = await container.chat_memory(Chat, "s").messages()
+    await model.aclose()
+
+    assert isinstance(answer, AiMessage)
+    assert answer.attributes == {"annotations": [CITED]}
 
 
 SEARCH = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "x"}}

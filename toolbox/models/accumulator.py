@@ -27,7 +27,7 @@ from ..chat import (
 )
 from ..errors import ModelProtocolError, ModelRefusedError, ModelTruncatedError
 from ..json_text import arguments_text, compact_json, parse_json, strict_arguments
-from .reply_details import bounded
+from .reply_details import bounded, storable
 
 LONGEST_ID = 64
 LARGEST_MESSAGE_ATTRIBUTES = 2**16
@@ -180,6 +180,8 @@ class ReplyAccumulator:
             self.of_message["refusal"] = "".join(self._refusal)
         if self.finish_reason is FinishReason.OTHER and self.ending:
             self.of_response["finish_reason"] = self.ending
+        if self.attributes:
+            self.attributes = storable(self.attributes)
         if not self.of_message and not self.of_response:
             return self.attributes, {}
         kept, large = bounded(self.of_message, LARGEST_MESSAGE_ATTRIBUTES)
@@ -329,6 +331,7 @@ class ReplyAccumulator:
     def _completed(self, call: PartialCall) -> ToolExecutionRequest:
         if call.complete is None:
             name = self._known(call.name or "")
+            call.attributes = storable(call.attributes) if call.attributes else {}  # later fields are added to it
             call.complete = ToolExecutionRequest(
                 self._unique_id(call.id), name, settled(call.fragments), call.attributes
             )

@@ -27,7 +27,7 @@ from ..chat import (
 from ..errors import ModelHttpError, ModelProtocolError
 from ..json_text import compact_json, object_text
 from .accumulator import PartialCall, ReplyAccumulator, merged_details
-from .reply_details import add_extras, further_usage, replace_extras, usage_of
+from .reply_details import add_extras, further_usage, replace_extras, storable, usage_of
 from .server_errors import error_in
 from .wire_encoding import (
     Fields,
@@ -248,6 +248,7 @@ _OF_MESSAGE = frozenset(
     {"role", "content", "refusal", "tool_calls", "function_call", *REASONING_FIELDS, REASONING_DETAILS, EXTRA_CONTENT}
     | {"name", CACHE_CONTROL, REASONING_FIELD, *CONTINUED}  # as attributes, these would be sent back
 )
+_OF_CALL = frozenset({"index", "id", "type", "function", "name", "arguments"})
 _ANSWERS = ("audio", "images", "image", "video", "files")
 """Fields of a message that may be an answer without text."""
 _LASTING = (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
@@ -449,8 +450,8 @@ class ChatInterpreter:
             call = self.reply.whole_call(entry.get("id"), name, arguments)
         else:
             call = self.reply.call_piece(entry.get("index"), entry.get("id"), name, arguments)
-        if extra := entry.get(EXTRA_CONTENT):
-            call.attributes[EXTRA_CONTENT] = extra
+        if not _OF_CALL.issuperset(entry):
+            add_extras(call.attributes, storable(entry), entry.keys() - _OF_CALL)
 
     def _usage(self, usage: object) -> None:
         if isinstance(usage, dict) and (found := usage_of(usage)) is not None:

@@ -5,6 +5,8 @@ Not here: the names of these fields (`chat_wire`, `responses_wire`), adding up t
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -100,9 +102,8 @@ def bounded(values: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], di
     others: dict[str, Any] = {}
     for name, value in values.items():
         try:
-            form = to_json({name: value}, inf_nan_mode="null")
-            plain = from_json(form)
-        except (ValueError, RecursionError):  # a lone surrogate, or too deeply nested
+            form = _json_form({name: value})
+        except ValueError:
             others[name] = None
             continue
         largest -= len(form)
@@ -110,5 +111,22 @@ def bounded(values: Mapping[str, Any], largest: int) -> tuple[dict[str, Any], di
             others[name] = value
             largest += len(form)
         else:
-            kept |= plain
+            kept |= from_json(form)
     return kept, others
+
+
+def storable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values that stores can write as JSON: numbers that JSON does not have become None."""
+    return bounded(values, sys.maxsize)[0]
+
+
+def _json_form(value: object) -> bytes:
+    """Return a value as JSON. Raises `ValueError` if it is nested too deeply."""
+    try:
+        return to_json(value, inf_nan_mode="null")
+    except ValueError:  # a lone surrogate, or too deeply nested
+        try:
+            text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+            return to_json(json.loads(text), inf_nan_mode="null")
+        except RecursionError as error:
+            raise ValueError(str(error)) from error

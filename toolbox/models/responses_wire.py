@@ -26,7 +26,7 @@ from ..chat import (
 from ..errors import ModelHttpError
 from ..json_text import compact_json, object_text
 from .accumulator import PartialCall, ReplyAccumulator, key_of
-from .reply_details import add_extras, further_usage, replace_extras, usage_of
+from .reply_details import add_extras, further_usage, replace_extras, storable, usage_of
 from .server_errors import error_in, message_of
 from .sse import excerpt
 from .wire_encoding import (
@@ -171,6 +171,7 @@ _INCOMPLETE = {"max_output_tokens": FinishReason.LENGTH, "content_filter": Finis
 _TEXT_PARTS = ("output_text", "refusal", "text", None)
 # All other fields of an item or a part of a message become attributes.
 _OF_ITEM = frozenset({"id", "type", "role", "status", "content"})
+_OF_CALL = frozenset({"id", "type", "status", "call_id", "name", "arguments"})
 _OF_PART = frozenset({"type", "text", "refusal", "logprobs"})
 # Most of the fields of a response repeat the request.
 _OF_RESPONSE = frozenset(
@@ -316,6 +317,8 @@ class ResponsesInterpreter:
                 if not any(each is call for each in self._layout):
                     self._layout.append(call)
                 if done:
+                    if not _OF_CALL.issuperset(item):
+                        replace_extras(call.attributes, storable(item), item.keys() - _OF_CALL)
                     self.reply.end_call(call, item.get("arguments"))
             case "message":
                 if "" not in self._layout:
