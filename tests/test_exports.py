@@ -29,7 +29,8 @@ HEAVY = (
 # The contract's names, by the package they are imported from.
 TOOLBOX = """
 AiMessage AiServiceTool AmbiguousBeanError AsyncBeanError BeforeToolExecution BlockingCallNotAllowedError ChatMemoryKey
-ChatMemoryStore ChatModel ChatRequest ChatResponse CompleteResponse CompleteToolCall Container ContainerNotStartedError
+ChatMemoryStore ChatModel ChatRequest ChatRequestParameters
+ChatResponse CompleteResponse CompleteToolCall Container ContainerNotStartedError
 DEFAULT DemoChatModel FinishReason FrameworkError IllegalConfigurationError ImageContent Inject Instance
 IntermediateResponse InvocationContext InvocationTimeoutError MemoryId MemoryInUseError Message MessageWindow
 MissingBeanError ModelConnectionError ModelError ModelHttpError ModelProtocolError ModelRefusedError ModelTimeoutError

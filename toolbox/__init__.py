@@ -18,6 +18,7 @@ from .chat import (
     BeforeToolExecution as BeforeToolExecution,
     ChatModel as ChatModel,
     ChatRequest as ChatRequest,
+    ChatRequestParameters as ChatRequestParameters,
     ChatResponse as ChatResponse,
     CompleteResponse as CompleteResponse,
     CompleteToolCall as CompleteToolCall,

@@ -291,6 +291,11 @@ Message: TypeAlias = SystemMessage | UserMessage | AiMessage | ToolExecutionResu
 
 # --- requests and replies
 
+Reasoning: TypeAlias = Literal["none", "minimal", "low", "medium", "high"]
+"""How much a model reasons before it replies; not every model supports it."""
+
+REASONING: tuple[str, ...] = get_args(Reasoning)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
@@ -339,7 +344,8 @@ class ChatRequest:
     """A request to a model.
 
     `tool_choice`: `"auto"`, `"none"`, `"required"` (some servers call it `"any"`) or the name of a tool. `parameters`:
-    further parameters by the server's names, such as `top_p`; `{"tools": […]}` adds server-side tools.
+    further parameters by the server's names, such as `top_p`; `{"tools": […]}` adds server-side tools. `temperature`,
+    `reasoning` and `max_output_tokens` have the same names for every server and win over `parameters`.
     """
 
     messages: Sequence[Message]
@@ -347,10 +353,44 @@ class ChatRequest:
     response_format: ResponseFormat | None = None
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    temperature: float | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: int | None = None
 
     def __post_init__(self) -> None:
         _to_tuple(self, "messages", self.messages)
         _to_tuple(self, "tool_specifications", self.tool_specifications)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequestParameters:
+    """Options of one call: declare a parameter of this type in a method of a service.
+
+        class Assistant(Protocol):
+            async def ask(self, question: str, options: ChatRequestParameters | None = None) -> str: ...
+
+        await assistant.ask("Why?", ChatRequestParameters(model="strong", reasoning="high"))
+
+    - `model`: the name of a configured model. `tool_choice`: `"auto"`, `"none"`, `"required"` or the name of a tool.
+    - `temperature`, `reasoning`, `max_output_tokens`: sent with each request of the call.
+    - `parameters`: further parameters by the server's names; `{"tools": […]}` adds server-side tools.
+
+    A value replaces the service's; None keeps it. Raises `ValueError` for an unknown `reasoning`, and for
+    `max_output_tokens` below 1.
+    """
+
+    model: str | None = None
+    temperature: float | None = None
+    tool_choice: str | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: int | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.reasoning is not None and self.reasoning not in REASONING:
+            raise ValueError(f"unknown reasoning {self.reasoning!r}; expected one of: {', '.join(REASONING)}")
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            raise ValueError(f"max_output_tokens is {self.max_output_tokens}; use 1 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,33 @@ async def test_parameters_come_from_the_model_and_the_request_which_wins(serve: 
     }
 
 
+async def test_temperature_and_token_limit_of_a_request_win_over_parameters(serve: Serve) -> None:
+    request = ChatRequest([UserMessage("Hi")], parameters={"temperature": 0.5}, temperature=0.0, max_output_tokens=9)
+
+    body = await body_of(serve, request, temperature=1.0)
+    assert (body["temperature"], body["max_tokens"]) == (0.0, 9)
+    body = await body_of(serve, request, max_completion_tokens=5)
+    assert body["max_completion_tokens"] == 9
+    assert "max_tokens" not in body
+
+
+def test_the_responses_api_has_a_name_for_the_token_limit() -> None:
+    model = OpenAiChatModel("m", api_key="test", wire="responses", max_tokens=5)
+    body = json.loads(model._body(ChatRequest([UserMessage("Hi")], max_output_tokens=9), {})[0])
+    assert body["max_output_tokens"] == 9
+
+
+def test_openai_gets_the_newest_name_of_the_token_limit() -> None:
+    [limit] = [
+        name
+        for name, value in json.loads(
+            OpenAiChatModel("m", api_key="test")._body(ChatRequest([UserMessage("Hi")], max_output_tokens=9), {})[0]
+        ).items()
+        if value == 9
+    ]
+    assert limit == "max_completion_tokens"
+
+
 async def test_parallel_tool_calls_is_sent_only_with_tools(serve: Serve) -> None:
     assert "parallel_tool_calls" not in await body_of(serve, HI, parallel_tool_calls=False)
     assert "parallel_tool_calls" not in await body_of(serve, ChatRequest(HI.messages, [LOOK]))

@@ -82,6 +82,7 @@ def test_all_options_are_optional_keywords() -> None:
         temperature=None,
         tool_choice=None,
         parameters={},
+        reasoning=None,
     )
     class Full(Protocol):
         async def chat(self, text: str) -> str: ...
@@ -455,7 +456,7 @@ async def test_create_ai_service_accepts_unmarked_classes_and_all_options() -> N
     model = ScriptedChatModel(["no", "3"])
     service: Plain = create_ai_service(Plain, chat_model=model, tools=[add], max_output_retries=1, temperature=0.1)
     assert (await service.chat("x")).content == 3
-    assert model.requests[0].parameters == {"temperature": 0.1}
+    assert model.requests[0].temperature == 0.1
     with pytest.raises(OutputParsingError):
         await create_ai_service(Plain, chat_model=ScriptedChatModel(["no"]), max_output_retries=0).chat("x")
 
@@ -470,7 +471,7 @@ async def test_options_of_the_decorator_apply_unless_overridden() -> None:
     with pytest.raises(ToolRoundsExceededError):
         await create_ai_service(Marked, chat_model=model).chat("x")
     assert [each.name for each in model.requests[0].tool_specifications] == ["add"]
-    assert model.requests[0].parameters == {"temperature": 0.5}
+    assert model.requests[0].temperature == 0.5
 
     model = ScriptedChatModel([call, "done"])
     assert await create_ai_service(Marked, chat_model=model, max_tool_rounds=1).chat("x") == "done"

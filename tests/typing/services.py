@@ -113,6 +113,7 @@ class Plain(Protocol):
     temperature=0.0,
     tool_choice="required",
     parameters={"seed": 1},
+    reasoning="low",
 )
 class Assistant(Protocol):
     @system_message("You answer in {language}.")

@@ -26,7 +26,7 @@ from ..errors import (
 from ..json_text import compact_json
 from .accumulator import ReplyAccumulator
 from .chat_wire import ChatWire
-from .openai_settings import OpenAiSettings, problems_of
+from .openai_settings import OUTPUT_LIMITS, OpenAiSettings, is_openai_address, problems_of
 from .server_errors import secrets_in
 from .sse import EventReader, excerpt
 from .transport import Stream, Transport
@@ -195,6 +195,11 @@ class OpenAiChatModel:
             headers = parameters.pop("extra_headers", None)
             parameters.update(parameters.pop("extra_body", None) or {})
             parameters["tools"] = added_tools(self._parameters, request.parameters)
+        if request.temperature is not None:
+            parameters = {**parameters, "temperature": request.temperature}
+        if request.max_output_tokens is not None:
+            limits = {name: value for name, value in parameters.items() if name not in OUTPUT_LIMITS}
+            parameters = {**limits, self._output_limit(parameters): request.max_output_tokens}
         if parameters.get("tools") and not request.parameters.get("tools"):
             request = replace(request, parameters=parameters)  # the model's tools count for the tool choice too
         fields = {"model": json_bytes(self.model), **self._wire.fields(request), **more}
@@ -207,6 +212,12 @@ class OpenAiChatModel:
                     form = b"[%s]" % b",".join(filter(None, (fields[name][1:-1], form[1:-1])))
                 fields[name] = form
         return joined(fields), headers
+
+    def _output_limit(self, parameters: Mapping[str, Any]) -> str:
+        """Return the server's name of the token limit: the name in use, else OpenAI's, which few others accept."""
+        used = [name for name in OUTPUT_LIMITS if parameters.get(name) is not None]
+        newest = "max_completion_tokens" if is_openai_address(self._settings.address) else "max_tokens"
+        return used[0] if used else newest
 
     def _secrets_of(self, request: ChatRequest) -> list[str]:
         """Return the credentials in the parameters and headers of a request."""

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 from ..errors import Problem
 
 PUBLIC_URL = "https://api.openai.com/v1"
+OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""The names of the limit of a reply's tokens in the OpenAI APIs."""
 
 ApiKey: TypeAlias = "str | Callable[[], Awaitable[str]]"
 LARGEST_REPLY = 64 * 2**20
@@ -141,8 +143,13 @@ def is_from_environment(base_url: str) -> bool:
     own = os.environ.get("OPENAI_BASE_URL")
     if own and _normalized(base_url) == _normalized(own):
         return True
+    return is_openai_address(base_url)
+
+
+def is_openai_address(url: str) -> bool:
+    """Return True for OpenAI's public addresses."""
     try:
-        parts = urlsplit(base_url)
+        parts = urlsplit(url)
         host = parts.hostname or ""
     except ValueError:
         return False

@@ -157,6 +157,12 @@ def request_attributes(
     """Return the further attributes of the span of a model request."""
     own = getattr(model, "parameters", None)
     parameters: dict[str, Any] = {**(own if isinstance(own, Mapping) else {}), **request.parameters}
+    named = {
+        "temperature": request.temperature,
+        "max_output_tokens": request.max_output_tokens,
+        "reasoning_effort": request.reasoning,
+    }
+    parameters |= {name: value for name, value in named.items() if value is not None}
     found = _call_attributes(context)
     for name, value in parameters.items():
         if name in _PARAMETERS and isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from types import FrameType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
+from ..chat import Reasoning
 from ..context import InvocationContext
 from ..signatures import local_names
 from ..tools.failures import Handler
@@ -89,6 +90,7 @@ class ServiceOptions:
     temperature: float | None = None
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: Reasoning | None = None
 
     def call_limits(self, defaults: CallLimits) -> CallLimits:
         """Return the service's own limits, completed with `defaults`."""
@@ -120,6 +122,7 @@ def register_ai_service(
     temperature: float | None = None,
     tool_choice: Literal["auto", "none", "required"] | str | None = None,
     parameters: Mapping[str, Any] | None = None,
+    reasoning: Reasoning | None = None,
 ) -> Callable[[C], C]: ...
 
 
@@ -147,6 +150,7 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `on_unknown_tool`, `on_tool_arguments_error`, `on_tool_execution_error`: `(error, context) -> text for the model`.
     - `output_mode`: `"schema"`, `"tool"` or `"prompt"`: how a structured reply is requested.
     - `temperature`, `tool_choice`, `parameters`: sent with each request; `parameters` by the names of the server's API.
+    - `reasoning`: `"none"`, `"minimal"`, `"low"`, `"medium"` or `"high"`: how much the model reasons.
 
     `DEFAULT` for a limit means the container's setting of the same name.
     """

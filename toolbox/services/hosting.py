@@ -19,7 +19,7 @@ from ..di.graph import BeanGraph, Registration
 from ..di.marks import Scope
 from ..di.points import Names, point_of
 from ..di.scopes import outside_scopes
-from ..errors import ContainerNotStartedError, MissingBeanError, Problem
+from ..errors import ContainerNotStartedError, IllegalConfigurationError, MissingBeanError, Problem
 from ..events import EventListener, Listeners
 from ..execution import (
     FORKED,
@@ -153,6 +153,12 @@ class ContainerHost:
 
     def model(self, name: str | None) -> ChatModel:
         """See `ServiceHost.model`."""
+        return self.models.find(name)
+
+    def chosen_model(self, name: str, where: str) -> ChatModel:
+        """See `ServiceHost.chosen_model`."""
+        if (problem := self.models.problem(name, where)) is not None:
+            raise IllegalConfigurationError([problem])
         return self.models.find(name)
 
     async def memories(self) -> ChatMemories:

@@ -72,6 +72,8 @@ def _as_tool(plan: MethodPlan, host: ServiceHost, /, *args: Any, **kwargs: Any) 
     """Call a method as a tool, without memory and without streaming. Returns the value or a coroutine."""
     if plan.memory_parameter is not None:
         kwargs.setdefault(plan.memory_parameter, None)
+    if plan.call_options is not None:  # the model cannot set it
+        kwargs.setdefault(plan.call_options, None)
     arguments = _bound(plan, args, kwargs)
     return (_awaited if plan.is_async else _waited_for)(plan, host, arguments, as_tool=True)
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 from ..chat import (
     CONTENT_TYPES,
     ChatModel,
+    ChatRequestParameters,
     Message,
     StreamEvent,
     SystemMessage,
@@ -78,6 +79,10 @@ class ServiceHost(Protocol):
 
     def model(self, name: str | None) -> ChatModel:
         """Return the named model, or the default one."""
+        ...
+
+    def chosen_model(self, name: str, where: str) -> ChatModel:
+        """Return the model that a call chose. Raises `IllegalConfigurationError` for an unknown name."""
         ...
 
     async def memories(self) -> ChatMemories:
@@ -181,11 +186,16 @@ class Invocation:
     async def open(self) -> Effect:
         """Find the model and the tools, and begin or resume. Returns the first effect."""
         plan, host = self.plan, self.host
-        self.model = host.model(plan.options.model)
+        options: ChatRequestParameters | None = None
+        if plan.call_options is not None:
+            options = self._call_options(plan.call_options)
+        chosen = options.model if options is not None else None
+        self.model = host.model(plan.options.model) if chosen is None else host.chosen_model(chosen, plan.where)
         toolset = plan.toolset
         if self._added or plan.providers:
             toolset = await self._offered()
-        self.rules = rules = plan.rules if toolset is plan.toolset else plan.rules_for(toolset)
+        rules = plan.rules if toolset is plan.toolset else plan.rules_for(toolset)
+        self.rules = rules = rules if options is None else plan.rules_of_call(rules, options)
         self.environment = ToolEnvironment(
             tools=toolset.by_name,
             context=self.context,
@@ -209,6 +219,14 @@ class Invocation:
         self.state, effect = begin(rules, system, history, self.user_message, prompted=prompted, mode=mode)
         self.has_begun = True
         return effect
+
+    def _call_options(self, parameter: str) -> ChatRequestParameters | None:
+        """Return the options of this call. Raises `TypeError` for a value of another type."""
+        given = self.arguments[parameter]
+        if given is not None and not isinstance(given, ChatRequestParameters):
+            where = f"{self.plan.where}(): {parameter}"
+            raise TypeError(f"{where} must be a ChatRequestParameters or None, got {type(given).__name__}")
+        return given
 
     def _mode(self) -> OutputMode:
         mode = self.plan.options.output_mode

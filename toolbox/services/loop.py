@@ -17,6 +17,7 @@ from ..chat import (
     ChatResponse,
     FinishReason,
     Message,
+    Reasoning,
     SystemMessage,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
@@ -42,8 +43,8 @@ class Rules:
 
     `specifications` are those of all tools; `answer_too` also contains the tool for the answer. `immediate` contains
     the names of tools whose result ends the invocation. `structure` is the structure of a structured answer.
-    `reads_answer` is False if the loop does not parse the answer, as in a stream. `parameters` are sent with each
-    request.
+    `reads_answer` is False if the loop does not parse the answer, as in a stream. `parameters`,
+    `temperature`, `reasoning` and `max_output_tokens` are sent with each request.
     """
 
     max_rounds: int = 10
@@ -57,6 +58,9 @@ class Rules:
     answer_too: tuple[ToolSpecification, ...] = ()
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: int | None = None
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -248,6 +252,9 @@ def _request(rules: Rules, state: State) -> ChatRequest:
         response_format,
         choice if specifications or "tools" in rules.parameters else None,
         rules.parameters,
+        rules.temperature,
+        rules.reasoning,
+        rules.max_output_tokens,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 
+from ..chat import REASONING
 from ..errors import Problem
 from ..signatures import takes
 from .declaration import Default, ServiceOptions
@@ -33,6 +34,9 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
         yield Problem(where, f"timeout is {timeout!r}", "use a number of seconds greater than 0, or None")
     if options.output_mode not in (None, "schema", "tool", "prompt"):
         yield Problem(where, f"output_mode is {options.output_mode!r}", 'use "schema", "tool", "prompt" or None')
+    if options.reasoning not in (None, *REASONING):
+        fix = f"use one of: {', '.join(REASONING)}; or None"
+        yield Problem(where, f"reasoning is {options.reasoning!r}", fix)
     if not isinstance(options.concurrent_tools, (bool, Executor)):
         yield Problem(where, f"concurrent_tools is {options.concurrent_tools!r}", "use True, False or an Executor")
     if options.model is not None and not isinstance(options.model, str):

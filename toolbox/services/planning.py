@@ -37,7 +37,7 @@ from .memory import MessageWindow
 from .options import option_problems
 from .outputs import Output, read_output
 from .plans import FunctionMessage, MethodPlan, Toolset, offer_problems
-from .roles import is_content, is_history, is_memory_id, is_unreadable, may_speak
+from .roles import is_call_options, is_content, is_history, is_memory_id, is_unreadable, may_speak
 from .templates import Template, doubled_names, parse
 
 
@@ -159,6 +159,7 @@ class _MethodReader:
             values=roles.values,
             history=roles.history,
             contents=roles.contents,
+            call_options=roles.call_options,
             toolset=toolset,
             providers=providers_of(self.cls, self.options, self.name),
             options=self.options,
@@ -267,6 +268,12 @@ class _MethodReader:
         known = frozenset(self.parameters) | {"it"}
         for name in doubled_names(text or "", known):
             self.problem(f"the template of {decorator} has {{{{{name}}}}}, which is not replaced", f"write {{{name}}}")
+        for name in sorted(
+            template.variables & {each.name for each in self.parameters.values() if is_call_options(each)}
+        ):
+            self.problem(
+                f"the template of {decorator} uses {{{name}}}, which contains the options of the call", "remove it"
+            )
         for name in sorted(template.variables - known):
             near = ", ".join(f"{{{each}}}" for each in self.parameters) or "none"
             self.problem(f"the template of {decorator} uses unknown parameter {{{name}}}", f"use one of: {near}")
@@ -276,7 +283,11 @@ class _MethodReader:
 
     def _roles(self, system: Template | FunctionMessage | None, user: Template | None) -> _Roles:
         readable = [each for each in self.parameters.values() if not is_unreadable(each)]
-        rest = [each for each in readable if not is_memory_id(each)]
+        call_options = [each.name for each in readable if is_call_options(each)]
+        if len(call_options) > 1:
+            fact = f"has {len(call_options)} ChatRequestParameters parameters: {', '.join(call_options)}"
+            self.problem(fact, "keep only one")
+        rest = [each for each in readable if not is_memory_id(each) and not is_call_options(each)]
         in_system = system.variables if isinstance(system, Template) else frozenset()
         used = in_system | (user.variables if user is not None else frozenset())
         values = {name: name for name in used if name in self.parameters}
@@ -305,7 +316,7 @@ class _MethodReader:
                 f"parameter {each.name!r} is not used in any message",
                 f"use {{{each.name}}} in @user_message or @system_message, or remove it",
             )
-        return _Roles(speaker, values, history, contents)
+        return _Roles(speaker, values, history, contents, call_options[0] if call_options else None)
 
     def _speaker(self, left: list[Parameter], contents: tuple[str, ...]) -> tuple[str | None, list[Parameter]]:
         """Return the parameter that is the user message, and the unused parameters."""
@@ -353,6 +364,7 @@ class _Roles:
     values: Mapping[str, str]
     history: tuple[str, ...]
     contents: tuple[str, ...]
+    call_options: str | None
 
 
 def _callable_signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -9,10 +9,10 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from ..chat import ToolSpecification
+from ..chat import ChatRequestParameters, ToolSpecification
 from ..context import current_invocation
 from ..errors import IllegalConfigurationError, Problem
 from ..tools.failures import ToolErrors
@@ -143,6 +143,7 @@ class MethodPlan:
     values: Mapping[str, str]  # template variable -> parameter
     history: tuple[str, ...]
     contents: tuple[str, ...]
+    call_options: str | None  # the parameter of type `ChatRequestParameters`
     toolset: Toolset
     providers: tuple[Provider, ...]
     options: ServiceOptions
@@ -181,9 +182,6 @@ class MethodPlan:
     def rules_for(self, toolset: Toolset) -> Rules:
         """Return the loop's rules for a call that offers `toolset`."""
         structure, options = self.output.structure, self.options
-        parameters = dict(options.parameters)
-        if options.temperature is not None:
-            parameters["temperature"] = options.temperature
         return Rules(
             max_rounds=self.call_limits.max_tool_rounds,
             max_calls=self.call_limits.max_tool_calls_per_response,
@@ -195,7 +193,33 @@ class MethodPlan:
             specifications=toolset.specifications,
             answer_too=(*toolset.specifications, structure.tool) if structure is not None else (),
             tool_choice=options.tool_choice,
+            parameters=dict(options.parameters),
+            temperature=options.temperature,
+            reasoning=options.reasoning,
+        )
+
+    def rules_of_call(self, rules: Rules, given: ChatRequestParameters) -> Rules:
+        """Return `rules` with the options of one call. Raises `IllegalConfigurationError`."""
+        choice = given.tool_choice
+        offered = [each.name for each in rules.specifications]
+        forced = choice in ("required", "any") and (offered or given.parameters.get("tools"))
+        if choice not in (None, "auto", "none", *offered) and not forced:
+            fact = f"tool_choice is {choice!r}, which is not the name of an offered tool"
+            names = ", ".join(map(repr, offered)) or "no tools are offered"
+            raise IllegalConfigurationError([Problem(self.where, fact, f'use "auto", "none", or one of: {names}')])
+        parameters = {**rules.parameters, **given.parameters}
+        if rules.parameters.get("tools") and given.parameters.get("tools"):
+            parameters["tools"] = [*rules.parameters["tools"], *given.parameters["tools"]]
+        temperature = rules.temperature
+        if given.temperature is not None or "temperature" in given.parameters:  # the call's value wins in both forms
+            temperature = given.temperature
+        return replace(
+            rules,
+            tool_choice=rules.tool_choice if choice is None else choice,
             parameters=parameters,
+            temperature=temperature,
+            reasoning=rules.reasoning if given.reasoning is None else given.reasoning,
+            max_output_tokens=given.max_output_tokens,
         )
 
 

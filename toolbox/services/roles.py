@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args, get_origin
 
-from ..chat import Content, Message, UserMessage
+from ..chat import ChatRequestParameters, Content, Message, UserMessage
 from ..context import MemoryId, MemoryIdMark
 from ..signatures import Parameter, Unresolved
 from ..type_keys import unwrapped
@@ -27,6 +27,11 @@ def is_memory_id(parameter: Parameter) -> bool:
 def _members(annotation: Any) -> set[Any]:
     """Return the types of a union, or the type itself."""
     return set(get_args(annotation)) if get_origin(annotation) is not None else {annotation}
+
+
+def is_call_options(parameter: Parameter) -> bool:
+    """Return True for the options of one call."""
+    return unwrapped(parameter.annotation).type is ChatRequestParameters
 
 
 def is_history(parameter: Parameter) -> bool:

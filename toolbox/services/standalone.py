@@ -121,6 +121,12 @@ class _Host:
     def model(self, name: str | None) -> ChatModel:
         return self._model
 
+    def chosen_model(self, name: str, where: str) -> ChatModel:
+        if name == "default":
+            return self._model
+        fact = f"the call chose the model {name!r}, but a service without a container has only one model"
+        raise IllegalConfigurationError([Problem(where, fact, "register the service with a Container(models={…})")])
+
     async def memories(self) -> ChatMemories:
         return self._memories
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union
 
 from typing_extensions import Doc, TypeIs
 
+from ..chat import ChatRequestParameters
 from ..context import Inject, InjectMark, InvocationContext, MemoryId, MemoryIdMark
 from ..errors import Problem
 from ..signatures import EMPTY, Unresolved, names_around, resolve
@@ -27,6 +28,7 @@ class Role(Enum):
     MEMORY_ID = "memory id"
     CONTEXT = "context"
     INJECTED = "injected"
+    CALL_OPTIONS = "call options"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParam
         role = Role.MEMORY_ID
     elif isinstance(bare, type) and issubclass(bare, InvocationContext):
         role = Role.CONTEXT
+    elif bare is ChatRequestParameters:
+        role = Role.CALL_OPTIONS
     elif any(isinstance(each, InjectMark) for each in metadata):
         role = Role.INJECTED
         others = tuple(takewhile(lambda each: not isinstance(each, InjectMark), metadata))
