@@ -130,7 +130,7 @@ def test_the_toolbox_decorator_is_not_replaced_by_later_imports() -> None:
     script = """
 import importlib
 from toolbox import toolbox, tool, produces
-for module in ("rest", "testing", "container", "cli", "tools.marks", "services.planning", "di.marks"):
+for module in ("rest", "testing", "container", "cli", "tools.marks", "services.planning", "di.decorators"):
     importlib.import_module(f"toolbox.{module}")
 package = importlib.import_module("toolbox")
 assert (package.toolbox, package.tool, package.produces) == (toolbox, tool, produces)

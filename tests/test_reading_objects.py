@@ -8,7 +8,7 @@ import pytest
 from typing_extensions import TypeAliasType
 
 from toolbox import Container, DemoChatModel, register_ai_service, rest
-from toolbox.services.interfaces import method_names
+from toolbox.services.declaration import method_names
 from toolbox.signatures import has_body
 from toolbox.type_keys import admits_none, unwrapped
 

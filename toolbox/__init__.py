@@ -47,7 +47,7 @@ from .chat import (
     UserMessage,
 )
 from .context import Inject, InvocationContext, MemoryId, invocation_attributes, time_limit
-from .di.marks import Instance, Named, application_scoped, call_scoped, dependent, produces, request_scoped
+from .di.decorators import Instance, Named, application_scoped, call_scoped, dependent, produces, request_scoped
 from .errors import (
     AmbiguousBeanError as AmbiguousBeanError,
     AsyncBeanError as AsyncBeanError,
@@ -122,7 +122,7 @@ if TYPE_CHECKING:
     from .settings import ToolboxSettings
     from .tools.failures import ToolErrors, hide_details, return_to_model
     from .tools.sources import AiServiceTool as AiServiceTool, ToolProvider, ToolProviderRequest, ToolProviderResult
-    from .tools.standalone import (
+    from .tools.executors import (
         tool_executor_from as tool_executor_from,
         tool_specification_from as tool_specification_from,
         tool_specifications_from as tool_specifications_from,

@@ -20,10 +20,10 @@ from typing_extensions import TypeForm
 
 from .chat import ChatModel
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class
+from .di.decorators import Scope, producer_mark_of, scope_mark_of
 from .di.description import BeanDescription, describe
 from .di.environment import settings_problem
 from .di.graph import DEFAULT, BeanGraph, Binding, Registration, SingleBean, Value, provider_names
-from .di.marks import Scope, producer_mark_of, scope_mark_of
 from .di.registry import (
     Reader,
     Registered,
@@ -218,7 +218,7 @@ class Container:
 
     def _checked(self, *, models: bool = True) -> tuple[ContainerHost, BeanGraph, dict[int, Any], list[Problem]]:
         """Return the host of the services, the graph, the settings beans and all problems."""
-        from .services.checks import listener_problems, tool_problems
+        from .services.hosting import listener_problems, tool_problems
 
         host, registered, problems = self._read()
         host.models.are_checked, settings_are_read = models, not problems

@@ -14,8 +14,8 @@ from .errors import IllegalConfigurationError
 from .rest.marks import client_mark_of
 from .services.declaration import service_options_of
 from .services.listing import sources_of
+from .tools.executors import tool_specifications_from
 from .tools.sources import bean_types
-from .tools.standalone import tool_specifications_from
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ except ModuleNotFoundError as _error:
     ) from None
 
 from .chat import Message
-from .di.marks import application_scoped, checks_settings, produces
+from .di.decorators import application_scoped, checks_settings, produces
 from .errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
 from .services.leases import LEASE, Leases
 from .services.memory import ChatMemoryKey, ChatMemoryStore

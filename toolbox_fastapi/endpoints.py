@@ -25,7 +25,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from toolbox.context import Inject, InjectMark, support_endpoints
-from toolbox.di.marks import scope_mark_of
+from toolbox.di.decorators import scope_mark_of
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
 from toolbox.rest.marks import client_mark_of
 from toolbox.services.declaration import left_without_parentheses, service_options_of

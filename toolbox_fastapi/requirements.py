@@ -20,8 +20,7 @@ from starlette.routing import BaseRoute, Mount
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.graph import BeanGraph
 from toolbox.errors import Problem
-from toolbox.services.checks import tool_bean_problems
-from toolbox.services.hosting import registrable
+from toolbox.services.hosting import registrable, tool_bean_problems
 from toolbox.signatures import EMPTY
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.sources import bean_types, read_tools

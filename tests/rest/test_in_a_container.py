@@ -9,7 +9,7 @@ import pytest
 from toolbox import rest
 from toolbox.container import Container
 from toolbox.context import InvocationContext
-from toolbox.di.marks import application_scoped, produces, request_scoped
+from toolbox.di.decorators import application_scoped, produces, request_scoped
 from toolbox.errors import ContainerNotStartedError, IllegalConfigurationError
 from toolbox.settings import RestSettings, ToolboxSettings
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from toolbox import ToolSpecification, tool
 from toolbox.schemas import is_strict_compatible, schema_of, strict_output, strict_parameters
-from toolbox.tools.standalone import tool_specification_from
+from toolbox.tools.executors import tool_specification_from
 
 
 class Address(BaseModel):

@@ -26,9 +26,9 @@ from toolbox import (
 )
 from toolbox.execution import BLOCKING, COROUTINE, NON_BLOCKING, THREAD
 from toolbox.testing import tool_call
+from toolbox.tools.executors import tool_executor_from, tool_specifications_from, tools_from
 from toolbox.tools.marks import ToolMark, tool_mark_of, toolbox, toolbox_of
 from toolbox.tools.sources import bean_types, read_tools
-from toolbox.tools.standalone import tool_executor_from, tool_specifications_from, tools_from
 
 from .conftest import Bench, tool_in
 

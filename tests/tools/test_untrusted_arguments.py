@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from toolbox import FrameworkError, ToolAbort, ToolArgumentsError, ToolExecutionRequest, ToolRetry
-from toolbox.tools.standalone import tool_executor_from
+from toolbox.tools.executors import tool_executor_from
 
 
 def taken(function: Any, arguments: str) -> Any:

@@ -26,7 +26,7 @@ from ..printable import for_json, for_terminal
 from ..services.declaration import service_options_of
 from ..services.memory import estimate_tokens
 from ..services.planning import plan_service
-from ..tools.standalone import tool_specification_from, tool_specifications_from
+from ..tools.executors import tool_specification_from, tool_specifications_from
 
 _reports_json: ContextVar[bool] = ContextVar("toolbox.cli.json", default=False)
 

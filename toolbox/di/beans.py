@@ -27,8 +27,8 @@ from typing import Any, TypeVar, get_args, get_origin
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Unresolved, read_signature, resolve
 from ..type_keys import arguments_for, class_of, forms_of, metadata_of, plain, substitute, type_name, unwrapped
+from .decorators import Scope, producer_mark_of, scope_mark_of
 from .environment import build_settings, is_settings
-from .marks import Scope, producer_mark_of, scope_mark_of
 from .points import MISSING as MISSING
 from .points import InjectionPoint as InjectionPoint
 from .points import Missing as Missing

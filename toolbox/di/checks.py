@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from ..errors import Problem
 from ..type_keys import type_name
 from .beans import FactoryKind, InjectionPoint
+from .decorators import Scope
 from .graph import Bean, BeanGraph, provider_names
 from .hints import chain_text
-from .marks import Scope
 
 Check = Callable[[BeanGraph], Iterator[Problem]]
 

@@ -12,8 +12,8 @@ from typing import get_origin
 
 from ..type_keys import type_name
 from .beans import BeanDefinition, FactoryKind
+from .decorators import Scope
 from .graph import BeanGraph, LazyBean, beans_in, provider_names
-from .marks import Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from ..errors import AsyncBeanError, Problem
 from ..signatures import read_signature
 from ..type_keys import plain, type_name
 from .beans import BeanDefinition, FactoryKind, InjectionPoint, point_of, yielded
+from .decorators import Scope
 from .graph import BeanGraph, Registration
-from .marks import Scope
 from .providers import BeanProvider, end_override
 
 _UNSAFE: dict[type[Any], str] = {

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import AmbiguousBeanError, FrameworkError, IllegalConfigurationError, Problem
 from ..type_keys import type_name
+from .decorators import Scope
 from .graph import BeanGraph, SingleBean
-from .marks import Scope
 from .scopes import ApplicationScope, Home
 
 if TYPE_CHECKING:

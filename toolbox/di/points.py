@@ -18,7 +18,7 @@ from typing import Any, Final, get_args, get_origin
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Unresolved, read_signature
 from ..type_keys import plain, type_name, unwrapped
-from .marks import Instance, Named
+from .decorators import Instance, Named
 
 Names = Mapping[str, Any]
 """Registered classes that are local to functions, by name: annotations can use them."""

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias, get_origin
 from ..errors import IllegalConfigurationError, Problem
 from .beans import BeanDefinition, InjectionPoint, Names, local_names, read_class, read_producer, seed_of
 from .checks import problems_in
+from .decorators import Scope, producer_mark_of, settings_check_of
 from .environment import is_settings
 from .graph import BeanGraph, Binding, Registration
-from .marks import Scope, producer_mark_of, settings_check_of
 
 Reader: TypeAlias = Callable[[object], Registration | None]
 """Reads a registered object; returns None for objects of other kinds."""

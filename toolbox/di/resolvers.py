@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from .beans import MISSING, FactoryKind, Stop
+from .decorators import Scope
 from .graph import DEFAULT, Bean, BeanDict, BeanGraph, BeanList, Constant, LazyBean, NotFound, SingleBean, Value
-from .marks import Scope
 from .scopes import Home, MustAwait, OpenScope
 
 Resolver: TypeAlias = Callable[[OpenScope], Any]

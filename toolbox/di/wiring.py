@@ -17,10 +17,10 @@ from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError
 from ..type_keys import forms_of, is_hashable, plain
 from .beans import MISSING, InjectionPoint, seed_of
 from .checks import problems_in
+from .decorators import Instance, Scope
 from .foreign import holders_in, override_outside
 from .graph import BeanGraph, BeanList, Constant, LazyBean, SingleBean, Value
 from .hints import chain_text, web_request_fix
-from .marks import Instance, Scope
 from .overriding import OverrideLayers
 from .providers import Providers, owned_by
 from .resolvers import Resolver, Resolvers

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from .errors import McpConnectionError, McpError, McpTimeoutError
 from .servers import McpServer, McpServers, mcp_server, mcp_toolbox, mcp_tools
 from .serving import mcp_server_of, serve_stdio
-from .session import McpEvent, McpListener, McpLog, McpProgress
+from .session import McpConnectionError, McpError, McpEvent, McpListener, McpLog, McpProgress, McpTimeoutError
 
 __all__ = [
     "McpConnectionError",

@@ -1,6 +1,6 @@
-"""One session with an MCP server: a task that opens the connection, keeps it open and closes it; and its notifications.
+"""One session with an MCP server: a task that opens the connection, keeps it open and closes it; notifications; errors.
 
-Not here: sending requests and starting the next session (`connection`), processes and HTTP clients (`transports`).
+Not here: sending requests and starting the next session (`servers`), processes and HTTP clients (`transports`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from ..errors import ToolboxError
 from ..settings import McpSettings
 from ..validation_text import brief, without_secrets
-from .errors import McpConnectionError
 from .screening import remove_unusable_tools
 
 if TYPE_CHECKING:
     import httpx2
     from mcp import Client
+
 
 logger = logging.getLogger("toolbox.mcp")
 
@@ -262,3 +263,34 @@ def _innermost_text(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return f"command {error.filename!r} not found; install it, or use its full path"
     return str(error) or type(error).__name__
+
+
+# --- errors
+
+
+class McpError(ToolboxError):
+    """An MCP server refused a request or reported an error.
+
+    `server` is its name, `message` the text, `code` the JSON-RPC error code, or None.
+    """
+
+    def __init__(self, server: str, message: str, code: int | None = None) -> None:
+        super().__init__(server, message, code)
+        self.server, self.message, self.code = server, message, code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class McpConnectionError(McpError):
+    """An MCP server cannot be reached, or the connection broke. The next call opens a new connection."""
+
+    def __str__(self) -> str:
+        return f"MCP server {self.server!r}: {self.message}"
+
+
+class McpTimeoutError(McpError, TimeoutError):
+    """An MCP server did not answer in time; `timeout` of its settings is the limit."""
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.server, self.message, self.code)

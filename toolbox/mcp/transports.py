@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx2
 
-from ..models.log_filter import hide_queries
+from ..logs import hide_queries
 from ..settings import McpSettings
 from .screening import too_large
 

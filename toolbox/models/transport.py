@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 
 from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
 from ..execution import keep_inherited, renewed_after_fork
+from ..logs import hide_queries
 from ..validation_text import hide_secrets
-from .log_filter import hide_queries
 from .openai_settings import OpenAiSettings, environment_headers, is_from_environment
 from .permission import model_requests
 from .server_errors import http_error, redirect_error, request_id_in, shorten, transport_error

@@ -15,7 +15,7 @@ from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.metrics import Histogram, Meter, MeterProvider, get_meter
 from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider, get_tracer, set_span_in_context
 
-from ..di.marks import application_scoped
+from ..di.decorators import application_scoped
 from ..events import (
     EventListener,
     InvocationEvent,

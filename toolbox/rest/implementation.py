@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..context import ActiveScope
 from ..di.beans import BeanDefinition, point_of
+from ..di.decorators import Scope, application_scoped
 from ..di.graph import BeanGraph, Registration
-from ..di.marks import Scope, application_scoped
 from ..errors import IllegalConfigurationError, Problem
 from ..execution import refuse_on_event_loop
 from ..type_keys import plain

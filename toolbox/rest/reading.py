@@ -73,7 +73,7 @@ def read_client(cls: type[object], mark: ClientMark) -> tuple[ClientPlan, tuple[
         elif not isinstance(member, FunctionType):
             problems.append(Problem(place, "only instance methods can send requests", "make it a plain method"))
         else:
-            reading = _MethodReader(cls, owner, name, place, member, request, mark, mapping, shared)
+            reading = _RequestReader(cls, owner, name, place, member, request, mark, mapping, shared)
             plan = reading.read()
             problems.extend(reading.problems)
             plans.extend([plan] if plan is not None else [])
@@ -124,7 +124,7 @@ def _problems_without_verb(owner: type[object], where: str, member: object) -> I
 
 
 @dataclass
-class _MethodReader:
+class _RequestReader:
     """Reads one method and collects its problems."""
 
     cls: type[object]

@@ -1,12 +1,14 @@
 """The decorators of AI services: `@register_ai_service`, `@system_message`, `@user_message`.
 
-They only save their arguments. Not here: reading and checking declarations (`planning`), answering calls (`driver`).
+They only save their arguments. Functions here also find the methods that a service must implement. Not here:
+reading and checking declarations (`planning`), answering calls (`driver`).
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+from abc import ABC
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
@@ -16,7 +18,8 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
 from ..chat import Reasoning
 from ..context import InvocationContext
-from ..signatures import local_names
+from ..errors import Problem
+from ..signatures import has_body, local_names
 from ..tools.failures import Handler
 from ..tools.marks import toolbox
 from .memory import Window
@@ -275,3 +278,40 @@ def left_without_parentheses(member: object) -> str | None:
     if getattr(member, "__code__", None) is _leaving(SYSTEM_MARK, MessageMark()).__code__:
         return "@system_message"
     return "@toolbox" if getattr(member, "__code__", None) is toolbox().__code__ else None
+
+
+# --- the methods of a Protocol or ABC that a service must implement
+
+
+def is_interface(cls: type[Any]) -> bool:
+    """Return True for a Protocol or an ABC."""
+    return bool(getattr(cls, "_is_protocol", False)) or issubclass(cls, ABC) or inspect.isabstract(cls)
+
+
+def method_names(cls: type[Any]) -> list[str]:
+    """Return the methods to implement: the abstract methods of an ABC, or a Protocol's methods without a body."""
+    names: list[str] = []
+    for base in reversed(cls.__mro__):
+        for name, member in vars(base).items():
+            if not inspect.isfunction(member) or (name.startswith("__") and name.endswith("__")):
+                continue
+            if name in names:
+                names.remove(name)
+            if _is_declared_only(base, member):
+                names.append(name)
+    return names
+
+
+def _is_declared_only(owner: type[Any], function: Any) -> bool:
+    if getattr(function, "__isabstractmethod__", False):
+        return True
+    if hasattr(function, USER_MARK) or hasattr(function, SYSTEM_MARK):
+        return True
+    return bool(getattr(owner, "_is_protocol", False)) and not has_body(function)
+
+
+def bare_decorators(cls: type[Any]) -> Iterator[Problem]:
+    """Yield a problem for each decorator that is used without parentheses."""
+    for name, member in vars(cls).items():
+        if (decorator := left_without_parentheses(member)) is not None:
+            yield Problem(f"{cls.__name__}.{name}", f"{decorator} has no parentheses", f"write {decorator}(…)")

@@ -6,6 +6,7 @@ Not here: the container itself (`container`), running a call (`driver`).
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..chat import ChatModel, ToolExecutionRequest
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.beans import Stop, read_class
-from ..di.graph import BeanGraph, Registration
-from ..di.marks import Scope
-from ..di.points import Names, point_of
+from ..di.decorators import Scope
+from ..di.graph import BeanGraph, Registration, SingleBean, beans_in
+from ..di.hints import look_alikes
+from ..di.points import MISSING, Names, point_of
 from ..di.scopes import outside_scopes
 from ..errors import ContainerNotStartedError, IllegalConfigurationError, MissingBeanError, Problem
 from ..events import EventListener, Listeners
@@ -31,12 +33,12 @@ from ..execution import (
     unknown_executor,
 )
 from ..tools.failures import ToolErrors
-from ..tools.pipeline import Tool, ToolEnvironment, ToolOutcome, execute_tool
-from ..tools.sources import bean_types
-from .checks import injection_problems, store_problems, tool_bean_problems
-from .declaration import CallLimits, ServiceOptions, service_options_of
+from ..tools.marks import toolbox_of
+from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool
+from ..tools.sources import bean_types, read_tools
+from ..type_keys import class_of
+from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
 from .implementation import implementation_of
-from .interfaces import is_interface, method_names
 from .listing import providers_of, service_cycles, sources_of
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from .planning import plan_service
@@ -311,3 +313,69 @@ class _Service:
                 if (tool.where, tool.specification.name, tool.bean) not in seen:
                     seen.add((tool.where, tool.specification.name, tool.bean))
                     yield from self._host.tool_problems(plan.where, tool)
+
+
+# --- checks of the beans that services and tools use
+
+
+def tool_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the tools of all registered classes, whether or not a service offers them."""
+    classes = dict.fromkeys(each.provides for each in graph.definitions)
+    for cls in bean_types(classes):
+        yield from read_tools([cls], cls.__name__)[1]
+    for cls in classes:
+        if not isinstance(cls, type) or service_options_of(cls) is not None:
+            continue
+        for name, member in vars(cls).items():
+            if toolbox_of(member) is not None:
+                what = "@toolbox has no effect here: the class is not an AI service"
+                yield Problem(
+                    f"{cls.__name__}.{name}", what, "put @toolbox on a method of an AI service, or on an endpoint"
+                )
+
+
+def listener_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the event listeners."""
+    point = point_of(list[EventListener], "the listeners of events")
+    yield from graph.problems_of(point)
+    for key in beans_in(graph.value_of(point)):
+        definition = graph.definitions[key]
+        if definition.scope in (Scope.REQUEST, Scope.CALL):
+            fact = f"{definition.label} is {definition.scope.value}-scoped, but listeners live as long as the container"
+            yield Problem(point.where, fact, "mark it @application_scoped")
+        if inspect.iscoroutinefunction(getattr(class_of(definition.provides), "on_event", None)):
+            fact = f"{definition.label}.on_event is async def, which is not supported"
+            yield Problem(point.where, fact, "declare it `def`, and hand slow work to a task or a queue")
+
+
+def store_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the bean that stores the conversations of all services."""
+    point = point_of(ChatMemoryStore | None, "the store of the conversations")
+    yield from graph.problems_of(point)
+    value = graph.value_of(point)
+    if not isinstance(value, SingleBean) and (near := look_alikes(ChatMemoryStore, graph.definitions)):
+        fix = f"inherit from ChatMemoryStore, or call bind(ChatMemoryStore, {near[0]})"
+        yield Problem(point.where, f"{near[0]} has the methods of a ChatMemoryStore but is not used as one", fix)
+    if isinstance(value, SingleBean) and (definition := graph.definitions[value.bean]).scope in (
+        Scope.REQUEST,
+        Scope.CALL,
+    ):
+        yield Problem(
+            point.where,
+            f"{definition.label} is {definition.scope.value}-scoped, but conversations live longer than that",
+            "mark it @application_scoped",
+        )
+
+
+def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the beans that a tool needs."""
+    if tool.bean is not None:
+        yield from graph.problems_of(point_of(tool.bean, where))
+    yield from injection_problems(where, tool.injected, graph)
+
+
+def injection_problems(where: str, injected: Iterable[InjectedParameter], graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the injected parameters of a function."""
+    for each in injected:
+        default = None if each.optional else MISSING
+        yield from graph.problems_of(point_of(each.wanted, f"{where}, parameter {each.name}", default=default))

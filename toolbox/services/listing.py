@@ -13,8 +13,7 @@ from ..errors import Problem
 from ..signatures import takes
 from ..tools.marks import toolbox_of
 from ..tools.sources import bean_types
-from .declaration import PROVIDERS_MARK, ServiceOptions, service_options_of
-from .interfaces import method_names
+from .declaration import PROVIDERS_MARK, ServiceOptions, method_names, service_options_of
 from .plans import Provider
 
 

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from ..context import InjectMark, MemoryId
+from ..chat import REASONING, ChatRequestParameters, Content, Message, UserMessage
+from ..context import InjectMark, MemoryId, MemoryIdMark
 from ..errors import Problem
-from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature
+from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature, takes
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
 from ..tools.pipeline import InjectedParameter, Tool
 from ..tools.sources import read_tools
-from ..type_keys import arguments_for, substitute, type_name
+from ..type_keys import arguments_for, substitute, type_name, unwrapped
 from .declaration import (
     SYSTEM_MARK,
     UNSET_LIMITS,
@@ -29,15 +31,15 @@ from .declaration import (
     MessageFunction,
     MessageMark,
     ServiceOptions,
+    bare_decorators,
+    is_interface,
     local_names_of,
+    method_names,
 )
-from .interfaces import bare_decorators, is_interface, method_names
 from .listing import as_sources, provider_problems, providers_of
-from .memory import MessageWindow
-from .options import option_problems
+from .memory import MessageWindow, TokenWindow
 from .outputs import Output, read_output
 from .plans import FunctionMessage, MethodPlan, Toolset, offer_problems
-from .roles import is_call_options, is_content, is_history, is_memory_id, is_unreadable, may_speak
 from .templates import Template, doubled_names, parse
 
 
@@ -79,7 +81,7 @@ def plan_service(
     problems += class_problems
     around = {**(around or {}), **local_names_of(cls)}
     for name in names:
-        reader = _MethodReader(cls, name, options, known or {}, around, class_tools, limits)
+        reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits)
         plan = reader.read()
         problems += reader.problems
         if plan is not None and not reader.problems:
@@ -87,7 +89,7 @@ def plan_service(
     return plans, problems
 
 
-class _MethodReader:
+class _MethodPlanner:
     """Reads one method; collects its mistakes in `problems`."""
 
     def __init__(
@@ -370,3 +372,100 @@ class _Roles:
 def _callable_signature(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+# --- roles of parameters: memory id, history, contents, user message
+
+
+def is_unreadable(parameter: Parameter) -> bool:
+    """Return True if the parameter's role is unknown, because its annotation cannot be resolved."""
+    return parameter.is_variadic or isinstance(parameter.annotation, Unresolved)
+
+
+def is_memory_id(parameter: Parameter) -> bool:
+    """Return True for the memory id."""
+    return parameter.annotation is MemoryId or any(isinstance(mark, MemoryIdMark) for mark in parameter.metadata)
+
+
+def _members(annotation: Any) -> set[Any]:
+    """Return the types of a union, or the type itself."""
+    return set(get_args(annotation)) if get_origin(annotation) is not None else {annotation}
+
+
+def is_call_options(parameter: Parameter) -> bool:
+    """Return True for the options of one call."""
+    return unwrapped(parameter.annotation).type is ChatRequestParameters
+
+
+def is_history(parameter: Parameter) -> bool:
+    """Return True for a sequence of messages, which is sent before the user message."""
+    annotation = unwrapped(parameter.annotation).type
+    origin = get_origin(annotation)
+    if not (isinstance(origin, type) and issubclass(origin, Sequence)):
+        return False
+    return _members(get_args(annotation)[0]) <= set(get_args(Message))
+
+
+def is_content(parameter: Parameter) -> bool:
+    """Return True for contents, which are appended to the user message."""
+    annotation = unwrapped(parameter.annotation).type
+    origin = get_origin(annotation)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        annotation = get_args(annotation)[0]
+    return _members(annotation) <= set(get_args(Content))
+
+
+def may_speak(parameter: Parameter) -> bool:
+    """Return True if the parameter can be the user message."""
+    annotation = unwrapped(parameter.annotation).type
+    if isinstance(annotation, type) and issubclass(annotation, (str, UserMessage)):
+        return True
+    members = _members(annotation)
+    return annotation is Any or members <= {str, UserMessage, *get_args(Content)} or str in members
+
+
+# --- options
+
+_LEAST = {"max_tool_rounds": 0, "max_tool_calls_per_response": 0, "max_output_retries": 0, "max_result_chars": 1}
+_HANDLERS = ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error")
+
+
+def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
+    """Yield a problem for each invalid option."""
+    for name, least in _LEAST.items():
+        value = getattr(options, name)
+        if isinstance(value, Default):
+            continue
+        if value is None and name in ("max_tool_calls_per_response", "max_result_chars"):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            yield Problem(where, f"{name} is {value!r}", f"use {least} or more")
+    timeout = options.timeout
+    open_ended = timeout is None or isinstance(timeout, Default)
+    if not open_ended and not (isinstance(timeout, (int, float)) and timeout > 0):
+        yield Problem(where, f"timeout is {timeout!r}", "use a number of seconds greater than 0, or None")
+    if options.output_mode not in (None, "schema", "tool", "prompt"):
+        yield Problem(where, f"output_mode is {options.output_mode!r}", 'use "schema", "tool", "prompt" or None')
+    if options.reasoning not in (None, *REASONING):
+        fix = f"use one of: {', '.join(REASONING)}; or None"
+        yield Problem(where, f"reasoning is {options.reasoning!r}", fix)
+    if not isinstance(options.concurrent_tools, (bool, Executor)):
+        yield Problem(where, f"concurrent_tools is {options.concurrent_tools!r}", "use True, False or an Executor")
+    if options.model is not None and not isinstance(options.model, str):
+        fix = "use the name of a model, and pass the model to the container: Container(models={name: …})"
+        yield Problem(where, f"model is {options.model!r}", fix)
+    window = options.chat_memory
+    if window is not None and not isinstance(window, Default) and not callable(getattr(window, "newest", None)):
+        yield Problem(where, f"chat_memory is {window!r}", "use MessageWindow(…), TokenWindow(…) or None")
+    elif isinstance(window, (MessageWindow, TokenWindow)) and not (isinstance(window.limit, int) and window.limit > 0):
+        yield Problem(where, f"chat_memory is a {type(window).__name__} of {window.limit!r}", "use 1 or more")
+    if not isinstance(options.parameters, Mapping):
+        yield Problem(
+            where, f"parameters is {options.parameters!r}", "use a mapping, with the names of the server's API"
+        )
+    for name in _HANDLERS:
+        handler = getattr(options, name)
+        if handler is not None and not takes(handler, 2):
+            yield Problem(
+                where, f"{name} is {handler!r}", "use a function that takes the error and the InvocationContext"
+            )

@@ -32,9 +32,9 @@ from ..execution import (
     unknown_executor,
 )
 from ..models.selection import no_model
+from ..tools.executors import NO_SCOPE
 from ..tools.failures import ToolErrors
 from ..tools.pipeline import InjectedParameter, Tool
-from ..tools.standalone import NO_SCOPE
 from ..type_keys import type_name
 from .declaration import ServiceOptions, names_around, options_for
 from .implementation import implementation_of

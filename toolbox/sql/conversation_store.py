@@ -37,7 +37,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 
 from ..chat import Message
-from ..di.marks import application_scoped
+from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
 from ..services.leases import LEASE, Leases
 from ..services.memory import ChatMemoryKey, ChatMemoryStore

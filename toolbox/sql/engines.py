@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from ..di.marks import checks_settings, produces
+from ..di.decorators import checks_settings, produces
 from ..errors import IllegalConfigurationError, Problem
 from ..settings import SqlSettings, ToolboxSettings
 

@@ -1,6 +1,6 @@
 """Reads everything that can be listed in `tools=` (classes, objects, functions, mappings) into a list of tools.
 
-Not here: the tools of one class (`members`), running a tool (`pipeline`), tools without a service (`standalone`).
+Not here: the tools of one class (`members`), running a tool (`pipeline`), tools without a service (`executors`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Creates the specification of a tool (name, description, JSON schema), and the pydantic adapter for its arguments.
 
-Not here: reading signatures (`parameters`) and docstrings, decoding a call (`codec`), finding tools (`sources`).
+Also reads docstrings. Not here: reading signatures (`parameters`), decoding a call (`codec`), finding tools
+(`sources`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from ..errors import FrameworkError, Problem
 from ..schemas import Schema, schema_of, without_null
 from ..type_keys import admits_none, is_union, type_name, unwrapped
 from ..validation_text import brief
-from .docstrings import read_docstring
 from .marks import ToolMark
 from .parameters import Role, Taken, ToolParameter, is_field
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+
+import inspect
+import textwrap
+from dataclasses import field
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Some model servers refuse property names with other characters.
@@ -275,3 +280,45 @@ def _parameters_schema(
     if "$defs" in made:
         parameters["$defs"] = made["$defs"]
     return parameters
+
+
+# --- docstrings
+
+SECTIONS = frozenset({"Args:", "Arguments:", "Parameters:", "Params:", "Returns:", "Raises:", "Yields:"})
+"""Headings that may begin a Google-style docstring without a summary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Docstring:
+    """The parts of a docstring: the first paragraph (or None), and descriptions by parameter name."""
+
+    first_paragraph: str | None = None
+    parameters: dict[str, str] = field(default_factory=dict)
+
+
+def read_docstring(text: str | None) -> Docstring:
+    """Parse a docstring. Never raises."""
+    if not text or not text.strip():
+        return Docstring()
+    import docstring_parser
+
+    cleaned = inspect.cleandoc(text.replace("\r\n", "\n"))
+    # docstring_parser treats a section at the beginning as the description.
+    first, _, rest = cleaned.partition("\n")
+    begins_with_section = first.strip() in SECTIONS
+    if begins_with_section and not rest.startswith((" ", "-")):  # the indentation of the first line is unknown
+        cleaned = f"{first}\n{textwrap.indent(rest, '    ')}"
+    try:
+        parsed = docstring_parser.parse(f"…\n\n{cleaned}" if begins_with_section else cleaned)
+    except docstring_parser.ParseError:
+        return Docstring(_first_paragraph(cleaned))
+    parameters = {
+        each.arg_name.lstrip("*"): " ".join(each.description.split())
+        for each in parsed.params
+        if each.description and each.args[:1] != ["attribute"]
+    }
+    return Docstring(None if begins_with_section else _first_paragraph(parsed.description), parameters)
+
+
+def _first_paragraph(text: str | None) -> str | None:
+    return text.strip().split("\n\n", 1)[0].rstrip() if text and text.strip() else None

@@ -1,6 +1,6 @@
 """The program as the page shows it: services with their methods, tools and beans; names and types, no values.
 
-Not here: calling tools and methods (`calls`).
+Not here: calling tools and methods (`routes`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
 """The HTTP routes of the dev UI: the page and its files, the program as JSON, tool and method calls, the live log.
 
-Not here: access control (`access`), the calls (`calls`), the page itself (`page/`).
+Not here: access control (`access`), the page itself (`page/`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote
@@ -16,26 +20,30 @@ from urllib.parse import parse_qs, quote
 from fastapi import FastAPI
 from fastapi.sse import ServerSentEvent
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
+from toolbox.chat import PartialReasoning, PartialResponse, ToolExecutionRequest
 from toolbox.container import Container, internals_of
+from toolbox.context import WhileCallerWaits
+from toolbox.errors import FrameworkError, ToolAbort
+from toolbox.services.outputs import Result
 from toolbox.settings import ToolboxSettings
+from toolbox.tools.failures import ToolErrors, return_to_model
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
 
 from ..guarding import guarded_route
 from ..requirements import endpoints_of
-from ..streaming import as_json, sse
+from ..streaming import EVENTS, as_json, close_stream, iterate, sse
 from .access import TOKEN_KEY, DevUi, Token, print_address, server_address, take_token
-from .calls import ask, call_tool
-from .entries import Entry
 from .forms import BadInputError
-from .journal import DevUiListener, Journal
-from .program import ProgramView
+from .journal import DevUiListener, Entry, Journal, entry_callback, failure, plain
+from .program import Method, ProgramView
 
 logger = logging.getLogger("toolbox.fastapi")
 
@@ -290,3 +298,112 @@ def _path_in(scope: Scope) -> str:
 def _problem(status: int, detail: str) -> Response:
     problem: dict[str, Any] = {"type": "about:blank", "status": status, "detail": detail}
     return Response(as_json(problem), status, media_type="application/problem+json")
+
+
+ERRORS_TO_MODEL = ToolErrors(on_unknown_tool=return_to_model, on_tool_arguments_error=return_to_model)
+
+
+class DevUiPage:
+    """The `InvocationContext.service` of a tool that is called from the page."""
+
+
+_numbers = count(1)
+
+
+# --- a call of one tool
+
+
+async def call_tool(container: Container, tool: Tool, arguments: str, memory_id: str | None) -> Entry:
+    """Call a tool with the arguments as text, like a model does; return the result as a model would read it."""
+    request = ToolExecutionRequest(f"dev-ui-{next(_numbers)}", tool.specification.name, arguments)
+    try:
+        with WhileCallerWaits():
+            async with container.request_scope():
+                outcome = await internals_of(container).host.execute(
+                    {request.name: tool}, request, DevUiPage, ERRORS_TO_MODEL, memory_id
+                )
+    except (FrameworkError, ToolAbort) as error:  # a model never sees these, the developer does
+        return failure(error)
+    execution = outcome.execution
+    return {
+        "type": "result",
+        "text": execution.result,
+        "is_error": execution.is_error,
+        "duration": execution.duration,
+        "contents": [{"type": type(each).__name__, **plain(each)} for each in outcome.message.contents],
+    }
+
+
+# --- a service's method
+
+
+async def ask(container: Container, method: Method, arguments: Mapping[str, Any]) -> AsyncGenerator[Entry, None]:
+    """Call a method; yield texts, items and tool calls as they happen, then an answer or a failure."""
+    call = _MethodCall(container, method, arguments)
+    task = asyncio.create_task(call.run())
+    try:
+        while (entry := await call.entries.get()) is not None:
+            yield entry
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+class _MethodCall:
+    """One call of a service method, which puts its entries into a queue."""
+
+    def __init__(self, container: Container, method: Method, arguments: Mapping[str, Any]) -> None:
+        self._container, self._plan, self._arguments = container, method.plan, arguments
+        self.entries: asyncio.Queue[Entry | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._text: list[str] = []
+
+    def _emit(self, entry: Entry | None) -> None:
+        # Entries can come from other threads and loops: the container may run on another loop than the application.
+        self._loop.call_soon_threadsafe(self.entries.put_nowait, entry)
+
+    async def run(self) -> None:
+        """Call the method and emit its entries; the last one is None."""
+        began = time.perf_counter()
+        entry_callback.set(self._emit)  # in this task and the calls it makes
+        self._emit({"type": "asked", "at": time.time() * 1000})
+        try:
+            outcome = await self._call()
+        except Exception as error:
+            logger.debug("%s, called from the dev UI, failed", self._plan.where, exc_info=error)
+            outcome = failure(error)
+        self._emit({**outcome, "at": time.time() * 1000, "duration": time.perf_counter() - began})
+        self._emit(None)
+
+    async def _call(self) -> Entry:
+        async with self._container.request_scope():
+            service = await self._container.aget(self._plan.service)
+            function = getattr(service, self._plan.name)
+            if self._plan.is_async:
+                value = function(**self._arguments)
+            else:
+                value = await run_in_threadpool(function, **self._arguments)
+            if inspect.isawaitable(value):
+                value = await value
+            if self._plan.output.is_stream:
+                return await self._emit_stream(value)
+        return {"type": "answer", "value": plain(value.content if isinstance(value, Result) else value)}
+
+    async def _emit_stream(self, stream: Any) -> Entry:
+        has_items = False
+        try:
+            async for each in iterate(stream):
+                match each:
+                    case str() | PartialResponse():
+                        text = each if isinstance(each, str) else each.text
+                        self._text.append(text)
+                        self._emit({"type": "text", "text": text})
+                    case PartialReasoning(text):
+                        self._emit({"type": "reasoning", "text": text})
+                    case _ if not isinstance(each, EVENTS):
+                        has_items = True
+                        self._emit({"type": "item", "value": plain(each)})
+        finally:
+            await close_stream(stream)
+        return {"type": "answer", "value": None if has_items else "".join(self._text)}
