@@ -39,6 +39,7 @@ LAYERS: dict[str, int] = {
     "toolbox.transcripts": 4,
     "toolbox.rest": 5,
     "toolbox.services": 5,
+    "toolbox.runs": 5,
     "toolbox.container": 6,
     "toolbox.overview": 7,
     "toolbox.testing": 7,

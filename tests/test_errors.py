@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolbox import errors
-from toolbox.chat import AiMessage, ToolExecutionRequest, UserMessage
+from toolbox.chat import AiMessage, PendingCall, ToolExecutionRequest, UserMessage
 from toolbox.errors import Problem
 
 REQUEST = ToolExecutionRequest("c1", "add", '{"a": "x"}')
@@ -24,7 +24,10 @@ FACTS: dict[str, Any] = {
     "near": ("Payments",),
     "path": "Checkout.session",
     "problems": [("a", "not a number"), ("", "too long")],
+    "pending": (PendingCall("0/1", "refund", {"order": 7}, "shop:Desk", "approval"),),
     "reason": "no request scope is active",
+    "run_id": "run-7",
+    "error_type": "ValueError",
     "request": REQUEST,
     "request_id": "req_1",
     "service": "Assistant",
@@ -100,6 +103,15 @@ def test_configuration_and_usage_errors_are_framework_errors() -> None:
         "ContainerNotStartedError",
         "BlockingCallNotAllowedError",
         "MemoryInUseError",
+        "ConversationSuspendedError",
+        "LeaseLostError",
+        "RunAnswerError",
+        "RunBusyError",
+        "RunConflictError",
+        "RunIncompatibleError",
+        "RunNotFoundError",
+        "RunStateError",
+        "RunSuspendedError",
     }
 
 

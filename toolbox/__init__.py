@@ -74,12 +74,12 @@ from .errors import (
     ScopeNotActiveError as ScopeNotActiveError,
     ToolAbort,
     ToolArgumentsError as ToolArgumentsError,
-    ToolboxError,
     ToolCallsLimitExceededError as ToolCallsLimitExceededError,
     ToolResultError as ToolResultError,
     ToolRetry,
     ToolRoundsExceededError as ToolRoundsExceededError,
     ToolTimeoutError as ToolTimeoutError,
+    ToolboxError,
     UnknownToolError as UnknownToolError,
 )
 from .events import (

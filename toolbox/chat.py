@@ -480,7 +480,35 @@ class ToolExecuted:
 StreamEvent: TypeAlias = PartialResponse | PartialReasoning | PartialToolCall | CompleteToolCall | CompleteResponse
 """The events of a model's stream."""
 
-ServiceEvent: TypeAlias = StreamEvent | IntermediateResponse | BeforeToolExecution | ToolExecuted
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """A tool call of a suspended run that waits for an answer.
+
+    - `id`: the place of the call in the run, such as `0/1/0`; unique in the run. It is not the model's own id.
+    - `arguments`: the validated arguments as JSON values, by the model's names.
+    - `service`: the qualified name (`module:Class`) of the service whose model made the call.
+    - `kind`: `"approval"`, `"deferred"` or `"unknown_outcome"`. `reason` and `attributes` come from `ToolDeferred`.
+    """
+
+    id: str
+    tool_name: str
+    arguments: Mapping[str, Any] = field(hash=False)
+    service: str
+    kind: Literal["approval", "deferred", "unknown_outcome"]
+    reason: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSuspended:
+    """The call was suspended: `pending` are the calls that wait for an answer. The last event of the stream."""
+
+    run_id: str
+    pending: tuple[PendingCall, ...]
+
+
+ServiceEvent: TypeAlias = StreamEvent | IntermediateResponse | BeforeToolExecution | ToolExecuted | RunSuspended
 """The events of a service's `TokenStream`."""
 
 

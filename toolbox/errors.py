@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .chat import Message, ToolExecutionRequest
+from .chat import Message, PendingCall, ToolExecutionRequest
 from .validation_text import brief
 
 Path: TypeAlias = str
@@ -358,6 +358,142 @@ class MemoryLeaseLostError(ToolboxError):
         return (
             f"conversation {self.memory_id!r} of {self.service} was not saved: this process could not renew its lease "
             "in time, so another process may use it now; call again, or give the memory store a longer lease="
+        )
+
+
+# --- runs
+
+
+class RunSuspendedError(FrameworkError):
+    """A call was suspended: `.pending` has the calls that wait for an answer, `.run_id` names the run.
+
+    Methods that return `Result[…]` return these values instead, and streams end with `RunSuspended`.
+    """
+
+    def __init__(self, run_id: str, pending: Sequence[PendingCall] = ()) -> None:
+        super().__init__(run_id, tuple(pending))
+        self.run_id, self.pending = run_id, tuple(pending)
+
+    def __str__(self) -> str:
+        calls = ", ".join(f"{each.tool_name} ({each.id})" for each in self.pending)
+        return f"run {self.run_id} is suspended until these calls are answered: {calls}; use runs.resume(…)"
+
+
+class RunAnswerError(FrameworkError):
+    """An answer to a suspended run was refused, and the run did not change; `.reason` says why.
+
+    `.problems` has a (path, message) pair for each problem with replaced arguments; otherwise it is empty.
+    """
+
+    def __init__(self, run_id: str, reason: str, problems: Sequence[tuple[Path, str]] = ()) -> None:
+        super().__init__(run_id, reason, tuple(problems))
+        self.run_id, self.reason, self.problems = run_id, reason, tuple(problems)
+
+    def __str__(self) -> str:
+        return f"run {brief(self.run_id)}: {self.reason}"
+
+
+class RunIncompatibleError(FrameworkError):
+    """The program has changed, and a stored run no longer fits; the run stays as it is. `.reason` says why."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(run_id, reason)
+        self.run_id, self.reason = run_id, reason
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run_id} does not fit this program: {self.reason}; resume it with the old program or cancel it"
+        )
+
+
+class RunNotFoundError(FrameworkError):
+    """The store has no run with this id."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+        self.run_id = run_id
+
+    def __str__(self) -> str:
+        return f"unknown run {brief(self.run_id)!r}; it may have been deleted or purged"
+
+
+class RunStateError(FrameworkError):
+    """A run cannot do this in its current state; `.reason` says why."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(run_id, reason)
+        self.run_id, self.reason = run_id, reason
+
+    def __str__(self) -> str:
+        return f"run {self.run_id}: {self.reason}"
+
+
+class RunConflictError(FrameworkError):
+    """The id of a run exists, but with another method, other arguments or another identity; `.reason` says which."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(run_id, reason)
+        self.run_id, self.reason = run_id, reason
+
+    def __str__(self) -> str:
+        return f"run {brief(self.run_id)!r} exists with {self.reason}; use a new id for another call"
+
+
+class RunBusyError(FrameworkError):
+    """Another process runs this run, and the time to wait for it is over."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+        self.run_id = run_id
+
+    def __str__(self) -> str:
+        return f"run {self.run_id} is being run elsewhere; try again later"
+
+
+class LeaseLostError(FrameworkError):
+    """Another process has taken over this run, so this process writes nothing more."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+        self.run_id = run_id
+
+    def __str__(self) -> str:
+        return f"this process no longer owns run {self.run_id}, because its lease expired; another process runs it now"
+
+
+class RunFailedError(ToolboxError):
+    """A run has failed: `.error_type` is the name of the exception's type, `.text` its message."""
+
+    def __init__(self, run_id: str, error_type: str, text: str) -> None:
+        super().__init__(run_id, error_type, text)
+        self.run_id, self.error_type, self.text = run_id, error_type, text
+
+    def __str__(self) -> str:
+        return f"run {self.run_id} failed with {self.error_type}: {self.text}"
+
+
+class RunCancelledError(ToolboxError):
+    """A run was cancelled; `.reason` is the reason, if one was given."""
+
+    def __init__(self, run_id: str, reason: str | None = None) -> None:
+        super().__init__(run_id, reason)
+        self.run_id, self.reason = run_id, reason
+
+    def __str__(self) -> str:
+        return f"run {self.run_id} was cancelled" + (f": {self.reason}" if self.reason else "")
+
+
+class ConversationSuspendedError(FrameworkError):
+    """The conversation has a suspended run, `.run_id`, which must be answered or cancelled first."""
+
+    def __init__(self, service: str, run_id: str) -> None:
+        super().__init__(service, run_id)
+        self.service, self.run_id = service, run_id
+
+    def __str__(self) -> str:
+        return (
+            f"this conversation of {self.service} has the suspended run {self.run_id}; resume or cancel that run, "
+            'or use on_suspended="cancel"'
         )
 
 

@@ -1,0 +1,99 @@
+"""Runs: service calls that wait for a person or for a result, and calls that survive the process.
+
+The names are loaded on first use, so that services can use the parts of this package without loading all of it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..chat import PendingCall, RunSuspended
+    from ..errors import (
+        ConversationSuspendedError,
+        LeaseLostError,
+        RunAnswerError,
+        RunBusyError,
+        RunCancelledError,
+        RunConflictError,
+        RunFailedError,
+        RunIncompatibleError,
+        RunNotFoundError,
+        RunStateError,
+        RunSuspendedError,
+    )
+    from .answers import Answer, HistoryEntry, Run, approve, fail, reject, respond, retry
+    from .store import InMemoryRunStore, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
+
+_HOMES = {
+    "..chat": ("PendingCall", "RunSuspended"),
+    "..errors": (
+        "ConversationSuspendedError",
+        "LeaseLostError",
+        "RunAnswerError",
+        "RunBusyError",
+        "RunCancelledError",
+        "RunConflictError",
+        "RunFailedError",
+        "RunIncompatibleError",
+        "RunNotFoundError",
+        "RunStateError",
+        "RunSuspendedError",
+    ),
+    ".answers": ("Answer", "HistoryEntry", "Run", "approve", "fail", "reject", "respond", "retry"),
+    ".store": (
+        "InMemoryRunStore",
+        "RunChanges",
+        "RunStatus",
+        "RunStore",
+        "StoredEvent",
+        "StoredRecord",
+        "StoredRun",
+    ),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if (module := _MODULES.get(name)) is None:
+        raise AttributeError(f"module 'toolbox.runs' has no attribute {name!r}")
+    value: object = getattr(import_module(module, __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
+
+
+__all__ = [
+    "Answer",
+    "ConversationSuspendedError",
+    "HistoryEntry",
+    "InMemoryRunStore",
+    "LeaseLostError",
+    "PendingCall",
+    "Run",
+    "RunAnswerError",
+    "RunBusyError",
+    "RunCancelledError",
+    "RunChanges",
+    "RunConflictError",
+    "RunFailedError",
+    "RunIncompatibleError",
+    "RunNotFoundError",
+    "RunStateError",
+    "RunStatus",
+    "RunStore",
+    "RunSuspended",
+    "RunSuspendedError",
+    "StoredEvent",
+    "StoredRecord",
+    "StoredRun",
+    "approve",
+    "fail",
+    "reject",
+    "respond",
+    "retry",
+]

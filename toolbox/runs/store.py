@@ -1,0 +1,344 @@
+"""Stores of runs: the protocol `RunStore`, the plain values that it keeps, and `InMemoryRunStore`.
+
+A run has one header (`StoredRun`) and records (`StoredRecord`), which are only ever added. Every write of an owner
+names its generation, so that a process that has lost the run writes nothing more. Not here: what a document or a record
+contains (`documents`), stores in databases (`toolbox.sql`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Literal, Protocol, TypeAlias
+
+from ..errors import LeaseLostError
+
+RunStatus: TypeAlias = Literal["running", "suspended", "completed", "failed", "cancelled"]
+"""The status of a run. The last three are final."""
+
+ENDED: frozenset[RunStatus] = frozenset({"completed", "failed", "cancelled"})
+"""The statuses of a run that has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """The header of a run.
+
+    - `service` is the qualified name `module:Class`.
+    - `generation` increases each time a process takes the run; it is the token that every write of the owner must name.
+    - `version` increases with each change of the header, for compare-and-set.
+    - `owner` names the process that runs it; None without an owner.
+    - `conversation` is a key of the run's conversation, at most 64 characters, or None.
+    - `document` is versioned JSON.
+    """
+
+    id: str
+    service: str
+    method: str
+    status: RunStatus
+    document: str
+    created_at: datetime
+    updated_at: datetime
+    conversation: str | None = None
+    generation: int = 0
+    version: int = 0
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """One record of a run. `key` is unique in the run; `data` is versioned JSON."""
+
+    key: str
+    kind: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """One event of a run; `number` counts from 1 in each run."""
+
+    number: int
+    at: datetime
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChanges:
+    """Changes of a header; None keeps the value.
+
+    A `status` other than `"running"` also removes the owner and ends the lease. With `owner`, this process takes the
+    run: the generation increases by 1, and a new lease begins.
+    """
+
+    status: RunStatus | None = None
+    document: str | None = None
+    owner: str | None = None
+
+
+class RunStore(Protocol):
+    """Stores runs. Register a bean of this type, and all services of the container use it.
+
+    Each method is atomic. `persistent` is True if runs outlive the process. `lease` is the duration of a lease in
+    seconds, measured by the store's clock. A run is *runnable* if its status is `"running"` and no lease is valid.
+    """
+
+    persistent: bool
+    lease: float
+
+    async def open(self) -> None:
+        """Prepare the store, for example create or migrate its tables. Called at start; may be called again."""
+        ...
+
+    async def create(self, run: StoredRun, records: Sequence[StoredRecord] = (), *, owner: str | None = None) -> bool:
+        """Store a new run with its first records. Returns False if the id exists.
+
+        With `owner`, the run has generation 1 and a new lease; without, generation 0 and no lease.
+        """
+        ...
+
+    async def load(self, run_id: str) -> StoredRun | None:
+        """Return the header, or None for an unknown id."""
+        ...
+
+    async def find(
+        self, *, status: RunStatus | None = None, service: str | None = None, limit: int = 100
+    ) -> list[StoredRun]:
+        """Return headers, newest first (by `created_at`)."""
+        ...
+
+    async def suspended_in(self, conversation: str) -> str | None:
+        """Return the id of the suspended run of a conversation, or None."""
+        ...
+
+    async def records(self, run_id: str) -> list[StoredRecord]:
+        """Return all records, in the order in which they were added."""
+        ...
+
+    async def append(
+        self, run_id: str, generation: int, records: Sequence[StoredRecord], changes: RunChanges | None = None
+    ) -> None:
+        """Add records and change the header, in one transaction.
+
+        A record whose key exists is ignored. Raises `LeaseLostError`, and writes nothing, unless the run has this
+        generation.
+        """
+        ...
+
+    async def change(
+        self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
+    ) -> StoredRun | None:
+        """Change the header and add records if the header still has this version. Returns the new header, or None."""
+        ...
+
+    async def acquire(self, run_id: str, owner: str) -> StoredRun | None:
+        """Take a runnable run: the generation increases by 1, and a new lease begins. Returns None if not runnable."""
+        ...
+
+    async def renew(self, run_id: str, generation: int) -> bool:
+        """Extend the lease to a full duration from now. Returns False if the run has another generation or no owner."""
+        ...
+
+    async def release(self, run_id: str, generation: int) -> None:
+        """End the lease of this generation now; the status does not change."""
+        ...
+
+    async def lapsed(self, limit: int = 100) -> list[str]:
+        """Return the ids of runnable runs, oldest first."""
+        ...
+
+    async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
+        """Add events, numbered 1, 2, … in each run. Raises `LeaseLostError` as `append` does."""
+        ...
+
+    async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
+        """Return the events with a number above `after`, in order."""
+        ...
+
+    async def delete(self, run_id: str) -> None:
+        """Delete the run, its records and its events; does nothing for an unknown id."""
+        ...
+
+    async def purge(self, before: datetime) -> int:
+        """Delete the ended runs whose last change is older than `before`. Returns their number."""
+        ...
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One run in memory. `lease_until` is in `time.monotonic()` seconds."""
+
+    run: StoredRun
+    lease_until: float = 0.0
+    records: dict[str, StoredRecord] = field(default_factory=dict)
+    events: list[StoredEvent] = field(default_factory=list)
+
+    def is_runnable(self) -> bool:
+        return self.run.status == "running" and (self.run.owner is None or self.lease_until <= time.monotonic())
+
+    def add(self, records: Sequence[StoredRecord]) -> None:
+        for each in records:
+            self.records.setdefault(each.key, each)
+
+
+class InMemoryRunStore:
+    """Stores runs in the memory of this process. This is the default store; runs end with the process."""
+
+    persistent = False
+
+    def __init__(self, lease: float = 15.0) -> None:
+        """`lease` is the duration of a lease in seconds. Raises `ValueError` unless it is above 0."""
+        if not lease > 0:
+            raise ValueError(f"lease={lease}; use a number of seconds greater than 0")
+        self.lease = lease
+        self._runs: dict[str, _Kept] = {}
+        self._lock = Lock()  # a store may be shared by containers on several threads
+
+    async def open(self) -> None:
+        """See `RunStore`."""
+
+    async def create(self, run: StoredRun, records: Sequence[StoredRecord] = (), *, owner: str | None = None) -> bool:
+        """See `RunStore`."""
+        with self._lock:
+            if run.id in self._runs:
+                return False
+            kept = self._runs[run.id] = _Kept(replace(run, owner=owner, generation=1 if owner is not None else 0))
+            if owner is not None:
+                kept.lease_until = time.monotonic() + self.lease
+            kept.add(records)
+            return True
+
+    async def load(self, run_id: str) -> StoredRun | None:
+        """See `RunStore`."""
+        kept = self._runs.get(run_id)
+        return None if kept is None else kept.run
+
+    async def find(
+        self, *, status: RunStatus | None = None, service: str | None = None, limit: int = 100
+    ) -> list[StoredRun]:
+        """See `RunStore`."""
+        with self._lock:
+            runs = [each.run for each in reversed(self._runs.values())]
+        found = [each for each in runs if status in (None, each.status) and service in (None, each.service)]
+        return sorted(found, key=lambda each: each.created_at, reverse=True)[:limit]
+
+    async def suspended_in(self, conversation: str) -> str | None:
+        """See `RunStore`."""
+        with self._lock:
+            runs = [each.run for each in self._runs.values()]
+        return next(
+            (each.id for each in runs if each.conversation == conversation and each.status == "suspended"), None
+        )
+
+    async def records(self, run_id: str) -> list[StoredRecord]:
+        """See `RunStore`."""
+        with self._lock:
+            kept = self._runs.get(run_id)
+            return [] if kept is None else [*kept.records.values()]
+
+    async def append(
+        self, run_id: str, generation: int, records: Sequence[StoredRecord], changes: RunChanges | None = None
+    ) -> None:
+        """See `RunStore`."""
+        with self._lock:
+            kept = self._owned(run_id, generation)
+            kept.add(records)
+            if changes is not None:
+                self._apply(kept, changes)
+
+    async def change(
+        self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
+    ) -> StoredRun | None:
+        """See `RunStore`."""
+        with self._lock:
+            kept = self._runs.get(run_id)
+            if kept is None or kept.run.version != version:
+                return None
+            kept.add(records)
+            self._apply(kept, changes)
+            return kept.run
+
+    async def acquire(self, run_id: str, owner: str) -> StoredRun | None:
+        """See `RunStore`."""
+        with self._lock:
+            kept = self._runs.get(run_id)
+            if kept is None or not kept.is_runnable():
+                return None
+            self._apply(kept, RunChanges(owner=owner))
+            return kept.run
+
+    async def renew(self, run_id: str, generation: int) -> bool:
+        """See `RunStore`."""
+        with self._lock:
+            kept = self._runs.get(run_id)
+            if kept is None or kept.run.generation != generation or kept.run.owner is None:
+                return False
+            kept.lease_until = time.monotonic() + self.lease
+            return True
+
+    async def release(self, run_id: str, generation: int) -> None:
+        """See `RunStore`."""
+        with self._lock:
+            kept = self._runs.get(run_id)
+            if kept is not None and kept.run.generation == generation:
+                kept.run, kept.lease_until = replace(kept.run, owner=None), 0.0
+
+    async def lapsed(self, limit: int = 100) -> list[str]:
+        """See `RunStore`."""
+        with self._lock:
+            return [run_id for run_id, kept in self._runs.items() if kept.is_runnable()][:limit]
+
+    async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
+        """See `RunStore`."""
+        with self._lock:
+            kept = self._owned(run_id, generation)
+            first = len(kept.events) + 1
+            kept.events += [StoredEvent(first + index, datetime.now(UTC), each) for index, each in enumerate(events)]
+
+    async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
+        """See `RunStore`."""
+        with self._lock:
+            kept = self._runs.get(run_id)
+            return [] if kept is None else kept.events[max(after, 0) :][:limit]
+
+    async def delete(self, run_id: str) -> None:
+        """See `RunStore`."""
+        with self._lock:
+            self._runs.pop(run_id, None)
+
+    async def purge(self, before: datetime) -> int:
+        """See `RunStore`."""
+        with self._lock:
+            old = [
+                run_id
+                for run_id, kept in self._runs.items()
+                if kept.run.status in ENDED and kept.run.updated_at < before
+            ]
+            for run_id in old:
+                del self._runs[run_id]
+            return len(old)
+
+    def _owned(self, run_id: str, generation: int) -> _Kept:
+        kept = self._runs.get(run_id)
+        if kept is None or kept.run.generation != generation:
+            raise LeaseLostError(run_id)
+        return kept
+
+    def _apply(self, kept: _Kept, changes: RunChanges) -> None:
+        run = kept.run
+        status = changes.status or run.status
+        kept.run = replace(
+            run,
+            status=status,
+            document=run.document if changes.document is None else changes.document,
+            updated_at=datetime.now(UTC),
+            version=run.version + 1,
+        )
+        if changes.owner is not None:
+            kept.run = replace(kept.run, owner=changes.owner, generation=run.generation + 1)
+            kept.lease_until = time.monotonic() + self.lease
+        elif status != "running":
+            kept.run, kept.lease_until = replace(kept.run, owner=None), 0.0
