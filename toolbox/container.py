@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, get_origin, overload
 from typing_extensions import TypeForm
 
 from .chat import ChatModel
-from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class
+from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class, settings_problem
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
 from .di.description import BeanDescription, describe
-from .di.environment import settings_problem
 from .di.graph import DEFAULT, BeanGraph, Binding, Registration, SingleBean, Value, provider_names
 from .di.registry import (
     Reader,
@@ -137,7 +136,7 @@ class Container:
     @staticmethod
     def _is_marked(member: object) -> bool:
         """Return True if `scan` registers this object."""
-        from .rest.marks import client_mark_of
+        from .rest.annotations import client_mark_of
         from .services.declaration import service_options_of
         from .tools.sources import bean_types
 
@@ -150,7 +149,7 @@ class Container:
 
     def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
         """Return the readers of registered objects, in the order to try them."""
-        from .rest.implementation import read_rest_client
+        from .rest.clients import read_rest_client
 
         def read_client(registered: object) -> Registration | None:
             return read_rest_client(registered, self._internals, lambda: host.settings)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from .container import Container, internals_of
 from .di.description import BeanDescription
 from .errors import IllegalConfigurationError
-from .rest.marks import client_mark_of
+from .rest.annotations import client_mark_of
 from .services.declaration import service_options_of
 from .services.listing import sources_of
 from .tools.executors import tool_specifications_from

@@ -27,7 +27,7 @@ from starlette.responses import Response
 from toolbox.context import Inject, InjectMark, support_endpoints
 from toolbox.di.decorators import scope_mark_of
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
-from toolbox.rest.marks import client_mark_of
+from toolbox.rest.annotations import client_mark_of
 from toolbox.services.declaration import left_without_parentheses, service_options_of
 from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream

@@ -57,8 +57,7 @@ from toolbox import (
 )
 from toolbox.mcp import mcp_server, mcp_toolbox
 from toolbox.models.selection import FallbackModel
-from toolbox.otel import OpenTelemetryListener
-from toolbox.otel.attributes import input_content, model_attributes
+from toolbox.otel import OpenTelemetryListener, input_content, model_attributes
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import Inject, install
 

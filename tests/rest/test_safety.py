@@ -10,9 +10,9 @@ from pydantic import SecretStr
 from tests.rest.http_server import Answer
 from toolbox import rest
 from toolbox.errors import IllegalConfigurationError, RestClientError
-from toolbox.rest.plans import RequestPlan
+from toolbox.rest.client_plans import RequestPlan
+from toolbox.rest.clients import send_request, standalone_exchange
 from toolbox.rest.replies import ReplyPlan, ReplyShape
-from toolbox.rest.standalone import send_request, standalone_exchange
 
 pytestmark = pytest.mark.anyio
 

@@ -1,6 +1,6 @@
 """The output of the commands: lines, JSON, the beans and tools of a program, errors with their exit status.
 
-Not here: loading a program (`targets`), the conversation of `chat` (`terminal`).
+Not here: loading a program (`commands`), the conversation of `chat` (`terminal`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Values for the demo model: found in a prompt by rules for English, and checked against JSON schemas.
 
-Not here: planning tool calls (`model`), making a schema from a Python type (`tools.specification`).
+Not here: planning tool calls (`DemoChatModel`), making a schema from a Python type (`tools.specification`).
 """
 
 from __future__ import annotations

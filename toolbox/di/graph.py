@@ -32,11 +32,11 @@ from .beans import (
     InjectionPoint,
     Names,
     PointShape,
+    is_settings,
     open_variables,
     point_of,
     read_class,
 )
-from .environment import is_settings
 from .hints import alike, suggestion, wanted_text, web_request_fix
 
 

@@ -13,10 +13,9 @@ from types import ModuleType
 from typing import Any, TypeAlias, get_origin
 
 from ..errors import IllegalConfigurationError, Problem
-from .beans import BeanDefinition, InjectionPoint, Names, local_names, read_class, read_producer, seed_of
+from .beans import BeanDefinition, InjectionPoint, Names, is_settings, local_names, read_class, read_producer, seed_of
 from .checks import problems_in
 from .decorators import Scope, producer_mark_of, settings_check_of
-from .environment import is_settings
 from .graph import BeanGraph, Binding, Registration
 
 Reader: TypeAlias = Callable[[object], Registration | None]

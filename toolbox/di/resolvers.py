@@ -1,19 +1,36 @@
-"""Generates one function per requested bean: the fast path, without provider calls.
+"""Creates beans by generated functions, one per requested bean; long chains and async dependent beans step by step.
 
 The functions do the same as the providers: nested constructor calls for dependent beans, one lookup in the scope's
-store for the others. Not here: overridden or seeded beans (`providers`).
+store for the others. A step is a generator, so that Python's stack does not limit the length of a chain. Not here:
+overridden or seeded beans (`providers`).
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .beans import MISSING, FactoryKind, Stop
 from .decorators import Scope
-from .graph import DEFAULT, Bean, BeanDict, BeanGraph, BeanList, Constant, LazyBean, NotFound, SingleBean, Value
+from .graph import (
+    DEFAULT,
+    Bean,
+    BeanDict,
+    BeanGraph,
+    BeanList,
+    Constant,
+    LazyBean,
+    NotFound,
+    SingleBean,
+    Value,
+    beans_in,
+)
+from .providers import Providers, kept, owned_by
 from .scopes import Home, MustAwait, OpenScope
 
 Resolver: TypeAlias = Callable[[OpenScope], Any]
@@ -213,3 +230,316 @@ class _Writing:
 
 def _must_await(key: int) -> Any:
     raise MustAwait(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Beans to create with await, in order (`awaited`), before a value can be created without; `others` follow.
+
+    `is_direct`: the value itself needs no await after that. `is_plain`: no part of the value ever needs await.
+    """
+
+    awaited: tuple[int, ...]
+    others: frozenset[int]
+    is_direct: bool
+    is_plain: bool
+
+
+class Planner:
+    """The plans of a graph without the `overridden` beans.
+
+    `awaited` are the beans that async code creates, `stepwise` those that hold an async dependent bean.
+    """
+
+    def __init__(self, graph: BeanGraph, overridden: frozenset[int]) -> None:
+        self._graph, self.overridden = graph, overridden
+        self._plans: dict[Value, Plan] = {}
+        self.awaited = self._find_awaited()
+        self.stepwise = frozenset(
+            bean.key for bean in graph.beans if any(self.is_made_for_one(held) for _, held in bean.holds)
+        )
+
+    def _find_awaited(self) -> frozenset[int]:
+        """Return the beans with an async factory, and the beans that hold an async dependent bean."""
+        definitions = self._graph.definitions
+        holders: dict[int, list[int]] = {}
+        for bean in self._graph.beans:
+            for _, held in bean.holds:
+                if not definitions[held].is_stored:
+                    holders.setdefault(held, []).append(bean.key)
+        found = {bean.key for bean in self._graph.beans if bean.definition.is_awaited} - self.overridden
+        todo = list(found)
+        while todo:
+            more = {*holders.get(todo.pop(), ())} - found - self.overridden
+            found |= more
+            todo += more
+        return frozenset(found)
+
+    def is_made_for_one(self, key: int) -> bool:
+        """Return True for async dependent beans."""
+        return key in self.awaited and not self._graph.definitions[key].is_stored
+
+    def plan(self, value: Value) -> Plan:
+        """Return the plan for a value."""
+        try:
+            plan = self._plans.get(value)
+            if plan is None:
+                plan = self._plans[value] = self._new_plan(value, lambda _: False)
+        except TypeError:  # a default that cannot be hashed
+            return self._new_plan(value, lambda _: False)
+        return plan
+
+    def plan_in(self, request: OpenScope, value: Value) -> Plan:
+        """Return the plan for a value in a request scope with seeds, without the beans that they replace."""
+        seeds = request.seeds or {}
+        return self._new_plan(value, lambda key: key in request.store or key in seeds)
+
+    def _new_plan(self, value: Value, is_there: Callable[[int], bool]) -> Plan:
+        order: dict[int, None] = {}
+        seen: set[int] = set()
+        # Not by recursion: chains can have any length.
+        path: list[tuple[int, Iterator[int]]] = [(-1, iter(beans_in(value)))]
+        while path:
+            here, held = path[-1]
+            key = next(held, None)
+            if key is None:
+                path.pop()
+                if here >= 0 and self._graph.definitions[here].is_stored:
+                    order[here] = None
+            elif key not in seen and key not in self.overridden and not is_there(key):
+                seen.add(key)
+                path.append((key, iter([each for _, each in self._graph[key].holds])))
+        awaited = tuple(key for key in order if key in self.awaited)
+        return Plan(
+            awaited,
+            frozenset(order).difference(awaited),
+            is_direct=not any(self.is_made_for_one(key) for key in beans_in(value)),
+            is_plain=self.awaited.isdisjoint(seen),
+        )
+
+    def path(self, value: Value, goal: int) -> list[int]:
+        """Return the shortest path from a value to an async bean, and on to the async producer."""
+        path = self._shortest(value, goal)
+        definitions = self._graph.definitions
+        while not definitions[path[-1]].is_awaited:  # it is async because of a dependent bean that it holds
+            path.append(next(key for _, key in self._graph[path[-1]].holds if self.is_made_for_one(key)))
+        return path
+
+    def _shortest(self, value: Value, goal: int) -> list[int]:
+        before: dict[int, int | None] = dict.fromkeys(beans_in(value))
+        queue = deque(before)
+        while queue and goal not in before:
+            here = queue.popleft()
+            for _, key in self._graph[here].holds:
+                if key not in before:
+                    before[key] = here
+                    queue.append(key)
+        path: list[int] = []
+        step: int | None = goal
+        while step is not None:
+            path.append(step)
+            step = before.get(step)
+        return path[::-1]
+
+
+DEPTH = 32
+"""Maximum depth of nested constructor calls, in beans."""
+
+
+def deep_beans(graph: BeanGraph) -> frozenset[int]:
+    """Return the beans at the end of a chain longer than `DEPTH`: they are made step by step, not by nested calls."""
+    depth: dict[int, int] = {}
+    path: list[tuple[int, Iterator[int]]] = [(-1, iter(range(len(graph.beans))))]
+    while path:
+        here, held = path[-1]
+        key = next(held, None)
+        if key is None:
+            path.pop()
+            if here >= 0:
+                depth[here] = 1 + max((depth[each] for _, each in graph[here].holds), default=0)
+        elif key not in depth:
+            path.append((key, iter([each for _, each in graph[key].holds])))
+    return frozenset(key for key, count in depth.items() if count > DEPTH)
+
+
+# --- making beans step by step
+
+
+class Awaiting(NamedTuple):
+    """An effect of a step: await `work`; the bean with this key cannot be made without awaiting."""
+
+    key: int
+    work: Awaitable[Any] | None = None
+
+
+Steps: TypeAlias = Generator[Any, Any, Any]
+"""Yields further `Steps`, whose result it is sent, and `Awaiting`; returns the value."""
+
+
+class Stepwise:
+    """Makes the beans of one started container step by step.
+
+    `now` gives a value that needs no long chain, `place_of` the scope that a bean lives in. `planner` and `deep` are
+    those of the graph as it is now.
+    """
+
+    planner: Planner
+    deep: frozenset[int] = frozenset()
+
+    def __init__(
+        self,
+        graph: BeanGraph,
+        providers: Providers,
+        now: Callable[[Value, OpenScope], Any],
+        place_of: Callable[[int, OpenScope], OpenScope],
+    ) -> None:
+        self._graph, self._providers = graph, providers
+        self._now, self._place_of = now, place_of
+
+    def make(self, key: int, owner: OpenScope) -> Any:
+        """Make a bean for `owner`, and before it what it needs that has a place. Raises `MustAwait`."""
+        self._make_needed(key, owner)
+        return self._make(key, owner)
+
+    def _make(self, key: int, owner: OpenScope) -> Any:
+        return run(self.steps_to_make(key, owner))
+
+    def _make_needed(self, goal: int, owner: OpenScope) -> None:
+        """Make the beans with a place at the ends of the long chains below `goal`, the innermost first."""
+        definitions = self._graph.definitions
+        seen: set[int] = set()
+        path: list[tuple[int, Iterator[int]]] = [(goal, self._held_by(goal))]
+        while path:
+            here, held = path[-1]
+            key = next(held, None)
+            if key is None:
+                path.pop()
+                if path and definitions[here].is_stored:
+                    place = self._place_of(here, owner)
+                    if here not in place.store:
+                        place.create(here, partial(self._make, here))
+            elif key in self.deep and key not in seen and not self._is_there(key, owner):
+                if key in self.planner.awaited:
+                    raise MustAwait(key)
+                seen.add(key)
+                path.append((key, self._held_by(key)))
+
+    def _held_by(self, key: int) -> Iterator[int]:
+        return iter([held for _, held in self._graph[key].holds])
+
+    def _is_there(self, key: int, owner: OpenScope) -> bool:
+        if key in self.planner.overridden or key in ((owner.request or owner).seeds or ()):
+            return True
+        return self._graph.definitions[key].is_stored and key in self._place_of(key, owner).store
+
+    # --- the steps
+
+    def steps_to(self, value: Value, owner: OpenScope) -> Steps:
+        """Return a value for `owner`, when the awaited beans with a place are there."""
+        match value:
+            case BeanList(keys):
+                beans = []
+                for key in keys:
+                    beans.append((yield self.steps_to(SingleBean(key), owner)))
+                return beans
+            case BeanDict(named):
+                by_name = {}
+                for name, key in named:
+                    by_name[name] = yield self.steps_to(SingleBean(key), owner)
+                return by_name
+            case SingleBean(key) if key not in ((owner.request or owner).seeds or ()):
+                if self._providers[key].last_overriding is not None:
+                    with owned_by(owner):
+                        made = self._providers[key]()
+                    return (yield Awaiting(key, made)) if inspect.isawaitable(made) else made
+                has_a_place = self._graph.definitions[key].is_stored
+                if self.planner.is_made_for_one(key) or (key in self.deep and not has_a_place):
+                    return (yield self.steps_to_make(key, owner))
+                if key in self.deep:
+                    made = self._place_of(key, owner).store.get(key, MISSING)
+                    if made is not MISSING:
+                        return made
+        return self._now(value, owner)
+
+    def steps_to_make(self, key: int, owner: OpenScope) -> Steps:
+        """Return a bean made for `owner`, which keeps what closes it."""
+        if key in self.planner.awaited:
+            yield Awaiting(key)
+        bean = self._graph[key]
+        args, kwargs = [], {}
+        for point, value in bean.needs:
+            if value == DEFAULT:
+                if point.positional:
+                    args.append(point.default)
+            elif point.positional:
+                args.append((yield self.steps_to(value, owner)))
+            else:
+                kwargs[point.parameter] = yield self.steps_to(value, owner)
+        return (yield self.steps_to_enter(key, bean.definition.factory(*args, **kwargs), owner))
+
+    def steps_to_enter(self, key: int, made: Any, owner: OpenScope) -> Steps:
+        """Return the bean of what its factory has returned: entered or awaited, and kept by `owner`."""
+        definition = self._graph.definitions[key]
+        place = key if definition.is_stored else None
+        if definition.factory_kind is FactoryKind.ASYNC_GENERATOR:
+            return (yield Awaiting(key, owner.enter_async(made, place, definition.own_task)))
+        if definition.factory_kind is FactoryKind.GENERATOR:
+            return owner.enter(made, place)
+        if definition.factory_kind is FactoryKind.COROUTINE:
+            made = yield Awaiting(key, made)
+        return kept(made, definition, place, owner)
+
+
+# --- the drivers
+
+
+class _Stack:
+    """Steps under way, the innermost last: sends each the result of the one that it waits for."""
+
+    def __init__(self, first: Steps) -> None:
+        self._steps = [first]
+        self.result: Any = None
+
+    def until_awaiting(self, error: BaseException | None = None) -> Awaiting | None:
+        """Go on until something has to be awaited; None when `result` is the result of all. Raises what steps raise."""
+        steps = self._steps
+        while steps:
+            try:
+                step = steps[-1].send(self.result) if error is None else steps[-1].throw(error)
+            except StopIteration as end:
+                steps.pop()
+                self.result, error = end.value, None
+                continue
+            except BaseException as raised:
+                steps.pop()
+                error = raised
+                continue
+            self.result, error = None, None
+            if isinstance(step, Awaiting):
+                return step
+            steps.append(step)
+        if error is not None:
+            raise error
+        return None
+
+
+def run(steps: Steps) -> Any:
+    """Return the result of steps that await nothing. Raises `MustAwait` when one has to."""
+    stack = _Stack(steps)
+    if (awaiting := stack.until_awaiting()) is not None:
+        raise MustAwait(awaiting.key)
+    return stack.result
+
+
+async def run_awaiting(steps: Steps) -> Any:
+    """Return the result of steps, awaiting what has to be."""
+    stack = _Stack(steps)
+    awaiting = stack.until_awaiting()
+    while awaiting is not None:
+        try:
+            stack.result = await awaiting.work if awaiting.work is not None else None
+        except BaseException as error:
+            awaiting = stack.until_awaiting(error)
+        else:
+            awaiting = stack.until_awaiting()
+    return stack.result

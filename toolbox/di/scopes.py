@@ -2,7 +2,7 @@
 
 Several threads and tasks can request a bean at the same time: one creates it, threads wait on events, tasks on futures.
 If the creator fails or is cancelled, a waiter takes over. A wait that can never end raises an error with the path.
-Not here: how a bean is created (`providers`, `resolvers`, `stepwise`), how one is closed (`closing`).
+Not here: how a bean is created (`providers`, `resolvers`), how one is closed (`closing`).
 """
 
 from __future__ import annotations

@@ -23,9 +23,8 @@ from .graph import BeanGraph, BeanList, Constant, LazyBean, SingleBean, Value
 from .hints import chain_text, web_request_fix
 from .overriding import OverrideLayers
 from .providers import Providers, owned_by
-from .resolvers import Resolver, Resolvers
+from .resolvers import Plan, Planner, Resolver, Resolvers, Stepwise, deep_beans, run_awaiting
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
-from .stepwise import Plan, Planner, Stepwise, deep_beans, run_awaiting
 
 GENERATE = True
 """True: use generated functions where nothing is overridden. False: use only the providers."""

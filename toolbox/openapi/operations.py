@@ -1,12 +1,13 @@
 """Creates tools from the operations of a document: a specification for the model, an executor that sends the request.
 
 Documents are untrusted: they must not redirect a request or its credentials to another place. Not here: reading
-the document (`openapi.document`), validating arguments (`openapi.validation`), building and sending requests (`rest`).
+the document (`openapi.document`), building and sending requests (`rest`).
 """
 
 from __future__ import annotations
 
 import fnmatch
+import functools
 import itertools
 import logging
 import re
@@ -15,18 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+
 from ..chat import ImageContent, ToolExecutionRequest, ToolExecutor, ToolSpecification
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError
 from ..json_text import compact_json, parse_json, read_arguments
 from ..rest import Body, KeySettings, Response, rest_settings
+from ..rest.annotations import FixedValue, Place
+from ..rest.client_plans import BODILESS, ParameterPlan, RequestPlan, path_parts
+from ..rest.clients import send_request, standalone_exchange
 from ..rest.encoding import PROTECTED_HEADERS, has_dot_segment, is_header_name, shown_url
 from ..rest.endpoint import RestEndpoint
-from ..rest.marks import FixedValue, Place
-from ..rest.plans import BODILESS, ParameterPlan, RequestPlan, path_parts
 from ..rest.replies import ReplyPlan, ReplyShape
-from ..rest.standalone import send_request, standalone_exchange
 from ..schemas import readable, unknown_references
-from ..validation_text import brief
+from ..validation_text import SHOWN, brief
 from .document import (
     DocumentBody,
     DocumentParameter,
@@ -35,7 +38,6 @@ from .document import (
     read_document,
     request_schema,
 )
-from .validation import ArgumentsValidator
 
 logger = logging.getLogger("toolbox.openapi")
 
@@ -398,3 +400,83 @@ def _value(response: Response[bytes]) -> object:
         return response.body.decode()
     except ValueError:
         return f"{len(response.body)} bytes of {media_type or 'unknown type'}"
+
+
+# --- validation of arguments by the document's schema; jsonschema is loaded with the first tool
+
+
+class ArgumentsValidator:
+    """Validates the arguments of calls of one tool."""
+
+    def __init__(self, specification: ToolSpecification) -> None:
+        self._specification = specification
+        self._library = _library()
+        self._validator: Any = None
+
+    def faults(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return the faults of these arguments, as (path, message); at most `SHOWN`.
+
+        Raises `IllegalConfigurationError` if the schema is invalid.
+        """
+        if self._validator is None:
+            self._validator = self._compiled()
+        try:
+            found = list(itertools.islice(self._validator.iter_errors(dict(arguments)), SHOWN))
+        except RecursionError:
+            return [("", "nested too deeply")]
+        return [(brief(".".join(map(str, each.absolute_path))), brief(each.message)) for each in found]
+
+    def _compiled(self) -> Any:
+        import referencing
+
+        jsonschema, schema = self._library, self._specification.parameters
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except (jsonschema.SchemaError, RecursionError) as error:
+            what = f"invalid schema of the arguments: {brief(getattr(error, 'message', 'nested too deeply'))}"
+            problem = Problem(f"tool {self._specification.name}", what, "correct the OpenAPI document")
+            raise IllegalConfigurationError([problem]) from None
+        # With an empty registry, the validator does not fetch references.
+        return _validator_class()(schema, registry=referencing.Registry())
+
+
+def _library() -> Any:
+    try:
+        import jsonschema  # type: ignore[import-untyped]  # it comes without type hints
+    except ModuleNotFoundError as error:
+        text = "tools_from_openapi needs the library jsonschema; install it: pip install 'toolbox-di[openapi]'"
+        raise ModuleNotFoundError(text, name="jsonschema") from error
+    return jsonschema
+
+
+@functools.cache
+def _validator_class() -> Callable[..., Any]:
+    jsonschema = _library()
+
+    def check_pattern(validator: Any, pattern: str, value: object, schema: Any) -> Iterator[Any]:
+        if isinstance(value, str) and not _matches(pattern)(value):
+            yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+    made: Callable[..., Any] = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": check_pattern})
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def _matches(pattern: str) -> Callable[[str], bool]:
+    """Return a check with a linear-time engine: a document's pattern could block Python's engine for ever.
+
+    Patterns that this engine does not support are left to the server.
+    """
+    try:
+        validator = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+    except SchemaError:
+        return lambda value: True
+
+    def check(value: str) -> bool:
+        try:
+            validator.validate_python(value)
+        except ValidationError:
+            return False
+        return True
+
+    return check

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
-from .endpoint import KeySettings, rest_settings
-from .marks import (
+from .annotations import (
     Body,
     Cookie,
     File,
@@ -26,9 +25,10 @@ from .marks import (
     put,
     register_rest_client,
 )
+from .clients import create_rest_client
+from .endpoint import KeySettings, rest_settings
 from .propagation import propagate_headers
 from .replies import Response, ServerSentEvent
-from .standalone import create_rest_client
 
 __all__ = [
     "Body",

@@ -15,6 +15,8 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ..errors import RestClientError
 from ..validation_text import HIDDEN
+from .annotations import Body, File, FixedValue, Path, Place, Upload
+from .client_plans import ParameterPlan, RequestPlan
 from .encoding import (
     PROTECTED_HEADERS,
     EncodingError,
@@ -33,8 +35,6 @@ from .encoding import (
     variables_of,
 )
 from .endpoint import RestEndpoint
-from .marks import Body, File, FixedValue, Path, Place, Upload
-from .plans import ParameterPlan, RequestPlan
 
 _MASKS = (b"*", b'""')  # what pydantic writes for a secret, and for an empty one
 

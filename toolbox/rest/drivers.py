@@ -16,7 +16,7 @@ import httpx2
 
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
 from .building import Outgoing
-from .collaborators import default_of, missing_bean_allowed
+from .client_plans import RequestPlan, default_of, missing_bean_allowed
 from .connections import BoundedResponse, RefusedBody, deadline_for_network
 from .exchange import (
     AwaitValue,
@@ -30,7 +30,6 @@ from .exchange import (
     StartRetries,
     Steps,
 )
-from .plans import RequestPlan
 from .replies import PieceDecoder, decode
 
 

@@ -22,12 +22,11 @@ from ..context import ActiveScope, InvocationContext
 from ..di.beans import InjectionPoint
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
 from ..validation_text import hide_secrets, without_secrets
+from .annotations import FixedValue
 from .building import Outgoing, build
-from .collaborators import CollaboratorPlan, is_context
+from .client_plans import ClientPlan, CollaboratorPlan, RequestPlan, is_context
 from .connections import RestConnection, is_same_origin, redirected
 from .encoding import expanded, is_secret_name, secrets_in_header, shown_header
-from .marks import FixedValue
-from .plans import ClientPlan, RequestPlan
 from .propagation import propagated_headers
 from .replies import Response, beginning, excerpt
 

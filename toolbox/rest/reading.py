@@ -1,7 +1,7 @@
 """Reads a client class into its plan and reports its problems.
 
-Calls only read plans: no `inspect` and `typing` after this module. Not here: the plans (`plans`), return annotations
-(`replies`).
+Calls only read plans: no `inspect` and `typing` after this module. Not here: the plans (`client_plans`), return
+annotations (`replies`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,30 @@ from ..context import INJECT, InvocationContext
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, has_body, read_signature
 from ..type_keys import arguments_for, class_of, is_union, plain, substitute, unwrapped
-from .collaborators import CollaboratorPlan, collaborator_problems, read_collaborator
+from .annotations import (
+    MAPPER_MARK,
+    ClientMark,
+    Collaborator,
+    FixedValue,
+    MapperMark,
+    Place,
+    PlaceMark,
+    RequestMark,
+    fixed_values_of,
+    request_mark_of,
+)
+from .client_plans import (
+    BODILESS,
+    ClientPlan,
+    CollaboratorPlan,
+    ParameterPlan,
+    RequestPlan,
+    RestMethodPlan,
+    collaborator_problems,
+    join_paths,
+    path_parts,
+    read_collaborator,
+)
 from .encoding import (
     PROTECTED_HEADERS,
     EncodingError,
@@ -32,19 +55,6 @@ from .encoding import (
     variables_missing,
     variables_of,
 )
-from .marks import (
-    MAPPER_MARK,
-    ClientMark,
-    Collaborator,
-    FixedValue,
-    MapperMark,
-    Place,
-    PlaceMark,
-    RequestMark,
-    fixed_values_of,
-    request_mark_of,
-)
-from .plans import BODILESS, ClientPlan, ParameterPlan, RequestPlan, RestMethodPlan, join_paths, path_parts
 from .replies import ReplyPlan, ReplyStream, UnreadableReplyError, read_reply
 
 _PLACE_MARKS: tuple[type[PlaceMark], ...] = get_args(PlaceMark)

@@ -1,21 +1,27 @@
-"""Assertions on tool calls, accessors for the requests that a model received, and a listener that records events.
+"""Tools for tests of programs with AI services: a scripted model, and assertions on requests and tool calls.
 
-Not here: the scripted model (`scripted`), pytest fixtures (`pytest_plugin`).
+Not here: pytest's fixtures (`pytest_plugin`), recorded replies of a real model (`recordings`), a model that answers by
+rules (`demo`).
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import zip_longest
 from typing import Any, Protocol, TypeAlias
 
-from ..chat import (
+from .chat import (
     AiMessage,
     ChatRequest,
+    ChatResponse,
+    FinishReason,
     Message,
+    StreamEvent,
     SystemMessage,
     ToolExecuted,
     ToolExecution,
@@ -23,9 +29,106 @@ from ..chat import (
     ToolExecutionResultMessage,
     UserMessage,
 )
-from ..events import EventListener, InvocationEvent, ModelRequestEvent, ToolExecutedEvent
-from ..json_text import compact_json, object_text
-from .scripted import ScriptedChatModel
+from .chat_streams import events_of, words
+from .events import EventListener, InvocationEvent, ModelRequestEvent, ToolExecutedEvent
+from .json_text import compact_json, object_text
+
+__all__ = [
+    "CalledTool",
+    "EventRecord",
+    "ExpectedCall",
+    "ScriptedChatModel",
+    "assert_no_tool_calls",
+    "assert_tool_calls",
+    "called_tools",
+    "offered_tools",
+    "system_text",
+    "tool_call",
+    "user_text",
+]
+
+Reply: TypeAlias = (
+    str
+    | AiMessage
+    | ChatResponse
+    | ToolExecutionRequest
+    | BaseException
+    | type[BaseException]
+    | Callable[[ChatRequest], "Reply | Awaitable[Reply]"]
+)
+
+_numbers = itertools.count(1)
+
+
+def tool_call(
+    name: str,
+    arguments: Mapping[str, Any] | str | None = None,
+    *,
+    id: str | None = None,  # noqa: A002 - public name
+) -> ToolExecutionRequest:
+    """Return a request to call the tool `name`, for a script or an assertion.
+
+    `arguments` is a mapping, or the JSON text itself (also invalid JSON). Without `id`, an id is generated.
+    """
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments or {}, ensure_ascii=False, default=str)
+    return ToolExecutionRequest(id if id is not None else f"call_{next(_numbers)}", name, arguments)
+
+
+class ScriptedChatModel:
+    """Answers each request with the next reply of a script, and keeps the requests in `requests`.
+
+        model = ScriptedChatModel([tool_call("add", {"a": 1, "b": 2}), "The sum is 3."])
+        container = Container(models={"default": model})
+
+    A reply is a `str`, an `AiMessage`, a `ChatResponse`, one `tool_call(…)`, an exception to raise, or a function that
+    takes the request and returns (or awaits) any of these. The model raises `AssertionError` when the script has no
+    more replies.
+    """
+
+    def __init__(self, replies: Iterable[Reply] = (), *, supports_response_format: bool = False) -> None:
+        self._replies: Iterator[Reply] = iter([replies] if isinstance(replies, str) else replies)
+        self.supports_response_format = supports_response_format
+        self.requests: list[ChatRequest] = []
+
+    def will_reply(self, *replies: Reply) -> None:
+        """Add replies to the end of the script."""
+        self._replies = itertools.chain(self._replies, replies)
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """Return the next reply. Raises `AssertionError` if there is none."""
+        self.requests.append(request)
+        for reply in self._replies:
+            return await _response(reply, request)
+        raise AssertionError(
+            f"no scripted reply for request {len(self.requests)}, which ends with {request.messages[-1:]!r}; "
+            "add a reply with will_reply(…)"
+        )
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        """Yield the next reply as stream events, word by word."""
+        for event in events_of(await self.chat(request), words):
+            yield event
+
+
+async def _response(reply: object, request: ChatRequest) -> ChatResponse:
+    if isinstance(reply, BaseException) or (isinstance(reply, type) and issubclass(reply, BaseException)):
+        raise reply
+    if isinstance(reply, ChatResponse):
+        return reply
+    if isinstance(reply, str):
+        reply = AiMessage(reply)
+    elif isinstance(reply, ToolExecutionRequest):
+        reply = AiMessage(tool_execution_requests=(reply,))
+    if isinstance(reply, AiMessage):
+        asks = reply.has_tool_execution_requests
+        return ChatResponse(reply, finish_reason=FinishReason.TOOL_EXECUTION if asks else FinishReason.STOP)
+    if callable(reply):
+        made = reply(request)
+        return await _response(await made if inspect.isawaitable(made) else made, request)
+    expected = "a str, AiMessage, ChatResponse, tool_call(…), exception or function"
+    raise AssertionError(f"invalid scripted reply {reply!r}; expected {expected}")
+
 
 _WIDTH = 60
 

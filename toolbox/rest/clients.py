@@ -1,6 +1,7 @@
 """Creates the object behind a REST client class, and describes the class to a container.
 
-The HTTP library is loaded when the first client is created. Not here: describing requests (`plans`), sending them
+The HTTP library is loaded when the first client is created. Connections of a client without a container are closed when
+the event loop ends or the client is garbage-collected. Not here: describing requests (`client_plans`), sending them
 (`exchange`).
 """
 
@@ -14,17 +15,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from typing_extensions import TypeForm
+
 from ..context import ActiveScope
-from ..di.beans import BeanDefinition, point_of
+from ..di.beans import MISSING, BeanDefinition, point_of
 from ..di.decorators import Scope, application_scoped
 from ..di.graph import BeanGraph, Registration
 from ..errors import IllegalConfigurationError, Problem
 from ..execution import refuse_on_event_loop
 from ..type_keys import plain
-from .collaborators import is_context
-from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint
-from .marks import ClientMark, client_mark_of
-from .plans import ClientPlan, RestMethodPlan
+from .annotations import ClientMark, client_mark_of
+from .client_plans import ClientPlan, RequestPlan, RestMethodPlan, is_context
+from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint, rest_settings
 from .reading import read_auth, read_client
 from .replies import ReplyStream
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from .connections import RestConnection
     from .endpoint import RestEndpoint
     from .exchange import RestExchange
+
 
 T = TypeVar("T")
 
@@ -201,3 +204,75 @@ def _method(method: RestMethodPlan, exchange: RestExchange, drivers: Any) -> Cal
         return chosen(exchange, plan, values(self, arguments, named))
 
     return send
+
+
+# --- clients and single requests without a container
+
+
+class _StandaloneScope:
+    """Replaces a container: creates one object of each collaborator class and keeps it."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+
+    def get(self, wanted: Any, name: str | None = None) -> Any:
+        if wanted not in self._made:
+            self._made[wanted] = wanted()
+        return self._made[wanted]
+
+    async def aget(self, wanted: Any, name: str | None = None) -> Any:
+        return self.get(wanted, name)
+
+
+def create_rest_client(client: TypeForm[T], *, transport: Any = None, auth: Any = None, **settings: Any) -> T:
+    """Create a REST client without a container.
+
+        weather = rest.create_rest_client(Weather, url="https://weather.example", timeout=10)
+
+    `settings`, `transport` and `auth` are those of `rest_settings`; they override the environment. Collaborator classes
+    are created without arguments. Raises `IllegalConfigurationError` with all problems of the class and its settings.
+    """
+    from ..settings import ToolboxSettings
+
+    cls = cast("type[T]", client)
+    mark = client_mark_of(cls) or ClientMark(cls.__name__)
+    plan, problems = read_client(cls, mark)
+    given = rest_settings(mark.config_key, transport=transport, auth=auth, **settings)
+    found = settings_in_force(mark, ToolboxSettings(), [given])
+    unmade = dict.fromkeys(_problems_of_collaborators(plan))
+    raise_problems((*problems, *unmade, *endpoint_problems(cls.__name__, found.key, found.settings, mark.base_url)))
+    return implement(cls, plan, _exchange(found, mark.base_url, plan, cls.__name__))
+
+
+def _problems_of_collaborators(plan: ClientPlan) -> Iterator[Problem]:
+    for point in (point for each in plan.collaborators() for point in each.all_points()):
+        if is_context(point) or point.optional or point.default is not MISSING:
+            continue
+        try:
+            inspect.signature(point.wants).bind()
+        except (TypeError, ValueError):
+            what = f"{getattr(point.wants, '__name__', point.wants)} cannot be created without arguments"
+            yield Problem(
+                point.where, what, "register the client in a container, which creates it with its dependencies"
+            )
+
+
+def standalone_exchange(where: str, settings: KeySettings) -> RestExchange:
+    """Return an exchange for request plans without a client class. Raises `IllegalConfigurationError`."""
+    raise_problems(endpoint_problems(where, settings.key, settings.settings, None))
+    return _exchange(settings, None, ClientPlan(()), where)
+
+
+def _exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, where: str) -> RestExchange:
+    from .connections import RestConnection
+    from .exchange import RestExchange
+
+    connection = RestConnection(read_endpoint(settings, base_url))
+    return RestExchange(connection, plan, cast("ActiveScope", _StandaloneScope()), read_auth(settings.auth, where))
+
+
+async def send_request(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
+    """Send one request and return its value."""
+    from .drivers import call_async
+
+    return await call_async(exchange, plan, values)
