@@ -70,8 +70,9 @@ class StoredEvent:
 class RunChanges:
     """Changes of a header; None keeps the value.
 
-    A `status` other than `"running"` also removes the owner and ends the lease. With `owner`, this process takes the
-    run: the generation increases by 1, and a new lease begins.
+    A `status` other than `"running"` also removes the owner and ends the lease; `RunStore.change` then also increases
+    the generation, so that the owner writes nothing more. With `owner`, this process takes the run: the generation
+    increases by 1, and a new lease begins.
     """
 
     status: RunStatus | None = None
@@ -119,9 +120,14 @@ class RunStore(Protocol):
         ...
 
     async def append(
-        self, run_id: str, generation: int, records: Sequence[StoredRecord], changes: RunChanges | None = None
+        self,
+        run_id: str,
+        generation: int,
+        records: Sequence[StoredRecord],
+        changes: RunChanges | None = None,
+        events: Sequence[str] = (),
     ) -> None:
-        """Add records and change the header, in one transaction.
+        """Add records and events, and change the header, in one transaction.
 
         A record whose key exists is ignored. Raises `LeaseLostError`, and writes nothing, unless the run has this
         generation.
@@ -183,6 +189,10 @@ class _Kept:
         for each in records:
             self.records.setdefault(each.key, each)
 
+    def add_events(self, events: Sequence[str]) -> None:
+        first, now = len(self.events) + 1, datetime.now(UTC)
+        self.events += [StoredEvent(first + index, now, each) for index, each in enumerate(events)]
+
 
 class InMemoryRunStore:
     """Stores runs in the memory of this process. This is the default store; runs end with the process."""
@@ -240,12 +250,18 @@ class InMemoryRunStore:
             return [] if kept is None else [*kept.records.values()]
 
     async def append(
-        self, run_id: str, generation: int, records: Sequence[StoredRecord], changes: RunChanges | None = None
+        self,
+        run_id: str,
+        generation: int,
+        records: Sequence[StoredRecord],
+        changes: RunChanges | None = None,
+        events: Sequence[str] = (),
     ) -> None:
         """See `RunStore`."""
         with self._lock:
             kept = self._owned(run_id, generation)
             kept.add(records)
+            kept.add_events(events)
             if changes is not None:
                 self._apply(kept, changes)
 
@@ -259,6 +275,8 @@ class InMemoryRunStore:
                 return None
             kept.add(records)
             self._apply(kept, changes)
+            if kept.run.owner is None and changes.status not in (None, "running"):
+                kept.run = replace(kept.run, generation=kept.run.generation + 1)
             return kept.run
 
     async def acquire(self, run_id: str, owner: str) -> StoredRun | None:
@@ -294,9 +312,7 @@ class InMemoryRunStore:
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
         """See `RunStore`."""
         with self._lock:
-            kept = self._owned(run_id, generation)
-            first = len(kept.events) + 1
-            kept.events += [StoredEvent(first + index, datetime.now(UTC), each) for index, each in enumerate(events)]
+            self._owned(run_id, generation).add_events(events)
 
     async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
         """See `RunStore`."""

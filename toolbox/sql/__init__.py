@@ -1,4 +1,4 @@
-"""Databases with SQLAlchemy (extra `sql`): engines and sessions as beans, `@transactional`, a conversation store."""
+"""Databases with SQLAlchemy (extra `sql`): engines and sessions as beans, `@transactional`, and stores."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from ..errors import MemoryLeaseLostError, TransactionRolledBackError
 from ..settings import SqlSettings
 from .conversation_store import SqlChatMemoryStore
 from .engines import engine, open_engine, open_sync_engine, session, sync_engine, sync_session
+from .run_store import SqlRunStore
 from .transactions import transactional
 
 __all__ = [
     "MemoryLeaseLostError",
     "SqlChatMemoryStore",
+    "SqlRunStore",
     "SqlSettings",
     "TransactionRolledBackError",
     "engine",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -30,7 +30,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
@@ -44,7 +44,7 @@ from ..services.memory import ChatMemoryKey, ChatMemoryStore
 from ..transcripts import messages_from_json, messages_to_json
 from .engines import FOR_WRITING
 
-_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+INSERT_OF: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _BETWEEN_PURGES = 60.0  # seconds
 Step: TypeAlias = Callable[[Connection], None]
 """Migrates a schema from one version to the next, in the transaction of the connection."""
@@ -56,27 +56,27 @@ VERSIONS = Table(
 _LOCK = 0x746F6F6C626F78  # key of a PostgreSQL advisory lock: "toolbox" in ASCII
 
 
-class _Now(FunctionElement[int]):
+class DatabaseNow(FunctionElement[int]):
     """Milliseconds since 1970 by the clock of the database, which all processes share."""
 
     type = BigInteger()
     inherit_cache = True
 
 
-@compiles(_Now, "sqlite")
-def _now_sqlite(element: _Now, compiler: Any, **options: Any) -> str:
+@compiles(DatabaseNow, "sqlite")
+def _now_sqlite(element: DatabaseNow, compiler: Any, **options: Any) -> str:
     return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 
-@compiles(_Now, "postgresql")
-def _now_postgresql(element: _Now, compiler: Any, **options: Any) -> str:
+@compiles(DatabaseNow, "postgresql")
+def _now_postgresql(element: DatabaseNow, compiler: Any, **options: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
 def conversations_table(name: str) -> Table:
     """Return the table: one row per conversation.
 
-    `messages` is JSON or null. Times are in milliseconds as in `_Now`; null means never.
+    `messages` is JSON or null. Times are in milliseconds as in `DatabaseNow`; null means never.
     """
     return Table(
         name,
@@ -117,6 +117,9 @@ async def migrate(engine: AsyncEngine, name: str, steps: Sequence[Step]) -> None
 def _migrate(connection: Connection, name: str, steps: Sequence[Step]) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+    else:
+        with suppress(OperationalError):  # `open_engine` has begun as a writer; other engines have not
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
     VERSIONS.create(connection, checkfirst=True)
     version = connection.scalar(select(VERSIONS.c.version).where(VERSIONS.c.name == name))
     if version is None:
@@ -160,7 +163,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
             )
         if expires_after is not None and not expires_after > 0:
             raise ValueError(f"expires_after={expires_after}; use a number of seconds above 0, or None")
-        if engine.dialect.name not in _INSERT:
+        if engine.dialect.name not in INSERT_OF:
             what = f"unsupported database {engine.dialect.name}"
             raise IllegalConfigurationError(
                 [Problem("SqlChatMemoryStore", what, "use an engine for SQLite or PostgreSQL")]
@@ -207,7 +210,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
     # --- reading and writing
 
     async def _write(self, key: ChatMemoryKey, text: str | None) -> None:
-        expires = None if self._lifetime is None else _Now() + round(self._lifetime * 1000)
+        expires = None if self._lifetime is None else DatabaseNow() + round(self._lifetime * 1000)
         values = {"messages": text, "expires_at": expires if text is not None else None}
         token = self._leases.token(key)
         async with self._connection(writing=True) as connection:
@@ -253,15 +256,15 @@ class SqlChatMemoryStore(ChatMemoryStore):
         return and_(self._table.c.service == key.service, self._table.c.memory_id == key.memory_id)
 
     def _free(self) -> ColumnElement[bool]:
-        return or_(self._table.c.lease_until.is_(None), self._table.c.lease_until <= _Now())
+        return or_(self._table.c.lease_until.is_(None), self._table.c.lease_until <= DatabaseNow())
 
     def _expired(self) -> ColumnElement[bool]:
         # Never null: SQL cannot negate null.
         columns = self._table.c
-        return and_(columns.expires_at.is_not(None), columns.expires_at <= _Now())
+        return and_(columns.expires_at.is_not(None), columns.expires_at <= DatabaseNow())
 
     def _in(self, seconds: float) -> ColumnElement[int]:
-        return _Now() + round(seconds * 1000)
+        return DatabaseNow() + round(seconds * 1000)
 
     def _updated(self, key: ChatMemoryKey, token: str) -> Any:
         """Return an update of the conversation that applies while `token` has the lease, even an overdue one."""
@@ -270,7 +273,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     def _upsert(self, key: ChatMemoryKey, values: dict[str, Any], where: ColumnElement[bool] | None = None) -> Any:
         """Return a statement that inserts the row of the conversation, or updates it if `where` holds."""
-        row = _INSERT[self._engine.dialect.name](self._table).values(
+        row = INSERT_OF[self._engine.dialect.name](self._table).values(
             service=key.service, memory_id=key.memory_id, **values
         )
         same = [self._table.c.service, self._table.c.memory_id]

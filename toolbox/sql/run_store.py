@@ -1,0 +1,554 @@
+"""Stores runs in SQLite or PostgreSQL: headers, leases, records and events; migrates its tables.
+
+Every write of an owner checks the run's generation in its own statement or transaction. Lock order: the header, then
+the lease. Not here: executing runs (`toolbox.runs`), when a tool's transaction ends (`transactions`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Index,
+    Integer,
+    MetaData,
+    Row,
+    Select,
+    Table,
+    Text,
+    UniqueConstraint,
+    and_,
+    bindparam,
+    delete,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from ..di.decorators import application_scoped
+from ..errors import IllegalConfigurationError, LeaseLostError, Problem
+from ..runs.store import ENDED, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
+from .conversation_store import INSERT_OF, DatabaseNow, Step, migrate
+from .engines import FOR_WRITING
+
+_AT_ONCE = 500  # runs that `purge` deletes in one transaction
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RunTables:
+    """The tables of a store. Times are milliseconds of the database's clock, as in `DatabaseNow`.
+
+    The lease is a separate row: renewing it neither waits for a tool's transaction that checks the generation in the
+    header, nor breaks one that is serializable.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.metadata = name, MetaData()
+        self.runs = Table(
+            name,
+            self.metadata,
+            Column("id", Text, primary_key=True),
+            Column("service", Text, nullable=False),
+            Column("method", Text, nullable=False),
+            Column("status", Text, nullable=False),
+            Column("generation", Integer, nullable=False),
+            Column("version", Integer, nullable=False),
+            Column("conversation", Text),
+            Column("created_at", BigInteger, nullable=False),
+            Column("updated_at", BigInteger, nullable=False),
+            Column("document", Text, nullable=False),
+            Index(f"{name}_created", "created_at"),
+            Index(f"{name}_status_created", "status", "created_at"),
+            Index(f"{name}_service_created", "service", "created_at"),
+            Index(f"{name}_status_updated", "status", "updated_at"),
+            Index(f"{name}_conversation", "conversation", "status"),
+        )
+        self.leases = Table(
+            f"{name}_leases",
+            self.metadata,
+            Column("run_id", Text, primary_key=True),
+            Column("generation", Integer, nullable=False),
+            Column("owner", Text),
+            Column("until", BigInteger, nullable=False),
+            Column("events", Integer, nullable=False),  # how many the run has
+        )
+        number = BigInteger().with_variant(Integer, "sqlite")
+        self.records = Table(
+            f"{name}_records",
+            self.metadata,
+            Column("number", number, primary_key=True, autoincrement=True),
+            Column("run_id", Text, nullable=False),
+            Column("key", Text, nullable=False),
+            Column("kind", Text, nullable=False),
+            Column("data", Text, nullable=False),
+            UniqueConstraint("run_id", "key", name=f"{name}_records_key"),
+        )
+        self.events = Table(
+            f"{name}_events",
+            self.metadata,
+            Column("run_id", Text, primary_key=True),
+            Column("number", Integer, primary_key=True, autoincrement=False),
+            Column("at", BigInteger, nullable=False),
+            Column("data", Text, nullable=False),
+        )
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return the migration steps. A new version of the tables adds a step."""
+
+        def create(connection: Connection) -> None:
+            self.metadata.create_all(connection, checkfirst=False)
+
+        return (create,)
+
+
+@application_scoped
+class SqlRunStore(RunStore):
+    """Stores runs in a database, whose tables it creates and migrates when the container starts.
+
+        container.register(sql.engine, sql.SqlRunStore)  # TOOLBOX_SQL__URL=postgresql://…
+
+    A process owns a run for `lease` seconds and renews the lease while it executes the run; after a crash another one
+    continues. Tools marked `@sql.transactional` that use `engine` record their result in their own transaction.
+    Supports SQLite and PostgreSQL.
+    """
+
+    persistent = True
+
+    def __init__(self, engine: AsyncEngine, lease: float = 15.0, *, table: str = "toolbox_runs") -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise TypeError(
+                f"SqlRunStore needs an AsyncEngine, such as sql.engine creates; got {type(engine).__name__}"
+            )
+        if not isinstance(lease, (int, float)) or isinstance(lease, bool) or not 0 < lease < float("inf"):
+            raise ValueError(f"lease={lease!r}; use a number of seconds above 0")
+        if engine.dialect.name not in INSERT_OF:
+            what = f"unsupported database {engine.dialect.name}"
+            raise IllegalConfigurationError([Problem("SqlRunStore", what, "use an engine for SQLite or PostgreSQL")])
+        self.lease = float(lease)
+        self._engine = engine
+        self._tables = RunTables(table)
+        self._prepared = False
+        self._preparing = asyncio.Lock()
+        # One statement is one transaction. The driver of SQLite needs to begin it as a writer.
+        self._single = engine
+        if engine.dialect.name == "postgresql":
+            self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._statements = _Statements(self._tables, engine.dialect.name)
+
+    async def open(self) -> None:
+        """Create or migrate the tables; processes that start at the same time wait for each other."""
+        if self._prepared:
+            return
+        async with self._preparing:
+            if not self._prepared:
+                try:
+                    await migrate(self._engine, self._tables.name, self._tables.steps())
+                except (OSError, DBAPIError) as error:
+                    error.add_note(f"while preparing the tables of runs in {self._engine.url!r}")
+                    raise
+                self._prepared = True
+
+    async def ready(self) -> bool:
+        """Return True if the tables can be read; raise the database's error otherwise. For readiness checks."""
+        async with self._reading() as connection:
+            await connection.execute(select(self._tables.runs.c.id).limit(1))
+        return True
+
+    # --- headers
+
+    async def create(self, run: StoredRun, records: Sequence[StoredRecord] = (), *, owner: str | None = None) -> bool:
+        """See `RunStore`."""
+        runs, leases = self._tables.runs, self._tables.leases
+        now, generation = DatabaseNow(), 1 if owner is not None else 0
+        header = (
+            INSERT_OF[self._engine.dialect.name](runs)
+            .values(
+                id=run.id,
+                service=run.service,
+                method=run.method,
+                status=run.status,
+                generation=generation,
+                version=run.version,
+                conversation=run.conversation,
+                created_at=now,
+                updated_at=now,
+                document=run.document,
+            )
+            .on_conflict_do_nothing(index_elements=[runs.c.id])
+        )
+        until = now + self._milliseconds if owner is not None else 0
+        async with self._writing() as connection:
+            if not await _changes(connection, header):
+                return False
+            lease = {"run_id": run.id, "generation": generation, "owner": owner, "until": until, "events": 0}
+            await connection.execute(insert(leases).values(lease))
+            await self._add_records(connection, run.id, records)
+        return True
+
+    async def load(self, run_id: str) -> StoredRun | None:
+        """See `RunStore`."""
+        async with self._reading() as connection:
+            return await self._load(connection, run_id)
+
+    async def find(
+        self, *, status: RunStatus | None = None, service: str | None = None, limit: int = 100
+    ) -> list[StoredRun]:
+        """See `RunStore`."""
+        runs = self._tables.runs
+        found = self._headers().order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(limit)
+        if status is not None:
+            found = found.where(runs.c.status == status)
+        if service is not None:
+            found = found.where(runs.c.service == service)
+        async with self._reading() as connection:
+            return [_run(row) for row in await connection.execute(found)]
+
+    async def suspended_in(self, conversation: str) -> str | None:
+        """See `RunStore`."""
+        runs = self._tables.runs
+        found = select(runs.c.id).where(runs.c.conversation == conversation, runs.c.status == "suspended").limit(1)
+        async with self._reading() as connection:
+            run_id: str | None = await connection.scalar(found)
+            return run_id
+
+    async def change(
+        self, run_id: str, version: int, changes: RunChanges, records: Sequence[StoredRecord] = ()
+    ) -> StoredRun | None:
+        """See `RunStore`."""
+        runs = self._tables.runs
+        is_fenced = changes.owner is not None or changes.status not in (None, "running")
+        values = self._values(changes, is_fenced=is_fenced)
+        changed = update(runs).where(runs.c.id == run_id, runs.c.version == version).values(values)
+        async with self._writing() as connection:
+            if not await _changes(connection, changed):
+                return None
+            if is_fenced:
+                await self._change_lease(connection, run_id, changes.owner, is_fenced=True)
+            await self._add_records(connection, run_id, records)
+            return await self._load(connection, run_id)
+
+    async def _change_lease(
+        self, connection: AsyncConnection, run_id: str, owner: str | None, *, is_fenced: bool
+    ) -> None:
+        """End the lease, or begin one of `owner`. `is_fenced` raises the generation."""
+        leases = self._tables.leases
+        values: dict[str, Any] = {"owner": owner, "until": 0 if owner is None else DatabaseNow() + self._milliseconds}
+        if is_fenced:
+            values["generation"] = leases.c.generation + 1
+        await connection.execute(update(leases).where(leases.c.run_id == run_id).values(values))
+
+    async def delete(self, run_id: str) -> None:
+        """See `RunStore`."""
+        async with self._writing() as connection:
+            await self._delete(connection, [run_id])
+
+    async def purge(self, before: datetime) -> int:
+        """See `RunStore`. Deletes in portions, so that others can write in between."""
+        runs, deleted = self._tables.runs, 0
+        ended = (
+            select(runs.c.id)
+            .where(runs.c.status.in_(sorted(ENDED)), runs.c.updated_at < _milliseconds(before))
+            .limit(_AT_ONCE)
+        )
+        while True:
+            async with self._writing() as connection:
+                found = list(await connection.scalars(ended))
+                deleted += await self._delete(connection, found) if found else 0
+            if len(found) < _AT_ONCE:
+                return deleted
+
+    async def _delete(self, connection: AsyncConnection, run_ids: list[str]) -> int:
+        tables = self._tables
+        deleted = await connection.execute(delete(tables.runs).where(tables.runs.c.id.in_(run_ids)))
+        for table in (tables.leases, tables.records, tables.events):
+            await connection.execute(delete(table).where(table.c.run_id.in_(run_ids)))
+        return int(deleted.rowcount)
+
+    # --- records and events
+
+    async def records(self, run_id: str) -> list[StoredRecord]:
+        """See `RunStore`."""
+        records = self._tables.records
+        found = select(records.c.key, records.c.kind, records.c.data).where(records.c.run_id == run_id)
+        async with self._reading() as connection:
+            return [StoredRecord(*row) for row in await connection.execute(found.order_by(records.c.number))]
+
+    async def append(
+        self,
+        run_id: str,
+        generation: int,
+        records: Sequence[StoredRecord],
+        changes: RunChanges | None = None,
+        events: Sequence[str] = (),
+    ) -> None:
+        """See `RunStore`."""
+        if len(records) == 1 and changes is None and not events:
+            await self._append_one(run_id, generation, records[0])
+            return
+        runs = self._tables.runs
+        mine = and_(runs.c.id == run_id, runs.c.generation == generation)
+        async with self._writing() as connection:
+            if changes is None:
+                await self._lock(connection, run_id, generation)
+            elif not await _changes(
+                connection, update(runs).where(mine).values(self._values(changes, is_fenced=changes.owner is not None))
+            ):
+                raise LeaseLostError(run_id)
+            await self._add_records(connection, run_id, records)
+            if events:
+                await self._add_events(connection, run_id, generation, events)
+            if changes is not None and (changes.owner is not None or changes.status not in (None, "running")):
+                await self._change_lease(connection, run_id, changes.owner, is_fenced=changes.owner is not None)
+
+    async def _append_one(self, run_id: str, generation: int, record: StoredRecord) -> None:
+        """Add one record with one statement, which checks the generation."""
+        values = _record_values(run_id, record, generation=generation)
+        async with self._writing(single=True) as connection:
+            if await _changes(connection, self._statements.add_record, values):
+                return
+        async with self._writing() as connection:
+            await self._lock(connection, run_id, generation)
+            await self._add_records(connection, run_id, [record])
+
+    async def _lock(self, connection: AsyncConnection, run_id: str, generation: int) -> None:
+        await connection.run_sync(self._lock_now, run_id, generation)
+
+    def _lock_now(self, connection: Connection, run_id: str, generation: int) -> None:
+        """Check the generation; nobody can change it before the end of the transaction."""
+        mine = {"run_id": run_id, "generation": generation}
+        if connection.execute(self._statements.lock, mine).first() is None:
+            raise LeaseLostError(run_id)
+
+    async def _add_records(self, connection: AsyncConnection, run_id: str, records: Sequence[StoredRecord]) -> None:
+        for record in records:
+            await connection.run_sync(self._add_record_now, run_id, record)
+
+    def _add_record_now(self, connection: Connection, run_id: str, record: StoredRecord) -> None:
+        connection.execute(self._statements.add_unchecked, _record_values(run_id, record))
+
+    async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
+        """See `RunStore`."""
+        if events:
+            async with self._writing() as connection:
+                await self._add_events(connection, run_id, generation, events)
+
+    async def _add_events(
+        self, connection: AsyncConnection, run_id: str, generation: int, events: Sequence[str]
+    ) -> None:
+        leases, table = self._tables.leases, self._tables.events
+        mine = and_(leases.c.run_id == run_id, leases.c.generation == generation)
+        counted = update(leases).where(mine).values(events=leases.c.events + len(events)).returning(leases.c.events)
+        last = await connection.scalar(counted)
+        if last is None:
+            raise LeaseLostError(run_id)
+        first = last - len(events) + 1
+        rows = [{"run_id": run_id, "number": first + index, "data": data} for index, data in enumerate(events)]
+        await connection.execute(insert(table).values(at=DatabaseNow()), rows)
+
+    async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
+        """See `RunStore`."""
+        table = self._tables.events
+        found = select(table.c.number, table.c.at, table.c.data).where(table.c.run_id == run_id, table.c.number > after)
+        async with self._reading() as connection:
+            rows = await connection.execute(found.order_by(table.c.number).limit(limit))
+            return [StoredEvent(row.number, _time(row.at), row.data) for row in rows]
+
+    # --- leases
+
+    async def acquire(self, run_id: str, owner: str) -> StoredRun | None:
+        """See `RunStore`."""
+        runs, leases = self._tables.runs, self._tables.leases
+        free = leases.c.until <= DatabaseNow()
+        found = (
+            select(runs.c.generation)
+            .join_from(runs, leases, leases.c.run_id == runs.c.id)
+            .where(runs.c.id == run_id, runs.c.status == "running", free)
+        )
+        async with self._reading() as connection:
+            generation: int | None = await connection.scalar(found)
+        if generation is None:
+            return None
+        mine = and_(runs.c.id == run_id, runs.c.generation == generation, runs.c.status == "running")
+        taken = {"generation": generation + 1, "owner": owner, "until": DatabaseNow() + self._milliseconds}
+        header = self._values(RunChanges(), is_fenced=True)
+        async with self._writing() as connection:
+            if not await _changes(connection, update(runs).where(mine).values(header)):
+                return None
+            same = and_(leases.c.run_id == run_id, leases.c.generation == generation, free)
+            if not await _changes(connection, update(leases).where(same).values(taken)):
+                await connection.rollback()  # its owner has just renewed it
+                return None
+            return await self._load(connection, run_id)
+
+    async def renew(self, run_id: str, generation: int) -> bool:
+        """See `RunStore`."""
+        # Not by the time: an owner that is late keeps the run until another one has taken it.
+        return await self._set_lease(run_id, generation, {"until": DatabaseNow() + self._milliseconds})
+
+    async def release(self, run_id: str, generation: int) -> None:
+        """See `RunStore`."""
+        await self._set_lease(run_id, generation, {"owner": None, "until": 0})
+
+    async def _set_lease(self, run_id: str, generation: int, values: dict[str, Any]) -> bool:
+        leases = self._tables.leases
+        mine = and_(leases.c.run_id == run_id, leases.c.generation == generation, leases.c.owner.is_not(None))
+        async with self._writing(single=True) as connection:
+            return await _changes(connection, update(leases).where(mine).values(values))
+
+    async def lapsed(self, limit: int = 100) -> list[str]:
+        """See `RunStore`."""
+        runs, leases = self._tables.runs, self._tables.leases
+        found = (
+            select(runs.c.id)
+            .join_from(runs, leases, leases.c.run_id == runs.c.id)
+            .where(runs.c.status == "running", leases.c.until <= DatabaseNow())
+            .order_by(runs.c.created_at)
+            .limit(limit)
+        )
+        async with self._reading() as connection:
+            return list(await connection.scalars(found))
+
+    # --- in a tool's transaction
+
+    def uses(self, bind: Any) -> bool:
+        """Return True if a session with this engine or connection writes to the database of the store.
+
+        That is the case for the store's engine, and for a synchronous engine with the same URL apart from its driver.
+        """
+        engine = getattr(bind, "engine", None)
+        if isinstance(engine, AsyncEngine):
+            engine = engine.sync_engine
+        if not isinstance(engine, Engine):
+            return False
+        ours = self._engine.sync_engine
+        if engine is ours or engine.pool is ours.pool:
+            return True
+        return not engine.dialect.is_async and _address(engine) == _address(ours)
+
+    def record_in(self, connection: Connection, run_id: str, generation: int, records: Sequence[StoredRecord]) -> None:
+        """Add records in the transaction of a tool, as its last statements before the commit.
+
+        Raises `LeaseLostError` if another process has taken the run: the transaction must then be rolled back.
+        """
+        # The lock comes last and is held for one commit: an owner that stands still before it keeps nobody waiting.
+        if len(records) == 1:
+            values = _record_values(run_id, records[0], generation=generation)
+            done = connection.execute(
+                self._statements.add_record, values, execution_options={"preserve_rowcount": True}
+            )
+            if done.rowcount:
+                return
+        self._lock_now(connection, run_id, generation)
+        for record in records:
+            self._add_record_now(connection, run_id, record)
+
+    # --- rows and connections
+
+    @property
+    def _milliseconds(self) -> int:
+        return round(self.lease * 1000)
+
+    def _headers(self) -> Select[Any]:
+        runs, leases = self._tables.runs, self._tables.leases
+        return select(*runs.c, leases.c.owner).join_from(runs, leases, leases.c.run_id == runs.c.id)
+
+    async def _load(self, connection: AsyncConnection, run_id: str) -> StoredRun | None:
+        row = (await connection.execute(self._headers().where(self._tables.runs.c.id == run_id))).first()
+        return None if row is None else _run(row)
+
+    def _values(self, changes: RunChanges, *, is_fenced: bool) -> dict[str, Any]:
+        """Return the new values of a header; `is_fenced` raises the generation."""
+        columns = self._tables.runs.c
+        values: dict[str, Any] = {"version": columns.version + 1, "updated_at": DatabaseNow()}
+        if changes.status is not None:
+            values["status"] = changes.status
+        if changes.document is not None:
+            values["document"] = changes.document
+        if is_fenced:
+            values["generation"] = columns.generation + 1
+        return values
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        await self.open()
+        async with self._single.connect() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _writing(self, *, single: bool = False) -> AsyncIterator[AsyncConnection]:
+        """Open a connection in a transaction that ends with the block; `single` is for one statement."""
+        await self.open()
+        async with (self._single if single else self._engine).connect() as connection:
+            await connection.execution_options(**FOR_WRITING)
+            async with connection.begin():
+                yield connection
+
+
+class _Statements:
+    """The statements of the hot path, built once."""
+
+    def __init__(self, tables: RunTables, dialect: str) -> None:
+        runs, records = tables.runs, tables.records
+        columns = ("run_id", "key", "kind", "data")
+        mine = and_(runs.c.id == bindparam("run_id"), runs.c.generation == bindparam("generation"))
+        # On PostgreSQL nobody can raise the generation until the transaction ends. SQLite has one writer at a time.
+        self.lock = select(runs.c.id).where(mine).with_for_update(read=True)
+        source = select(*(bindparam(name, type_=Text()) for name in columns)).where(mine).with_for_update(read=True)
+        same = [records.c.run_id, records.c.key]
+        make = INSERT_OF[dialect]
+        self.add_record = (
+            make(records).from_select(columns, source.select_from(runs)).on_conflict_do_nothing(index_elements=same)
+        )
+        self.add_unchecked = make(records).on_conflict_do_nothing(index_elements=same)
+
+
+def _record_values(run_id: str, record: StoredRecord, **others: Any) -> dict[str, Any]:
+    return {"run_id": run_id, "key": record.key, "kind": record.kind, "data": record.data, **others}
+
+
+def _run(row: Row[Any]) -> StoredRun:
+    return StoredRun(
+        id=row.id,
+        service=row.service,
+        method=row.method,
+        status=row.status,
+        generation=row.generation,
+        owner=row.owner,
+        version=row.version,
+        conversation=row.conversation,
+        created_at=_time(row.created_at),
+        updated_at=_time(row.updated_at),
+        document=row.document,
+    )
+
+
+def _time(milliseconds: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=milliseconds)
+
+
+def _milliseconds(time: datetime) -> int:
+    return (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _address(engine: Engine) -> tuple[object, ...]:
+    url = engine.url
+    database = url.database
+    if engine.dialect.name == "sqlite" and database:
+        database = str(Path(database).resolve())
+    return engine.dialect.name, url.host, url.port, database, tuple(sorted(url.query.items()))
+
+
+async def _changes(connection: AsyncConnection, statement: Any, values: dict[str, Any] | None = None) -> bool:
+    done = await connection.execute(statement, values, execution_options={"preserve_rowcount": True})
+    return bool(done.rowcount)
