@@ -38,7 +38,8 @@ from toolbox import (
 )
 from toolbox.container import internals_of
 from toolbox.events import Listeners
-from toolbox.execution import LoopRunner, Workers
+from toolbox.execution.runners import LoopRunner
+from toolbox.execution.threads import Workers
 from toolbox.tools.pipeline import ToolEnvironment, execute_tool
 from toolbox.tools.sources import read_tools
 

@@ -5,6 +5,7 @@ Imports are read from the source, those inside functions too. Those under `TYPE_
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,7 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+LIBRARY = {name: path for name, path in MODULES.items() if not name.startswith("sample_app")}
 
 
 def is_type_checking(node: ast.If) -> bool:
@@ -277,6 +279,25 @@ def test_no_public_name_is_also_a_module(package: str) -> None:
     names = {path.stem for path in (ROOT / package).iterdir() if path.suffix == ".py" or path.is_dir()}
 
     assert exported & names == set()
+
+
+def test_no_module_stem_stands_for_two_things() -> None:
+    stems = Counter(
+        name.rpartition(".")[2] for name, path in LIBRARY.items() if path.stem not in ("__init__", "__main__")
+    )
+
+    assert [stem for stem, count in stems.items() if count > 1] == []
+
+
+def test_no_class_name_stands_for_two_things() -> None:
+    """A leading underscore makes no other name: `_Run` beside `Run` confuses readers as much."""
+    homes: dict[str, list[str]] = {}
+    for module, path in LIBRARY.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(f"{module}, line {node.lineno}")
+
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
 def test_module_names_are_specific() -> None:

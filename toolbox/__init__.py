@@ -96,7 +96,7 @@ from .events import (
     ToolFailedEvent as ToolFailedEvent,
     ToolStartedEvent as ToolStartedEvent,
 )
-from .execution import blocking, non_blocking, run_on, run_on_thread
+from .execution.markers import blocking, non_blocking, run_on, run_on_thread
 from .printable import protect_logs as _protect_logs
 from .tools.marks import ReturnBehavior, tool, toolbox
 

@@ -36,7 +36,7 @@ from .di.registry import (
 )
 from .di.scopes import CallScope, RequestScope
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
-from .execution import FORKED, LoopThread, keep_inherited, renewed_after_fork
+from .execution.threads import FORKED, LoopThread, keep_inherited, renewed_after_fork
 from .type_keys import type_name
 
 if TYPE_CHECKING:

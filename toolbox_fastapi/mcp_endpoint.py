@@ -57,7 +57,7 @@ class _McpRoute(APIRoute):
 
     def __init__(self, path: str, application: ASGIApp, dependencies: Sequence[Depends], app: FastAPI) -> None:
         async def mcp(request: Request) -> Response:
-            return _Answer(application)
+            return _McpResponse(application)
 
         super().__init__(
             path,
@@ -94,7 +94,7 @@ class _Replayed:
         self._again, self._read = self._read, []
 
 
-class _Answer(Response):
+class _McpResponse(Response):
     """A response that lets an ASGI application answer the request."""
 
     def __init__(self, application: ASGIApp) -> None:

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import pytest
 
 from toolbox import AiMessage, Container, Result, create_ai_service, register_ai_service, run_on_thread, tool
-from toolbox.execution import BLOCKING, THREAD, Execution, LoopRunner, LoopThread, Workers
+from toolbox.execution.markers import BLOCKING, THREAD, Execution
+from toolbox.execution.runners import LoopRunner
+from toolbox.execution.threads import LoopThread, Workers
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio

@@ -26,20 +26,18 @@ from toolbox import (
     run_on_thread,
 )
 from toolbox.context import current_attributes, invocation_attributes
-from toolbox.execution import (
+from toolbox.execution.markers import (
     BLOCKING,
     COROUTINE,
     EXECUTION_MARK,
     NON_BLOCKING,
     THREAD,
-    CallerRunner,
     Execution,
     ExecutionModel,
-    LoopRunner,
-    LoopThread,
-    Workers,
     execution_of,
 )
+from toolbox.execution.runners import CallerRunner, LoopRunner
+from toolbox.execution.threads import LoopThread, Workers
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = [

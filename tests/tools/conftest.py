@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from toolbox import InvocationContext, MissingBeanError, ToolErrors, ToolExecutionRequest
-from toolbox.execution import LoopRunner, Workers
+from toolbox.execution.runners import LoopRunner
+from toolbox.execution.threads import Workers
 from toolbox.tools.pipeline import Tool, ToolEnvironment, ToolOutcome, execute_tool
 from toolbox.tools.sources import read_tools
 

@@ -24,7 +24,7 @@ from toolbox import (
     run_on_thread,
     tool,
 )
-from toolbox.execution import BLOCKING, COROUTINE, NON_BLOCKING, THREAD
+from toolbox.execution.markers import BLOCKING, COROUTINE, NON_BLOCKING, THREAD
 from toolbox.testing import tool_call
 from toolbox.tools.executors import tool_executor_from, tool_specifications_from, tools_from
 from toolbox.tools.marks import ToolMark, tool_mark_of, toolbox, toolbox_of

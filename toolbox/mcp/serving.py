@@ -26,7 +26,7 @@ from ..chat import (
 from ..container import Container, internals_of
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolAbort
-from ..execution import non_blocking
+from ..execution.markers import non_blocking
 from ..json_text import compact_json
 from ..signatures import EMPTY, Unresolved
 from ..tools.codec import awaited

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
-from ..execution import keep_inherited, renewed_after_fork
+from ..execution.threads import keep_inherited, renewed_after_fork
 from ..logs import hide_queries
 from ..validation_text import hide_secrets
 from .openai_settings import OpenAiSettings, environment_headers, is_from_environment

@@ -1,7 +1,482 @@
-"""Creates tools from a published OpenAPI document (extra `openapi`)."""
+"""Creates tools from a published OpenAPI document (extra `openapi`): a specification and an executor per operation.
+
+Documents are untrusted: they must not redirect a request or its credentials to another place. Not here: reading
+the document (`document`), building and sending requests (`rest`).
+"""
 
 from __future__ import annotations
 
-from .operations import tools_from_openapi
+import fnmatch
+import functools
+import itertools
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
 
-__all__ = ["tools_from_openapi"]
+from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+
+from ..chat import ImageContent, ToolExecutionRequest, ToolExecutor, ToolSpecification
+from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError
+from ..json_text import compact_json, parse_json, read_arguments
+from ..rest import Body, KeySettings, Response, rest_settings
+from ..rest.annotations import FixedValue, Place
+from ..rest.client_plans import BODILESS, ParameterPlan, RequestPlan, path_parts
+from ..rest.clients import send_request, standalone_exchange
+from ..rest.encoding import PROTECTED_HEADERS, has_dot_segment, is_header_name, shown_url
+from ..rest.endpoint import RestEndpoint
+from ..rest.replies import ReplyPlan, ReplyShape
+from ..schemas import readable, unknown_references
+from ..validation_text import SHOWN, brief
+from .document import (
+    DocumentBody,
+    DocumentParameter,
+    Operation,
+    declared_properties,
+    read_document,
+    request_schema,
+)
+
+logger = logging.getLogger("toolbox.openapi")
+
+Include: TypeAlias = Iterable[str] | Callable[[Operation], bool]
+
+_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+_NOT_IN_PATHS = re.compile(r"[\x00-\x20\x7f\\?#]")
+_SEPARATORS = {"spaceDelimited": " ", "pipeDelimited": "|"}
+_PLACES = {"path": Place.PATH, "query": Place.QUERY, "header": Place.HEADER, "cookie": Place.COOKIE}
+# OpenAPI ignores the first three: the body and the credentials determine them. The others would set cookies or change
+# how the request is sent.
+_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization", "accept-encoding", "cookie", "set-cookie"})
+_IGNORED_HEADERS |= {"proxy-authorization", *PROTECTED_HEADERS}
+_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
+_ACCEPT = FixedValue(Place.HEADER, "Accept", "application/json, */*;q=0.8")
+
+
+def tools_from_openapi(
+    document: Mapping[str, Any] | str | Path,
+    base_url: str | None = None,
+    include: Include | None = None,
+    **settings: Any,
+) -> dict[ToolSpecification, ToolExecutor]:
+    """Create a tool for each operation of an OpenAPI 3.0 or 3.1 document.
+
+        tools = tools_from_openapi("pets.json", base_url="https://pets.example", include=["getPet", "GET /pets"])
+
+    `document` is a dictionary, JSON text, the path of a file, or a URL, which is fetched at once. Requests go to
+    `base_url`, by default to the first server in the document. `base_url` is required if `settings` contain
+    credentials. `include` selects operations with a predicate, or with patterns for operation ids, tool names, tags or
+    `"GET /path"`; each pattern must match an operation. `settings` are those of `rest.rest_settings` (`bearer_token`,
+    `headers`, `timeout` in seconds, `retries`, …). Operations whose body is neither JSON, a form nor text are skipped.
+    Raises `IllegalConfigurationError` for an invalid document or setting, `RestClientError` if it cannot be fetched.
+    """
+    read = read_document(document)
+    url = base_url or read.server
+    if not url:
+        raise IllegalConfigurationError(
+            [Problem("tools_from_openapi", "the document has no server URL", "pass base_url=")]
+        )
+    given = rest_settings("openapi", url=url, **settings)
+    if not base_url and (named := _credentials(given)):
+        what = f"{named} would go to {shown_url(url)}, which only the document specifies"
+        fix = "pass base_url= to say where credentials go"
+        raise IllegalConfigurationError([Problem("tools_from_openapi", what, fix)])
+    exchange = standalone_exchange("tools_from_openapi", given)
+    chosen = tuple(_chosen(read.operations, include))
+    try:
+        definitions = {name: request_schema(each) for name, each in read.schemas.items()}
+        own = _own_names(exchange.connection.endpoint)
+        planned = [(operation, _plan(operation, name, definitions, own)) for name, operation in chosen]
+    except RecursionError:
+        problem = Problem("tools_from_openapi", "a schema is nested too deeply", "check where the document is from")
+        raise IllegalConfigurationError([problem]) from None
+    if problems := [each for operation, plan in planned for each in _problems(operation, plan)]:
+        raise IllegalConfigurationError(problems)
+    tools: dict[ToolSpecification, ToolExecutor] = {}
+    for operation, plan in planned:
+        if plan is None:
+            logger.info("%s %s is skipped: its body is neither JSON, a form nor text", operation.verb, operation.path)
+        else:
+            tools[plan.specification] = _executor(plan, exchange)
+    return tools
+
+
+def _credentials(given: KeySettings) -> str | None:
+    """Return the name of a setting that must not be sent to a server of an untrusted document, if there is one."""
+    settings = given.settings
+    found = {
+        "bearer_token": settings.bearer_token,
+        "username": settings.username,
+        "password": settings.password,
+        "api_key": settings.api_key,
+        "headers": settings.headers,
+        "client_certificate": settings.client_certificate,
+        "propagate_headers": {each.lower() for each in settings.propagate_headers} - _TRACE_HEADERS,
+        "auth": given.auth,
+    }
+    return next((name for name, value in found.items() if value), None)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnNames:
+    """Names of headers (in lower case) and query parameters that the settings set: arguments must not set them."""
+
+    headers: frozenset[str]
+    query: frozenset[str]
+
+
+def _own_names(endpoint: RestEndpoint) -> OwnNames:
+    headers = (name.lower() for name, _ in (*endpoint.headers, *endpoint.credentials))
+    propagated = (name.lower() for name in endpoint.settings.propagate_headers)
+    return OwnNames(frozenset({*headers, *propagated}), frozenset(name for name, _ in endpoint.query))
+
+
+def _problems(operation: Operation, plan: OperationPlan | None) -> Iterator[Problem]:
+    """Yield the problems of an operation."""
+    where, path = f"{operation.verb} {brief(operation.path)}", operation.path
+    if not path.startswith("/") or path.startswith("//") or _NOT_IN_PATHS.search(path):
+        fix = "check where the document is from: a path starts with one '/' and has no query, fragment or backslash"
+        yield Problem(where, "invalid path", fix)
+    elif has_dot_segment(path):
+        yield Problem(where, "invalid path: it has the segment '.' or '..'", "check where the document is from")
+    named = {each.name for each in operation.parameters if each.place == "path"}
+    for name in path_parts(path)[1::2]:
+        if name not in named:
+            yield Problem(where, f"missing path parameter {brief(name)!r}", "add it to the document")
+    for each in operation.parameters:
+        if each.place in ("header", "cookie") and not is_header_name(each.name):
+            yield Problem(where, f"invalid name of a {each.place}: {brief(each.name)!r}", "correct the document")
+    if plan is not None:
+        for reference in sorted(plan.unknown_references):
+            yield Problem(where, f"the reference {brief(reference)!r} is unknown", "add it to the components")
+
+
+def _chosen(operations: tuple[Operation, ...], include: Include | None) -> Iterator[tuple[str, Operation]]:
+    """Yield name and operation of each selected tool. Raises `IllegalConfigurationError`."""
+    named: dict[str, Operation] = {}
+    for operation in operations:
+        named[_unique(_tool_name(operation), named)] = operation
+    if include is None or callable(include):
+        yield from ((name, each) for name, each in named.items() if include is None or include(each))
+        return
+    patterns = (include,) if isinstance(include, str) else tuple(include)
+    for pattern in patterns:
+        if not any(_matches_pattern(name, each, pattern) for name, each in named.items()):
+            problem = Problem(
+                "tools_from_openapi", f"include={pattern!r} matches no operation", f"use one of: {', '.join(named)}"
+            )
+            raise IllegalConfigurationError([problem])
+    yield from (
+        (name, each) for name, each in named.items() if any(_matches_pattern(name, each, one) for one in patterns)
+    )
+
+
+def _matches_pattern(name: str, operation: Operation, pattern: str) -> bool:
+    words = (operation.operation_id or name, name, f"{operation.verb} {operation.path}", *operation.tags)
+    return any(fnmatch.fnmatchcase(word, pattern) for word in words)
+
+
+def _tool_name(operation: Operation) -> str:
+    text = operation.operation_id or f"{operation.verb.lower()}{operation.path}"
+    return _NAME.sub("_", text).strip("_")[:64] or "operation"
+
+
+def _unique(name: str, taken: set[str] | Mapping[str, Any]) -> str:
+    if name not in taken:
+        return name
+    return next(each for n in itertools.count(2) if (each := f"{name[:56]}_{n}") not in taken)
+
+
+# --- planning
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of the tool: its name for the model, and how its value is sent."""
+
+    name: str
+    required: bool
+    put: Callable[[Any], Any]
+    parameter: ParameterPlan
+
+
+@dataclass(frozen=True, slots=True)
+class OperationPlan:
+    """All that a call of an operation needs."""
+
+    specification: ToolSpecification
+    request: RequestPlan
+    arguments: tuple[Argument, ...] = field(hash=False)
+    unknown_references: frozenset[str] = frozenset()
+
+
+def _plan(operation: Operation, name: str, definitions: Mapping[str, Any], own: OwnNames) -> OperationPlan | None:
+    """Return the plan of an operation; None when its body cannot be written by a model."""
+    arguments: dict[str, Argument] = {}
+    schemas: dict[str, Any] = {}
+    for parameter in operation.parameters:
+        if _is_ignored(parameter, own):
+            continue
+        visible = _unique(_NAME.sub("_", parameter.name).strip("_")[:64] or "value", arguments)
+        schema = request_schema(parameter.schema)
+        arguments[visible] = _argument(visible, parameter, declared_properties(schema, definitions) - own.query)
+        schemas[visible] = _described(schema, parameter.description)
+    if operation.body is not None and operation.verb not in BODILESS:
+        chosen = _media_type(operation.body)
+        if chosen is not None:
+            visible = _unique("body", arguments)
+            schema = request_schema(operation.body.schemas[chosen])
+            arguments[visible] = _body_argument(
+                visible, operation.body, chosen, declared_properties(schema, definitions)
+            )
+            schemas[visible] = _described(schema, operation.body.description)
+        elif operation.body.required:
+            return None
+    whole = _object(schemas, arguments, definitions)
+    specification = ToolSpecification(name, operation.description, readable(whole))
+    request = RequestPlan(
+        where=name,
+        verb=operation.verb,
+        path=path_parts(operation.path),
+        parameters=tuple(each.parameter for each in arguments.values()),
+        reply=ReplyPlan(ReplyShape.BYTES, whole=True),
+        fixed=(_ACCEPT,),
+        idempotent=operation.verb not in ("POST", "PATCH"),
+    )
+    unknown = frozenset(unknown_references(whole))
+    return OperationPlan(specification, request, tuple(arguments.values()), unknown)
+
+
+def _is_ignored(parameter: DocumentParameter, own: OwnNames) -> bool:
+    """Return True for a parameter that would replace what the settings send, or change how a request is sent."""
+    match parameter.place:
+        case "header":
+            return parameter.name.lower() in _IGNORED_HEADERS | own.headers
+        case "cookie":
+            return "cookie" in own.headers
+        case "query":
+            return parameter.name in own.query
+    return False
+
+
+def _object(
+    schemas: dict[str, Any], arguments: Mapping[str, Argument], definitions: Mapping[str, Any]
+) -> dict[str, Any]:
+    definitions = dict(definitions)
+    for schema in schemas.values():
+        definitions |= schema.pop("$defs", {})
+    parameters: dict[str, Any] = {"type": "object", "properties": schemas}
+    if required := [name for name, each in arguments.items() if each.required]:
+        parameters["required"] = required
+    return parameters | ({"$defs": definitions} if definitions else {})
+
+
+def _described(schema: dict[str, Any], description: str | None) -> dict[str, Any]:
+    return {**schema, "description": description} if description else schema
+
+
+def _argument(visible: str, parameter: DocumentParameter, declared: set[str]) -> Argument:
+    place = _PLACES[parameter.place]
+    # A query parameter may become several, or get another name: `put` returns the fields to send.
+    plan = ParameterPlan(visible, place, parameter.name, spread=place is Place.QUERY)
+    return Argument(visible, parameter.required, lambda value: _styled(parameter, value, declared), plan)
+
+
+def _only_declared(value: Mapping[str, Any], declared: set[str]) -> Mapping[str, Any]:
+    """Return a value whose properties become parameters. Raises `ValueError` for a property of another name."""
+    if unknown := [name for name in value if name not in declared]:
+        raise ValueError(
+            f"unknown property {brief(unknown[0], 50)!r}; expected: {', '.join(sorted(declared)) or 'none'}"
+        )
+    return value
+
+
+def _styled(parameter: DocumentParameter, value: Any, declared: set[str]) -> Any:
+    """Return the value in the style of the parameter; for a query parameter, the fields to send."""
+    text = _text(parameter, value)
+    if parameter.place != "query":
+        return text
+    if parameter.media_type is None and isinstance(value, Mapping):
+        value = _only_declared(value, declared)
+        if parameter.style == "deepObject":
+            return {f"{parameter.name}[{key}]": each for key, each in value.items()}
+        if parameter.explode:
+            return value
+    return {parameter.name: text}
+
+
+def _text(parameter: DocumentParameter, value: Any) -> Any:
+    """Return a value as one text; a list that repeats the parameter stays a list."""
+    if parameter.media_type is not None:
+        return compact_json(value)
+    if isinstance(value, list):
+        if parameter.place == "query" and parameter.explode:
+            return value
+        return _SEPARATORS.get(parameter.style, ",").join(_word(each) for each in value)
+    if isinstance(value, Mapping):
+        between = "=" if parameter.explode else ","
+        return ",".join(f"{key}{between}{_word(each)}" for key, each in value.items())
+    return value
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else compact_json(value)
+
+
+def _media_type(body: DocumentBody) -> str | None:
+    """Return the media type to send: JSON is preferred to a form, and a form to text."""
+    wanted = (r"application/json\b.*", r".*\+json\b.*", r"application/x-www-form-urlencoded\b.*", r"text/.*", r"\*/\*")
+    for pattern in wanted:
+        for media_type in body.schemas:
+            if re.fullmatch(pattern, media_type):
+                return media_type
+    return None
+
+
+def _body_argument(visible: str, body: DocumentBody, media_type: str, declared: set[str]) -> Argument:
+    if media_type.startswith("application/x-www-form-urlencoded"):
+        plan = ParameterPlan(visible, Place.FORM, visible, True)
+        # A form without declared fields accepts any.
+        return Argument(visible, body.required, lambda value: _only_declared(value, declared or set(value)), plan)
+    sent_as = "application/json" if media_type == "*/*" else media_type
+    plan = ParameterPlan(visible, Place.BODY, visible, mark=Body(sent_as))
+    if media_type.startswith("text/"):
+        return Argument(visible, body.required, _word, plan)
+    return Argument(visible, body.required, lambda value: compact_json(value).encode(), plan)
+
+
+# --- calling
+
+
+def _executor(plan: OperationPlan, exchange: Any) -> Callable[[ToolExecutionRequest, Any], Awaitable[object]]:
+    validator = ArgumentsValidator(plan.specification)
+
+    async def execute(request: ToolExecutionRequest, memory_id: Any) -> object:
+        values = dict(_values(plan, request, validator))
+        return _value(await send_request(exchange, plan.request, values))
+
+    execute.__name__ = plan.specification.name
+    return execute
+
+
+def _values(
+    plan: OperationPlan, request: ToolExecutionRequest, validator: ArgumentsValidator
+) -> Iterator[tuple[str, Any]]:
+    """Yield the values of the request's parameters. Raises `ToolArgumentsError`."""
+    try:
+        given = read_arguments(request.arguments, plan.specification.parameters)
+    except ValueError as error:
+        raise ToolArgumentsError(request, [("", str(error))]) from error
+    missing = [each.name for each in plan.arguments if each.required and each.name not in given]
+    if missing:
+        raise ToolArgumentsError(request, [(name, "this argument is required") for name in missing])
+    # Null omits an optional argument.
+    values = {
+        each.name: given[each.name]
+        for each in plan.arguments
+        if each.name in given and (each.required or given[each.name] is not None)
+    }
+    if faults := validator.faults(values):
+        raise ToolArgumentsError(request, faults)
+    for each in plan.arguments:
+        try:
+            yield each.name, each.put(values[each.name]) if each.name in values else None
+        except ValueError as error:
+            raise ToolArgumentsError(request, [(each.name, str(error))]) from error
+
+
+def _value(response: Response[bytes]) -> object:
+    """Return the tool result for a reply: a JSON value, text, or an image."""
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not response.body:
+        return None
+    if media_type.startswith("image/") and media_type != "image/svg+xml":
+        return ImageContent(data=response.body, mime_type=media_type)
+    try:
+        if media_type == "application/json" or media_type.endswith("+json"):
+            return parse_json(response.body)
+        return response.body.decode()
+    except ValueError:
+        return f"{len(response.body)} bytes of {media_type or 'unknown type'}"
+
+
+# --- validation of arguments by the document's schema; jsonschema is loaded with the first tool
+
+
+class ArgumentsValidator:
+    """Validates the arguments of calls of one tool."""
+
+    def __init__(self, specification: ToolSpecification) -> None:
+        self._specification = specification
+        self._library = _library()
+        self._validator: Any = None
+
+    def faults(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return the faults of these arguments, as (path, message); at most `SHOWN`.
+
+        Raises `IllegalConfigurationError` if the schema is invalid.
+        """
+        if self._validator is None:
+            self._validator = self._compiled()
+        try:
+            found = list(itertools.islice(self._validator.iter_errors(dict(arguments)), SHOWN))
+        except RecursionError:
+            return [("", "nested too deeply")]
+        return [(brief(".".join(map(str, each.absolute_path))), brief(each.message)) for each in found]
+
+    def _compiled(self) -> Any:
+        import referencing
+
+        jsonschema, schema = self._library, self._specification.parameters
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except (jsonschema.SchemaError, RecursionError) as error:
+            what = f"invalid schema of the arguments: {brief(getattr(error, 'message', 'nested too deeply'))}"
+            problem = Problem(f"tool {self._specification.name}", what, "correct the OpenAPI document")
+            raise IllegalConfigurationError([problem]) from None
+        # With an empty registry, the validator does not fetch references.
+        return _validator_class()(schema, registry=referencing.Registry())
+
+
+def _library() -> Any:
+    try:
+        import jsonschema  # type: ignore[import-untyped]  # it comes without type hints
+    except ModuleNotFoundError as error:
+        text = "tools_from_openapi needs the library jsonschema; install it: pip install 'toolbox-di[openapi]'"
+        raise ModuleNotFoundError(text, name="jsonschema") from error
+    return jsonschema
+
+
+@functools.cache
+def _validator_class() -> Callable[..., Any]:
+    jsonschema = _library()
+
+    def check_pattern(validator: Any, pattern: str, value: object, schema: Any) -> Iterator[Any]:
+        if isinstance(value, str) and not _matches(pattern)(value):
+            yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+    made: Callable[..., Any] = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": check_pattern})
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def _matches(pattern: str) -> Callable[[str], bool]:
+    """Return a check with a linear-time engine: a document's pattern could block Python's engine for ever.
+
+    Patterns that this engine does not support are left to the server.
+    """
+    try:
+        validator = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+    except SchemaError:
+        return lambda value: True
+
+    def check(value: str) -> bool:
+        try:
+            validator.validate_python(value)
+        except ValidationError:
+            return False
+        return True
+
+    return check

@@ -22,7 +22,7 @@ from ..di.beans import MISSING, BeanDefinition, point_of
 from ..di.decorators import Scope, application_scoped
 from ..di.graph import BeanGraph, Registration
 from ..errors import IllegalConfigurationError, Problem
-from ..execution import refuse_on_event_loop
+from ..execution.threads import refuse_on_event_loop
 from ..type_keys import plain
 from .annotations import ClientMark, client_mark_of
 from .client_plans import ClientPlan, RequestPlan, RestMethodPlan, is_context

@@ -23,7 +23,7 @@ from urllib.parse import urljoin
 import httpx2
 
 from ..errors import ContainerNotStartedError, RestClientError
-from ..execution import keep_inherited, renewed_after_fork
+from ..execution.threads import keep_inherited, renewed_after_fork
 from ..validation_text import brief
 from .building import Outgoing
 from .encoding import is_dot_segment, shown_url

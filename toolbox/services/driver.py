@@ -27,7 +27,7 @@ from ..chat import (
 )
 from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, no_response, response_of
 from ..context import current_invocation
-from ..execution import CallerRunner
+from ..execution.runners import CallerRunner
 from ..tools.pipeline import ToolSuspension, execute_tool
 from .invocation import Invocation, Perform
 from .layers import ObservedModel, around, within

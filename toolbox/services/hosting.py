@@ -23,15 +23,9 @@ from ..di.points import MISSING, Names, point_of
 from ..di.scopes import outside_scopes
 from ..errors import ContainerNotStartedError, IllegalConfigurationError, MissingBeanError, Problem
 from ..events import EventListener, Listeners
-from ..execution import (
-    FORKED,
-    ExecutionModel,
-    LoopRunner,
-    Workers,
-    keep_inherited,
-    renewed_after_fork,
-    unknown_executor,
-)
+from ..execution.markers import ExecutionModel, unknown_executor
+from ..execution.runners import LoopRunner
+from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
 from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool

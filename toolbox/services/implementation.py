@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ..context import WhileCallerWaits, given_up_with_outer
-from ..execution import CallerRunner, refuse_on_event_loop
+from ..execution.runners import CallerRunner
+from ..execution.threads import refuse_on_event_loop
 from .declaration import SERVICE_MARK
 from .driver import run, stream
 from .invocation import Invocation, ServiceHost

@@ -28,7 +28,9 @@ from ..chat import (
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation, current_limit
 from ..errors import IllegalConfigurationError, InvocationTimeoutError, MissingBeanError, Problem
 from ..events import Listeners
-from ..execution import BLOCKING, COROUTINE, CallerRunner, LoopRunner, Workers, is_async
+from ..execution.markers import BLOCKING, COROUTINE, is_async
+from ..execution.runners import CallerRunner, LoopRunner
+from ..execution.threads import Workers
 from ..tools.failures import ToolErrors
 from ..tools.pipeline import Tool, ToolEnvironment
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools

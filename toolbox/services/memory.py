@@ -28,7 +28,7 @@ from ..chat import (
     UserMessage,
 )
 from ..errors import InvalidMemoryIdError, MemoryInUseError
-from ..execution import keep_inherited, on_event_loop, renewed_after_fork
+from ..execution.threads import keep_inherited, on_event_loop, renewed_after_fork
 
 T = TypeVar("T")
 

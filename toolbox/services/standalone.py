@@ -23,14 +23,8 @@ from ..di.beans import read_class
 from ..di.points import MISSING
 from ..errors import IllegalConfigurationError, Problem
 from ..events import Listeners
-from ..execution import (
-    ExecutionModel,
-    LoopThread,
-    Workers,
-    keep_inherited,
-    renewed_after_fork,
-    unknown_executor,
-)
+from ..execution.markers import ExecutionModel, unknown_executor
+from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
 from ..models.selection import no_model
 from ..tools.executors import NO_SCOPE
 from ..tools.failures import ToolErrors

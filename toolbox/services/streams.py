@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
 from ..chat_streams import TextPieces
 from ..context import NOT_BEGUN, InContext, WhileCallerWaits, current_invocation, given_up_with_outer
-from ..execution import CallerRunner, on_event_loop, refuse_on_event_loop
+from ..execution.runners import CallerRunner
+from ..execution.threads import on_event_loop, refuse_on_event_loop
 from .driver import stream
 from .invocation import Invocation
 from .layers import within

@@ -25,7 +25,7 @@ from ..chat import (
     joined_text,
 )
 from ..errors import EndsInvocation, ToolArgumentsError, ToolResultError, ToolRetry
-from ..execution import returns_awaitable
+from ..execution.markers import returns_awaitable
 from ..json_text import arguments_text, as_wanted, value_text
 from ..signatures import EMPTY, Unresolved
 from ..type_keys import unwrapped

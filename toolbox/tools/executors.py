@@ -17,7 +17,8 @@ from typing_extensions import TypeForm
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutor, ToolSpecification
 from ..context import Cancellation, InvocationContext, ToolCallScope
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError, ToolTimeoutError
-from ..execution import Execution, Finish
+from ..execution.markers import Execution
+from ..execution.threads import Finish
 from .codec import cut
 from .failures import DEFAULTS
 from .members import read_function

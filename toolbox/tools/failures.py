@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 from ..chat import ToolExecutionResult
 from ..context import InvocationContext
 from ..errors import ToolArgumentsError, UnknownToolError
-from ..execution import non_blocking
+from ..execution.markers import non_blocking
 from ..validation_text import brief
 
 logger = logging.getLogger("toolbox.tools")

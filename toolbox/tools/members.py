@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from ..errors import Problem
-from ..execution import EXECUTION_MARK, Execution, execution_of, execution_problems
+from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..signatures import EMPTY, Unresolved
 from ..type_keys import arguments_for
 from .codec import ArgumentDecoder, ResultEncoder

@@ -38,7 +38,8 @@ from ..errors import (
     UnknownToolError,
 )
 from ..events import Listeners, ToolExecutedEvent, ToolFailedEvent, ToolStartedEvent
-from ..execution import EXECUTION_MARK, Execution, Runner, execution_of
+from ..execution.markers import EXECUTION_MARK, Execution, execution_of
+from ..execution.runners import Runner
 from ..fast_dataclass import with_fast_init
 from ..signatures import EMPTY
 from .codec import Encoded, EncodedInFull, cut, printable
@@ -327,7 +328,7 @@ def run_tool(call: ToolCall) -> Awaitable[Encoded]:
     on_loop = tool.execution.is_coroutine or call.environment.runner.is_on_loop(tool.execution)
     if tool.timeout is not None:
         return _within(tool.timeout, call, on_loop)
-    return _on_loop(call) if on_loop else _Run(call).wait()
+    return _on_loop(call) if on_loop else _PlacedCall(call).wait()
 
 
 async def _within(timeout: float, call: ToolCall, on_loop: bool) -> Encoded:
@@ -342,7 +343,7 @@ async def _within(timeout: float, call: ToolCall, on_loop: bool) -> Encoded:
         async with limit:
             if on_loop:
                 return await _on_loop(call, on_start)
-            run = _Run(call, on_start)
+            run = _PlacedCall(call, on_start)
             try:
                 return await run.wait()
             except asyncio.CancelledError:
@@ -383,8 +384,8 @@ async def _on_loop(call: ToolCall, on_start: Callable[[], None] | None = None) -
         return encoded
 
 
-class _Run:
-    """One run of a tool on a thread or in a process: waits for it, encodes, closes its call scope.
+class _PlacedCall:
+    """A tool call on a thread or in a process: waits for it, encodes, closes its call scope.
 
     `abandoned_by` is the error because of which the caller stopped waiting, or None.
     """

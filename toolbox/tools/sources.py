@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol, TypeGuard
 from ..chat import ToolExecutor, ToolSpecification, UserMessage
 from ..context import InvocationContext
 from ..errors import Problem
-from ..execution import EXECUTION_MARK, execution_of, execution_problems
+from ..execution.markers import EXECUTION_MARK, execution_of, execution_problems
 from ..signatures import takes
 from ..validation_text import brief
 from .codec import ResultEncoder

@@ -43,7 +43,7 @@ from toolbox.events import (
     ToolFailedEvent,
     ToolStartedEvent,
 )
-from toolbox.execution import thread_watcher
+from toolbox.execution.threads import thread_watcher
 from toolbox.services.outputs import Result
 from toolbox.tools.failures import message_of
 

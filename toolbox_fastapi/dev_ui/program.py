@@ -12,7 +12,7 @@ from typing import Any
 
 from toolbox.chat import UserMessage
 from toolbox.container import Container, internals_of
-from toolbox.execution import Execution
+from toolbox.execution.markers import Execution
 from toolbox.overview import Node, nodes_of
 from toolbox.services.hosting import ContainerHost
 from toolbox.services.memory import MessageWindow, TokenWindow, Window, estimate_tokens

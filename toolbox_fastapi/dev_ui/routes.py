@@ -37,10 +37,9 @@ from toolbox.tools.marks import toolbox_of
 from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
 
-from ..guarding import guarded_route
 from ..requirements import endpoints_of
 from ..streaming import EVENTS, as_json, close_stream, iterate, sse
-from .access import TOKEN_KEY, DevUi, Token, print_address, server_address, take_token
+from .access import TOKEN_KEY, DevUi, Token, guarded_route, print_address, server_address, take_token
 from .forms import BadInputError
 from .journal import DevUiListener, Entry, Journal, entry_callback, failure, plain
 from .program import Method, ProgramView
