@@ -15,6 +15,7 @@ REQUEST = ToolExecutionRequest("c1", "add", '{"a": "x"}')
 # A value for each parameter of the errors' constructors.
 FACTS: dict[str, Any] = {
     "attempted": 7,
+    "attributes": {"ticket": 7},
     "body": "<html>",
     "candidates": ("Card", "Invoice"),
     "limit": 3,
@@ -87,7 +88,7 @@ def test_error_texts_do_not_contain_the_repr_of_arguments(kind: type[Exception])
 def test_all_errors_except_tool_signals_are_toolbox_errors() -> None:
     outside = {kind.__name__ for kind in all_errors() if not issubclass(kind, errors.ToolboxError)}
 
-    assert outside == {"ToolRetry", "ToolAbort", "EndsInvocation"}
+    assert outside == {"ToolRetry", "ToolAbort", "ToolDeferred", "EndsInvocation"}
 
 
 def test_configuration_and_usage_errors_are_framework_errors() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar, cast
 
 from typing_extensions import TypeForm
 
@@ -70,6 +70,23 @@ class InContext(Awaitable[T]):
 @dataclass(frozen=True, slots=True)
 class MemoryIdMark:
     """Marks the parameter with the conversation's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdMark:
+    """Marks the parameter with the id of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKeyMark:
+    """Marks the parameter with a key that is the same for each execution of the same tool call."""
+
+
+RunId: TypeAlias = Annotated[str, RunIdMark()]
+"""The id of a run, as a parameter of a durable method or of a tool. Models never see it."""
+
+IdempotencyKey: TypeAlias = Annotated[str, IdempotencyKeyMark()]
+"""A key that stays the same for the same tool call of a run, over retries and processes. Models never see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +264,8 @@ class InvocationContext:
     - `notes`: one dictionary per invocation, empty at first. Tools, tool providers, handlers and system messages may
       read and change it. A service that is called as a tool has separate notes. A tool in another process gets a copy
       of the notes that can be pickled.
+    - `approved_by`: the name or `SecurityIdentity` of the person who approved this tool call; None without approval.
+    - `place`: for the framework only: the place of a tool call in its run.
     """
 
     service: type[Any]
@@ -260,6 +279,8 @@ class InvocationContext:
     invocation_id: str = field(default_factory=_new_invocation_id, compare=False, repr=False)
     outer_invocation_id: str | None = field(default=None, compare=False, repr=False)
     notes: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    approved_by: Any = None
+    place: Any = field(default=None, compare=False, repr=False)
 
     @property
     def cancelled(self) -> bool:
@@ -274,7 +295,8 @@ class InvocationContext:
         # Copy first, in one step: other threads can add notes during the loop.
         notes = {name: value for name, value in self.notes.copy().items() if _can_pickle(value)}
         facts = (service, self.method, memory_id, self.user_message, attributes, self.deadline, self.request)
-        return InvocationContext, (*facts, Cancellation(), self.invocation_id, self.outer_invocation_id, notes)
+        ids = (self.invocation_id, self.outer_invocation_id)
+        return InvocationContext, (*facts, Cancellation(), *ids, notes, self.approved_by)
 
     def in_tool(self, request: ToolExecutionRequest, cancellation: Cancellation | None = None) -> InvocationContext:
         """Return a copy for the tool call `request`, with a separate `cancellation` if one is passed."""

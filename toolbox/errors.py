@@ -7,7 +7,7 @@ which are not `ToolboxError`s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -205,6 +205,22 @@ class ToolAbort(EndsInvocation):
 
     The caller of the service gets the exception unchanged.
     """
+
+
+class ToolDeferred(EndsInvocation):
+    """Raise it in a tool marked `@tool(deferred=True)` whose result comes later: the call is suspended.
+
+        raise ToolDeferred(reason="the warehouse answers by mail", attributes={"ticket": 7})
+
+    `runs.resume(run_id, {call.id: respond(value)})` supplies the result. `attributes` are JSON values.
+    """
+
+    def __init__(self, reason: str | None = None, attributes: Mapping[str, object] | None = None) -> None:
+        super().__init__(reason, dict(attributes or {}))
+        self.reason, self.attributes = reason, dict(attributes or {})
+
+    def __str__(self) -> str:
+        return f"the result of this tool call comes later: {self.reason or 'no reason given'}"
 
 
 class ToolArgumentsError(ToolboxError):

@@ -16,6 +16,7 @@ from .chat import (
     ChatRequest,
     ChatResponse,
     Message,
+    PendingCall,
     TokenUsage,
     ToolExecution,
     ToolExecutionRequest,
@@ -158,6 +159,58 @@ class ToolFailedEvent(InvocationEvent):
     duration: float
 
     is_end: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSuspendedEvent(InvocationEvent):
+    """A tool call waits for an answer, or for a service that waits for one.
+
+    `kind` is `"approval"`, `"deferred"` or `"unknown_outcome"`, or `"service"` for a service that was suspended.
+    `duration` is in seconds.
+    """
+
+    request: ToolExecutionRequest
+    kind: str
+    duration: float
+
+    is_end: ClassVar[bool] = True
+
+
+# --- runs
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSuspendedEvent(InvocationEvent):
+    """A service call was suspended, and the run is stored. A service that was called as a tool sends it, too.
+
+    `pending` are the calls that wait for an answer. `duration` is in seconds.
+    """
+
+    run_id: str
+    pending: tuple[PendingCall, ...]
+    duration: float
+
+    is_end: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnsweredEvent(InvocationEvent):
+    """A pending call of a run was answered. `answer` is `"approve"`, `"reject"`, `"respond"`, `"fail"` or `"retry"`.
+
+    `by` is the name of the person, or None.
+    """
+
+    run_id: str
+    call: PendingCall
+    answer: str
+    by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumedEvent(InvocationEvent):
+    """A stored run continues. A `ServiceStartedEvent` of its method follows."""
+
+    run_id: str
 
 
 # --- the conversation

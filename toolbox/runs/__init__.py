@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..chat import PendingCall, RunSuspended
+    from ..context import IdempotencyKey, RunId
     from ..errors import (
         ConversationSuspendedError,
         LeaseLostError,
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
         RunNotFoundError,
         RunStateError,
         RunSuspendedError,
+        ToolDeferred,
     )
     from .answers import Answer, HistoryEntry, Run, approve, fail, reject, respond, retry
     from .store import InMemoryRunStore, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
 
 _HOMES = {
     "..chat": ("PendingCall", "RunSuspended"),
+    "..context": ("IdempotencyKey", "RunId"),
     "..errors": (
         "ConversationSuspendedError",
         "LeaseLostError",
@@ -40,6 +43,7 @@ _HOMES = {
         "RunNotFoundError",
         "RunStateError",
         "RunSuspendedError",
+        "ToolDeferred",
     ),
     ".answers": ("Answer", "HistoryEntry", "Run", "approve", "fail", "reject", "respond", "retry"),
     ".store": (
@@ -71,6 +75,7 @@ __all__ = [
     "Answer",
     "ConversationSuspendedError",
     "HistoryEntry",
+    "IdempotencyKey",
     "InMemoryRunStore",
     "LeaseLostError",
     "PendingCall",
@@ -81,6 +86,7 @@ __all__ = [
     "RunChanges",
     "RunConflictError",
     "RunFailedError",
+    "RunId",
     "RunIncompatibleError",
     "RunNotFoundError",
     "RunStateError",
@@ -91,6 +97,7 @@ __all__ = [
     "StoredEvent",
     "StoredRecord",
     "StoredRun",
+    "ToolDeferred",
     "approve",
     "fail",
     "reject",

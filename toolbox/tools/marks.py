@@ -7,18 +7,22 @@ members (`members`), where a tool runs (`toolbox.execution`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import FrameType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-from ..signatures import local_names
+from ..signatures import local_names, takes
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
 TOOL_MARK = "__toolbox_tool__"
 TOOLBOX_MARK = "__toolbox_toolbox__"
+
+
+UnknownOutcome: TypeAlias = Literal["tell", "ask", "retry"]
+"""After a crash during a tool call: send the model an error, ask a person, or run the call again."""
 
 
 class ReturnBehavior(StrEnum):
@@ -45,6 +49,11 @@ class ToolMark:
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
     timeout: float | None = None
     max_result_chars: int | None = None
+    requires_approval: bool | Callable[..., Any] = False
+    approvers: tuple[str, ...] = ()
+    not_self: bool = False
+    deferred: bool = False
+    on_unknown_outcome: UnknownOutcome = "tell"
     local_names: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
 
@@ -61,6 +70,11 @@ def tool(
     metadata: Mapping[str, Any] | None = None,
     timeout: float | None = None,
     max_result_chars: int | None = None,
+    requires_approval: bool | Callable[..., Any] = False,
+    approvers: Sequence[str] = (),
+    not_self: bool = False,
+    deferred: bool = False,
+    on_unknown_outcome: UnknownOutcome = "tell",
 ) -> Callable[[F], F]: ...
 
 
@@ -72,6 +86,11 @@ def tool(
     metadata: Mapping[str, Any] | None = None,
     timeout: float | None = None,
     max_result_chars: int | None = None,
+    requires_approval: bool | Callable[..., Any] = False,
+    approvers: Sequence[str] = (),
+    not_self: bool = False,
+    deferred: bool = False,
+    on_unknown_outcome: UnknownOutcome = "tell",
 ) -> Any:
     """Mark a function or method as a tool that a language model may call. The function itself is not changed.
 
@@ -87,6 +106,13 @@ def tool(
     - `metadata`: values for your program; they are not sent to the model.
     - `timeout`: the limit in seconds; a slower tool fails with `ToolTimeoutError`.
     - `max_result_chars`: longer results are cut, with a note for the model.
+    - `requires_approval`: True, or a function `(arguments, context) -> bool`, `def` or `async def`: a person must
+      approve the call before it runs. If the function raises, the call needs approval.
+    - `approvers`: roles; only a `SecurityIdentity` with one of them may approve. `not_self`: the identity that asked
+      may not approve.
+    - `deferred`: the tool may raise `ToolDeferred`; its result comes later.
+    - `on_unknown_outcome`: in a durable run, after a crash during the call: `"tell"` the model that the outcome is
+      unknown, `"ask"` a person, or `"retry"` the call.
 
     Wrong declarations are reported when the tool's service or class is registered with a container and checked.
     """
@@ -103,8 +129,25 @@ def tool(
         dict(metadata or {}),
         timeout,
         max_result_chars,
+        *_run_options(requires_approval, approvers, not_self, deferred, on_unknown_outcome),
     )
     return lambda target: _mark(target, mark, sys._getframe(1))
+
+
+def _run_options(
+    requires_approval: Any, approvers: Any, not_self: Any, deferred: Any, on_unknown_outcome: Any
+) -> tuple[Any, ...]:
+    """Return the options about runs. Raises `TypeError` for invalid ones."""
+    if not isinstance(requires_approval, bool) and not takes(requires_approval, 2):
+        fix = "use True, or a function that takes the arguments and the InvocationContext"
+        raise TypeError(f"@tool: requires_approval is {requires_approval!r}; {fix}")
+    if isinstance(approvers, str) or not all(isinstance(each, str) for each in approvers):
+        raise TypeError(f'@tool: approvers is {approvers!r}; use names of roles: approvers=("manager",)')
+    if (approvers or not_self) and requires_approval is False:
+        raise TypeError("@tool: approvers= and not_self= have no effect without requires_approval=")
+    if on_unknown_outcome not in ("tell", "ask", "retry"):
+        raise TypeError(f'@tool: on_unknown_outcome is {on_unknown_outcome!r}; use "tell", "ask" or "retry"')
+    return requires_approval, tuple(approvers), bool(not_self), bool(deferred), on_unknown_outcome
 
 
 def toolbox(*tools: Any) -> Callable[[F], F]:

@@ -15,7 +15,15 @@ from typing import Annotated, Any, Union
 from typing_extensions import Doc, TypeIs
 
 from ..chat import ChatRequestParameters
-from ..context import Inject, InjectMark, InvocationContext, MemoryId, MemoryIdMark
+from ..context import (
+    IdempotencyKeyMark,
+    Inject,
+    InjectMark,
+    InvocationContext,
+    MemoryId,
+    MemoryIdMark,
+    RunIdMark,
+)
 from ..errors import Problem
 from ..signatures import EMPTY, Unresolved, names_around, resolve
 from ..type_keys import admits_none, substitute, unwrapped
@@ -28,6 +36,8 @@ class Role(Enum):
     MEMORY_ID = "memory id"
     CONTEXT = "context"
     INJECTED = "injected"
+    RUN_ID = "run id"
+    IDEMPOTENCY_KEY = "idempotency key"
     CALL_OPTIONS = "call options"
 
 
@@ -151,6 +161,10 @@ def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParam
     role, wanted = Role.MODEL, None
     if any(isinstance(each, MemoryIdMark) for each in metadata):
         role = Role.MEMORY_ID
+    elif any(isinstance(each, RunIdMark) for each in metadata):
+        role = Role.RUN_ID
+    elif any(isinstance(each, IdempotencyKeyMark) for each in metadata):
+        role = Role.IDEMPOTENCY_KEY
     elif isinstance(bare, type) and issubclass(bare, InvocationContext):
         role = Role.CONTEXT
     elif bare is ChatRequestParameters:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -33,18 +34,20 @@ from ..errors import (
     FrameworkError,
     MissingBeanError,
     ToolArgumentsError,
+    ToolDeferred,
     ToolRetry,
     ToolTimeoutError,
     UnknownToolError,
 )
-from ..events import Listeners, ToolExecutedEvent, ToolFailedEvent, ToolStartedEvent
+from ..events import Listeners, ToolExecutedEvent, ToolFailedEvent, ToolStartedEvent, ToolSuspendedEvent
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
 from ..fast_dataclass import with_fast_init
 from ..signatures import EMPTY
 from .codec import Encoded, EncodedInFull, cut, printable
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
-from .marks import ReturnBehavior
+from .marks import ReturnBehavior, UnknownOutcome
+from .parameters import ToolParameter
 
 LARGE_RESULT = 100_000
 """Results with more characters than this are logged as a warning if no limit is set."""
@@ -69,7 +72,8 @@ class Tool:
     `bean` is looked up for each call in the current scope, and its attribute `member` is called; without a bean,
     `function` is called. `decode` is None for an executor written by hand, which gets the request itself. `positional`
     contains the names and defaults of positional-only parameters. `returns` is the resolved return annotation, or
-    `EMPTY`. `run` is `run_tool`, or the layers around it (see `with_layers`).
+    `EMPTY`. `run` is `run_tool`, or the layers around it (see `with_layers`). `key_names` and `run_id_names` are hidden
+    parameters about the run. `visible` are the parameters that the model fills.
     """
 
     specification: ToolSpecification
@@ -89,7 +93,22 @@ class Tool:
     needs_memory_id: bool = False
     injected: tuple[InjectedParameter, ...] = ()
     returns: Any = EMPTY
+    requires_approval: bool | Callable[..., Any] = False
+    approvers: tuple[str, ...] = ()
+    not_self: bool = False
+    deferred: bool = False
+    on_unknown_outcome: UnknownOutcome = "tell"
+    key_names: tuple[str, ...] = ()
+    run_id_names: tuple[str, ...] = ()
+    visible: tuple[ToolParameter, ...] = field(default=(), compare=False, repr=False)
     run: ToolStep = field(default_factory=lambda: run_tool, compare=False, repr=False)
+
+    has_hidden: bool = field(init=False, default=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Note if there are parameters that the framework fills."""
+        hidden = self.memory_id_names or self.context_names or self.injected or self.positional
+        object.__setattr__(self, "has_hidden", bool(hidden or self.key_names or self.run_id_names))
 
     @property
     def name(self) -> str:
@@ -166,6 +185,8 @@ class ToolEnvironment:
     failures: ToolErrors
     max_result_chars: int | None = None
     listeners: Listeners | None = None
+    abandon_runs: Callable[[Exception], Awaitable[None]] | None = None
+    """Cancels the suspended runs of services that a tool called in its own code, and whose error it let through."""
 
 
 @with_fast_init
@@ -253,7 +274,11 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment, 
         outcomes.append(outcome)
     except BaseException as error:
         if listeners is not None:
-            listeners.tell(ToolFailedEvent(context, request, error, perf_counter() - clock))
+            taken = perf_counter() - clock
+            if isinstance(error, ToolSuspension):
+                listeners.tell(ToolSuspendedEvent(context, request, str(error.details.get("kind", "")), taken))
+            else:
+                listeners.tell(ToolFailedEvent(context, request, error, taken))
         raise
     finally:
         del raised  # its traceback refers to this frame
@@ -293,9 +318,11 @@ async def error_result(
 ) -> Encoded:
     if isinstance(error, ToolRetry):
         return EncodedInFull(printable(message_of(error)), is_error=True)
-    if isinstance(error, EndsInvocation):
-        raise error
-    if isinstance(error, ExceptionGroup) and error.subgroup(EndsInvocation) is not None:
+    if isinstance(error, EndsInvocation) or (
+        isinstance(error, ExceptionGroup) and error.subgroup(EndsInvocation) is not None
+    ):
+        if environment.abandon_runs is not None:
+            await environment.abandon_runs(error)
         raise error
     handlers = environment.failures
     handler: Handler | None
@@ -374,6 +401,9 @@ async def _on_loop(call: ToolCall, on_start: Callable[[], None] | None = None) -
             if type(value) is CoroutineType or inspect.isawaitable(value):
                 value = await value
             encoded = tool.encode(value)
+        except ToolDeferred:
+            await _close(opened, None, tool)  # the call ends normally, and its result comes later
+            raise
         except BaseException as error:
             await _close(opened, error, tool)
             raise
@@ -436,7 +466,7 @@ class _PlacedCall:
                 return self._awaited(value)
             encoded = tool.encode(value)
         except BaseException as error:
-            self._close_here(error)
+            self._close_here(None if isinstance(error, ToolDeferred) else error)
             if isinstance(error, StopIteration):  # coroutines and futures cannot raise it
                 raise RuntimeError("the tool raised StopIteration") from error
             raise
@@ -462,6 +492,8 @@ class _PlacedCall:
 
     async def finish(self, error: BaseException | None) -> None:
         """Close the other beans, on the loop. Raises a failure to close, unless the call has already failed."""
+        if isinstance(error, ToolDeferred):
+            error = None
         await _close(self._opened, error or self.abandoned_by, self._call.tool)
 
 
@@ -484,8 +516,12 @@ def _bound(call: ToolCall) -> tuple[Callable[..., Any], tuple[Any, ...], dict[st
         function = member_of(call.environment.scope.get(tool.bean), tool.member)
     if kwargs is None:
         return function, (call.request, call.context.memory_id), {}
-    if tool.memory_id_names or tool.context_names or tool.injected or tool.positional:
+    if tool.has_hidden:
         kwargs = {**kwargs}  # a layer may run the call again
+        for name in tool.run_id_names:
+            kwargs[name] = run_id_of(call.context)
+        for name in tool.key_names:
+            kwargs[name] = idempotency_key_of(call.context)
         for name in tool.memory_id_names:
             kwargs[name] = call.context.memory_id
         for name in tool.context_names:
@@ -499,6 +535,22 @@ def _bound(call: ToolCall) -> tuple[Callable[..., Any], tuple[Any, ...], dict[st
         if tool.positional:
             return function, tuple(kwargs.pop(name, default) for name, default in tool.positional), kwargs
     return function, (), kwargs
+
+
+def run_id_of(context: InvocationContext) -> str:
+    """Return the id of the run of a tool call; outside of runs, the invocation's id."""
+    place = context.place
+    return context.invocation_id if place is None else str(place.run_id)
+
+
+def idempotency_key_of(context: InvocationContext) -> str:
+    """Return the same text for the same call of a run, in each process; outside of runs, one for this call."""
+    place = context.place
+    if place is not None:
+        text = f"{place.run_id}:{place.path}"
+    else:
+        text = f"{context.invocation_id}:{context.request.id if context.request is not None else ''}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 async def _close(opened: ToolCallScope, error: BaseException | None, tool: Tool) -> None:
