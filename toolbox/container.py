@@ -11,13 +11,14 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, get_origin, overload
 
 from typing_extensions import TypeForm
 
+from .bean_references import GLOBAL_INTERCEPTOR_MARK
 from .chat import ChatModel
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class, settings_problem
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
@@ -142,7 +143,7 @@ class Container:
 
         if isinstance(member, type):
             marks = (scope_mark_of(member), service_options_of(member), client_mark_of(member))
-            is_marked = any(mark is not None for mark in marks)
+            is_marked = any(mark is not None for mark in marks) or GLOBAL_INTERCEPTOR_MARK in vars(member)
             # Subclasses offer the tools of an abstract class.
             return is_marked or (bool(bean_types([member])) and not inspect.isabstract(member))
         return producer_mark_of(member) is not None
@@ -150,6 +151,7 @@ class Container:
     def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
         """Return the readers of registered objects, in the order to try them."""
         from .rest.clients import read_rest_client
+        from .services.listing import named_beans
 
         def read_client(registered: object) -> Registration | None:
             return read_rest_client(registered, self._internals, lambda: host.settings)
@@ -157,7 +159,14 @@ class Container:
         def read_service(registered: object) -> Registration | None:
             return host.read(registered, names)
 
-        return read_instance, read_included, read_service, read_client, bean_reader(names)
+        def read_bean(registered: object) -> Registration | None:
+            registration = read(registered)
+            if registration is None or not (implied := tuple(named_beans([registered]))):
+                return registration
+            return replace(registration, implies=(*registration.implies, *implied))
+
+        read = bean_reader(names)
+        return read_instance, read_included, read_service, read_client, read_bean
 
     def _read(self) -> tuple[ContainerHost, Registered, list[Problem]]:
         """Read everything registered; also return problems of the library's own settings.
@@ -217,12 +226,14 @@ class Container:
 
     def _checked(self, *, models: bool = True) -> tuple[ContainerHost, BeanGraph, dict[int, Any], list[Problem]]:
         """Return the host of the services, the graph, the settings beans and all problems."""
-        from .services.hosting import listener_problems, tool_problems
+        from .services.hosting import global_interceptor_problems, listener_problems, tool_problems
 
         host, registered, problems = self._read()
+        host.checked(registered.graph)
         host.models.are_checked, settings_are_read = models, not problems
         problems = [*problems, *registered.problems(), *tool_problems(registered.graph)]
         problems += listener_problems(registered.graph)
+        problems += global_interceptor_problems(registered.graph)
         for check in self._checks:
             problems += check(registered.graph)
         for override in self._overrides:

@@ -24,6 +24,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar, get_args, get_origin
 
+from ..bean_references import DEFAULT_SCOPE_MARK
 from ..errors import IllegalConfigurationError, Problem
 from ..signatures import EMPTY, Parameter, Unresolved, read_signature, resolve
 from ..type_keys import arguments_for, class_of, forms_of, metadata_of, plain, substitute, type_name, unwrapped
@@ -114,12 +115,18 @@ def read_class(form: Any, names: Names | None = None, scope: Scope | None = None
     return BeanDefinition(
         provides=form,
         factory=partial(build_settings, cls) if is_settings(cls) else cls,
-        scope=scope or scope_mark_of(cls) or (Scope.APPLICATION if is_settings(cls) else Scope.DEPENDENT),
+        scope=scope or scope_mark_of(cls) or _default_scope(cls),
         needs=needs,
         stop=_stop_of(cls),
         source=form,
         problems=tuple(_class_problems(cls, where)),
     )
+
+
+def _default_scope(cls: type[Any]) -> Scope:
+    """Return the scope of a class without a scope decorator."""
+    default: Scope | None = getattr(cls, DEFAULT_SCOPE_MARK, None)
+    return default or (Scope.APPLICATION if is_settings(cls) else Scope.DEPENDENT)
 
 
 def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:

@@ -21,14 +21,13 @@ from ..context import InvocationContext
 from ..errors import Problem
 from ..signatures import has_body, local_names
 from ..tools.failures import Handler
-from ..tools.marks import toolbox
+from ..tools.marks import SERVICE_MARK, toolbox
 from .memory import Window
 from .outputs import OutputMode
 
 C = TypeVar("C", bound=type[Any])
 D = TypeVar("D", bound=Callable[..., Any])
 
-SERVICE_MARK: Final = "__toolbox_service__"
 SYSTEM_MARK: Final = "__toolbox_system_message__"
 PROVIDERS_MARK: Final = "__toolbox_tool_providers__"
 USER_MARK: Final = "__toolbox_user_message__"

@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from ..bean_references import BeanReference, global_priority
 from ..chat import ChatModel, ToolExecutionRequest
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.beans import Stop, read_class
-from ..di.decorators import Scope
+from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph, Registration, SingleBean, beans_in
 from ..di.hints import look_alikes
 from ..di.points import MISSING, Names, point_of
@@ -30,10 +31,11 @@ from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
 from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool
 from ..tools.sources import bean_types, read_tools
-from ..type_keys import class_of
+from ..type_keys import class_of, type_name
 from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
 from .implementation import implementation_of
-from .listing import providers_of, service_cycles, sources_of
+from .layering import HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
+from .listing import named_beans, providers_of, service_cycles, sources_of
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from .planning import plan_service
 from .plans import FunctionMessage, MethodPlan
@@ -53,6 +55,7 @@ class ContainerHost:
 
     workers: Workers
     listeners: Listeners | None = None
+    layers = HostLayers()
 
     def __init__(
         self,
@@ -184,6 +187,8 @@ class ContainerHost:
         Raises the same errors as `execute_tool`.
         """
         outer = current_invocation.get()
+        if (tool := tools.get(request.name)) is not None:
+            tools = {**tools, request.name: tool.with_layers(tool_layers(self.layers.interceptors))}
         environment = ToolEnvironment(
             tools=tools,
             context=InvocationContext(
@@ -225,8 +230,9 @@ class ContainerHost:
         return {cls: service.plans for cls, service in self._services.items()}
 
     def checked(self, graph: BeanGraph) -> None:
-        """Use this graph to check the beans of tools from now on."""
+        """Use this graph for the plans of services, and to check the beans of tools."""
         self._graph = graph
+        self.layers = HostLayers(interceptors=global_interceptors(graph))
 
     def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
         """See `ServiceHost.tool_problems`."""
@@ -250,7 +256,8 @@ class ContainerHost:
             problems=(),
         )
         listed = *bean_types(sources_of(registered)), *(each.bean for each in providers_of(registered, options))
-        return Registration((definition,), tuple(registrable(listed)), service.check)
+        implied = (*registrable(listed), *named_beans([registered, *sources_of(registered)]))
+        return Registration((definition,), implied, service.check)
 
 
 def registrable(listed: Iterable[Any]) -> Iterator[type[Any]]:
@@ -284,9 +291,9 @@ class _Service:
 
     def check(self, graph: BeanGraph) -> Iterator[Problem]:
         """Yield the service's problems in this graph of beans."""
-        self._host.checked(graph)
         if self._planned_in is not graph:
-            planned = plan_service(self._cls, self._options, graph.names, limits=self._host.limits)
+            limits, layers = self._host.limits, self._host.layers
+            planned = plan_service(self._cls, self._options, graph.names, limits=limits, host=layers)
             self._plans, self._problems = planned
             self._planned_in = graph
         plans = self.plans
@@ -301,6 +308,7 @@ class _Service:
             yield from store_problems(graph)
         seen: set[object] = set()
         for plan in plans.values():
+            yield from reference_problems(named_at_method(self._cls, plan.name), graph)
             if isinstance(plan.system, FunctionMessage):
                 yield from injection_problems(f"{plan.where}, system message", plan.system.injected, graph)
             for tool in plan.toolset.tools:
@@ -316,7 +324,10 @@ def tool_problems(graph: BeanGraph) -> Iterator[Problem]:
     """Yield problems with the tools of all registered classes, whether or not a service offers them."""
     classes = dict.fromkeys(each.provides for each in graph.definitions)
     for cls in bean_types(classes):
-        yield from read_tools([cls], cls.__name__)[1]
+        tools, problems = read_tools([cls], cls.__name__)
+        yield from problems
+        for tool in tools:
+            yield from reference_problems(named_at_tool(tool), graph)
     for cls in classes:
         if not isinstance(cls, type) or service_options_of(cls) is not None:
             continue
@@ -365,7 +376,36 @@ def tool_bean_problems(where: str, tool: Tool, graph: BeanGraph) -> Iterator[Pro
     """Yield problems with the beans that a tool needs."""
     if tool.bean is not None:
         yield from graph.problems_of(point_of(tool.bean, where))
+    yield from reference_problems(named_at_tool(tool), graph)
     yield from injection_problems(where, tool.injected, graph)
+
+
+def reference_problems(named: Iterable[NamedAt], graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the classes that decorators name, and with their beans."""
+    for each in named:
+        problems = list(each.problems())
+        yield from problems
+        if not problems and each.reference.bean is not None:
+            yield from graph.problems_of(point_of(each.reference.bean, each.where))
+
+
+def global_interceptors(graph: BeanGraph) -> tuple[BeanReference, ...]:
+    """Return the global interceptors among the beans, outermost first."""
+    found: list[tuple[float, BeanReference]] = []
+    for each in graph.definitions[: graph.registered]:
+        cls = class_of(each.provides)
+        for marked in (cls, type(each.source)):
+            if (priority := global_priority(marked)) is not None:
+                wanted = each.provides if each.name is None else Annotated[each.provides, Named(each.name)]
+                found.append((priority, BeanReference(bean=wanted)))
+                break
+    return tuple(reference for _, reference in sorted(found, key=lambda pair: pair[0]))
+
+
+def global_interceptor_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the global interceptors."""
+    for each in global_interceptors(graph):
+        yield from NamedAt(type_name(each.type), "global_interceptor", each, is_at_tool=False).problems()
 
 
 def injection_problems(where: str, injected: Iterable[InjectedParameter], graph: BeanGraph) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from typing import Any, cast
 from ..context import WhileCallerWaits, given_up_with_outer
 from ..execution.runners import CallerRunner
 from ..execution.threads import refuse_on_event_loop
-from .declaration import SERVICE_MARK
+from ..tools.marks import SERVICE_MARK
 from .driver import run, stream
 from .invocation import Invocation, ServiceHost
 from .outputs import Shape

@@ -54,6 +54,9 @@ from .running import Running
 from .state import State
 from .templates import Template, text_of
 
+DEFAULT_MODEL = "default"
+"""The name of the model of services that do not name one."""
+
 Perform: TypeAlias = Callable[
     [CallModel | RunTool, "Invocation"], Awaitable[ModelReplied | ToolFinished | ToolSuspended]
 ]
@@ -120,6 +123,7 @@ class Invocation:
     """
 
     model: ChatModel
+    model_name: str
     rules: Rules
     environment: ToolEnvironment
     state: State
@@ -192,6 +196,7 @@ class Invocation:
         if plan.call_options is not None:
             options = self._call_options(plan.call_options)
         chosen = options.model if options is not None else None
+        self.model_name = chosen or plan.options.model or DEFAULT_MODEL
         self.model = host.model(plan.options.model) if chosen is None else host.chosen_model(chosen, plan.where)
         toolset = plan.toolset
         if self._added or plan.providers:

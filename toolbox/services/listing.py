@@ -5,10 +5,12 @@ Not here: reading tools (`tools.sources`), the tools of one method (`planning`).
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
-from collections.abc import Iterator
-from typing import Annotated, Any, get_origin
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, get_args, get_origin
 
+from ..bean_references import DEFAULT_SCOPE_MARK, all_named
 from ..errors import Problem
 from ..signatures import takes
 from ..tools.marks import toolbox_of
@@ -81,6 +83,21 @@ def provider_problems(cls: type[Any], options: ServiceOptions) -> Iterator[Probl
         if not takes(provide, 1) and not (named is not None and takes(provide, 2)):
             name = getattr(named, "__name__", None) or repr(each.given)
             yield Problem(where, f"{name} is not a tool provider", "add a method `provide_tools(self, request)`")
+
+
+def named_beans(listed: Iterable[Any]) -> Iterator[type[Any]]:
+    """Yield the classes that decorators name at services, tools and their members: beans to register."""
+    for each in listed:
+        if isinstance(each, Mapping):
+            yield from named_beans(each.values())
+            continue
+        target = get_args(each)[0] if get_origin(each) is Annotated else getattr(each, "executor", each)
+        for found in (target, type(target)) if not isinstance(target, type) else (target,):
+            for reference in all_named(found):
+                named = reference.type
+                # An interface is bound to a bean. A class of a wrong kind is reported as such.
+                if reference.bean is not None and hasattr(named, DEFAULT_SCOPE_MARK) and not inspect.isabstract(named):
+                    yield named
 
 
 def as_sources(given: Any) -> tuple[Any, ...]:

@@ -44,7 +44,8 @@ class Rules:
     `specifications` are those of all tools; `answer_too` also contains the tool for the answer. `immediate` contains
     the names of tools whose result ends the invocation. `structure` is the structure of a structured answer.
     `reads_answer` is False if the loop does not parse the answer, as in a stream. `parameters`,
-    `temperature`, `reasoning` and `max_output_tokens` are sent with each request.
+    `temperature`, `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
+    before the reply is complete.
     """
 
     max_rounds: int = 10
@@ -58,6 +59,7 @@ class Rules:
     answer_too: tuple[ToolSpecification, ...] = ()
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    whole_replies: bool = False
     temperature: float | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
@@ -209,7 +211,8 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
 
 def with_early_call(rules: Rules, state: State, request: ToolExecutionRequest) -> tuple[State, int | None]:
     """Add a call of an incomplete reply. The index is None if the call must wait for the complete reply."""
-    if state.rounds >= rules.max_rounds or rules.max_calls is not None:  # the complete reply may be refused
+    if state.rounds >= rules.max_rounds or rules.max_calls is not None or rules.whole_replies:
+        # The complete reply may be refused or changed.
         return state, None
     return state.changed(pending=(*state.pending, PendingToolCall(request))), len(state.pending)
 

@@ -36,6 +36,7 @@ from .declaration import (
     local_names_of,
     method_names,
 )
+from .layering import NO_LAYERS, HostLayers, MethodMarks, method_layers, named_at_method
 from .listing import as_sources, provider_problems, providers_of
 from .memory import MessageWindow, TokenWindow
 from .outputs import Output, read_output
@@ -49,12 +50,13 @@ def plan_service(
     known: Mapping[str, Any] | None = None,
     around: Mapping[str, Any] | None = None,
     limits: CallLimits = UNSET_LIMITS,
+    host: HostLayers = NO_LAYERS,
 ) -> tuple[dict[str, MethodPlan], list[Problem]]:
     """Return the plans of a service's methods by name, and all problems with its declaration.
 
     `known` are additional classes for annotations, besides those of the module. `around` are local names of the
-    enclosing function. `limits` are the defaults for limits that the service does not set. A method with problems has
-    no plan.
+    enclosing function. `limits` are the defaults for limits that the service does not set, `host` the capabilities that
+    the host adds. A method with problems has no plan.
     """
     if not isinstance(cls, type):
         return {}, [Problem(repr(cls), "is not a class", "pass a Protocol or an ABC")]
@@ -81,7 +83,7 @@ def plan_service(
     problems += class_problems
     around = {**(around or {}), **local_names_of(cls)}
     for name in names:
-        reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits)
+        reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits, host)
         plan = reader.read()
         problems += reader.problems
         if plan is not None and not reader.problems:
@@ -101,8 +103,9 @@ class _MethodPlanner:
         around: Mapping[str, Any],
         class_tools: Sequence[Tool],
         limits: CallLimits,
+        host: HostLayers,
     ) -> None:
-        self.cls, self.name, self.options, self.limits = cls, name, options, limits
+        self.cls, self.name, self.options, self.limits, self.host = cls, name, options, limits, host
         self.known, self.around = known, around
         self.class_tools = class_tools
         self.function = inspect.getattr_static(cls, name)
@@ -138,6 +141,8 @@ class _MethodPlanner:
             rest = f", {own.name}: …" if own is not None else ""
             self.problem("the first parameter is not `self`", f"declare it `def {self.name}(self{rest})`")
             return None
+        for named in named_at_method(self.cls, self.name):
+            self.problems += named.problems()
         output = self._output()
         memory = self._memory()
         system = self._system()
@@ -171,6 +176,7 @@ class _MethodPlanner:
                 on_tool_arguments_error=self.options.on_tool_arguments_error,
                 on_tool_execution_error=self.options.on_tool_execution_error,
             ),
+            layers=method_layers(MethodMarks(self.cls, self.name), self.host),
         )
 
     # --- the return type

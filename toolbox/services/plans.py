@@ -20,7 +20,7 @@ from ..tools.marks import ReturnBehavior
 from ..tools.pipeline import InjectedParameter, Tool, ToolLayer
 from ..tools.sources import clashes, read_tools
 from ..type_keys import type_name
-from .declaration import SERVICE_MARK, CallLimits, MessageFunction, ServiceOptions
+from .declaration import CallLimits, MessageFunction, ServiceOptions
 from .loop import Rules
 from .memory import Window
 from .outputs import ANSWER_TOOL, Output, OutputMode
@@ -32,7 +32,7 @@ def offer_problems(
 ) -> Iterator[Problem]:
     """Yield problems with offering these tools in a method with this output and memory parameter."""
     for tool in toolset.tools:
-        if tool.needs_memory_id and memory is None and not _is_service(tool):
+        if tool.needs_memory_id and memory is None and not tool.is_service:
             yield Problem(
                 where,
                 f"tool {tool.specification.name!r} needs a memory id, but the method has none",
@@ -54,12 +54,6 @@ def offer_problems(
             f"the tool name {ANSWER_TOOL!r} of {clashing.where} is reserved in output mode 'tool'",
             'rename the tool with @tool(name="…"), or use another output_mode',
         )
-
-
-def _is_service(tool: Tool) -> bool:
-    """Return True if the tool is a service, which has no memory then."""
-    marked = tool.function is not None and hasattr(tool.function, SERVICE_MARK)
-    return marked or (isinstance(tool.bean, type) and SERVICE_MARK in vars(tool.bean))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +112,14 @@ class Layers:
     """The layers of a method, outermost first. They are chosen once, and a method has only those that it needs.
 
     `invocation` layers wrap the whole invocation, `effects` layers each model request and each tool call, and `tools`
-    layers each tool call with decoded arguments.
+    layers each tool call with decoded arguments. With `whole_replies`, tools start only when the reply is complete,
+    because a layer may change it.
     """
 
     invocation: tuple[InvocationLayer, ...] = ()
     effects: tuple[EffectLayer, ...] = ()
     tools: tuple[ToolLayer, ...] = ()
+    whole_replies: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +192,7 @@ class MethodPlan:
             parameters=dict(options.parameters),
             temperature=options.temperature,
             reasoning=options.reasoning,
+            whole_replies=self.layers.whole_replies,
         )
 
     def rules_of_call(self, rules: Rules, given: ChatRequestParameters) -> Rules:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import TypeForm
 
+from ..bean_references import BeanReference, global_priority
 from ..chat import ChatModel
 from ..context import ActiveScope
 from ..di.beans import read_class
@@ -26,12 +27,13 @@ from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
 from ..models.selection import no_model
-from ..tools.executors import NO_SCOPE
+from ..tools.executors import NamedInstances
 from ..tools.failures import ToolErrors
 from ..tools.pipeline import InjectedParameter, Tool
 from ..type_keys import type_name
-from .declaration import ServiceOptions, names_around, options_for
+from .declaration import ServiceOptions, method_names, names_around, options_for
 from .implementation import implementation_of
+from .layering import HostLayers, NamedAt, named_at_method, named_at_tool
 from .listing import as_sources, providers_of, service_cycles
 from .memory import ChatMemories, InMemoryChatMemoryStore
 from .planning import plan_service
@@ -106,7 +108,8 @@ class _Host:
         self._memories = ChatMemories(InMemoryChatMemoryStore())
         self.workers = _process.workers
         self.running = Running()
-        self.scope: ActiveScope = NO_SCOPE
+        self._instances = NamedInstances()
+        self.scope: ActiveScope = self._instances
         self.failures = ToolErrors()
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:
@@ -124,6 +127,12 @@ class _Host:
     async def memories(self) -> ChatMemories:
         return self._memories
 
+    def problems_of(self, named: Iterable[NamedAt]) -> Iterator[Problem]:
+        """Create the instances of classes that decorators name. Yield problems with them."""
+        for each in named:
+            problems = list(each.problems())
+            yield from problems or self._instances.add(each.reference, each.where)
+
     def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
         """See `ServiceHost.tool_problems`."""
         where = f"{where}, tool {tool.specification.name}"
@@ -131,10 +140,13 @@ class _Host:
             yield unknown_executor(where, tool.execution)
         if tool.bean is not None:
             yield Problem(where, "is a method of a class, which needs a container", "pass an instance of the class")
+        yield from self.problems_of(named_at_tool(tool))
         yield from _not_injected(where, tool.injected)
 
 
-def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any = (), **options: Any) -> T:
+def create_ai_service(
+    service: TypeForm[T], *, chat_model: ChatModel, tools: Any = (), interceptors: Any = (), **options: Any
+) -> T:
     """Create an AI service from a Protocol or ABC without a container. The class does not need a decorator.
 
         assistant = create_ai_service(Assistant, chat_model=OpenAiChatModel("gpt-5-mini"), tools=[Calculator()])
@@ -143,6 +155,8 @@ def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any
     - `chat_model`: the model of the service.
     - `tools`: one tool or several: instances, functions, other services, `AiServiceTool`s and mappings
       `{ToolSpecification: ToolExecutor}`. Classes need a container.
+    - `interceptors`: one or several interceptors for all tool calls and model requests, classes or instances. Classes
+      that decorators name, and these, must have constructors without arguments; otherwise name an instance.
     - `options`: those of `register_ai_service`; they override the options of a decorated class.
 
     Raises `IllegalConfigurationError` with all problems.
@@ -151,9 +165,12 @@ def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any
     given = (tools,) if isinstance(tools, Mapping) else as_sources(tools)
     settings = options_for(cls, {**options, "tools": given} if given else options)
     around = names_around(cls, sys._getframe(1))
-    plans, problems = plan_service(cls, settings, around=around)
+    everywhere = _by_priority(as_sources(interceptors))
+    plans, problems = plan_service(cls, settings, around=around, host=HostLayers(interceptors=everywhere))
     host = _Host(chat_model)
     if isinstance(cls, type):
+        problems += host.problems_of(NamedAt("interceptors=", "interceptors", each, False) for each in everywhere)
+        problems += host.problems_of(each for name in method_names(cls) for each in named_at_method(cls, name))
         problems += service_cycles(cls)
         problems += _container_needed(cls, settings, plans.values(), host)
     if (problem := no_model(chat_model, getattr(cls, "__name__", repr(cls)), "chat_model=")) is not None:
@@ -162,6 +179,12 @@ def create_ai_service(service: TypeForm[T], *, chat_model: ChatModel, tools: Any
         raise IllegalConfigurationError(dict.fromkeys(problems))
     made: T = implementation_of(cls, plans, host)()
     return made
+
+
+def _by_priority(interceptors: Iterable[object]) -> tuple[BeanReference, ...]:
+    """Return the global interceptors of a service, outermost first."""
+    references = [BeanReference.to(each) for each in interceptors]
+    return tuple(sorted(references, key=lambda each: global_priority(each.type) or 0))
 
 
 def _container_needed(

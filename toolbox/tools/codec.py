@@ -10,6 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, assert_never, get_args, get_origin
 
@@ -49,7 +50,7 @@ _PLAIN = frozenset({dict, int, float, bool})
 class ArgumentDecoder:
     """Decodes the arguments of one tool into a dictionary with the names of the function's parameters."""
 
-    __slots__ = ("_decimals", "_defaults", "_schema", "_validator")
+    __slots__ = ("_decimals", "_defaults", "_schema", "_shown", "_validator", "_validators", "_visible")
 
     def __init__(
         self,
@@ -62,6 +63,9 @@ class ArgumentDecoder:
         self._schema = schema or {}
         self._decimals = adapter is not None and _mentions(adapter.core_schema, "decimal")
         self._defaults = tuple((each.name, _fresh(each)) for each in visible if each.has_default)
+        self._shown = {each.name: each.default for each in visible}
+        self._visible = {each.name: each for each in visible}
+        self._validators: dict[str, Any] = {}
 
     def decode(self, request: ToolExecutionRequest) -> dict[str, Any]:
         """Return the arguments of `request`, without those that keep the function's own default.
@@ -87,6 +91,9 @@ class ArgumentDecoder:
                 raise
             except Exception as error:  # as above
                 raise ToolArgumentsError(request, _faults(error)) from error
+        return self._with_defaults(values)
+
+    def _with_defaults(self, values: dict[str, Any]) -> dict[str, Any]:
         for name, fresh in self._defaults:
             if values.get(name) is None:
                 if fresh is not None:
@@ -94,6 +101,48 @@ class ArgumentDecoder:
                 elif name in values:
                     del values[name]
         return values
+
+    def complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return decoded arguments together with the function's own defaults, in the order of the parameters."""
+        return {**self._shown, **arguments}
+
+    def validate(
+        self, request: ToolExecutionRequest, values: Mapping[str, Any], kept: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Validate Python values, by the names of the parameters. Return all arguments as `decode` does.
+
+        `kept` are decoded arguments that are used for other parameters, without validation. Without them, the other
+        parameters get their defaults. Raises `ToolArgumentsError` for `request`.
+        """
+        decoded = dict(kept or {})
+        faults: list[tuple[str, str]] = []
+        for name, value in values.items():
+            if (parameter := self._visible.get(name)) is None:
+                faults.append((str(name), "unknown argument"))
+                continue
+            try:
+                decoded |= self._validator_of(parameter).validate_python({parameter.shown_name: value})
+            except _PASSED_ON:
+                raise
+            except Exception as error:  # invalid values, and any exception of a type's own validators
+                faults += _faults(error)
+        for name, parameter in self._visible.items():
+            if name not in decoded and name not in values and not parameter.has_default:
+                if parameter.admits_none:
+                    decoded[name] = None
+                else:
+                    faults.append((name, "missing argument"))
+        if faults:
+            raise ToolArgumentsError(request, faults)
+        return self._with_defaults(decoded)
+
+    def _validator_of(self, parameter: ToolParameter) -> Any:
+        validator = self._validators.get(parameter.name)
+        if validator is None:
+            from .specification import adapter_of
+
+            validator = self._validators[parameter.name] = adapter_of([parameter]).validator
+        return validator
 
     def _carefully(self, text: str) -> dict[str, Any]:
         """Repair the JSON text and validate it; if it is still invalid, repair its values and validate again."""
@@ -159,6 +208,23 @@ class ArgumentDecoder:
             # The text is valid JSON, but pydantic's parser is stricter about depth and lone surrogates.
             values = validator.validate_python(json.loads(text))
         return values
+
+
+def read_arguments(request: ToolExecutionRequest) -> dict[str, Any]:
+    """Return the JSON arguments of a request, without validating them. Raises `ToolArgumentsError`."""
+    try:
+        arguments: dict[str, Any] = json.loads(arguments_text(request.arguments or ""))
+    except (ValueError, RecursionError) as error:
+        raise ToolArgumentsError(request, _faults(error)) from error
+    return arguments
+
+
+def with_written_arguments(request: ToolExecutionRequest, arguments: Mapping[str, Any]) -> ToolExecutionRequest:
+    """Return the request with these arguments as JSON. Raises `ToolArgumentsError` if JSON cannot represent them."""
+    try:
+        return replace(request, arguments=to_json(dict(arguments)).decode())
+    except Exception as error:  # errors of pydantic and of the values' own serializers
+        raise ToolArgumentsError(request, _faults(error)) from error
 
 
 def _fresh(parameter: ToolParameter) -> Callable[[], Any] | None:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from typing_extensions import TypeForm
 
+from ..bean_references import BeanReference
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutor, ToolSpecification
-from ..context import Cancellation, InvocationContext, ToolCallScope
+from ..context import ActiveScope, Cancellation, InvocationContext, ToolCallScope
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError, ToolTimeoutError
 from ..execution.markers import Execution
 from ..execution.threads import Finish
+from ..type_keys import type_name
 from .codec import cut
 from .failures import DEFAULTS
 from .members import read_function
@@ -56,6 +58,32 @@ class _EmptyScope:
 
 
 NO_SCOPE = _EmptyScope()
+
+
+class NamedInstances(_EmptyScope):
+    """The scope of a program without a container: instances of the classes that decorators name."""
+
+    def __init__(self) -> None:
+        self._instances: dict[Any, Any] = {}
+
+    def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
+        """See `ActiveScope`."""
+        found: T = self._instances[wanted] if wanted in self._instances else super().get(wanted, name)
+        return found
+
+    def add(self, reference: BeanReference, where: str) -> Iterator[Problem]:
+        """Create the instance of a named class. Yield a problem if its constructor needs arguments."""
+        if reference.bean is None or reference.bean in self._instances:
+            return
+        try:
+            inspect.signature(reference.type).bind()
+        except TypeError:
+            fact = f"{type_name(reference.type)} needs arguments, so it needs a container"
+            yield Problem(where, fact, "name an instance, or register the class with a Container")
+        except ValueError:  # a class without a readable signature
+            self._instances[reference.bean] = reference.type()
+        else:
+            self._instances[reference.bean] = reference.type()
 
 
 def tool_specifications_from(class_or_object: object) -> list[ToolSpecification]:
@@ -136,17 +164,36 @@ def _tool_of(function: Any) -> Tool:
     return tool
 
 
+def _with_own_layers(tool: Tool) -> tuple[ActiveScope, Tool]:
+    """Return the tool with the layers that its decorators ask for, and a scope with the instances for them.
+
+    Raises `IllegalConfigurationError`.
+    """
+    from ..services.layering import named_at_tool, tool_layers
+
+    named = tuple(named_at_tool(tool))
+    if not named:
+        return NO_SCOPE, tool
+    scope = NamedInstances()
+    problems = [problem for each in named for problem in each.problems()]
+    problems = problems or [problem for each in named for problem in scope.add(each.reference, each.where)]
+    if problems:
+        raise IllegalConfigurationError(problems)
+    return scope, tool.with_layers(tool_layers(()))
+
+
 class StandaloneExecutor:
     """Runs one tool on the calling thread. The timeout applies to asynchronous tools only."""
 
     __slots__ = ("_environment", "_own_context", "_running", "tool")
 
     def __init__(self, tool: Tool) -> None:
-        self.tool = self._running = tool
+        scope, layered = _with_own_layers(tool)
+        self.tool, self._running = tool, layered
         runner = _CallingRunner(tool)
         if not tool.execution.is_coroutine and tool.timeout is not None:
-            self._running = replace(tool, timeout=None)  # if it returns an awaitable, the runner applies the timeout
-        self._environment = ToolEnvironment({tool.name: tool}, _NO_INVOCATION, NO_SCOPE, runner, DEFAULTS)
+            self._running = replace(layered, timeout=None)  # if it returns an awaitable, the runner applies the timeout
+        self._environment = ToolEnvironment({tool.name: tool}, _NO_INVOCATION, scope, runner, DEFAULTS)
         hidden = tool.memory_id_names or tool.context_names or tool.decode is None
         self._own_context = bool(hidden) or tool.timeout is not None
 

@@ -19,6 +19,8 @@ F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmetho
 
 TOOL_MARK = "__toolbox_tool__"
 TOOLBOX_MARK = "__toolbox_toolbox__"
+SERVICE_MARK = "__toolbox_service__"
+"""At the class of an AI service, and at its methods as tools."""
 
 
 UnknownOutcome: TypeAlias = Literal["tell", "ask", "retry"]

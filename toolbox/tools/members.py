@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from ..bean_references import definitions_of
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..signatures import EMPTY, Unresolved
@@ -28,7 +29,10 @@ _NO_MARK = ToolMark()
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A marked member of a class: the attribute `raw`, its function, and what the function is bound to."""
+    """A marked member of a class: the attribute `raw`, its function, and what the function is bound to.
+
+    `definitions` are the attribute in the class and its bases, nearest first.
+    """
 
     owner: type
     attribute: str
@@ -38,6 +42,7 @@ class Member:
     mark: ToolMark
     execution: Execution | None
     documentation: str | None
+    definitions: tuple[Any, ...]
 
     @property
     def where(self) -> str:
@@ -59,7 +64,7 @@ def members_of(cls: type) -> Iterator[Member]:
 
 
 def _member(cls: type, name: str) -> Member | None:
-    found = [vars(base)[name] for base in cls.__mro__ if name in vars(base)]
+    found = definitions_of(cls, name)
     raw = found[0]
     function = getattr(raw, "__func__", raw)
     if not callable(function):  # `name = None` in a subclass removes the tool
@@ -71,7 +76,7 @@ def _member(cls: type, name: str) -> Member | None:
         bound_to = "class"
     mark = next(mark for each in found if (mark := tool_mark_of(each)) is not None)
     documentation = next((text for each in found if (text := getattr(each, "__doc__", None))), None)
-    return Member(cls, name, raw, function, bound_to, mark, _execution_mark(found), documentation)
+    return Member(cls, name, raw, function, bound_to, mark, _execution_mark(found), documentation, found)
 
 
 def _execution_mark(found: Sequence[Any]) -> Execution | None:
@@ -100,7 +105,8 @@ def read_member(member: Member, bean: Any, instance: Any, problems: list[Problem
         function = None if instance is None else member_of(instance, member.attribute)
     else:
         function = getattr(member.owner, member.attribute)
-    return _offered(described, function, bean if function is None else None, member.attribute, instance)
+    bean = bean if function is None else None
+    return _offered(described, function, bean, member.attribute, instance, member.owner, member.definitions)
 
 
 def _describe_member(member: Member, problems: list[Problem]) -> tuple[Tool, bool] | None:
@@ -137,7 +143,9 @@ def read_function(function: Any, problems: list[Problem]) -> Tool | None:
         described = None if made is None else made[0]
     if instance is not None and has_own_tool_calls(instance):
         called = member_of(instance, own_name)
-    return _offered(described, called, None, "", instance)
+    owner = None if instance is None else type(instance)
+    definitions = () if owner is None else definitions_of(owner, own_name)
+    return _offered(described, called, None, "", instance, owner, definitions or (function, inner))
 
 
 def _described(
@@ -156,7 +164,15 @@ def _described(
     return described
 
 
-def _offered(described: Tool | None, function: Any, bean: Any, member: str, instance: Any) -> Tool | None:
+def _offered(
+    described: Tool | None,
+    function: Any,
+    bean: Any,
+    member: str,
+    instance: Any,
+    owner: type | None,
+    definitions: tuple[Any, ...],
+) -> Tool | None:
     """Return the tool with the function to call: `function`, or `member` of `bean`."""
     if described is None:
         return None
@@ -167,6 +183,8 @@ def _offered(described: Tool | None, function: Any, bean: Any, member: str, inst
         function=function,
         bean=bean,
         member=member,
+        owner=owner,
+        definitions=definitions,
         needs_memory_id=described.needs_memory_id and not without_memory,
     )
 
@@ -198,13 +216,16 @@ class _Reading:
         if described is None or len(problems) > self._found_before:
             return None
         parameters = taken.parameters
+        decoder = ArgumentDecoder(described.adapter, described.visible, described.specification.parameters)
         tool = Tool(
             specification=described.specification,
             execution=execution,
             where=where,
             function=None,
             encode=ResultEncoder(name, taken.returns).encode,
-            decode=ArgumentDecoder(described.adapter, described.visible, described.specification.parameters).decode,
+            decode=decoder.decode,
+            complete=decoder.complete,
+            validate=decoder.validate,
             return_behavior=mark.return_behavior,
             timeout=mark.timeout,
             max_result_chars=mark.max_result_chars,

@@ -11,8 +11,8 @@ import asyncio
 import functools
 import hashlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from time import perf_counter
 from types import CoroutineType
 from typing import Any, TypeAlias
 
+from ..bean_references import BeanReference, named_at_first, named_in_class
 from ..chat import (
     Content,
     ToolExecution,
@@ -44,9 +45,9 @@ from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
 from ..fast_dataclass import with_fast_init
 from ..signatures import EMPTY
-from .codec import Encoded, EncodedInFull, cut, printable
+from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_written_arguments
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
-from .marks import ReturnBehavior, UnknownOutcome
+from .marks import SERVICE_MARK, ReturnBehavior, UnknownOutcome
 from .parameters import ToolParameter
 
 LARGE_RESULT = 100_000
@@ -74,6 +75,9 @@ class Tool:
     contains the names and defaults of positional-only parameters. `returns` is the resolved return annotation, or
     `EMPTY`. `run` is `run_tool`, or the layers around it (see `with_layers`). `key_names` and `run_id_names` are hidden
     parameters about the run. `visible` are the parameters that the model fills.
+
+    `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
+    the function, or the method in its class and its bases, nearest first: decorators leave their marks there.
     """
 
     specification: ToolSpecification
@@ -102,6 +106,10 @@ class Tool:
     run_id_names: tuple[str, ...] = ()
     visible: tuple[ToolParameter, ...] = field(default=(), compare=False, repr=False)
     run: ToolStep = field(default_factory=lambda: run_tool, compare=False, repr=False)
+    complete: Callable[[Mapping[str, Any]], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
+    validate: Callable[..., dict[str, Any]] | None = field(default=None, compare=False, repr=False)
+    owner: type | None = field(default=None, compare=False, repr=False)
+    definitions: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
     has_hidden: bool = field(init=False, default=False, compare=False, repr=False)
 
@@ -109,6 +117,22 @@ class Tool:
         """Note if there are parameters that the framework fills."""
         hidden = self.memory_id_names or self.context_names or self.injected or self.positional
         object.__setattr__(self, "has_hidden", bool(hidden or self.key_names or self.run_id_names))
+
+    @property
+    def is_service(self) -> bool:
+        """True for a method of an AI service, which has no memory as a tool."""
+        marked = self.function is not None and hasattr(self.function, SERVICE_MARK)
+        return marked or (isinstance(self.bean, type) and SERVICE_MARK in vars(self.bean))
+
+    def named_by(self, decorator: str) -> tuple[BeanReference, ...]:
+        """Return what a decorator names at the tool's class, then at the tool.
+
+        Decorators of an AI service and its methods belong to the invocations of its methods.
+        """
+        if self.is_service:
+            return ()
+        of_class = named_in_class(self.owner, decorator) if self.owner is not None else ()
+        return (*of_class, *named_at_first(self.definitions, decorator))
 
     @property
     def name(self) -> str:
@@ -127,7 +151,7 @@ class ToolCall:
     """One call of a tool with decoded and valid arguments. A layer can pass on a changed call.
 
     `arguments` maps the names of the function's parameters to the model's values, without those that keep the
-    function's default. It is None for an executor written by hand, which reads the request.
+    function's default. It is None for an executor written by hand, which reads the request, unless a layer changed it.
     """
 
     __slots__ = ("arguments", "context", "environment", "request", "tool")
@@ -146,6 +170,31 @@ class ToolCall:
     def with_arguments(self, arguments: dict[str, Any]) -> ToolCall:
         """Return the same call with other arguments, which are not validated again."""
         return ToolCall(self.tool, self.request, arguments, self.context, self.environment)
+
+    def visible_arguments(self) -> dict[str, Any]:
+        """Return a copy of the arguments that a model can see, by the names of the parameters, with defaults.
+
+        Raises `ToolArgumentsError` if the tool is an executor and the model's JSON is invalid.
+        """
+        if self.arguments is None:
+            return read_arguments(self.request)
+        complete = self.tool.complete
+        return dict(self.arguments) if complete is None else complete(self.arguments)
+
+    def with_validated(self, values: Mapping[str, Any]) -> ToolCall:
+        """Return the same call with `values` as its arguments, after validating all of them.
+
+        Raises `ToolArgumentsError`.
+        """
+        validate = self.tool.validate
+        return self.with_arguments(dict(values) if validate is None else validate(self.request, values))
+
+    def with_changed(self, changes: Mapping[str, Any]) -> ToolCall:
+        """Return the same call with some arguments changed, after validating these. Raises `ToolArgumentsError`."""
+        validate = self.tool.validate
+        if validate is None:
+            return self.with_arguments({**self.visible_arguments(), **changes})
+        return self.with_arguments(validate(self.request, changes, self.arguments))
 
 
 ToolStep: TypeAlias = Callable[[ToolCall], Awaitable[Encoded]]
@@ -514,8 +563,10 @@ def _bound(call: ToolCall) -> tuple[Callable[..., Any], tuple[Any, ...], dict[st
     tool, kwargs, function = call.tool, call.arguments, call.tool.function
     if function is None:
         function = member_of(call.environment.scope.get(tool.bean), tool.member)
-    if kwargs is None:
-        return function, (call.request, call.context.memory_id), {}
+    if tool.decode is None:
+        request = call.request if kwargs is None else with_written_arguments(call.request, kwargs)
+        return function, (request, call.context.memory_id), {}
+    assert kwargs is not None
     if tool.has_hidden:
         kwargs = {**kwargs}  # a layer may run the call again
         for name in tool.run_id_names:
@@ -601,6 +652,21 @@ def member_of(bean: Any, name: str) -> Callable[..., Any]:
     return function
 
 
+@contextmanager
+def running_again(call: ToolCall) -> Iterator[ToolCall]:
+    """Yield the call for one more run. If the tool's timeout cancelled an earlier run, the call gets a new context."""
+    cancellation = call.context.cancellation
+    if not isinstance(cancellation, _CallCancellation) or not cancellation.is_late:
+        yield call
+        return
+    context = call.context.in_tool(call.request, _CallCancellation(call.environment.context.cancellation))
+    token = current_invocation.set(context)
+    try:
+        yield ToolCall(call.tool, call.request, call.arguments, context, call.environment)
+    finally:
+        current_invocation.reset(token)
+
+
 class _CallCancellation(Cancellation):
     """The cancellation of a tool with a timeout: set by the timeout or by the invocation's cancellation."""
 
@@ -609,6 +675,11 @@ class _CallCancellation(Cancellation):
     def __init__(self, invocation: Cancellation) -> None:
         super().__init__()
         self._invocation = invocation
+
+    @property
+    def is_late(self) -> bool:
+        """True if the tool's timeout has passed."""
+        return self._given_up
 
     @property
     def cancelled(self) -> bool:

@@ -216,4 +216,5 @@ def _by_hand(specification: ToolSpecification, executor: Any, where: str, proble
         where=place,
         function=executor,
         encode=ResultEncoder(name).encode,
+        definitions=(executor,),
     )

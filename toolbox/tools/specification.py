@@ -203,7 +203,8 @@ def _without_aliases_below(annotation: Any) -> Any:
     return Union[tuple(members)]  # noqa: UP007 - the members are values
 
 
-def _adapter_of(visible: Sequence[ToolParameter]) -> TypeAdapter[dict[str, Any]]:
+def adapter_of(visible: Sequence[ToolParameter]) -> TypeAdapter[dict[str, Any]]:
+    """Return the adapter that validates a dictionary with these parameters."""
     from pydantic import ConfigDict, TypeAdapter
 
     make: Any = TypedDict  # a type checker wants to read the fields
@@ -217,7 +218,7 @@ def _adapter(
     visible: Sequence[ToolParameter], where: str, problems: list[Problem]
 ) -> TypeAdapter[dict[str, Any]] | None:
     try:
-        return _adapter_of(visible)
+        return adapter_of(visible)
     except FrameworkError:
         raise
     except Exception as error:  # pydantic and the types' own hooks raise many kinds of exceptions
@@ -242,7 +243,7 @@ def _reason(error: Exception) -> str:
 
 def _can_be_validated(parameter: ToolParameter) -> bool:
     try:
-        schema_of(_adapter_of([parameter]))
+        schema_of(adapter_of([parameter]))
     except Exception:  # as above
         return False
     return True

@@ -1,0 +1,119 @@
+"""References to beans: classes and instances that decorators name, such as guardrails, and the marks that keep them.
+
+A class that is named in a decorator becomes a bean; an instance is used as it is. Not here: registering the classes
+(`services.listing`), checking them (`services.hosting`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+from .context import ActiveScope
+
+D = TypeVar("D")
+
+REFERENCES_MARK = "__toolbox_references__"
+DEFAULT_SCOPE_MARK = "__toolbox_default_scope__"
+"""Class attribute, also inherited: the scope of a bean whose class has no scope decorator."""
+GLOBAL_INTERCEPTOR_MARK = "__toolbox_global_interceptor__"
+"""Class attribute, not inherited: the priority of a global interceptor."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeanReference:
+    """A class to look up for each call (also `Annotated` with a name), or an instance."""
+
+    bean: Any = None
+    instance: Any = None
+
+    @classmethod
+    def to(cls, named: object) -> BeanReference:
+        """Return the reference to a class or an instance."""
+        is_class = isinstance(named, type) or get_origin(named) is Annotated
+        return cls(bean=named) if is_class else cls(instance=named)
+
+    @property
+    def type(self) -> Any:
+        """The class, for checks and messages."""
+        if self.bean is None:
+            return type(self.instance)
+        return get_args(self.bean)[0] if get_origin(self.bean) is Annotated else self.bean
+
+    async def find(self, scope: ActiveScope) -> Any:
+        """Return the instance, or the bean of the active scope. Raises the errors of `ActiveScope.aget`."""
+        return self.instance if self.bean is None else await scope.aget(self.bean)
+
+
+# --- marks
+
+
+def naming(decorator: str, named: tuple[object, ...]) -> Callable[[D], D]:
+    """Return a decorator that keeps `named` at its target, before those of the same decorator below it.
+
+    Raises `TypeError` if there are none, or if the decorator was used without parentheses.
+    """
+    if not named:
+        raise TypeError(f"@{decorator}() names nothing; write @{decorator}(TheClass)")
+    for each in named:
+        if inspect.isroutine(each):
+            name = getattr(each, "__name__", repr(each))
+            raise TypeError(f"@{decorator}: {name} is a function; write @{decorator}(TheClass) with parentheses")
+
+    def leave(target: D) -> D:
+        marks: Mapping[str, tuple[object, ...]] = vars(target).get(REFERENCES_MARK, {})
+        # A new mapping: `functools.wraps` and subclasses share the old one.
+        setattr(target, REFERENCES_MARK, {**marks, decorator: (*named, *marks.get(decorator, ()))})
+        return target
+
+    return leave
+
+
+def named_at(target: object, decorator: str) -> tuple[BeanReference, ...]:
+    """Return what a decorator names at this function, static or class method, or class; without inherited ones."""
+    return tuple(BeanReference.to(each) for each in _marks_of(target).get(decorator, ()))
+
+
+def named_in_class(cls: type[Any], decorator: str) -> tuple[BeanReference, ...]:
+    """Return what a decorator names at a class and its bases, those of bases first."""
+    return tuple(each for base in reversed(cls.__mro__) for each in named_at(base, decorator))
+
+
+def named_at_first(definitions: tuple[object, ...], decorator: str) -> tuple[BeanReference, ...]:
+    """Return what a decorator names at the first of these definitions that has it, such as a method and its bases."""
+    return next((found for each in definitions if (found := named_at(each, decorator))), ())
+
+
+def definitions_of(cls: type[Any], name: str) -> tuple[Any, ...]:
+    """Return the definitions of a method in a class and its bases, nearest first."""
+    return tuple(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+
+
+def all_named(target: object) -> Iterator[BeanReference]:
+    """Yield everything that decorators name at a function, or at a class, its bases and their members."""
+    if isinstance(target, type):
+        for base in target.__mro__:
+            for each in (base, *vars(base).values()):
+                yield from _all_at(each)
+    else:
+        yield from _all_at(target)
+
+
+def global_priority(cls: object) -> float | None:
+    """Return the priority of a global interceptor, or None for other objects. Subclasses do not inherit it."""
+    return vars(cls).get(GLOBAL_INTERCEPTOR_MARK) if isinstance(cls, type) else None
+
+
+def _all_at(target: object) -> Iterator[BeanReference]:
+    for named in _marks_of(target).values():
+        yield from (BeanReference.to(each) for each in named)
+
+
+def _marks_of(target: object) -> Mapping[str, tuple[object, ...]]:
+    for each in (target, getattr(target, "__func__", None)):
+        marks: Mapping[str, tuple[object, ...]] | None = getattr(each, "__dict__", {}).get(REFERENCES_MARK)
+        if marks:
+            return marks
+    return {}

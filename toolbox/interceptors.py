@@ -1,0 +1,354 @@
+"""Interceptors: code around tool calls and model requests.
+
+They are beans: named by `@interceptors` at a service, a method or a tool, or global with `@global_interceptor`. Not
+here: the order of all layers (`services.layering`), guardrails, which accept or refuse (`guardrails`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeAlias, TypeVar, overload
+
+from .bean_references import GLOBAL_INTERCEPTOR_MARK, BeanReference, naming
+from .chat import ChatRequest, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, ToolSpecification
+from .context import InvocationContext
+from .di.decorators import Scope
+from .errors import EndsInvocation, IllegalConfigurationError, Problem
+from .fast_dataclass import with_fast_init
+from .services.invocation import Invocation, Perform
+from .services.loop import CallModel, ModelReplied, RunTool
+from .services.plans import EffectLayer
+from .tools.codec import Encoded, EncodedInFull
+from .tools.pipeline import Tool, ToolCall, ToolLayer, ToolStep, running_again
+
+C = TypeVar("C", bound=type[Any])
+
+
+# --- what an interceptor sees and calls
+
+
+@with_fast_init
+@dataclass(frozen=True, slots=True)
+class ToolInvocation:
+    """One tool call, for an interceptor.
+
+    `request` is the model's call. `arguments` are the validated arguments that the model can see, with defaults, by the
+    names of the parameters. `context` is that of the call.
+    """
+
+    request: ToolExecutionRequest
+    specification: ToolSpecification
+    arguments: Mapping[str, Any] = field(hash=False)
+    context: InvocationContext
+
+    def with_arguments(self, **changes: Any) -> ToolInvocation:
+        """Return a copy with changed arguments, which `proceed` validates again. Raises `TypeError` for unknown ones.
+
+        proceed(call.with_arguments(limit=10))
+        """
+        known = {*self.arguments, *self.specification.parameters.get("properties", ())}
+        for name in changes:
+            if name not in known:
+                offered = ", ".join(sorted(known)) or "none"
+                raise TypeError(f"tool {self.specification.name!r} has no argument {name!r}; it has: {offered}")
+        return replace(self, arguments={**self.arguments, **changes})
+
+
+@with_fast_init
+@dataclass(frozen=True, slots=True)
+class ModelInvocation:
+    """One model request, for an interceptor. `model` is the configured name, `"default"` for the default model.
+
+    Change the request with `dataclasses.replace(call, request=…)`.
+    """
+
+    request: ChatRequest
+    model: str
+    context: InvocationContext
+
+
+ToolProceed: TypeAlias = Callable[[ToolInvocation], Awaitable[ToolExecutionResult]]
+"""Runs the tool, in a new call scope each time. Raises what the tool raises."""
+
+ModelProceed: TypeAlias = Callable[[ModelInvocation], Awaitable[ChatResponse]]
+"""Sends the request to the model. In a stream, it returns when the reply is complete."""
+
+
+class ToolInterceptor(ABC):
+    """Wraps tool calls. A subclass is a bean, application-scoped without a scope decorator.
+
+        @global_interceptor
+        class Timing(ToolInterceptor):
+            async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+                started = time.perf_counter()
+                try:
+                    return await proceed(call)
+                finally:
+                    print(call.specification.name, time.perf_counter() - started)
+
+    Not awaiting `proceed` skips the tool; awaiting it again runs the tool again. Error handlers get what `around_tool`
+    raises, as if the tool had raised it. Errors that end the invocation, such as `ToolAbort`, end it even if
+    `around_tool` catches them.
+    """
+
+    __toolbox_default_scope__: ClassVar[Scope] = Scope.APPLICATION
+
+    @abstractmethod
+    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        """Return the result of the call, for the model and the program."""
+
+
+class ModelInterceptor(ABC):
+    """Wraps model requests. A subclass is a bean, application-scoped without a scope decorator.
+
+        class Cached(ModelInterceptor):
+            async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+                key = repr(call.request)
+                if key not in self.replies:
+                    self.replies[key] = await proceed(call)
+                return self.replies[key]
+
+    What it raises ends the invocation. In a stream, changes of the reply reach `CompleteResponse` and the memory, but
+    not the pieces that were already sent.
+    """
+
+    __toolbox_default_scope__: ClassVar[Scope] = Scope.APPLICATION
+
+    @abstractmethod
+    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        """Return the reply to the request."""
+
+
+# --- decorators
+
+
+def interceptors(*interceptors: Any) -> Callable[[Any], Any]:
+    """Wrap the tool calls and model requests of a service class or one of its methods, or the calls of a tool.
+
+        @register_ai_service(tools=Orders)
+        @interceptors(Cached, Timing())
+        class Desk(Protocol): ...
+
+    Each is a class, which becomes a bean, or an instance. The first is outermost. Those of a class are outside of those
+    of a method, which are outside of those of a tool.
+    """
+    return naming("interceptors", interceptors)
+
+
+@overload
+def global_interceptor(cls: C, /) -> C: ...
+
+
+@overload
+def global_interceptor(*, priority: int = 0) -> Callable[[C], C]: ...
+
+
+def global_interceptor(cls: C | None = None, /, *, priority: int = 0) -> C | Callable[[C], C]:
+    """Use an interceptor for every tool call and every model request of the container that it is registered with.
+
+    A smaller `priority` is further outside. Equal ones are in the order of their registration.
+    """
+    if isinstance(priority, bool) or not isinstance(priority, (int, float)):
+        raise TypeError(f"@global_interceptor: priority is {priority!r}; use a number")
+
+    def leave(target: C) -> C:
+        if not isinstance(target, type):
+            raise TypeError(f"@global_interceptor: expected a class, got {target!r}")
+        setattr(target, GLOBAL_INTERCEPTOR_MARK, priority)
+        return target
+
+    return leave if cls is None else leave(cls)
+
+
+def interceptor_problems(where: str, named: object, *, of_tool: bool = False) -> Iterator[Problem]:
+    """Yield problems with the class of an interceptor; `of_tool` if it is named at a tool."""
+    name = getattr(named, "__name__", None) or repr(named)
+    kinds = {"around_tool": ToolInterceptor, "around_model": ModelInterceptor}
+    found = [method for method, kind in kinds.items() if isinstance(named, type) and issubclass(named, kind)]
+    if not found:
+        fact = f"{name} is neither a ToolInterceptor nor a ModelInterceptor"
+        yield Problem(where, fact, "inherit from one of them")
+    elif of_tool and "around_tool" not in found:
+        yield Problem(where, f"{name} is a ModelInterceptor, but a tool asks no model", "put it on a service")
+    for method in found:
+        function = inspect.getattr_static(named, method)
+        if not inspect.iscoroutinefunction(getattr(function, "__func__", function)):
+            yield Problem(f"{name}.{method}", "is not a coroutine function", f"declare it `async def {method}(…)`")
+
+
+# --- around a tool
+
+
+def intercepted_tool(
+    step: ToolStep, tool: Tool, named: Sequence[BeanReference], before: Sequence[ToolLayer]
+) -> ToolStep:
+    """Return the step with interceptors around it. Changed arguments pass through the layers `before` again."""
+    for each in reversed([each for each in named if issubclass(each.type, ToolInterceptor)]):
+        changed = step
+        for layer in reversed(before):
+            changed = layer(changed, tool)
+        step = _AroundTool(each, step, changed).run
+    return step
+
+
+class _AroundTool:
+    """One interceptor around the calls of one tool."""
+
+    __slots__ = ("changed", "interceptor", "step")
+
+    def __init__(self, interceptor: BeanReference, step: ToolStep, changed: ToolStep) -> None:
+        self.interceptor, self.step, self.changed = interceptor, step, changed
+
+    async def run(self, call: ToolCall) -> Encoded:
+        bean = self.interceptor.instance
+        if bean is None:
+            bean = await call.environment.scope.aget(self.interceptor.bean)
+        invocation = ToolInvocation(call.request, call.tool.specification, call.visible_arguments(), call.context)
+        proceed = _ProceedWithTool(self, call, invocation)
+        result = await _never_swallowing(proceed, bean.around_tool(invocation, proceed))
+        if result is proceed.result:
+            assert proceed.encoded is not None
+            return proceed.encoded
+        if not isinstance(result, ToolExecutionResult):
+            raise _wrong_value(bean, "around_tool", result, ToolExecutionResult)
+        return EncodedInFull.of(result)
+
+
+class _ProceedWithTool:
+    """The `proceed` of one interceptor in one call. `ending` is the error that ends the invocation, if there is one."""
+
+    __slots__ = ("_around", "_call", "_invocation", "encoded", "ending", "result")
+
+    def __init__(self, around: _AroundTool, call: ToolCall, invocation: ToolInvocation) -> None:
+        self._around, self._call, self._invocation = around, call, invocation
+        self.ending: BaseException | None = None
+        self.encoded: Encoded | None = None
+        self.result: ToolExecutionResult | None = None
+
+    async def __call__(self, invocation: ToolInvocation) -> ToolExecutionResult:
+        if self.ending is not None:
+            raise self.ending
+        call, step = self._call, self._around.step
+        if invocation is not self._invocation and (changes := self._changes(invocation)):
+            call, step = call.with_changed(changes), self._around.changed
+        with running_again(call) as call:
+            try:
+                self.encoded = encoded = await step(call)
+            except BaseException as error:
+                if _ends_invocation(error):
+                    self.ending = error
+                raise
+        self.result = result = encoded.as_result()
+        return result
+
+    def _changes(self, invocation: object) -> dict[str, Any]:
+        """Return the arguments that the interceptor changed."""
+        if not isinstance(invocation, ToolInvocation):
+            fact = f"proceed was called with {type(invocation).__name__}"
+            problem = Problem(self._call.tool.where, fact, "pass the ToolInvocation, or call.with_arguments(…)")
+            raise IllegalConfigurationError([problem])
+        known = self._invocation.arguments
+        return {
+            name: value for name, value in invocation.arguments.items() if name not in known or value is not known[name]
+        }
+
+
+async def _never_swallowing(proceed: Any, around: Awaitable[Any]) -> Any:
+    """Await an interceptor, and raise the errors and the cancellation that it must not swallow."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a tool without a service and an event loop
+        task = None
+    cancelling = task.cancelling() if task is not None else 0
+    try:
+        result = await around
+    except Exception as error:
+        if proceed.ending is not None and proceed.ending is not error:
+            raise proceed.ending from error
+        if task is not None and task.cancelling() > cancelling:
+            raise asyncio.CancelledError from error
+        raise
+    if proceed.ending is not None:
+        raise proceed.ending
+    if task is not None and task.cancelling() > cancelling:
+        raise asyncio.CancelledError
+    return result
+
+
+def _ends_invocation(error: BaseException) -> bool:
+    """Return True for an error that an interceptor must not swallow. The task knows of a cancellation."""
+    if isinstance(error, EndsInvocation):
+        return True
+    if isinstance(error, BaseExceptionGroup) and error.subgroup(EndsInvocation) is not None:
+        return True
+    return not isinstance(error, (Exception, asyncio.CancelledError, GeneratorExit))
+
+
+def _wrong_value(bean: object, method: str, value: object, wanted: type[Any]) -> IllegalConfigurationError:
+    fact = f"returned {type(value).__name__}"
+    fix = f"return a {wanted.__name__}, for example the one that proceed(call) returns"
+    return IllegalConfigurationError([Problem(f"{type(bean).__name__}.{method}", fact, fix)])
+
+
+# --- around a model request
+
+
+def model_layers(named: Sequence[BeanReference]) -> tuple[EffectLayer, ...]:
+    """Return the layers of those interceptors that wrap model requests."""
+    return tuple(_AroundModel(each) for each in named if issubclass(each.type, ModelInterceptor))
+
+
+class _AroundModel:
+    """One interceptor around the model requests of a method."""
+
+    __slots__ = ("_interceptor",)
+
+    def __init__(self, interceptor: BeanReference) -> None:
+        self._interceptor = interceptor
+
+    def __call__(self, perform: Perform) -> Perform:
+        async def ask(effect: CallModel, invocation: Invocation) -> ModelReplied:
+            bean = await self._interceptor.find(invocation.host.scope)
+            proceed = _ProceedWithModel(perform, invocation)
+            call = ModelInvocation(effect.request, invocation.model_name, invocation.context)
+            response = await _never_swallowing(proceed, bean.around_model(call, proceed))
+            if not isinstance(response, ChatResponse):
+                raise _wrong_value(bean, "around_model", response, ChatResponse)
+            return ModelReplied(response, proceed.aside)
+
+        def performing(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
+            return perform(effect, invocation) if isinstance(effect, RunTool) else ask(effect, invocation)
+
+        return performing
+
+
+class _ProceedWithModel:
+    """The `proceed` of one interceptor in one request."""
+
+    __slots__ = ("_invocation", "_perform", "aside", "ending")
+
+    def __init__(self, perform: Perform, invocation: Invocation) -> None:
+        self._perform, self._invocation = perform, invocation
+        self.ending: BaseException | None = None
+        self.aside: Sequence[Message] = ()
+
+    async def __call__(self, call: ModelInvocation) -> ChatResponse:
+        if self.ending is not None:
+            raise self.ending
+        if not isinstance(call, ModelInvocation) or call.model != self._invocation.model_name:
+            fact = "proceed was called with something else than the ModelInvocation, or with another model"
+            fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"
+            raise IllegalConfigurationError([Problem(self._invocation.plan.where, fact, fix)])
+        try:
+            replied: Any = await self._perform(CallModel(call.request), self._invocation)
+        except BaseException as error:
+            if _ends_invocation(error):
+                self.ending = error
+            raise
+        self.aside = replied.aside
+        response: ChatResponse = replied.response
+        return response

@@ -1,0 +1,131 @@
+"""Chooses the layers of a method and of a single tool, in the documented order. Each capability has its place here.
+
+One invocation: roles, conversation, input guardrails, rounds, output guardrails, parsing. One model request: limits,
+recording, interceptors. One tool call: input guardrails, approval, output guardrails, interceptors, recording.
+Includes the checks of what decorators name. Not here: the layers themselves (in the module of each capability), those
+of every host (`layers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..bean_references import BeanReference, definitions_of, named_at_first, named_in_class
+from ..errors import Problem
+from ..tools.pipeline import Tool, ToolLayer, ToolStep
+from .plans import EffectLayer, InvocationLayer, Layers
+
+DECORATORS = ("interceptors",)
+"""The decorators that name beans, at services and their methods, and at tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLayers:
+    """The capabilities that a host adds to all calls: `interceptors` are the global ones, outermost first."""
+
+    interceptors: tuple[BeanReference, ...] = ()
+
+
+NO_LAYERS = HostLayers()
+
+
+@dataclass(frozen=True, slots=True)
+class MethodMarks:
+    """Finds what decorators name at a service class and at one of its methods."""
+
+    cls: type[Any]
+    method: str
+
+    def named_by(self, decorator: str) -> tuple[BeanReference, ...]:
+        """Return what a decorator names at the class and its bases, then at the method."""
+        return (*self.at_class(decorator), *self.at_method(decorator))
+
+    def at_class(self, decorator: str) -> tuple[BeanReference, ...]:
+        """Return what a decorator names at the class and its bases."""
+        return named_in_class(self.cls, decorator)
+
+    def at_method(self, decorator: str) -> tuple[BeanReference, ...]:
+        """Return what a decorator names at the method."""
+        return named_at_first(definitions_of(self.cls, self.method), decorator)
+
+
+def method_layers(marks: MethodMarks, host: HostLayers) -> Layers:
+    """Return the layers of a service method."""
+    interceptors = (*host.interceptors, *marks.named_by("interceptors"))
+    models = _model_interceptors(interceptors)
+    invocation: tuple[InvocationLayer, ...] = ()  # input guardrails
+    effects: tuple[EffectLayer, ...] = (*models,)  # limits, recording, interceptors
+    return Layers(
+        invocation=invocation,
+        effects=effects,
+        tools=tool_layers(interceptors),
+        whole_replies=bool(models),  # an interceptor may change the reply
+    )
+
+
+def tool_layers(interceptors: Sequence[BeanReference]) -> tuple[ToolLayer, ...]:
+    """Return the layers of tools. Each adds what decorators name at the tool itself."""
+    before: tuple[ToolLayer, ...] = ()  # input guardrails, approval: again for arguments that an interceptor changed
+    return (*before, _ToolInterceptors(tuple(interceptors), before))  # output guardrails first, recording last
+
+
+# --- interceptors
+
+
+def _model_interceptors(named: Sequence[BeanReference]) -> tuple[EffectLayer, ...]:
+    if not named:
+        return ()
+    from ..interceptors import model_layers
+
+    return model_layers(named)
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolInterceptors:
+    """The layer of the interceptors: `named` for all tools, then those of the tool."""
+
+    named: tuple[BeanReference, ...]
+    before: tuple[ToolLayer, ...]
+
+    def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
+        if named := (*self.named, *tool.named_by("interceptors")):
+            from ..interceptors import intercepted_tool
+
+            return intercepted_tool(step, tool, named, self.before)
+        return step
+
+
+# --- what decorators name, for checks
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAt:
+    """A class or instance that a decorator names; `where` is the place for problems."""
+
+    where: str
+    decorator: str
+    reference: BeanReference
+    is_at_tool: bool
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield problems with the kind of the class."""
+        from ..interceptors import interceptor_problems
+
+        yield from interceptor_problems(self.where, self.reference.type, of_tool=self.is_at_tool)
+
+
+def named_at_method(cls: type[Any], method: str) -> Iterator[NamedAt]:
+    """Yield everything that decorators name at a service class and at one of its methods."""
+    marks = MethodMarks(cls, method)
+    for decorator in DECORATORS:
+        for where, named in ((cls.__name__, marks.at_class), (f"{cls.__name__}.{method}", marks.at_method)):
+            yield from (NamedAt(f"{where}, @{decorator}", decorator, each, False) for each in named(decorator))
+
+
+def named_at_tool(tool: Tool) -> Iterator[NamedAt]:
+    """Yield everything that decorators name at a tool and its class."""
+    for decorator in DECORATORS:
+        for each in tool.named_by(decorator):
+            yield NamedAt(f"{tool.where}, @{decorator}", decorator, each, True)
