@@ -35,6 +35,8 @@ LAYERS: dict[str, int] = {
     "toolbox.demo": 3,
     "toolbox.bean_references": 3,
     "toolbox.execution": 3,
+    "toolbox.limits": 3,
+    "toolbox.security": 3,
     "toolbox.di": 4,
     "toolbox.tools": 4,
     "toolbox.tools.executors": 5,
@@ -88,6 +90,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "sqlalchemy": ("toolbox.sql", "sample_app"),
     "redis": ("toolbox.redis",),
     "opentelemetry": ("toolbox.otel",),
+    "genai_prices": ("toolbox.limits",),
     "pytest": ("toolbox.pytest_plugin",),
 }
 # Layer 7 is what a user asks for by its module; the root offers nothing of it.

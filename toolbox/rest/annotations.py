@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
 from ..signatures import local_names
+from ..tools.marks import with_effects
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -218,6 +220,22 @@ def request_mark_of(member: object) -> RequestMark | None:
     return mark
 
 
+def join_paths(*paths: str) -> str:
+    """Join paths with one slash between them; a trailing slash of the last one is kept."""
+    joined = ""
+    for path in paths:
+        if path:
+            joined = f"{joined.rstrip('/')}/{path.lstrip('/')}"
+    return joined
+
+
+def _request_line(mark: RequestMark, owner: type | None) -> str:
+    """Return the verb and the path of a request, such as `DELETE /menu/{dish}`, for a method of the client `owner`."""
+    clients = (client_mark_of(base) for base in (owner.__mro__ if owner is not None else ()))
+    prefix = next((each.path for each in clients if each is not None), "")
+    return f"{mark.verb} {join_paths(prefix, mark.path)}"
+
+
 class _Verb:
     """The decorator of one HTTP verb. `idempotent` requests may be sent again by retries."""
 
@@ -242,7 +260,7 @@ class _Verb:
         def leave(function: F) -> F:
             earlier = request_mark_of(function)
             setattr(function, REQUEST_MARK, mark if earlier is None else replace(mark, again=earlier.again + 1))
-            return function
+            return function if earlier is not None else with_effects(function, partial(_request_line, mark))
 
         return leave
 

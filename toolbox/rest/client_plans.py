@@ -100,15 +100,6 @@ def path_parts(template: str) -> tuple[str, ...]:
     return tuple(_TEMPLATE.split(template))
 
 
-def join_paths(*paths: str) -> str:
-    """Join paths with one slash between them; a trailing slash of the last one is kept."""
-    joined = ""
-    for path in paths:
-        if path:
-            joined = f"{joined.rstrip('/')}/{path.lstrip('/')}"
-    return joined
-
-
 # --- collaborators
 
 

@@ -28,6 +28,7 @@ from .annotations import (
     PlaceMark,
     RequestMark,
     fixed_values_of,
+    join_paths,
     request_mark_of,
 )
 from .client_plans import (
@@ -38,7 +39,6 @@ from .client_plans import (
     RequestPlan,
     RestMethodPlan,
     collaborator_problems,
-    join_paths,
     path_parts,
     read_collaborator,
 )

@@ -25,6 +25,7 @@ from ..errors import (
     ScopeNotActiveError,
     TransactionRolledBackError,
 )
+from ..tools.marks import with_effects
 from .engines import FOR_WRITING
 
 logger = logging.getLogger("toolbox.sql")
@@ -102,7 +103,7 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                     raise
                 return value
 
-        return awaited
+        return with_effects(awaited, "transactional")
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -123,7 +124,7 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
                 raise
             return value
 
-    return called
+    return with_effects(called, "transactional")
 
 
 # --- finding the session

@@ -19,6 +19,7 @@ F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmetho
 
 TOOL_MARK = "__toolbox_tool__"
 TOOLBOX_MARK = "__toolbox_toolbox__"
+EFFECTS_MARK = "__toolbox_effects__"
 SERVICE_MARK = "__toolbox_service__"
 """At the class of an AI service, and at its methods as tools."""
 
@@ -179,6 +180,25 @@ def tool_mark_of(member: object) -> ToolMark | None:
     """Return the mark of a function, bound, static or class method (in either order of the decorators), or None."""
     mark = getattr(member, TOOL_MARK, None) or getattr(getattr(member, "__func__", None), TOOL_MARK, None)
     return mark if isinstance(mark, ToolMark) else None
+
+
+def with_effects(function: F, *effects: str | Callable[[type | None], str]) -> F:
+    """Add known effects, such as `transactional`, to a function; reports show them. Returns the same function.
+
+    An effect may be a function of the class that has the tool.
+    """
+    setattr(function, EFFECTS_MARK, (*_effects_at(function), *effects))
+    return function
+
+
+def effects_of(function: object, owner: type | None = None) -> tuple[str, ...]:
+    """Return the known effects of a function, or of a static or class method; `owner` is its class."""
+    return tuple(each if isinstance(each, str) else each(owner) for each in _effects_at(function))
+
+
+def _effects_at(function: object) -> tuple[Any, ...]:
+    effects = getattr(function, EFFECTS_MARK, None) or getattr(getattr(function, "__func__", None), EFFECTS_MARK, ())
+    return effects if isinstance(effects, tuple) else ()
 
 
 def toolbox_of(function: object) -> tuple[Any, ...] | None:

@@ -5,7 +5,9 @@ Not here: the specification for the model (`specification`), running a tool (`pi
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +17,11 @@ from weakref import WeakKeyDictionary, ref
 from ..bean_references import definitions_of
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
+from ..security import access_to
 from ..signatures import EMPTY, Unresolved
 from ..type_keys import arguments_for
 from .codec import ArgumentDecoder, ResultEncoder
-from .marks import ToolMark, tool_mark_of
+from .marks import ToolMark, effects_of, tool_mark_of
 from .parameters import Role, Taken, ToolParameter, read_parameters
 from .pipeline import InjectedParameter, Tool, has_own_tool_calls, member_of
 from .specification import describe_tool
@@ -143,9 +146,27 @@ def read_function(function: Any, problems: list[Problem]) -> Tool | None:
         described = None if made is None else made[0]
     if instance is not None and has_own_tool_calls(instance):
         called = member_of(instance, own_name)
-    owner = None if instance is None else type(instance)
-    definitions = () if owner is None else definitions_of(owner, own_name)
-    return _offered(described, called, None, "", instance, owner, definitions or (function, inner))
+    owner, definitions = _home_of(function)
+    return _offered(described, called, None, "", instance, owner, definitions)
+
+
+def _home_of(function: Any) -> tuple[type[Any] | None, tuple[Any, ...]]:
+    """Return the class of a method, if it is one, and the places where decorators leave their marks."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if inspect.ismethod(inner):
+        owner = inner.__self__ if isinstance(inner.__self__, type) else type(inner.__self__)
+        return owner, (function, *definitions_of(owner, inner.__name__), inner)
+    return _class_with(inner), (function, inner)
+
+
+def _class_with(function: Any) -> type[Any] | None:
+    """Return the class at the top of a module that defines this function, such as a static method."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    owner = getattr(sys.modules.get(module or ""), name.rpartition(".")[0], None)
+    found = vars(owner).get(name.rpartition(".")[2]) if isinstance(owner, type) else None
+    return owner if isinstance(owner, type) and getattr(found, "__func__", found) is function else None
 
 
 def _described(
@@ -186,6 +207,8 @@ def _offered(
         owner=owner,
         definitions=definitions,
         needs_memory_id=described.needs_memory_id and not without_memory,
+        access=access_to(owner, definitions),
+        effects=effects_of(definitions[0], owner) if definitions else (),
     )
 
 

@@ -44,6 +44,7 @@ from ..events import Listeners, ToolExecutedEvent, ToolFailedEvent, ToolStartedE
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
 from ..fast_dataclass import with_fast_init
+from ..security import Access, identity_in
 from ..signatures import EMPTY
 from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_written_arguments
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
@@ -77,7 +78,8 @@ class Tool:
     parameters about the run. `visible` are the parameters that the model fills.
 
     `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
-    the function, or the method in its class and its bases, nearest first: decorators leave their marks there.
+    the function, or the method in its class and its bases, nearest first: decorators leave their marks there. `access`
+    is None if every identity may call the tool. `effects` are known effects, for reports.
     """
 
     specification: ToolSpecification
@@ -105,6 +107,8 @@ class Tool:
     key_names: tuple[str, ...] = ()
     run_id_names: tuple[str, ...] = ()
     visible: tuple[ToolParameter, ...] = field(default=(), compare=False, repr=False)
+    access: Access | None = None
+    effects: tuple[str, ...] = ()
     run: ToolStep = field(default_factory=lambda: run_tool, compare=False, repr=False)
     complete: Callable[[Mapping[str, Any]], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
     validate: Callable[..., dict[str, Any]] | None = field(default=None, compare=False, repr=False)
@@ -342,8 +346,25 @@ def answer(
     """
     if tool is None:
         raise UnknownToolError(request, tuple(environment.tools))
+    if tool.access is not None:
+        return _answer_if_allowed(tool, tool.access, request, context, environment)
     arguments = None if tool.decode is None else tool.decode(request)
     return tool.run(ToolCall(tool, request, arguments, context, environment))
+
+
+async def _answer_if_allowed(
+    tool: Tool, access: Access, request: ToolExecutionRequest, context: InvocationContext, environment: ToolEnvironment
+) -> Encoded:
+    """Check the roles of the identity again, right before the call; a forbidden tool is an unknown tool."""
+    identity = await identity_in(environment.scope)
+    if not access.allows(identity):
+        logger.warning("%s is not allowed to call tool %r", identity, request.name)
+        raise UnknownToolError(
+            request,
+            [name for name, each in environment.tools.items() if each.access is None or each.access.allows(identity)],
+        )
+    arguments = None if tool.decode is None else tool.decode(request)
+    return await tool.run(ToolCall(tool, request, arguments, context, environment))
 
 
 def _too_long(request: ToolExecutionRequest, encoded: Encoded, limit: int | None) -> tuple[str, Sequence[Content]]:
@@ -378,7 +399,7 @@ async def error_result(
     # The same errors of a service that is called as a tool are failures of this tool.
     if isinstance(error, ToolArgumentsError) and error.request == request:
         handler = handlers.on_tool_arguments_error or DEFAULTS.on_tool_arguments_error
-    elif isinstance(error, UnknownToolError) and error.request is request and request.name not in environment.tools:
+    elif isinstance(error, UnknownToolError) and error.request is request and request.name not in error.tool_names:
         handler = handlers.on_unknown_tool or DEFAULTS.on_unknown_tool
     else:
         handler = handlers.on_tool_execution_error or DEFAULTS.on_tool_execution_error

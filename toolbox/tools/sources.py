@@ -17,10 +17,11 @@ from ..chat import ToolExecutor, ToolSpecification, UserMessage
 from ..context import InvocationContext
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, execution_of, execution_problems
+from ..security import access_to
 from ..signatures import takes
 from ..validation_text import brief
 from .codec import ResultEncoder
-from .marks import ReturnBehavior
+from .marks import ReturnBehavior, effects_of
 from .members import members_of, read_function, read_member
 from .pipeline import Tool
 from .specification import limit_problems, name_problems
@@ -217,4 +218,14 @@ def _by_hand(specification: ToolSpecification, executor: Any, where: str, proble
         function=executor,
         encode=ResultEncoder(name).encode,
         definitions=(executor,),
+        access=access_to(None if is_function(executor) else type(executor), [executor]),
+        effects=(*effects_of(executor), *_declared_effects(specification)),
     )
+
+
+def _declared_effects(specification: ToolSpecification) -> tuple[str, ...]:
+    """Return `destructive` for a tool of an MCP server whose annotations say so; the default of a tool that writes."""
+    hints = specification.metadata.get("annotations")
+    if not isinstance(hints, Mapping):
+        return ()
+    return ("destructive",) if hints.get("destructiveHint", hints.get("readOnlyHint") is False) is True else ()

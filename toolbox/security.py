@@ -1,0 +1,263 @@
+"""Identities and roles: who calls, and which tools and services this identity may use. `Reach` is one row of a report.
+
+Not here: filtering the tools of a call (`services.invocation`), computing the report (`services.reach`), HTTP
+(`toolbox_fastapi`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from .context import ActiveScope
+from .errors import FrameworkError, MissingBeanError, ScopeNotActiveError
+
+F = TypeVar("F")
+
+ACCESS_MARK: Final = "__toolbox_access__"
+
+
+# --- identities
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityIdentity:
+    """The caller: a name, roles, and further attributes of your own.
+
+        SecurityIdentity("ann", roles={"support"}, attributes={"tenant": "acme"})
+
+    It is a bean of the request: inject it with `Inject[SecurityIdentity]`. `roles` may be any collection of strings.
+    Raises `ValueError` for an empty name, `TypeError` for a name or a role that is not a string.
+    """
+
+    name: str
+    roles: frozenset[str] = frozenset()
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"SecurityIdentity: the name must be a string, got {type(self.name).__name__}")
+        if not self.name.strip():
+            raise ValueError(
+                "SecurityIdentity: the name is empty; use SecurityIdentity.anonymous() for unknown callers"
+            )
+        if isinstance(self.roles, str) or not isinstance(self.roles, Iterable):
+            raise TypeError(f"SecurityIdentity: roles must be a collection of strings, got {type(self.roles).__name__}")
+        roles = frozenset(self.roles)
+        if wrong := [each for each in roles if not isinstance(each, str)]:
+            raise TypeError(f"SecurityIdentity: each role must be a string, got {type(wrong[0]).__name__}")
+        object.__setattr__(self, "roles", roles)
+        object.__setattr__(self, "attributes", dict(self.attributes))
+
+    @staticmethod
+    def anonymous() -> SecurityIdentity:
+        """Return the identity of an unknown caller. Its name is empty and it has no roles."""
+        return _ANONYMOUS
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Return True for an unknown caller."""
+        return not self.name
+
+    def __str__(self) -> str:
+        return self.name or "anonymous"
+
+
+def _anonymous() -> SecurityIdentity:
+    identity = object.__new__(SecurityIdentity)
+    for name, value in (("name", ""), ("roles", frozenset()), ("attributes", {})):
+        object.__setattr__(identity, name, value)
+    return identity
+
+
+_ANONYMOUS: Final = _anonymous()
+
+
+def identity_from(found: object, where: str) -> SecurityIdentity:
+    """Return an identity; the anonymous one for None. Raises `TypeError` for anything else; `where` is the source."""
+    if found is None:
+        return _ANONYMOUS
+    if not isinstance(found, SecurityIdentity):
+        raise TypeError(f"{where} returned {type(found).__name__}; return a SecurityIdentity or None")
+    return found
+
+
+async def identity_in(scope: ActiveScope) -> SecurityIdentity:
+    """Return the identity of the active scope; the anonymous one if there is none, or no scope."""
+    try:
+        found = await scope.aget(SecurityIdentity)
+    except (MissingBeanError, ScopeNotActiveError):
+        return _ANONYMOUS
+    return identity_from(found, "the producer of the SecurityIdentity")
+
+
+def identity_now(scope: ActiveScope) -> SecurityIdentity:
+    """Return the same as `identity_in`, without await. Raises `AsyncBeanError` if async code must create it."""
+    try:
+        found = scope.get(SecurityIdentity)
+    except (MissingBeanError, ScopeNotActiveError):
+        return _ANONYMOUS
+    return identity_from(found, "the producer of the SecurityIdentity")
+
+
+# --- errors
+
+
+class UnauthenticatedError(FrameworkError):
+    """An anonymous caller called a service method that needs an identity. FastAPI answers 401."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where)
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"{self.where} needs an identity, but the caller is anonymous; check what provides the SecurityIdentity"
+
+
+class ForbiddenError(FrameworkError):
+    """The caller has none of the roles that a service method needs. FastAPI answers 403.
+
+    `.identity` is the caller's name, `.roles` are the allowed roles, sorted.
+    """
+
+    def __init__(self, where: str, identity: str, roles: Sequence[str]) -> None:
+        super().__init__(where, identity, tuple(roles))
+        self.where, self.identity, self.roles = where, identity, tuple(roles)
+
+    def __str__(self) -> str:
+        needed = f"one of the roles {', '.join(self.roles)}" if self.roles else "no role: @roles_allowed() denies all"
+        return f"{self.where}: {self.identity!r} is not allowed to call it; allowed: {needed}"
+
+
+# --- access to a tool or a method
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The identities that may call a tool or a method: those with one of `roles`; None stands for every known one."""
+
+    roles: frozenset[str] | None = None
+    is_open: bool = False
+
+    def allows(self, identity: SecurityIdentity) -> bool:
+        """Return True if this identity may call."""
+        if self.is_open:
+            return True
+        if identity.is_anonymous:
+            return False
+        return self.roles is None or not self.roles.isdisjoint(identity.roles)
+
+    def refusal(self, identity: SecurityIdentity, where: str) -> FrameworkError:
+        """Return the error for an identity that may not call."""
+        if identity.is_anonymous:
+            return UnauthenticatedError(where)
+        return ForbiddenError(where, identity.name, sorted(self.roles or ()))
+
+
+_AUTHENTICATED: Final = Access()
+_OPEN: Final = Access(is_open=True)
+
+
+def roles_allowed(*roles: str) -> Callable[[F], F]:
+    """Allow only identities that have at least one of these roles. Without roles it denies all.
+
+        @tool
+        @roles_allowed("support", "admin")
+        def refund(self, order: int) -> str: ...
+
+    Put it on a tool, a class of tools, an AI service or one of its methods. That of a method or tool replaces that of
+    its class. A tool that the identity may not call is not offered to the model. A service method that it may not call
+    raises `UnauthenticatedError` or `ForbiddenError`.
+    """
+    for each in roles:
+        if not isinstance(each, str) or not each.strip():
+            raise TypeError(f'@roles_allowed: expected names of roles, got {each!r}; write @roles_allowed("admin")')
+    access = Access(frozenset(roles))
+    return lambda target: _mark(target, access, "@roles_allowed")
+
+
+def authenticated(target: F) -> F:
+    """Allow every identity except the anonymous one. See `roles_allowed`."""
+    return _mark(target, _AUTHENTICATED, "@authenticated")
+
+
+def permit_all(target: F) -> F:
+    """Allow everybody: opens a tool or a method of a restricted class."""
+    return _mark(target, _OPEN, "@permit_all")
+
+
+def _mark(target: F, access: Access, decorator: str) -> F:
+    if not (callable(target) or isinstance(target, (staticmethod, classmethod))):
+        raise TypeError(f"{decorator}: expected a function, a method or a class, got {target!r}")
+    if ACCESS_MARK in getattr(target, "__dict__", {}):
+        name = getattr(target, "__name__", repr(target))
+        raise TypeError(f"{decorator}: {name} already has @roles_allowed, @authenticated or @permit_all; use only one")
+    setattr(target, ACCESS_MARK, access)
+    return target
+
+
+def marked_access(member: object) -> Access | None:
+    """Return the mark of a function, of a bound, static or class method, or of an object with an attribute; or None."""
+    for each in (member, getattr(member, "__func__", None), getattr(member, "func", None)):
+        mark = None if isinstance(each, type) else getattr(each, ACCESS_MARK, None)
+        if isinstance(mark, Access):
+            return mark
+    return None
+
+
+def class_access(cls: type[Any]) -> Access | None:
+    """Return the mark of a class; a class without one has that of its nearest base class."""
+    return next((vars(base)[ACCESS_MARK] for base in cls.__mro__ if ACCESS_MARK in vars(base)), None)
+
+
+def access_to(owner: type[Any] | None, members: Iterable[object]) -> Access | None:
+    """Return the access to a member of `owner`: the nearest mark of `members`, its overrides, or that of the class.
+
+    None if everybody may call it.
+    """
+    found = next((mark for each in members if (mark := marked_access(each)) is not None), None)
+    if found is None and owner is not None:
+        found = class_access(owner)
+    return None if found is None or found.is_open else found
+
+
+def access_to_member(owner: type[Any], name: str) -> Access | None:
+    """Return the access to an attribute of a class, which may be inherited; None if everybody may call it."""
+    return access_to(owner, [vars(base)[name] for base in owner.__mro__ if name in vars(base)])
+
+
+# --- the report
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """One way from an entry of the program to a tool. `Container.reach()` returns all of them.
+
+    - `entry`: where a call comes in: an endpoint (`POST /chat`), an MCP server (`MCP /mcp`) or a method (`Desk.chat`).
+    - `path`: the service methods on the way, such as `Expert.ask`. `tool`: the name for the model, `?` for a provider.
+    - `roles`: one of these roles is enough for the whole way. If no single role is, all roles that it names.
+    - `requires_approval`, `guardrails`: those of the tool and of everything on the way.
+    - `effects`: what the library knows: `transactional`, `DELETE /menu/{dish}`, `destructive`.
+    - `needs_identity`: True if anonymous callers cannot take this way.
+    - `checks`: the sets of roles of which the caller needs one each, outermost first.
+    """
+
+    entry: str
+    path: tuple[str, ...]
+    tool: str
+    roles: frozenset[str] = frozenset()
+    requires_approval: bool = False
+    guardrails: tuple[type, ...] = ()
+    effects: tuple[str, ...] = ()
+    needs_identity: bool = False
+    checks: tuple[frozenset[str], ...] = ()
+
+    def allows(self, identity: SecurityIdentity) -> bool:
+        """Return True if this identity can take this way."""
+        if self.needs_identity and identity.is_anonymous:
+            return False
+        return not any(each.isdisjoint(identity.roles) for each in self.checks)
+
+    def __str__(self) -> str:
+        return " -> ".join((self.entry, *self.path, self.tool))
