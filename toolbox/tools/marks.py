@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from types import FrameType
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
@@ -197,6 +198,8 @@ def effects_of(function: object, owner: type | None = None) -> tuple[str, ...]:
 
 
 def _effects_at(function: object) -> tuple[Any, ...]:
+    while isinstance(function, partial):
+        function = function.func
     effects = getattr(function, EFFECTS_MARK, None) or getattr(getattr(function, "__func__", None), EFFECTS_MARK, ())
     return effects if isinstance(effects, tuple) else ()
 

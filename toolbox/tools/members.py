@@ -157,7 +157,8 @@ def _home_of(function: Any) -> tuple[type[Any] | None, tuple[Any, ...]]:
         inner = inner.func
     if inspect.ismethod(inner):
         owner = inner.__self__ if isinstance(inner.__self__, type) else type(inner.__self__)
-        return owner, (function, *definitions_of(owner, inner.__name__), inner)
+        given = () if function is inner else (function,)
+        return owner, (*given, *definitions_of(owner, inner.__name__), inner.__func__)
     return _class_with(inner), (function, inner)
 
 
