@@ -19,6 +19,7 @@ OURS = ("toolbox", "toolbox_fastapi", "sample_app")
 # of their package.
 LAYERS: dict[str, int] = {
     "toolbox.chat": 0,
+    "toolbox.contents": 0,
     "toolbox.validation_text": 0,
     "toolbox.type_keys": 0,
     "toolbox.fast_dataclass": 0,
@@ -324,7 +325,7 @@ def test_every_file_starts_with_a_docstring() -> None:
 
 # --- closed sets
 
-CONTENTS = {"TextContent", "ImageContent"}
+CONTENTS = {"TextContent", "ImageContent", "PdfContent", "AudioContent"}
 
 
 def _names_in(node: ast.AST | None) -> set[str]:

@@ -22,9 +22,7 @@ from .chat import (
     ChatResponse as ChatResponse,
     CompleteResponse as CompleteResponse,
     CompleteToolCall as CompleteToolCall,
-    Content as Content,
     FinishReason as FinishReason,
-    ImageContent,
     IntermediateResponse as IntermediateResponse,
     Message as Message,
     PartialReasoning as PartialReasoning,
@@ -35,7 +33,6 @@ from .chat import (
     StreamEvent as StreamEvent,
     StreamingChatModel as StreamingChatModel,
     SystemMessage as SystemMessage,
-    TextContent as TextContent,
     TokenUsage as TokenUsage,
     ToolExecuted as ToolExecuted,
     ToolExecution as ToolExecution,
@@ -45,6 +42,13 @@ from .chat import (
     ToolExecutor as ToolExecutor,
     ToolSpecification as ToolSpecification,
     UserMessage,
+)
+from .contents import (
+    AudioContent as AudioContent,
+    Content as Content,
+    ImageContent,
+    PdfContent,
+    TextContent as TextContent,
 )
 from .context import Inject, InvocationContext, MemoryId, invocation_attributes, time_limit
 from .di.decorators import Instance, Named, application_scoped, call_scoped, dependent, produces, request_scoped
@@ -81,6 +85,7 @@ from .errors import (
     ToolTimeoutError as ToolTimeoutError,
     ToolboxError,
     UnknownToolError as UnknownToolError,
+    UnsupportedContentError as UnsupportedContentError,
 )
 from .events import (
     EventListener,
@@ -175,6 +180,7 @@ __all__ = [
     "MessageWindow",
     "Named",
     "OpenAiChatModel",
+    "PdfContent",
     "Result",
     "ReturnBehavior",
     "TokenStream",

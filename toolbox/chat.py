@@ -1,7 +1,7 @@
 """Data exchanged with models and tools: messages, tool specifications, requests, replies, stream events; `ChatModel`.
 
 Not here: calling a model server (`models`), building requests (`services`), running tools (`tools`), messages as JSON
-(`transcripts`).
+(`transcripts`), the parts of a message (`contents`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, assert_never, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
+from .contents import CONTENT_TYPES as CONTENT_TYPES
+from .contents import AudioContent as AudioContent
+from .contents import Content as Content
+from .contents import ImageContent as ImageContent
+from .contents import PdfContent as PdfContent
+from .contents import TextContent as TextContent
+from .contents import joined_text as joined_text
 from .fast_dataclass import with_fast_init
 
 K = TypeVar("K")
@@ -54,54 +61,6 @@ def _to_tuple(owner: object, name: str, values: Iterable[object]) -> None:
 
 
 # --- contents
-
-
-@dataclass(frozen=True, slots=True)
-class TextContent:
-    """A piece of text."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ImageContent:
-    """An image, given by `url` (an http, https or data URL) or by `data` (the bytes, or their base64 text).
-
-        ImageContent(data=Path("plan.png").read_bytes(), detail="high")
-
-    `mime_type`, such as `image/png`, is detected from the bytes if you omit it. `detail` sets the resolution for the
-    model: `low`, `high` or `auto`. Raises `ValueError` unless exactly one of `url` and `data` is given.
-    """
-
-    url: str | None = None
-    data: bytes | str | None = None
-    mime_type: str | None = None
-    detail: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.url is None) == (self.data is None):
-            raise ValueError("an ImageContent needs either url= or data=")
-
-
-Content: TypeAlias = TextContent | ImageContent
-"""A part of a message. Code that handles contents matches every kind and ends with `assert_never`, so that a type
-checker finds all of it when a kind is added."""
-
-CONTENT_TYPES: tuple[type[Any], ...] = get_args(Content)
-
-
-def joined_text(contents: Iterable[Content]) -> str:
-    """Return the texts of `contents`, joined by line breaks."""
-    texts: list[str] = []
-    for each in contents:
-        match each:
-            case TextContent(text):
-                texts.append(text)
-            case ImageContent():
-                pass
-            case _:
-                assert_never(each)
-    return "\n".join(texts)
 
 
 def _checked(contents: Iterable[Any]) -> tuple[Content, ...]:
@@ -149,8 +108,8 @@ class ToolExecutionRequest:
 class ToolExecutionResult:
     """A return value of tools with more details than a plain value.
 
-    `text` is sent to the model, with the images in `contents`. `result_object` is the value for your program.
-    `is_error` marks a failure. `attributes` are kept with the result message.
+    `text` is sent to the model, with the images, documents and audio in `contents`. `result_object` is the value for
+    your program. `is_error` marks a failure. `attributes` are kept with the result message.
     """
 
     text: str
@@ -209,7 +168,7 @@ class SystemMessage(Encodable):
 
 @dataclass(frozen=True, slots=True)
 class UserMessage(Encodable):
-    """A message of the user: text and images. A `str` becomes a `TextContent`, also inside a list.
+    """A message of the user: text, images, PDF documents, audio. A `str` becomes a `TextContent`, also inside a list.
 
         UserMessage(["What is in this picture?", ImageContent(url)])
 

@@ -586,6 +586,19 @@ class ModelRefusedError(ModelError):
     """The model refused to answer; the message is its refusal."""
 
 
+class UnsupportedContentError(ModelError):
+    """A message contains a part that the model's API cannot carry. Nothing was sent.
+
+    `.content` is the class of the part, such as `PdfContent`; `.place` is where it is, such as `messages.2.contents.0`;
+    `.reason` says which API cannot carry it, and what to do.
+    """
+
+    def __init__(self, content: str, reason: str, place: str = "") -> None:
+        super().__init__(f"{place}: {content}: {reason}" if place else f"{content}: {reason}")
+        self.args = (content, reason, place)
+        self.content, self.reason, self.place = content, reason, place
+
+
 class ModelTruncatedError(ModelError):
     """The token limit cut the reply: inside a tool call or structured answer, or before any text.
 

@@ -36,17 +36,15 @@ from .chat import (
     ChatModel,
     ChatRequest,
     ChatResponse,
-    Content,
     FinishReason,
-    ImageContent,
     Message,
     SystemMessage,
-    TextContent,
     TokenUsage,
     ToolExecutionRequest,
     ToolSpecification,
     UserMessage,
 )
+from .contents import PDF, AudioContent, Content, ImageContent, PdfContent, TextContent
 from .context import InvocationContext
 from .di.decorators import application_scoped
 from .errors import ModelHttpError
@@ -592,7 +590,13 @@ def _part(content: Content) -> dict[str, Any]:
             return _text(text)
         case ImageContent(str() as url) if not url.startswith("data:"):
             return {"type": "uri", "modality": "image", "mime_type": content.mime_type, "uri": url}
-        case ImageContent():  # the image data is too large for a span
+        case ImageContent():  # data is too large for a span
             return {"type": "image", "mime_type": content.mime_type}
+        case PdfContent(str() as url) if not url.startswith("data:"):
+            return {"type": "uri", "modality": "document", "mime_type": PDF, "uri": url}
+        case PdfContent():
+            return {"type": "document", "mime_type": PDF, **({"name": content.name} if content.name else {})}
+        case AudioContent():
+            return {"type": "audio", "mime_type": content.mime_type}
         case _:
             assert_never(content)

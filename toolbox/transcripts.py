@@ -13,16 +13,14 @@ from typing import Any, TypeAlias, assert_never
 
 from .chat import (
     AiMessage,
-    Content,
-    ImageContent,
     Message,
     SystemMessage,
-    TextContent,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
     ToolSpecification,
     UserMessage,
 )
+from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent
 from .errors import TranscriptError
 
 Json: TypeAlias = dict[str, Any]
@@ -164,11 +162,19 @@ def _content_to_dict(content: Content) -> Json:
         case TextContent(text):
             return {"type": "text", "text": text}
         case ImageContent(url, data, mime_type, detail):
-            # Two names, so that bytes are read as bytes and base64 text as text.
-            source: Json = {"bytes": b64encode(data).decode()} if isinstance(data, bytes) else {"base64": data}
-            return {"type": "image", **_without_empty({"url": url, **source, "mime_type": mime_type, "detail": detail})}
+            more: Json = {"url": url, **_data_to_dict(data), "mime_type": mime_type, "detail": detail}
+            return {"type": "image", **_without_empty(more)}
+        case PdfContent(url, data, name):
+            return {"type": "pdf", **_without_empty({"url": url, **_data_to_dict(data), "name": name})}
+        case AudioContent(data, mime_type):
+            return {"type": "audio", **_data_to_dict(data), "mime_type": mime_type}
         case _:
             assert_never(content)
+
+
+def _data_to_dict(data: bytes | str | None) -> Json:
+    # Two names, so that bytes are read as bytes and base64 text as text.
+    return {"bytes": b64encode(data).decode()} if isinstance(data, bytes) else {"base64": data}
 
 
 def _contents(written: Json, path: str) -> list[Content]:
@@ -180,17 +186,28 @@ def _content(written: Any, path: str) -> Content:
     kind = read_field(written, "type", str, path)
     if kind == "text":
         return TextContent(read_field(written, "text", str, path))
-    if kind != "image":
-        raise TranscriptError(_at(path, "type"), f"unknown content type {kind!r}; expected text or image")
-    data: str | bytes | None = read_field(written, "base64", (str, type(None)), path, None)
-    try:
-        if "bytes" in written:
+    data: Any = read_field(written, "base64", (str, type(None)), path, None)
+    if "bytes" in written:
+        try:
             data = b64decode(read_field(written, "bytes", str, path), validate=True)
-        names = ("url", "mime_type", "detail")
-        url, kind, detail = (read_field(written, name, (str, type(None)), path, None) for name in names)
-        return ImageContent(url, data, kind, detail)
+        except ValueError:
+            raise TranscriptError(_at(path, "bytes"), "invalid base64") from None
+
+    def optional(name: str) -> str | None:
+        found: str | None = read_field(written, name, (str, type(None)), path, None)
+        return found
+
+    try:
+        match kind:
+            case "image":
+                return ImageContent(optional("url"), data, optional("mime_type"), optional("detail"))
+            case "pdf":
+                return PdfContent(optional("url"), data, optional("name"))
+            case "audio":
+                return AudioContent(data, read_field(written, "mime_type", str, path))
     except ValueError as error:
         raise TranscriptError(path, str(error)) from error
+    raise TranscriptError(_at(path, "type"), f"unknown content type {kind!r}; expected text, image, pdf or audio")
 
 
 # --- specifications

@@ -31,6 +31,7 @@ from tests.models.scripted_server import Scripted, call, chunk, completion, serv
 from tests.rest.http_server import Server
 from toolbox import (
     AiMessage,
+    AudioContent,
     ChatResponse,
     Container,
     FinishReason,
@@ -40,6 +41,7 @@ from toolbox import (
     MemoryId,
     ModelHttpError,
     OpenAiChatModel,
+    PdfContent,
     ServiceFailedEvent,
     ServiceStartedEvent,
     SystemMessage,
@@ -843,12 +845,19 @@ async def test_capture_content_overrides_the_environment(telemetry: Telemetry, m
     assert SECRET not in telemetry.text
 
 
-def test_images_are_recorded_without_their_bytes() -> None:
+def test_images_documents_and_audio_are_recorded_without_their_bytes() -> None:
     said = input_content(
         (
             SystemMessage("Look."),
             UserMessage(
-                ["This?", ImageContent("https://a.example/x.png"), ImageContent(data="QUJD", mime_type="image/png")]
+                [
+                    "This?",
+                    ImageContent("https://a.example/x.png"),
+                    ImageContent(data="QUJD", mime_type="image/png"),
+                    PdfContent("https://a.example/x.pdf"),
+                    PdfContent(data="QUJD", name="x.pdf"),
+                    AudioContent("QUJD", "audio/wav"),
+                ]
             ),
             AiMessage("A cat", [tool_call("pet", id="c1")], reasoning="whiskers"),
         )
@@ -859,6 +868,9 @@ def test_images_are_recorded_without_their_bytes() -> None:
         {"type": "text", "content": "This?"},
         {"type": "uri", "modality": "image", "mime_type": None, "uri": "https://a.example/x.png"},
         {"type": "image", "mime_type": "image/png"},
+        {"type": "uri", "modality": "document", "mime_type": "application/pdf", "uri": "https://a.example/x.pdf"},
+        {"type": "document", "mime_type": "application/pdf", "name": "x.pdf"},
+        {"type": "audio", "mime_type": "audio/wav"},
     ]
     assert [each["type"] for each in assistant["parts"]] == ["reasoning", "text", "tool_call"]
 

@@ -15,12 +15,14 @@ from pydantic_settings import BaseSettings
 
 from toolbox import (
     AiMessage,
+    AudioContent,
     Container,
     IllegalConfigurationError,
     ImageContent,
     InvocationContext,
     MemoryId,
     OpenAiChatModel,
+    PdfContent,
     Result,
     TokenStream,
     ToolAbort,
@@ -594,6 +596,68 @@ async def test_images_are_entered_as_urls(running: Any) -> None:
 
     assert ImageContent(url="https://example.org/soup.png") in model.requests[0].messages[-1].contents
     assert refused.status_code == 422
+
+
+@register_ai_service(tools=[])
+class Reader(Protocol):
+    async def read(self, page: PdfContent | ImageContent, sound: AudioContent, question: str) -> str: ...
+
+
+class Scanner:
+    @tool
+    def scan(self) -> list[Any]:
+        return [
+            "see",
+            PdfContent(data=b"%PDF", name="bill.pdf"),
+            AudioContent(b"RIFF\xff\xfe", "audio/x-wav"),
+            ImageContent(data=b"\x89PNG\xff\xfe"),
+            PdfContent("https://example.org/a.pdf"),
+        ]
+
+
+async def test_documents_and_recordings_are_entered_as_files(running: Any) -> None:
+    model = ScriptedChatModel(["a bill", "a menu"])
+    app = FastAPI()
+    install(app, Container(models={"default": model}).register(Reader), dev_ui=OPEN)
+    wav = "data:audio/wav;base64,UklGRg=="
+
+    async with running(app) as client:
+        fields = (await client.get("/dev-ui/api/program", headers=HERE)).json()
+        await asked(client, "Reader.read", page="data:application/pdf;base64,JVBERg==", sound=wav, question="?")
+        await asked(client, "Reader.read", page="https://example.org/menu.pdf", sound=wav, question="?")
+        refused = [
+            await client.post("/dev-ui/api/ask", json={"method": "Reader.read", "arguments": text}, headers=HERE)
+            for text in (
+                '{"page": "x", "sound": "y", "question": "?"}',
+                '{"page": "https://a/b", "sound": "https://a/b.wav", "question": "?"}',
+                '{"page": "data:application/pdf;base64,%", "sound": "data:image/png;base64,AA==", "question": "?"}',
+            )
+        ]
+
+    sound = AudioContent("data:audio/wav;base64,UklGRg==", "audio/wav")
+    assert [each.messages[-1] for each in model.requests] == [
+        UserMessage([PdfContent("data:application/pdf;base64,JVBERg=="), sound, "?"]),
+        UserMessage([PdfContent("https://example.org/menu.pdf"), sound, "?"]),
+    ]
+    assert [each.status_code for each in refused] == [422] * 3
+    assert "a PDF document" in refused[0].text
+    assert "a recording" in refused[1].text
+    assert "invalid base64" in refused[2].text
+    assert '"contentMediaType": "image/*,application/pdf"' in json.dumps(fields)
+    assert '"contentMediaType": "audio/*"' in json.dumps(fields)
+
+
+async def test_contents_of_a_tools_result_can_be_shown_and_saved(running: Any) -> None:
+    async with running(restaurant(register=(Scanner,))) as client:
+        answer = await called(client, "scan", "{}")
+
+    assert answer["text"] == "see"
+    assert answer["contents"] == [
+        {"kind": "document", "name": "bill.pdf", "url": "data:application/pdf;base64,JVBERg=="},
+        {"kind": "audio", "name": "audio.wav", "url": "data:audio/x-wav;base64,UklGRv/+"},
+        {"kind": "image", "name": "image.png", "url": "data:image/png;base64,iVBOR//+"},
+        {"kind": "document", "name": "document.pdf", "url": "https://example.org/a.pdf"},
+    ]
 
 
 async def test_an_error_is_shown_to_the_developer(running: Any) -> None:

@@ -16,7 +16,17 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from tests.mcp.uvicorn_server import serving
-from toolbox import AiMessage, Container, ImageContent, Result, TextContent, register_ai_service, tool
+from toolbox import (
+    AiMessage,
+    AudioContent,
+    Container,
+    ImageContent,
+    PdfContent,
+    Result,
+    TextContent,
+    register_ai_service,
+    tool,
+)
 from toolbox.mcp import McpConnectionError, McpError, McpServer, McpServers, McpTimeoutError, mcp_server, mcp_toolbox
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -268,7 +278,10 @@ async def test_many_blocks_links_and_invalid_images_are_converted_to_text() -> N
     blocks: list[Any] = [{"type": "text", "text": str(each)} for each in range(3000)]
     blocks += [{"type": "resource_link", "name": "menu", "uri": "kitchen://menu"}]
     blocks += [{"type": "image", "data": "%%%", "mimeType": "image/png"}]
-    blocks += [{"type": "audio", "data": PNG, "mimeType": "audio/wav"}]
+    blocks += [{"type": "audio", "data": "?", "mimeType": "audio/wav"}]
+    blocks += [{"type": "image", "data": PNG, "mimeType": "text/html"}]
+    blocks += [{"type": "resource", "resource": {"uri": "a://b/c.zip", "mimeType": "application/zip", "blob": PNG}}]
+    blocks += [{"type": "resource", "resource": {"uri": "a://b/c.pdf", "mimeType": "application/pdf", "blob": "?"}}]
     message, _ = await asked({"content": blocks})
 
     lines = message.text.splitlines()
@@ -276,8 +289,35 @@ async def test_many_blocks_links_and_invalid_images_are_converted_to_text() -> N
         "2999",
         "[resource menu: kitchen://menu]",
         "[image with invalid base64]",
-        "[audio content, not supported]",
+        "[audio with invalid base64]",
+        "[image of an invalid type, or too large]",
+        "[binary resource a://b/c.zip]",
+        "[document with invalid base64]",
     ]
+
+
+async def test_audio_documents_and_binary_resources_of_a_server_keep_their_kind() -> None:
+    blocks = [
+        {"type": "text", "text": "see"},
+        {"type": "audio", "data": PNG, "mimeType": "audio/wav"},
+        {
+            "type": "resource",
+            "resource": {"uri": "files:///a/in%20voice.pdf", "mimeType": "application/pdf", "blob": PNG},
+        },
+        {"type": "resource", "resource": {"uri": "a://b", "mimeType": "image/png", "blob": PNG}},
+        {"type": "resource", "resource": {"uri": "a://b", "mimeType": "audio/mpeg", "blob": PNG}},
+    ]
+    message, execution = await asked({"content": blocks})
+
+    data = b"\x89PNG"
+    assert message.contents == (
+        TextContent("see"),
+        AudioContent(data, "audio/wav"),
+        PdfContent(data=data, name="in voice.pdf"),
+        ImageContent(data=data, mime_type="image/png"),
+        AudioContent(data, "audio/mpeg"),
+    )
+    assert message.text == execution.result == "see"
 
 
 async def test_a_result_that_violates_the_protocol_is_a_failure_of_the_tool() -> None:

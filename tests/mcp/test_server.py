@@ -20,10 +20,12 @@ from pydantic import AfterValidator, BaseModel, model_serializer
 
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
+    AudioContent,
     Container,
     IllegalConfigurationError,
     ImageContent,
     Inject,
+    PdfContent,
     TextContent,
     ToolAbort,
     ToolErrors,
@@ -265,8 +267,14 @@ class Kitchen:
     def nothing(self) -> None: ...
 
     @tool
-    def picture(self) -> list[TextContent | ImageContent]:
-        return [ImageContent(data=b"1", mime_type="image/png"), ImageContent(url="https://example.org/a.png")]
+    def picture(self) -> list[TextContent | ImageContent | AudioContent | PdfContent]:
+        return [
+            ImageContent(data=b"1", mime_type="image/png"),
+            ImageContent(url="https://example.org/a.png"),
+            AudioContent(b"2", "audio/wav"),
+            PdfContent(data=b"3", name="in voice.pdf"),
+            PdfContent(url="https://example.org/b.pdf"),
+        ]
 
     @tool
     def wrong(self) -> Dish:
@@ -306,7 +314,22 @@ async def test_structured_content_and_output_schemas_are_sent(mode: str) -> None
     assert all(schema["type"] == "object" for schema in offered.values() if schema is not None)
     assert (there.structured_content, missing.structured_content) == ({"result": soup}, {"result": None})
     assert json.loads(there.content[0].text) == soup
-    assert [each.type for each in picture] == ["image", "resource_link"]
+    shown = [each.model_dump(by_alias=True, exclude_none=True) for each in picture]
+    assert shown == [
+        {"type": "image", "data": "MQ==", "mimeType": "image/png"},
+        {"type": "resource_link", "name": "image", "uri": "https://example.org/a.png"},
+        {"type": "audio", "data": "Mg==", "mimeType": "audio/wav"},
+        {
+            "type": "resource",
+            "resource": {"uri": "attachment:///in%20voice.pdf", "mimeType": "application/pdf", "blob": "Mw=="},
+        },
+        {
+            "type": "resource_link",
+            "name": "document.pdf",
+            "uri": "https://example.org/b.pdf",
+            "mimeType": "application/pdf",
+        },
+    ]
 
 
 async def test_values_that_do_not_match_their_annotation_are_failures(caplog: pytest.LogCaptureFixture) -> None:

@@ -101,3 +101,12 @@ test("the JSON view sends what was typed", () => {
 
   assert.equal(form.text(), '{"dish":"cake"}');
 });
+
+test("a field for a file takes a URL or a file, and sends it as text", () => {
+  const schema = object({page: {type: "string", format: "uri", contentMediaType: "application/pdf"}});
+
+  const form = filled(schema, {page: "https://example.org/a.pdf"});
+
+  assert.equal(form.element.querySelector("input[type=file]").accept, "application/pdf");
+  assert.deepEqual(JSON.parse(form.text()), {page: "https://example.org/a.pdf"});
+});

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from toolbox import (
     AiMessage,
+    AudioContent,
     ImageContent,
+    PdfContent,
     SystemMessage,
     TextContent,
     ToolExecutionRequest,
@@ -30,11 +33,15 @@ from toolbox.transcripts import (
 )
 
 texts = st.text(max_size=20)
+data = st.binary(max_size=9) | st.binary(max_size=9).map(lambda each: b64encode(each).decode())
 attributes = st.dictionaries(texts, st.none() | st.booleans() | st.integers() | texts | st.lists(texts), max_size=3)
 contents = st.lists(
     st.builds(TextContent, texts)
     | st.builds(ImageContent, url=texts)
-    | st.builds(ImageContent, data=st.binary(max_size=9) | texts, mime_type=st.none() | st.just("image/png")),
+    | st.builds(ImageContent, data=data, mime_type=st.none() | st.just("image/png"))
+    | st.builds(PdfContent, url=texts, name=st.none() | texts)
+    | st.builds(PdfContent, data=data, name=st.none() | texts)
+    | st.builds(AudioContent, data=data, mime_type=st.just("audio/wav")),
     max_size=3,
 )
 requests = st.builds(ToolExecutionRequest, texts, texts, texts, attributes)
@@ -101,8 +108,23 @@ def test_specifications_survive_json(specification: ToolSpecification) -> None:
         ),
         (
             '{"version":1,"messages":[{"type":"user","contents":[{"type":"image","bytes":"?"}]}]}',
+            "messages.0.contents.0.bytes",
+            "invalid base64",
+        ),
+        (
+            '{"version":1,"messages":[{"type":"user","contents":[{"type":"pdf","base64":"?"}]}]}',
             "messages.0.contents.0",
-            "",
+            "PdfContent.data: invalid base64",
+        ),
+        (
+            '{"version":1,"messages":[{"type":"user","contents":[{"type":"audio","base64":"AA==","mime_type":"x"}]}]}',
+            "messages.0.contents.0",
+            "invalid media type 'x'",
+        ),
+        (
+            '{"version":1,"messages":[{"type":"user","contents":[{"type":"audio","mime_type":"audio/wav"}]}]}',
+            "messages.0.contents.0",
+            "an AudioContent needs data=",
         ),
         ('{"version":1,"messages":[{"type":"user","contents":[{"type":"image"}]}]}', "messages.0.contents.0", "url="),
         ('{"version":1,"messages":[{"type":"user","contents":[{"type":"x"}]}]}', "messages.0.contents.0.type", "'x'"),

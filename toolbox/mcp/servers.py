@@ -14,19 +14,13 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
-from ..chat import (
-    Content,
-    ImageContent,
-    TextContent,
-    ToolExecutionRequest,
-    ToolExecutionResult,
-    ToolSpecification,
-    joined_text,
-)
+from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolSpecification
+from ..contents import PDF, AudioContent, Content, ImageContent, PdfContent, TextContent, joined_text, media_in
 from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
 from ..errors import Problem, ToolArgumentsError
@@ -258,60 +252,84 @@ def _service_tool(server: McpConnection, tool: Any) -> AiServiceTool:
 
 
 def _result(server: McpConnection, result: Any) -> ToolExecutionResult:
-    """Convert a server's result: the model reads its texts and images, the program gets the structured value.
+    """Convert a server's result: the model reads its texts, images, PDF documents and audio, the program gets the
+    structured value.
 
     Without texts, the model reads the structured value as JSON. Raises `McpError` for an error result.
     """
     contents = tuple(_content(each) for each in result.content)
     structured = result.structured_content
     text = joined_text(contents)
-    images = tuple(each for each in contents if _is_image(each))
+    media = media_in(contents)
     if not text and structured is not None:
-        text = compact_json(_without_images(structured, {each.data for each in result.content if each.type == "image"}))
-        contents = (TextContent(text), *images)
+        shown = {each.data: each.type for each in result.content if each.type in ("image", "audio")}
+        text = compact_json(_without_media(structured, shown))
+        contents = (TextContent(text), *media)
     if result.is_error:
         raise McpError(server.name, server.shown(text) or "the tool failed without a message")
     value = text if structured is None else structured
-    return ToolExecutionResult(text, value, contents=contents if images else ())
+    return ToolExecutionResult(text, value, contents=contents if media else ())
 
 
-def _is_image(content: Content) -> bool:
-    match content:
-        case TextContent():
-            return False
-        case ImageContent():
-            return True
-        case _:
-            assert_never(content)
-
-
-def _without_images(value: Any, images: set[str]) -> Any:
-    """Replace images in a structured value by `[image]`: the model already sees them as images."""
+def _without_media(value: Any, shown: Mapping[str, str]) -> Any:
+    """Replace images and audio in a structured value by `[image]` and `[audio]`: the model already has them."""
     if isinstance(value, dict):
-        return {key: _without_images(each, images) for key, each in value.items()} if images else value
+        return {key: _without_media(each, shown) for key, each in value.items()} if shown else value
     if isinstance(value, list):
-        return [_without_images(each, images) for each in value] if images else value
-    return "[image]" if isinstance(value, str) and value in images else value
+        return [_without_media(each, shown) for each in value] if shown else value
+    return f"[{shown[value]}]" if isinstance(value, str) and value in shown else value
 
 
 def _content(block: Any) -> Content:
     match block.type:
         case "text":
             return TextContent(block.text)
-        case "image":
-            try:
-                data = base64.b64decode(block.data, validate=True)
-            except ValueError:
-                return TextContent("[image with invalid base64]")
-            return ImageContent(data=data, mime_type=block.mime_type)
+        case "image" | "audio" as kind:
+            return _media(kind, block.data, block.mime_type)
         case "resource" if hasattr(block.resource, "text"):
             return TextContent(block.resource.text)
         case "resource":
-            return TextContent(f"[binary resource {block.resource.uri}]")
+            resource = block.resource
+            kind = _kind_of(resource.mime_type)
+            if kind is None:
+                return TextContent(f"[binary resource {resource.uri}]")
+            return _media(kind, resource.blob, resource.mime_type, str(resource.uri))
         case "resource_link":
             return TextContent(f"[resource {block.name}: {block.uri}]")
         case kind:
             return TextContent(f"[{kind} content, not supported]")
+
+
+def _kind_of(media_type: str | None) -> str | None:
+    """Return the kind of content that carries a binary resource, or None if no kind does."""
+    kind = (media_type or "").partition(";")[0].strip().lower()
+    if kind == PDF:
+        return "document"
+    return next((each for each in ("image", "audio") if kind.startswith(f"{each}/")), None)
+
+
+def _media(kind: str, data: str, media_type: str, uri: str = "") -> Content:
+    """Return an image, audio or a document of a server, or a note if it is invalid or too large."""
+    try:
+        decoded = base64.b64decode(data, validate=True)
+    except ValueError:
+        return TextContent(f"[{kind} with invalid base64]")
+    try:
+        match kind:
+            case "image":
+                return ImageContent(data=decoded, mime_type=media_type)
+            case "audio":
+                return AudioContent(decoded, media_type)
+            case _:
+                return PdfContent(data=decoded, name=_file_name(uri))
+    except ValueError:
+        return TextContent(f"[{kind} of an invalid type, or too large]")
+
+
+def _file_name(uri: str) -> str | None:
+    """Return the last part of a URI's path as a file name, or None."""
+    name = visible(unquote(urlsplit(uri).path.rpartition("/")[2])).strip()
+    return name[:200] or None
 
 
 P = TypeVar("P", bound="PaginatedResult")

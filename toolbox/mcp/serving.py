@@ -5,7 +5,6 @@ Not here: mounting the server in FastAPI (`toolbox_fastapi`), tools of other MCP
 
 from __future__ import annotations
 
-import base64
 import inspect
 import json
 import logging
@@ -14,16 +13,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, assert_never, get_args, get_origin
+from urllib.parse import quote
 
-from ..chat import (
+from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutionResultMessage
+from ..container import Container, internals_of
+from ..contents import (
+    CONTENT_TYPES,
+    PDF,
+    AudioContent,
     Content,
     ImageContent,
+    PdfContent,
     TextContent,
-    ToolExecutionRequest,
-    ToolExecutionResult,
-    ToolExecutionResultMessage,
+    base64_of,
+    media_type_of,
 )
-from ..container import Container, internals_of
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolAbort
 from ..execution.markers import non_blocking
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("toolbox.mcp")
 
 INTERNAL_ERROR = -32603
+DOCUMENT = "document.pdf"
+"""The name of a PDF document without a name."""
 
 
 class McpEndpoint:
@@ -244,18 +250,26 @@ def _answer(message: ToolExecutionResultMessage, structured: Any, *, failed: boo
 
 
 def _block(content: Content) -> Any:
+    from mcp_types import AudioContent as McpAudio
+    from mcp_types import BlobResourceContents, EmbeddedResource, ResourceLink
     from mcp_types import ImageContent as McpImage
-    from mcp_types import ResourceLink
     from mcp_types import TextContent as McpText
 
     match content:
         case TextContent(text):
             return McpText(type="text", text=text)
-        case ImageContent(data=None):
-            return ResourceLink(name="image", uri=content.url or "", mime_type=content.mime_type)
         case ImageContent():
-            data = base64.b64encode(content.data).decode() if isinstance(content.data, bytes) else content.data
-            return McpImage(type="image", data=data or "", mime_type=content.mime_type or "image/png")
+            if (data := base64_of(content)) is None:
+                return ResourceLink(name="image", uri=content.url or "", mime_type=content.mime_type)
+            return McpImage(type="image", data=data, mime_type=media_type_of(content))
+        case AudioContent():
+            return McpAudio(type="audio", data=base64_of(content) or "", mime_type=content.mime_type)
+        case PdfContent():
+            name = content.name or DOCUMENT
+            if (data := base64_of(content)) is None:
+                return ResourceLink(name=name, uri=content.url or "", mime_type=PDF)
+            uri = f"attachment:///{quote(name, safe='')}"
+            return EmbeddedResource(type="resource", resource=BlobResourceContents(uri=uri, mime_type=PDF, blob=data))
         case _:
             assert_never(content)
 
@@ -265,7 +279,7 @@ def _block(content: Content) -> Any:
 
 # Types without structured content: plain text needs no schema, and the others already define what the model reads.
 _TEXT_TYPES = (str, None, type(None), Any, object, EMPTY)
-_CONTENT_TYPES = (TextContent, ImageContent, ToolExecutionResult)
+_CONTENT_TYPES = (*CONTENT_TYPES, ToolExecutionResult)
 _DEFINITIONS = "#/$defs/"
 _WRAPPER_FIELD = "result"
 

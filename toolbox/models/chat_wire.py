@@ -11,30 +11,39 @@ from typing import Any, assert_never
 from ..chat import (
     AiMessage,
     ChatRequest,
-    Content,
-    Encodable,
     FinishReason,
-    ImageContent,
     Message,
     ResponseFormat,
     SystemMessage,
-    TextContent,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
     ToolSpecification,
     UserMessage,
 )
-from ..errors import ModelHttpError, ModelProtocolError
+from ..contents import (
+    AudioContent,
+    Content,
+    ImageContent,
+    Media,
+    PdfContent,
+    TextContent,
+    base64_of,
+    media_in,
+    media_type_of,
+    url_of,
+)
+from ..errors import ModelHttpError, ModelProtocolError, UnsupportedContentError
 from ..json_text import compact_json, object_text
 from .accumulator import PartialCall, ReplyAccumulator, merged_details
 from .reply_details import add_extras, further_usage, replace_extras, storable, usage_of
 from .server_errors import error_in
 from .wire_encoding import (
+    DOCUMENT,
     Fields,
     ToolBytes,
-    data_url,
+    encoded_messages,
+    encoded_parts,
     function_name,
-    images_of,
     is_any,
     json_bytes,
     offers_tools,
@@ -49,9 +58,18 @@ EXTRA_CONTENT = "extra_content"
 CACHE_CONTROL = "cache_control"
 CONTINUED = ("prefix", "partial")
 """Attributes of a message that the model should continue: `prefix` (Mistral, DeepSeek), `partial` (Moonshot, Qwen)."""
-IMAGES_FOLLOW = b"\0"
-"""Marks the encoded result of a tool with images, which this API only accepts in a user message. JSON never contains
-this byte."""
+MEDIA_FOLLOW = b"\0"
+"""Marks the encoded result of a tool with images, documents or audio, which this API only accepts in a user message.
+JSON never contains this byte."""
+AUDIO_FORMATS = {
+    "audio/wav": "wav",
+    "audio/x-wav": "wav",
+    "audio/wave": "wav",
+    "audio/vnd.wave": "wav",
+    "audio/mpeg": "mp3",
+    "audio/mp3": "mp3",
+}
+_API = "the chat completions API"
 
 
 class ChatWire:
@@ -90,8 +108,8 @@ class ChatWire:
         return ChatInterpreter(reply)
 
     def _messages(self, messages: Sequence[Message]) -> bytes:
-        forms = b",".join(filter(None, Encodable.all_encoded_by(self._encode_message, messages)))
-        return forms if IMAGES_FOLLOW not in forms else b",".join(_with_images(messages))
+        forms = b",".join(filter(None, encoded_messages(self._encode_message, messages)))
+        return forms if MEDIA_FOLLOW not in forms else b",".join(_with_media(messages))
 
     def _encode_tool(self, tool: ToolSpecification) -> bytes:
         function: dict[str, Any] = {"name": tool.name}
@@ -117,7 +135,10 @@ def encode_message(message: Message) -> bytes:
             return json_bytes({"role": "user", **_said(_content(message), message), **_name(message)})
         case ToolExecutionResultMessage():
             form = json_bytes({"role": "tool", "tool_call_id": message.id, **_said(message.text, message)})
-            return form + IMAGES_FOLLOW if images_of(message.contents) else form
+            if not message.contents or not media_in(message.contents):
+                return form
+            encoded_parts(_part, message.contents)  # raises for a part that the user message cannot carry
+            return form + MEDIA_FOLLOW
         case AiMessage():
             return _encode_reply(message)
 
@@ -136,11 +157,11 @@ def _name(message: SystemMessage | UserMessage | AiMessage) -> dict[str, str]:
 
 
 def _image(image: ImageContent) -> dict[str, Any]:
-    return {"url": data_url(image), "detail": image.detail} if image.detail else {"url": data_url(image)}
+    return {"url": url_of(image), "detail": image.detail} if image.detail else {"url": url_of(image)}
 
 
 def _content(message: UserMessage) -> str | list[dict[str, Any]]:
-    parts = [_part(each) for each in message.contents]
+    parts = encoded_parts(_part, message.contents)
     return message.text if all(each["type"] == "text" for each in parts) else parts
 
 
@@ -150,27 +171,39 @@ def _part(content: Content) -> dict[str, Any]:
             return {"type": "text", "text": text}
         case ImageContent():
             return {"type": "image_url", "image_url": _image(content)}
+        case PdfContent():
+            if (data := base64_of(content)) is None:
+                raise UnsupportedContentError("PdfContent", f"{_API} cannot carry a document's URL; pass data=")
+            file = {"filename": content.name or DOCUMENT, "file_data": f"data:application/pdf;base64,{data}"}
+            return {"type": "file", "file": file}
+        case AudioContent():
+            kind = media_type_of(content).partition(";")[0].strip().lower()
+            if (form := AUDIO_FORMATS.get(kind)) is None:
+                raise UnsupportedContentError(
+                    "AudioContent", f"{_API} cannot carry {kind}; pass audio/wav or audio/mpeg"
+                )
+            return {"type": "input_audio", "input_audio": {"data": base64_of(content), "format": form}}
         case _:
             assert_never(content)
 
 
-def _with_images(messages: Sequence[Message]) -> Iterator[bytes]:
-    """Yield the encoded messages, with the images of tool results in a user message after the round's last result."""
-    images: list[ImageContent] = []
+def _with_media(messages: Sequence[Message]) -> Iterator[bytes]:
+    """Yield the encoded messages. Images, documents and audio of tool results follow the round's last result."""
+    media: list[Media] = []
     for message in messages:
-        if images and not isinstance(message, ToolExecutionResultMessage):
-            yield _user_of_images(images)
-            images = []
-        if form := encode_message(message):
-            yield form.removesuffix(IMAGES_FOLLOW)
+        if media and not isinstance(message, ToolExecutionResultMessage):
+            yield _user_of_media(media)
+            media = []
+        if form := message.encoded_by(encode_message, message):
+            yield form.removesuffix(MEDIA_FOLLOW)
         if isinstance(message, ToolExecutionResultMessage):
-            images += images_of(message.contents)
-    if images:
-        yield _user_of_images(images)
+            media += media_in(message.contents)
+    if media:
+        yield _user_of_media(media)
 
 
-def _user_of_images(images: Sequence[ImageContent]) -> bytes:
-    return json_bytes({"role": "user", "content": _content(UserMessage(images))})
+def _user_of_media(media: Sequence[Media]) -> bytes:
+    return json_bytes({"role": "user", "content": [_part(each) for each in media]})
 
 
 def _encode_reply(message: AiMessage) -> bytes:

@@ -11,30 +11,28 @@ from typing import Any, assert_never
 from ..chat import (
     AiMessage,
     ChatRequest,
-    Content,
-    Encodable,
     FinishReason,
-    ImageContent,
     Message,
     ResponseFormat,
     SystemMessage,
-    TextContent,
     ToolExecutionResultMessage,
     ToolSpecification,
     UserMessage,
 )
-from ..errors import ModelHttpError
+from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, base64_of, media_in, url_of
+from ..errors import ModelHttpError, UnsupportedContentError
 from ..json_text import compact_json, object_text
 from .accumulator import PartialCall, ReplyAccumulator, key_of
 from .reply_details import add_extras, further_usage, replace_extras, storable, usage_of
 from .server_errors import error_in, message_of
 from .sse import excerpt
 from .wire_encoding import (
+    DOCUMENT,
     Fields,
     ToolBytes,
-    data_url,
+    encoded_messages,
+    encoded_parts,
     function_name,
-    images_of,
     is_any,
     json_bytes,
     offers_tools,
@@ -62,7 +60,7 @@ class ResponsesWire:
 
     def fields(self, request: ChatRequest) -> Fields:
         """Return the fields of a request as JSON, in the order of the API."""
-        items = b",".join(filter(None, Encodable.all_encoded_by(self._encode_message, request.messages)))
+        items = b",".join(filter(None, encoded_messages(self._encode_message, request.messages)))
         fields: Fields = {"input": b"[%s]" % items}
         if request.tool_specifications:
             fields["tools"] = self._tools.of(request.tool_specifications)
@@ -107,12 +105,13 @@ def encode_items(message: Message) -> bytes:
         case SystemMessage():
             return json_bytes({"role": message.role, "content": message.text})
         case UserMessage():
-            parts = [_part(each) for each in message.contents]
+            parts = encoded_parts(_part, message.contents)
             only_text = all(each["type"] == "input_text" for each in parts)
             return json_bytes({"role": "user", "content": message.text if only_text else parts})
         case ToolExecutionResultMessage():
-            has_images = images_of(message.contents)
-            output = [_part(each) for each in message.contents] if has_images else message.text
+            output: Any = message.text
+            if message.contents and media_in(message.contents):
+                output = encoded_parts(_part, message.contents)
             return json_bytes({"type": "function_call_output", "call_id": message.id, "output": output})
         case AiMessage():
             return b",".join(json_bytes(each) for each in _reply_items(message))
@@ -124,7 +123,14 @@ def _part(content: Content) -> dict[str, Any]:
             return {"type": "input_text", "text": text}
         case ImageContent():
             detail = {"detail": content.detail} if content.detail else {}
-            return {"type": "input_image", "image_url": data_url(content), **detail}
+            return {"type": "input_image", "image_url": url_of(content), **detail}
+        case PdfContent():
+            if (data := base64_of(content)) is None:
+                return {"type": "input_file", "file_url": content.url}
+            name = content.name or DOCUMENT
+            return {"type": "input_file", "filename": name, "file_data": f"data:application/pdf;base64,{data}"}
+        case AudioContent():
+            raise UnsupportedContentError("AudioContent", "the Responses API cannot carry audio; use wire='chat'")
         case _:
             assert_never(content)
 

@@ -1,20 +1,20 @@
-"""Encoding that both wires share: JSON bytes, names, tools, images.
+"""Encoding that both wires share: JSON bytes, names, tools, places of contents.
 
 Not here: the format of messages (`chat_wire`, `responses_wire`).
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, assert_never
+from typing import Any, TypeAlias
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from ..chat import ChatRequest, Content, ImageContent, TextContent, ToolSpecification
+from ..chat import ChatRequest, Encodable, Message, ToolSpecification
+from ..contents import Content
+from ..errors import UnsupportedContentError
 from ..json_text import compact_json
 from ..schemas import strict_output, strict_parameters
 
@@ -90,46 +90,37 @@ class ToolBytes:
         return form
 
 
-# --- images
-
-_SIGNATURES = (
-    (b"\x89PNG", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF8", "image/gif"),
-    (b"BM", "image/bmp"),
-)
+# --- contents
 
 
-def images_of(contents: Iterable[Content]) -> list[ImageContent]:
-    """Return the images among `contents`."""
-    images: list[ImageContent] = []
-    for each in contents:
-        match each:
-            case ImageContent():
-                images.append(each)
-            case TextContent():
-                pass
-            case _:
-                assert_never(each)
-    return images
-
-
-def data_url(image: ImageContent) -> str:
-    """Return the image's URL, or its bytes as a data URL."""
-    if image.url is not None:
-        return image.url
-    data = image.data or b""
-    text = base64.b64encode(data).decode() if isinstance(data, bytes) else "".join(data.split())
-    if text.startswith("data:"):
-        return text
-    return f"data:{image.mime_type or _mime_type(text)};base64,{text}"
-
-
-def _mime_type(text: str) -> str:
+def encoded_messages(encode: Callable[[Message], bytes], messages: Sequence[Message]) -> list[bytes]:
+    """Return the encoded messages. Raises `UnsupportedContentError` with the place of the part."""
     try:
-        head = base64.b64decode(text[:32])
-    except binascii.Error:
-        head = b""
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "image/webp"
-    return next((mime for signature, mime in _SIGNATURES if head.startswith(signature)), "image/png")
+        return Encodable.all_encoded_by(encode, messages)
+    except UnsupportedContentError as error:
+        place = f"messages.{_first_unsupported(encode, messages)}.{error.place}"
+        raise UnsupportedContentError(error.content, error.reason, place) from None
+
+
+def _first_unsupported(encode: Callable[[Message], bytes], messages: Sequence[Message]) -> int:
+    for number, message in enumerate(messages):
+        try:
+            encode(message)
+        except UnsupportedContentError:
+            return number
+    return 0
+
+
+def encoded_parts(encode: Callable[[Content], dict[str, Any]], contents: Iterable[Content]) -> list[dict[str, Any]]:
+    """Return the encoded parts of a message. Raises `UnsupportedContentError` with the part's place in the message."""
+    parts: list[dict[str, Any]] = []
+    for number, content in enumerate(contents):
+        try:
+            parts.append(encode(content))
+        except UnsupportedContentError as error:
+            raise UnsupportedContentError(error.content, error.reason, f"contents.{number}") from None
+    return parts
+
+
+DOCUMENT = "document.pdf"
+"""The name of a PDF document without a name, which servers require."""

@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
-from ..chat import ImageContent, ToolExecutionRequest, ToolExecutor, ToolSpecification
+from ..chat import ToolExecutionRequest, ToolExecutor, ToolSpecification
+from ..contents import PDF, AudioContent, ImageContent, PdfContent
 from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError
 from ..json_text import compact_json, parse_json, read_arguments
 from ..rest import Body, KeySettings, Response, rest_settings
@@ -388,12 +389,16 @@ def _values(
 
 
 def _value(response: Response[bytes]) -> object:
-    """Return the tool result for a reply: a JSON value, text, or an image."""
+    """Return the tool result for a reply: a JSON value, text, an image, a PDF document or audio."""
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not response.body:
         return None
     if media_type.startswith("image/") and media_type != "image/svg+xml":
         return ImageContent(data=response.body, mime_type=media_type)
+    if media_type == PDF:
+        return PdfContent(data=response.body)
+    if media_type.startswith("audio/"):
+        return AudioContent(response.body, media_type)
     try:
         if media_type == "application/json" or media_type.endswith("+json"):
             return parse_json(response.body)

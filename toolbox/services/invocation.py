@@ -253,11 +253,11 @@ class Invocation:
         contents: list[Any] = []
         if plan.user is not None:
             contents.append(plan.user.render(self._values()))
-        elif plan.user_parameter is not None:
-            contents += UserMessage(self._user_contents(given)).contents
-        for name in plan.contents:
+        for name in plan.spoken:
             value = self.arguments[name]
-            if value is not None:
+            if name == plan.user_parameter:
+                contents += UserMessage(self._user_contents(value)).contents
+            elif value is not None:
                 contents += UserMessage(value).contents
         if isinstance(given, UserMessage):
             return UserMessage(contents, given.name, given.attributes)

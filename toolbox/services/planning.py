@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from ..chat import REASONING, ChatRequestParameters, Content, Message, UserMessage
+from ..chat import REASONING, ChatRequestParameters, Message, UserMessage
+from ..contents import Content
 from ..context import InjectMark, MemoryId, MemoryIdMark
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature, takes
@@ -166,6 +167,7 @@ class _MethodPlanner:
             values=roles.values,
             history=roles.history,
             contents=roles.contents,
+            spoken=tuple(each for each in self.parameters if each == roles.user or each in roles.contents),
             call_options=roles.call_options,
             toolset=toolset,
             providers=providers_of(self.cls, self.options, self.name),

@@ -139,6 +139,7 @@ class MethodPlan:
     values: Mapping[str, str]  # template variable -> parameter
     history: tuple[str, ...]
     contents: tuple[str, ...]
+    spoken: tuple[str, ...]
     call_options: str | None  # the parameter of type `ChatRequestParameters`
     toolset: Toolset
     providers: tuple[Provider, ...]

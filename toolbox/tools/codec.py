@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Any, assert_never, get_args, get_origin
 
 from pydantic_core import to_json, to_jsonable_python
 
-from ..chat import (
-    CONTENT_TYPES,
-    Content,
-    ImageContent,
-    TextContent,
-    ToolExecutionRequest,
-    ToolExecutionResult,
-    joined_text,
-)
+from ..chat import ToolExecutionRequest, ToolExecutionResult
+from ..contents import CONTENT_TYPES, AudioContent, Content, ImageContent, PdfContent, TextContent, joined_text
 from ..errors import EndsInvocation, ToolArgumentsError, ToolResultError, ToolRetry
 from ..execution.markers import returns_awaitable
 from ..json_text import arguments_text, as_wanted, value_text
@@ -467,7 +460,7 @@ def cut(text: str, contents: tuple[Content, ...], limit: int) -> tuple[str, tupl
                 if left > 0:
                     kept.append(TextContent(part[:left]))
                     left -= len(part) + 1
-            case ImageContent():
+            case ImageContent() | PdfContent() | AudioContent():
                 kept.append(each)
             case _:
                 assert_never(each)
@@ -479,8 +472,10 @@ def cut(text: str, contents: tuple[Content, ...], limit: int) -> tuple[str, tupl
 def _contents_of(value: Any) -> tuple[Content, ...]:
     if isinstance(value, CONTENT_TYPES):
         return (value,)
-    if isinstance(value, (list, tuple)) and all(isinstance(each, CONTENT_TYPES) for each in value):
-        return tuple(value)
+    if isinstance(value, (list, tuple)) and any(isinstance(each, CONTENT_TYPES) for each in value):
+        parts = tuple(TextContent(each) if isinstance(each, str) else each for each in value)
+        if all(isinstance(each, CONTENT_TYPES) for each in parts):
+            return parts
     return ()
 
 

@@ -6,13 +6,15 @@ Not here: the arguments of tools, which the tool's codec reads; the form on the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
+from urllib.parse import urlsplit
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
-from toolbox.chat import CONTENT_TYPES, ImageContent, TextContent, UserMessage
+from toolbox.chat import UserMessage
+from toolbox.contents import CONTENT_TYPES, PDF, AudioContent, Content, ImageContent, Media, PdfContent, TextContent
 from toolbox.json_text import parse_json
 from toolbox.services.declaration import local_names_of
 from toolbox.services.plans import MethodPlan
@@ -86,7 +88,7 @@ def form_of(plan: MethodPlan) -> MethodForm:
             if required:
                 absent[name] = []
         elif name in plan.contents:
-            fields[name] = _image_field(annotation, required)
+            fields[name] = _contents_field(annotation, required)
         elif name == plan.user_parameter and _is_message(annotation):
             fields[name] = Field({"type": "string"}, _message_reader(annotation), required)
         else:
@@ -110,7 +112,7 @@ def _error_text(name: str, error: Any) -> str:
     return f"{place}: {error['msg']}"
 
 
-# --- messages and images
+# --- messages and their contents
 
 
 def _kinds(annotation: Any) -> set[Any]:
@@ -135,21 +137,59 @@ def _message_reader(annotation: Any) -> Callable[[Any], Any]:
     return read
 
 
-def _image_field(annotation: Any, required: bool) -> Field:
-    """Return a field that takes images by URL."""
+_KINDS: tuple[tuple[type[Any], str, str], ...] = (
+    (ImageContent, "image/", "an image"),
+    (PdfContent, PDF, "a PDF document"),
+    (AudioContent, "audio/", "a recording"),
+)
 
-    def image(value: Any) -> ImageContent:
-        if not isinstance(value, str) or not value.startswith(("https://", "http://", "data:image/")):
-            raise ValueError("must be the URL of an image: https://…, http://… or data:image/…")
-        return ImageContent(url=value)
 
-    def images(value: Any) -> list[ImageContent]:
+def _contents_field(annotation: Any, required: bool) -> Field:
+    """Return a field that takes texts as they are, and images, documents and recordings as URLs or files."""
+    kinds = _kinds(annotation)
+    media = [each for each in _KINDS if each[0] in kinds]
+    has_text = TextContent in kinds
+
+    def content(value: Any) -> Content:
+        if isinstance(value, str):
+            if value.startswith("data:") or (not has_text and value.startswith(("https://", "http://"))):
+                return _media(value, media)
+            if has_text:
+                return TextContent(value)
+        raise ValueError(f"must be a file, or the URL of {_either(each[2] for each in media)}: https://… or data:…")
+
+    def contents(value: Any) -> list[Content]:
         if not isinstance(value, list):
             raise TypeError("must be a list of URLs")
-        return [image(each) for each in value]
+        return [content(each) for each in value]
 
-    address = {"type": "string", "format": "uri", "description": "the URL of an image"}
+    entry: dict[str, Any] = {"type": "string"}
+    if not has_text:
+        accepted = ",".join(start if start == PDF else f"{start}*" for _, start, _ in media)
+        about = f"{_either(each[2] for each in media)}: a file or its URL"
+        entry |= {"format": "uri", "contentMediaType": accepted, "description": about}
     origin = get_origin(unwrapped(annotation).type)
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        return Field({"type": "array", "items": address}, images, required)
-    return Field(address, image, required)
+        return Field({"type": "array", "items": entry}, contents, required)
+    return Field(entry, content, required)
+
+
+def _media(url: str, kinds: Sequence[tuple[type[Any], str, str]]) -> Media:
+    """Return the content at a URL. Raises `ValueError` if the parameter does not take it."""
+    if url.startswith("data:"):
+        found = next((kind for kind, start, _ in kinds if url[5:].lower().startswith(start)), None)
+    else:
+        by_url = [kind for kind, _, _ in kinds if kind is not AudioContent]
+        is_pdf = urlsplit(url).path.lower().endswith(".pdf")
+        found = PdfContent if is_pdf and PdfContent in by_url else next(iter(by_url), None)
+    if found is ImageContent:
+        return ImageContent(url=url)
+    if found is PdfContent:
+        return PdfContent(url=url)
+    if found is AudioContent:
+        return AudioContent(url, url[5:].partition(",")[0].partition(";")[0])
+    raise ValueError(f"must be {_either(each[2] for each in kinds)}")
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(names)

@@ -18,15 +18,22 @@ from pydantic_core import from_json
 from toolbox.chat import (
     AiMessage,
     ChatRequest,
-    Content,
-    ImageContent,
     Message,
     SystemMessage,
-    TextContent,
     TokenUsage,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
     UserMessage,
+)
+from toolbox.contents import (
+    AudioContent,
+    Content,
+    ImageContent,
+    Media,
+    PdfContent,
+    TextContent,
+    media_type_of,
+    url_of,
 )
 from toolbox.context import InvocationContext, current_invocation
 from toolbox.events import (
@@ -312,7 +319,7 @@ def _lines(messages: Iterable[Message]) -> Iterable[str]:
 
 
 def user_text(message: UserMessage) -> str:
-    """Return the text of a user message, with a placeholder for each image."""
+    """Return the text of a user message, with a placeholder for each image, document and recording."""
     others = [note for each in message.contents if (note := _placeholder(each))]
     return "\n".join([*([message.text] if message.text else []), *others])
 
@@ -323,8 +330,29 @@ def _placeholder(content: Content) -> str:
             return ""
         case ImageContent():
             return "(an image)"
+        case PdfContent(name=name):
+            return f"(a PDF document: {name})" if name else "(a PDF document)"
+        case AudioContent():
+            return "(audio)"
         case _:
             assert_never(content)
+
+
+def media_entry(content: Media) -> Entry:
+    """Return an image, document or recording for the page: `kind`, `name` and `url`, which may be a data URL."""
+    match content:
+        case ImageContent():
+            return {"kind": "image", "name": f"image.{_suffix(media_type_of(content))}", "url": url_of(content)}
+        case PdfContent():
+            return {"kind": "document", "name": content.name or "document.pdf", "url": url_of(content)}
+        case AudioContent():
+            return {"kind": "audio", "name": f"audio.{_suffix(media_type_of(content))}", "url": url_of(content)}
+        case _:
+            assert_never(content)
+
+
+def _suffix(media_type: str) -> str:
+    return media_type.partition("/")[2].partition(";")[0].partition("+")[0].removeprefix("x-")
 
 
 def model_text(message: AiMessage) -> str:

@@ -28,6 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from toolbox.chat import PartialReasoning, PartialResponse, ToolExecutionRequest
 from toolbox.container import Container, internals_of
+from toolbox.contents import media_in
 from toolbox.context import WhileCallerWaits
 from toolbox.errors import FrameworkError, ToolAbort
 from toolbox.services.outputs import Result
@@ -41,19 +42,20 @@ from ..requirements import endpoints_of
 from ..streaming import EVENTS, as_json, close_stream, iterate, sse
 from .access import TOKEN_KEY, DevUi, Token, guarded_route, print_address, server_address, take_token
 from .forms import BadInputError
-from .journal import DevUiListener, Entry, Journal, entry_callback, failure, plain
+from .journal import DevUiListener, Entry, Journal, entry_callback, failure, media_entry, plain
 from .program import Method, ProgramView
 
 logger = logging.getLogger("toolbox.fastapi")
 
 B = TypeVar("B", bound=BaseModel)
 
-MAX_BODY_BYTES = 1_000_000
+MAX_BODY_BYTES = 24_000_000
+"""Room for a document or a recording of 16 MB, in base64."""
 
 SECURITY = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "media-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "cache-control": "no-store",
     "cross-origin-resource-policy": "same-origin",
@@ -329,7 +331,7 @@ async def call_tool(container: Container, tool: Tool, arguments: str, memory_id:
         "text": execution.result,
         "is_error": execution.is_error,
         "duration": execution.duration,
-        "contents": [{"type": type(each).__name__, **plain(each)} for each in outcome.message.contents],
+        "contents": [media_entry(each) for each in media_in(outcome.message.contents)],
     }
 
 

@@ -79,6 +79,26 @@ export function block(text, label) {
   return make("div", {class: "long"}, whole, more);
 }
 
+// Shows an image, a document or a recording, with a link that saves it. Files of other servers are not loaded.
+export function mediaOf({kind, name, url}) {
+  if (!url.startsWith("data:"))
+    return make(
+      "p",
+      {},
+      /^https?:\/\//i.test(url) ? make("a", {href: url, target: "_blank", rel: "noreferrer"}, url) : url,
+    );
+  const save = make("a", {href: url, download: name}, `Download ${name}`);
+  if (kind === "image") return make("figure", {}, make("img", {src: url, alt: name}), make("figcaption", {}, save));
+  if (kind === "audio")
+    return make(
+      "figure",
+      {},
+      make("audio", {controls: true, src: url, "aria-label": name}),
+      make("figcaption", {}, save),
+    );
+  return make("p", {}, save);
+}
+
 // Disables a button without taking the focus from it.
 export const setDisabled = (button, off) => button.setAttribute("aria-disabled", String(off));
 

@@ -86,6 +86,24 @@ function textControl(id, schema, required, {large = false, describedBy, read}) {
   return {element: input, focus: input, read: () => read(input.value)};
 }
 
+// A text control for a URL, with a button that takes a file as a data URL.
+function fileControl(id, schema, required, options) {
+  const made = textControl(id, schema, required, options);
+  const file = make("input", {
+    type: "file",
+    accept: schema.contentMediaType,
+    "aria-label": "Choose a file",
+    onchange() {
+      const reader = new FileReader();
+      reader.addEventListener("load", () => {
+        made.element.value = reader.result;
+      });
+      if (file.files[0]) reader.readAsDataURL(file.files[0]);
+    },
+  });
+  return {...made, element: make("div", {class: "file"}, made.element, file)};
+}
+
 function choice(id, options, describedBy) {
   const select = make(
     "select",
@@ -153,7 +171,9 @@ function control(id, whole, definitions, required, depth, options) {
   }
   if (schema.type === "string") {
     const read = text => (text !== "" ? JSON.stringify(text) : required ? (nullable ? "null" : '""') : undefined);
-    return textControl(id, schema, required, {...options, read});
+    return schema.contentMediaType
+      ? fileControl(id, schema, required, {...options, read})
+      : textControl(id, schema, required, {...options, read});
   }
   if (depth < MAX_DEPTH && schema.type === "array" && schema.items && !schema.prefixItems)
     return items(id, schema, known, required, depth);

@@ -1,7 +1,7 @@
 // @ts-check
 // Shows the tools: what a model reads about each one, and a form to call it.
 
-import {at, block, showError, counted, duration, make, pretty, setDisabled} from "./dom.js";
+import {at, block, showError, counted, duration, make, mediaOf, pretty, setDisabled} from "./dom.js";
 import {post} from "./events.js";
 import {schemaForm} from "./forms.js";
 
@@ -133,13 +133,6 @@ function newBench(tool) {
 function resultOf(reply) {
   if (reply.type === "failure") return [make("p", {class: "bad"}, `${reply.kind}: ${reply.message}`)];
   const title = reply.is_error ? "The model reads an error" : "The model reads";
-  const images = reply.contents
-    .filter(each => each.type === "ImageContent" && each.data)
-    .map(each =>
-      make("img", {
-        src: `data:${each.mime_type ?? "image/png"};base64,${each.data}`,
-        alt: "An image the tool returned",
-      }),
-    );
-  return [make("h3", {class: reply.is_error ? "bad" : null}, title), block(pretty(reply.text), "Result"), ...images];
+  const media = reply.contents.map(mediaOf);
+  return [make("h3", {class: reply.is_error ? "bad" : null}, title), block(pretty(reply.text), "Result"), ...media];
 }
