@@ -103,7 +103,7 @@ from .events import (
 )
 from .execution.markers import blocking, non_blocking, run_on, run_on_thread
 from .printable import protect_logs as _protect_logs
-from .tools.marks import ReturnBehavior, tool, toolbox
+from .tools.marks import ReturnBehavior, SearchBehavior as SearchBehavior, tool, toolbox
 
 if TYPE_CHECKING:
     from .container import Container
@@ -111,7 +111,15 @@ if TYPE_CHECKING:
     from .logs import InvocationLogFilter as InvocationLogFilter, LoggingListener as LoggingListener
     from .models.openai import OpenAiChatModel
     from .rest import register_rest_client
-    from .services.declaration import DEFAULT as DEFAULT, register_ai_service, system_message, user_message
+    from .services.declaration import (
+        DEFAULT as DEFAULT,
+        handle_tool_arguments_error as handle_tool_arguments_error,
+        handle_tool_execution_error as handle_tool_execution_error,
+        handle_unknown_tool as handle_unknown_tool,
+        register_ai_service,
+        system_message,
+        user_message,
+    )
     from .services.invocation import InvocationRecord as InvocationRecord, invocation_record
     from .services.memory import (
         ChatMemory as ChatMemory,

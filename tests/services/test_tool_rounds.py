@@ -3,9 +3,10 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import pytest
+from pydantic import BaseModel
 
 from toolbox import (
     AiMessage,
@@ -26,8 +27,8 @@ from toolbox import (
     ToolboxSettings,
     ToolCallsLimitExceededError,
     ToolExecutionRequest,
+    ToolExecutionResult,
     ToolExecutionResultMessage,
-    ToolProviderRequest,
     ToolProviderResult,
     ToolRoundsExceededError,
     ToolSpecification,
@@ -538,53 +539,195 @@ async def test_immediate_tools_work_with_every_allowed_return_type() -> None:
     assert len(model.requests) == 4
 
 
-def test_immediate_tools_are_a_problem_in_methods_with_other_return_types() -> None:
+def test_immediate_tools_of_another_type_than_the_method_are_problems() -> None:
     class Plain(Protocol):
         async def chat(self, text: str) -> str: ...
-
-        async def number(self, text: str) -> int: ...
 
         @toolbox()
         async def without(self, text: str) -> str: ...
 
     with pytest.raises(IllegalConfigurationError) as raised:
         create_ai_service(Plain, chat_model=ScriptedChatModel([]), tools=(Tools(),))
-    assert [problem.where for problem in raised.value.problems] == ["Plain.chat", "Plain.number"]
-    assert all("now" in problem.what and "Result" in problem.fix for problem in raised.value.problems)
-
-
-def test_problem_of_an_immediate_tool_names_the_allowed_return_types() -> None:
-    class Plain(Protocol):
-        async def chat(self, text: str) -> str: ...
-
-    with pytest.raises(IllegalConfigurationError) as raised:
-        create_ai_service(
-            Plain,
-            chat_model=ScriptedChatModel([]),
-            tools=(AiServiceTool(ToolSpecification("fast"), lambda r, m: "x", ReturnBehavior.IMMEDIATE),),
-        )
-    [problem] = raised.value.problems
-    assert problem == Problem(
-        "Plain.chat",
-        "immediate tools (fast) do not support the return type str",
-        "return Result[…], None or a stream",
+    assert raised.value.problems == (
+        Problem(
+            "Plain.chat",
+            "the immediate tool 'now' returns int, which cannot be the method's str",
+            "return Result[…], None or a stream, or let the result go to the model",
+        ),
+        Problem(
+            "Plain.chat",
+            "the immediate tool 'now_nothing' returns None, which cannot be the method's str",
+            "return Result[…], None or a stream, or let the result go to the model",
+        ),
     )
 
 
-async def test_provided_immediate_tools_fail_calls_with_other_return_types() -> None:
+class Point(BaseModel):
+    x: int
+
+
+class Circle(Point):
+    radius: int
+
+
+IMMEDIATE = ReturnBehavior.IMMEDIATE
+IF_LAST = ReturnBehavior.IMMEDIATE_IF_LAST
+
+
+@pytest.mark.parametrize(
+    ("declared", "wanted", "fits"),
+    [
+        (int, int, True),
+        (int, float, True),
+        (float, int, False),
+        (bool, int, False),
+        (int, str | int, True),
+        (str | None, str, True),
+        (None, str, False),
+        (None, str | None, True),
+        (Any, str, True),
+        (object, int, True),
+        (Circle, Point, True),
+        (Point, Circle, True),
+        (Point, str, False),
+        (dict[str, int], Point, True),
+        (list[int], list[str], True),
+        (list[int], dict[str, int], False),
+        (Literal["a"], str, True),
+        (Literal["a"], Literal["b", 1], True),
+        (Literal[1], str, False),
+        (Annotated[int, "n"], int, True),
+        (Result[int], int, True),
+        (Result[int], str, False),
+        (ToolExecutionResult, str, True),
+    ],
+)
+async def test_the_declared_type_of_an_immediate_tool_must_fit_that_of_the_method(
+    declared: Any, wanted: Any, fits: bool
+) -> None:
+    async def given() -> Any: ...
+
+    class Plain(Protocol):
+        async def chat(self, text: str) -> Any: ...
+
+    given.__annotations__["return"] = declared
+    Plain.chat.__annotations__["return"] = wanted
+    tools = [tool(return_behavior=IMMEDIATE)(given)]
+    if fits:
+        create_ai_service(Plain, chat_model=ScriptedChatModel([]), tools=tools)
+    else:
+        with pytest.raises(IllegalConfigurationError, match="the immediate tool 'given' returns"):
+            create_ai_service(Plain, chat_model=ScriptedChatModel([]), tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "values", "answer"),
+    [
+        (str, ["x"], "x"),
+        (str, [3], "done"),
+        (int, [3], 3),
+        (int, [True], 3),
+        (float, [1], 1.0),
+        (str, ["x", "y"], "done"),
+        (str, [None, "x", None], "x"),
+        (str, [None], "done"),
+        (str | None, [None], None),
+        (Point, [Circle(x=1, radius=2)], Circle(x=1, radius=2)),
+        (Point, ["x"], Point(x=9)),
+        (AiMessage, [AiMessage("now")], AiMessage("now")),
+    ],
+)
+async def test_one_immediate_value_of_the_methods_type_is_the_answer(
+    wanted: Any, values: list[Any], answer: Any
+) -> None:
+    class Plain(Protocol):
+        async def chat(self, text: str) -> Any: ...
+
+    Plain.chat.__annotations__["return"] = wanted
+    left = iter(values)
+    fast = AiServiceTool(ToolSpecification("fast"), lambda r, m: next(left), IMMEDIATE)
+    replies = {int: "3", Point: '{"x": 9}', float: "1.0"}
+    model = ScriptedChatModel([AiMessage(None, [tool_call("fast")] * len(values)), replies.get(wanted, "done")])
+    service: Any = create_ai_service(Plain, chat_model=model, tools=[fast])
+
+    assert await service.chat("x") == answer
+    assert len(model.requests) == (2 if answer in ("done", Point(x=9)) or values[0] is True else 1)
+
+
+async def test_provided_immediate_tools_of_another_type_fail_the_call() -> None:
     class Plain(Protocol):
         async def chat(self, text: str) -> str: ...
 
-    def provide(request: ToolProviderRequest) -> ToolProviderResult:
-        return ToolProviderResult(
-            [AiServiceTool(ToolSpecification("fast"), lambda r, m: "x", ReturnBehavior.IMMEDIATE)]
-        )
+    @tool(return_behavior=IMMEDIATE)
+    async def fast() -> int:
+        return 1
 
     model = ScriptedChatModel([])
-    service = create_ai_service(Plain, chat_model=model, tool_provider=provide)
+    service = create_ai_service(Plain, chat_model=model, tool_provider=lambda request: ToolProviderResult([fast]))
     with pytest.raises(IllegalConfigurationError, match="fast"):
         await service.chat("x")
     assert model.requests == []
+
+
+def behaving(letters: str, fails: int | None = None) -> list[AiServiceTool]:
+    def executor(request: Any, memory_id: Any) -> str:
+        if fails is not None and request.name == f"t{fails}":
+            raise ValueError("broken")
+        return request.name
+
+    kinds = {"L": ReturnBehavior.TO_LLM, "I": IMMEDIATE, "Z": IF_LAST}
+    return [
+        AiServiceTool(ToolSpecification(f"t{number}"), executor, kinds[letter]) for number, letter in enumerate(letters)
+    ]
+
+
+class Streaming(Protocol):
+    async def chat(self, text: str) -> Result[str]: ...
+
+    def events(self, text: str) -> TokenStream: ...
+
+    async def plain(self, text: str) -> str: ...
+
+
+ENDS = ("I", "II", "Z", "ZZ", "LZ", "IZ", "ZI", "LIZ", "ILZ")
+GOES_ON = ("L", "LL", "LI", "IL", "ZL", "LZI", "IZL", "ZLI", "ZIL")
+
+
+@pytest.mark.parametrize("letters", [*ENDS, *GOES_ON])
+async def test_the_last_tool_decides_whether_a_round_ends_the_call(letters: str) -> None:
+    def fresh() -> tuple[Streaming, ScriptedChatModel]:
+        calls = AiMessage(None, [tool_call(f"t{number}") for number in range(len(letters))])
+        model = ScriptedChatModel([calls, "done"])
+        return create_ai_service(Streaming, chat_model=model, tools=behaving(letters)), model
+
+    service, model = fresh()
+    result = await service.chat("x")
+    ends = letters in ENDS
+    assert (result.content, len(model.requests)) == ((None, 1) if ends else ("done", 2))
+    assert len(result.tool_executions) == len(letters)
+
+    service, model = fresh()
+    events = [each async for each in service.events("x")]
+    names = [type(each).__name__ for each in events]
+    assert len(model.requests) == (1 if ends else 2)
+    assert names.count("IntermediateResponse") == (0 if ends else 1)
+    assert names[-1] == "CompleteResponse"
+    assert names.count("CompleteResponse") == 1
+
+
+@pytest.mark.parametrize("letters", ENDS)
+async def test_a_failed_tool_sends_all_results_of_the_round_to_the_model(letters: str) -> None:
+    for fails in range(len(letters)):
+        calls = AiMessage(None, [tool_call(f"t{number}") for number in range(len(letters))])
+        model = ScriptedChatModel([calls, "done"])
+        service = create_ai_service(Streaming, chat_model=model, tools=behaving(letters, fails))
+        assert (await service.chat("x")).content == "done"
+
+
+async def test_the_value_of_the_last_tool_is_the_answer_of_a_plain_method() -> None:
+    calls = AiMessage(None, [tool_call("t0"), tool_call("t1")])
+    service = create_ai_service(Streaming, chat_model=ScriptedChatModel([calls]), tools=behaving("LZ"))
+    assert await service.plain("x") == "t1"
 
 
 # --- requests

@@ -19,18 +19,20 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 from ..chat import Reasoning
 from ..context import InvocationContext
 from ..errors import Problem
-from ..signatures import has_body, local_names
-from ..tools.failures import Handler
+from ..signatures import has_body, local_names, takes
+from ..tools.failures import Handler, ToolErrors
 from ..tools.marks import SERVICE_MARK, toolbox
 from .memory import Window
 from .outputs import OutputMode
 
 C = TypeVar("C", bound=type[Any])
 D = TypeVar("D", bound=Callable[..., Any])
+H = TypeVar("H", bound="Callable[..., Any] | staticmethod[..., Any]")
 
 SYSTEM_MARK: Final = "__toolbox_system_message__"
 PROVIDERS_MARK: Final = "__toolbox_tool_providers__"
 USER_MARK: Final = "__toolbox_user_message__"
+HANDLER_MARK: Final = "__toolbox_error_handler__"
 NAMES_MARK: Final = "__toolbox_local_names__"
 
 
@@ -270,6 +272,76 @@ def _message(decorator: str, text: object, more: tuple[object, ...], file: str |
     if len(texts) <= len(more):
         raise TypeError(f'{decorator} needs text, got {text!r}; write {decorator}("…") with parentheses')
     return MessageMark(text="\n".join(texts))
+
+
+# --- error handlers in the service
+
+
+def handle_unknown_tool(handler: H) -> H:
+    """Use a static method of an AI service as its handler of unknown tools, like the option `on_unknown_tool`.
+
+    @register_ai_service(tools=Orders)
+    class Desk(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+        @staticmethod
+        @handle_unknown_tool
+        def unknown(error: UnknownToolError, context: InvocationContext) -> str:
+            return "Use one of your tools."
+    """
+    return _handling("on_unknown_tool", handler)
+
+
+def handle_tool_arguments_error(handler: H) -> H:
+    """Use a static method of an AI service as its handler of invalid arguments, like `on_tool_arguments_error`."""
+    return _handling("on_tool_arguments_error", handler)
+
+
+def handle_tool_execution_error(handler: H) -> H:
+    """Use a static method of an AI service as its handler of failed tools, like `on_tool_execution_error`."""
+    return _handling("on_tool_execution_error", handler)
+
+
+def _handling(option: str, handler: H) -> H:
+    function = getattr(handler, "__func__", handler)
+    if not callable(function) or isinstance(function, type):
+        raise TypeError(f"@{_decorator_of(option)}: expected a static method, got {handler!r}")
+    setattr(handler, HANDLER_MARK, option)
+    return handler
+
+
+def _decorator_of(option: str) -> str:
+    return option.replace("on_", "handle_", 1)
+
+
+def handlers_of(cls: type[Any], options: ServiceOptions) -> tuple[ToolErrors, list[Problem]]:
+    """Return the error handlers of a service, from its options and its static methods, and the problems with them."""
+    handlers = {each.name: getattr(options, each.name) for each in fields(ToolErrors)}
+    places = {name: f"{name}=" for name, handler in handlers.items() if handler is not None}
+    problems: list[Problem] = []
+    names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
+    for name in names:
+        raw = [vars(base)[name] for base in cls.__mro__ if name in vars(base)]
+        option = next((found for each in raw if (found := _handled_by(each)) is not None), None)
+        if option is None or raw[0] is None:  # `name = None` in a subclass removes the handler
+            continue
+        where, decorator = f"{cls.__name__}.{name}", f"@{_decorator_of(option)}"
+        if not isinstance(raw[0], staticmethod):
+            fix = "add @staticmethod, and declare it `(error, context)` without `self`"
+            problems.append(Problem(where, f"{decorator} is not on a static method", fix))
+        elif not takes(raw[0].__func__, 2):
+            fix = "declare it `(error, context)`"
+            problems.append(Problem(where, f"{decorator} needs a method with two parameters", fix))
+        elif option in places:
+            problems.append(Problem(where, f"{decorator} is given twice: {places[option]} and {name}", "keep only one"))
+        else:
+            handlers[option], places[option] = getattr(cls, name), name
+    return ToolErrors(**handlers), problems
+
+
+def _handled_by(member: object) -> str | None:
+    mark = getattr(member, HANDLER_MARK, None) or getattr(getattr(member, "__func__", None), HANDLER_MARK, None)
+    return mark if isinstance(mark, str) else None
 
 
 def left_without_parentheses(member: object) -> str | None:

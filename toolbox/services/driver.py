@@ -42,6 +42,7 @@ from .loop import (
     ToolFinished,
     ToolSuspended,
     advance,
+    may_end,
     with_early_call,
 )
 
@@ -229,7 +230,7 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                         requests = event.response.ai_message.tool_execution_requests
                         if requests and not isinstance(effect, Fail):
                             intermediate = IntermediateResponse(event.response)
-                            if all(each.name in invocation.rules.immediate for each in requests):
+                            if may_end(invocation.rules, requests):
                                 delayed = intermediate
                             else:
                                 yield intermediate

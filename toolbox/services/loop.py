@@ -7,9 +7,12 @@ options. Not here: performing the effects (`driver`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
 
 from ..chat import (
     AiMessage,
@@ -41,8 +44,9 @@ from .state import PendingToolCall, State
 class Rules:
     """The limits and options of one method: for requests to the model, and for reading its replies.
 
-    `specifications` are those of all tools; `answer_too` also contains the tool for the answer. `immediate` contains
-    the names of tools whose result ends the invocation. `structure` is the structure of a structured answer.
+    `specifications` are those of all tools; `answer_too` also contains the tool for the answer. `immediate` and
+    `immediate_if_last` contain the names of tools whose result can end the invocation; with an `immediate_type`, only a
+    single value of this type does. `structure` is the structure of a structured answer.
     `reads_answer` is False if the loop does not parse the answer, as in a stream. `parameters`,
     `temperature`, `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
     before the reply is complete.
@@ -52,6 +56,8 @@ class Rules:
     max_calls: int | None = None
     max_output_retries: int = 2
     immediate: frozenset[str] = frozenset()
+    immediate_if_last: frozenset[str] = frozenset()
+    immediate_type: TypeAdapter[Any] | None = None
     kind: Kind = Kind.TEXT
     structure: Structure | None = None
     reads_answer: bool = True
@@ -376,21 +382,39 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
     state = state.changed(
         messages=(*state.messages, *messages), executions=(*state.executions, *executions), pending=()
     )
-    if rules.immediate and (ended := _immediate_end(rules, state)) is not None:
+    if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
         return state, ended
     return state, CallModel(_request(rules, state))
 
 
+def may_end(rules: Rules, requests: Sequence[ToolExecutionRequest]) -> bool:
+    """Return True if the invocation ends after these calls, provided that none of them fails."""
+    if not requests:
+        return False
+    last = requests[-1].name
+    if last in rules.immediate_if_last:
+        return True
+    return last in rules.immediate and all(
+        each.name in rules.immediate or each.name in rules.immediate_if_last for each in requests
+    )
+
+
 def _immediate_end(rules: Rules, state: State) -> Finish | None:
-    """Return the end of the invocation if all tools of the last reply are immediate and none failed."""
+    """Return the end of the invocation if the tools of the last reply end it and none failed."""
     response = state.response
-    if response is None:
+    if response is None or not may_end(rules, response.ai_message.tool_execution_requests):
         return None
-    calls = len(response.ai_message.tool_execution_requests)
-    last = state.executions[-calls:]
-    if calls and all(each.request.name in rules.immediate and not each.is_error for each in last):
+    last = state.executions[-len(response.ai_message.tool_execution_requests) :]
+    if any(each.is_error for each in last):
+        return None
+    if rules.immediate_type is None:
         return Finish(None, FinishReason.TOOL_EXECUTION, response)
-    return None
+    values = []
+    for each in last:
+        if each.request.name in rules.immediate or each.request.name in rules.immediate_if_last:
+            with suppress(ValidationError):
+                values.append(rules.immediate_type.validate_python(each.result_object, strict=True))
+    return Finish(values[0], FinishReason.TOOL_EXECUTION, response) if len(values) == 1 else None
 
 
 def _joined_by(

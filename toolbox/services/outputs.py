@@ -15,9 +15,9 @@ from enum import Enum, StrEnum
 from functools import cached_property
 from json import JSONDecoder
 from types import GenericAlias, NoneType
-from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args, get_origin, is_typeddict
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from ..chat import (
@@ -28,11 +28,14 @@ from ..chat import (
     ServiceEvent,
     TokenUsage,
     ToolExecution,
+    ToolExecutionResult,
     ToolSpecification,
 )
 from ..errors import OutputParsingError, Path
 from ..json_text import arguments_text
 from ..schemas import schema_of
+from ..signatures import EMPTY
+from ..type_keys import is_union, unwrapped
 from ..validation_text import faults_of
 
 T = TypeVar("T")
@@ -128,9 +131,14 @@ class Output:
         return self.shape not in (Shape.VALUE, Shape.RESULT)
 
     @property
-    def allows_immediate(self) -> bool:
-        """True if an immediate tool can end a call of the method."""
-        return self.is_stream or self.shape is Shape.RESULT or self.kind is Kind.NOTHING
+    def wants_immediate_value(self) -> bool:
+        """True if the value of an immediate tool must have the method's return type to end the call."""
+        return self.shape is Shape.VALUE and self.kind is not Kind.NOTHING
+
+    @cached_property
+    def adapter(self) -> TypeAdapter[Any]:
+        """The validator of the type."""
+        return TypeAdapter(self.type)
 
     @cached_property
     def structure(self) -> Structure | None:
@@ -168,6 +176,54 @@ def _kind_of(annotation: object) -> Kind:
     if annotation is AiMessage:
         return Kind.MESSAGE
     return Kind.STRUCTURED
+
+
+# --- values of immediate tools
+
+
+def can_be(declared: Any, wanted: Any) -> bool:
+    """Return False if no value of the type `declared` is a value of `wanted`, as far as annotations tell.
+
+    Unannotated functions, type variables and similar forms may return anything. Conversions do not count, except that
+    an `int` is a `float`.
+    """
+    here, there = [*_alternatives(declared)], [*_alternatives(wanted)]
+    return any(_is_related(a, b) for a in here for b in there)
+
+
+_ANYTHING = (Any, EMPTY, ToolExecutionResult)
+
+
+def _alternatives(annotation: Any) -> Iterator[type[Any]]:
+    """Yield the classes that a value of a type may have; `object` if they are not known."""
+    bare = unwrapped(annotation)
+    if bare.optional or bare.type is None:
+        yield NoneType
+    origin = get_origin(bare.type) or bare.type
+    if is_union(bare.type):
+        for member in get_args(bare.type):
+            yield from _alternatives(member)
+    elif origin is Result:
+        yield from _alternatives(get_args(bare.type)[0] if get_args(bare.type) else str)
+    elif origin is Literal:
+        yield from {type(each) for each in get_args(bare.type)}
+    elif is_typeddict(origin):
+        yield dict
+    elif bare.type is not None:
+        yield origin if isinstance(origin, type) and origin not in _ANYTHING else object
+
+
+def _is_related(declared: type[Any], wanted: type[Any]) -> bool:
+    if object in (declared, wanted) or (declared, wanted) == (int, float):
+        return True
+    if bool in (declared, wanted):  # in strict mode, a bool is not an int
+        return declared is wanted
+    try:
+        if issubclass(wanted, BaseModel) and issubclass(declared, Mapping):  # pydantic validates its values
+            return True
+        return issubclass(declared, wanted) or issubclass(wanted, declared)
+    except TypeError:  # a Protocol with attributes
+        return True
 
 
 # --- structured replies

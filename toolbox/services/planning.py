@@ -33,6 +33,7 @@ from .declaration import (
     MessageMark,
     ServiceOptions,
     bare_decorators,
+    handlers_of,
     is_interface,
     local_names_of,
     method_names,
@@ -82,9 +83,11 @@ def plan_service(
     plans: dict[str, MethodPlan] = {}
     class_tools, class_problems = read_tools(as_sources(options.tools), where)
     problems += class_problems
+    failures, handler_problems = handlers_of(cls, options)
+    problems += handler_problems
     around = {**(around or {}), **local_names_of(cls)}
     for name in names:
-        reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits, host)
+        reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits, failures, host)
         plan = reader.read()
         problems += reader.problems
         if plan is not None and not reader.problems:
@@ -104,9 +107,11 @@ class _MethodPlanner:
         around: Mapping[str, Any],
         class_tools: Sequence[Tool],
         limits: CallLimits,
+        failures: ToolErrors,
         host: HostLayers,
     ) -> None:
         self.cls, self.name, self.options, self.limits, self.host = cls, name, options, limits, host
+        self.failures = failures
         self.known, self.around = known, around
         self.class_tools = class_tools
         self.function = inspect.getattr_static(cls, name)
@@ -173,11 +178,7 @@ class _MethodPlanner:
             providers=providers_of(self.cls, self.options, self.name),
             options=self.options,
             call_limits=self.options.call_limits(self.limits),
-            failures=ToolErrors(
-                on_unknown_tool=self.options.on_unknown_tool,
-                on_tool_arguments_error=self.options.on_tool_arguments_error,
-                on_tool_execution_error=self.options.on_tool_execution_error,
-            ),
+            failures=self.failures,
             layers=method_layers(MethodMarks(self.cls, self.name), self.host),
         )
 

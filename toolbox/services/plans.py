@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 from ..chat import ChatRequestParameters, ToolSpecification
 from ..context import current_invocation
 from ..errors import IllegalConfigurationError, Problem
+from ..signatures import Unresolved
+from ..tools.codec import awaited
 from ..tools.failures import ToolErrors
 from ..tools.marks import ReturnBehavior
 from ..tools.pipeline import InjectedParameter, Tool, ToolLayer
@@ -23,7 +25,7 @@ from ..type_keys import type_name
 from .declaration import CallLimits, MessageFunction, ServiceOptions
 from .loop import Rules
 from .memory import Window
-from .outputs import ANSWER_TOOL, Output, OutputMode
+from .outputs import ANSWER_TOOL, Output, OutputMode, can_be
 from .templates import Template
 
 
@@ -40,13 +42,16 @@ def offer_problems(
             )
     if output is None:
         return
-    if toolset.immediate and not output.allows_immediate:
-        yield Problem(
-            where,
-            f"immediate tools ({', '.join(sorted(toolset.immediate))}) do not support the return type "
-            f"{type_name(output.type)}",
-            "return Result[…], None or a stream",
-        )
+    for tool in toolset.tools:
+        if output.wants_immediate_value and tool.name in toolset.immediate | toolset.immediate_if_last:
+            returns = awaited(tool.returns)
+            if not isinstance(returns, Unresolved) and not can_be(returns, output.type):
+                yield Problem(
+                    where,
+                    f"the immediate tool {tool.name!r} returns {type_name(returns)}, which cannot be the method's "
+                    f"{type_name(output.type)}",
+                    "return Result[…], None or a stream, or let the result go to the model",
+                )
     clashing = toolset.by_name.get(ANSWER_TOOL) if mode == "tool" and output.structure is not None else None
     if clashing is not None:
         yield Problem(
@@ -80,15 +85,17 @@ class Toolset:
     specifications: tuple[ToolSpecification, ...] = ()
     by_name: Mapping[str, Tool] = field(default_factory=dict)
     immediate: frozenset[str] = frozenset()
+    immediate_if_last: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, tools: Sequence[Tool]) -> Toolset:
         """Return the toolset of these tools."""
         by_name = {tool.specification.name: tool for tool in tools}
-        immediate = frozenset(
-            name for name, tool in by_name.items() if tool.return_behavior is ReturnBehavior.IMMEDIATE
+        immediate, if_last = (
+            frozenset(name for name, tool in by_name.items() if tool.return_behavior is behavior)
+            for behavior in (ReturnBehavior.IMMEDIATE, ReturnBehavior.IMMEDIATE_IF_LAST)
         )
-        return cls(tuple(tools), tuple(tool.specification for tool in tools), by_name, immediate)
+        return cls(tuple(tools), tuple(tool.specification for tool in tools), by_name, immediate, if_last)
 
     def joined_by(self, others: Sequence[Tool], plan: MethodPlan) -> Toolset:
         """Return the toolset with `others` added. Raises `IllegalConfigurationError` for duplicate names."""
@@ -184,6 +191,8 @@ class MethodPlan:
             max_calls=self.call_limits.max_tool_calls_per_response,
             max_output_retries=options.max_output_retries,
             immediate=toolset.immediate,
+            immediate_if_last=toolset.immediate_if_last,
+            immediate_type=self.output.adapter if self.output.wants_immediate_value else None,
             kind=self.output.kind,
             structure=structure,
             reads_answer=not self.output.is_stream,

@@ -30,13 +30,22 @@ UnknownOutcome: TypeAlias = Literal["tell", "ask", "retry"]
 
 
 class ReturnBehavior(StrEnum):
-    """Where a tool's result goes: to the model (`TO_LLM`), or to the caller at once (`IMMEDIATE`).
+    """Where a tool's result goes: to the model (`TO_LLM`), or to the caller at once.
 
-    `IMMEDIATE` ends the call of the service if all tools of the round are immediate and none failed.
+    `IMMEDIATE` ends the call of the service if all tools of the round are immediate. `IMMEDIATE_IF_LAST` ends it if the
+    tool is the last one that the model called in the round, whatever the others are. A failed tool prevents both.
     """
 
     TO_LLM = "to_llm"
     IMMEDIATE = "immediate"
+    IMMEDIATE_IF_LAST = "immediate_if_last"
+
+
+class SearchBehavior(StrEnum):
+    """How a service with `tool_search=` shows a tool: after a search found it, or always."""
+
+    SEARCHABLE = "searchable"
+    ALWAYS_VISIBLE = "always_visible"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -58,6 +67,7 @@ class ToolMark:
     not_self: bool = False
     deferred: bool = False
     on_unknown_outcome: UnknownOutcome = "tell"
+    search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
     local_names: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
 
@@ -79,6 +89,7 @@ def tool(
     not_self: bool = False,
     deferred: bool = False,
     on_unknown_outcome: UnknownOutcome = "tell",
+    search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE,
 ) -> Callable[[F], F]: ...
 
 
@@ -95,6 +106,7 @@ def tool(
     not_self: bool = False,
     deferred: bool = False,
     on_unknown_outcome: UnknownOutcome = "tell",
+    search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE,
 ) -> Any:
     """Mark a function or method as a tool that a language model may call. The function itself is not changed.
 
@@ -106,7 +118,8 @@ def tool(
 
     - strings, joined with newlines, or `description=`: what the model reads; by default the docstring's beginning.
     - `name`: the name for the model, 1 to 64 characters of `A-Z a-z 0-9 _ -`; by default the function's name.
-    - `return_behavior`: `ReturnBehavior.IMMEDIATE` ends the call with the result instead of sending it to the model.
+    - `return_behavior`: `ReturnBehavior.IMMEDIATE` or `IMMEDIATE_IF_LAST` ends the call with the result instead of
+      sending it to the model.
     - `metadata`: values for your program; they are not sent to the model.
     - `timeout`: the limit in seconds; a slower tool fails with `ToolTimeoutError`.
     - `max_result_chars`: longer results are cut, with a note for the model.
@@ -117,6 +130,8 @@ def tool(
     - `deferred`: the tool may raise `ToolDeferred`; its result comes later.
     - `on_unknown_outcome`: in a durable run, after a crash during the call: `"tell"` the model that the outcome is
       unknown, `"ask"` a person, or `"retry"` the call.
+    - `search_behavior`: `SearchBehavior.ALWAYS_VISIBLE` shows the tool without a search, in services with
+      `tool_search=`.
 
     Wrong declarations are reported when the tool's service or class is registered with a container and checked.
     """
@@ -134,6 +149,7 @@ def tool(
         timeout,
         max_result_chars,
         *_run_options(requires_approval, approvers, not_self, deferred, on_unknown_outcome),
+        SearchBehavior(search_behavior),
     )
     return lambda target: _mark(target, mark, sys._getframe(1))
 

@@ -251,6 +251,7 @@ class _Reading:
             complete=decoder.complete,
             validate=decoder.validate,
             return_behavior=mark.return_behavior,
+            search_behavior=mark.search_behavior,
             timeout=mark.timeout,
             max_result_chars=mark.max_result_chars,
             requires_approval=mark.requires_approval,

@@ -48,7 +48,7 @@ from ..security import Access, identity_in
 from ..signatures import EMPTY
 from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_written_arguments
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
-from .marks import SERVICE_MARK, ReturnBehavior, UnknownOutcome
+from .marks import SERVICE_MARK, ReturnBehavior, SearchBehavior, UnknownOutcome
 from .parameters import ToolParameter
 
 LARGE_RESULT = 100_000
@@ -89,6 +89,7 @@ class Tool:
     encode: Callable[[Any], Encoded]
     decode: Callable[[ToolExecutionRequest], dict[str, Any]] | None = None
     return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
+    search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
     timeout: float | None = None
     max_result_chars: int | None = None
     bean: Any = None

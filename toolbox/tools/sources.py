@@ -9,11 +9,12 @@ import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Annotated, Any, Protocol, TypeGuard
 
-from ..chat import ToolExecutor, ToolSpecification, UserMessage
+from ..chat import Message, ToolExecutor, ToolSpecification, UserMessage
 from ..context import InvocationContext
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, execution_of, execution_problems
@@ -21,10 +22,12 @@ from ..security import access_to
 from ..signatures import takes
 from ..validation_text import brief
 from .codec import ResultEncoder
-from .marks import ReturnBehavior, effects_of
+from .marks import ReturnBehavior, SearchBehavior, effects_of
 from .members import members_of, read_function, read_member
 from .pipeline import Tool
 from .specification import limit_problems, name_problems
+
+SEARCHABLE = SearchBehavior.SEARCHABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,22 @@ class AiServiceTool:
     executor: ToolExecutor
     return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
     timeout: float | None = None
+    search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
 
 
 @dataclass(frozen=True, slots=True)
 class ToolProviderRequest:
-    """The argument of a tool provider: the user message, the memory id, the context, and the tool names in use."""
+    """The argument of a tool provider.
+
+    `user_message`, `memory_id` and `context` are those of the invocation. `tool_names` are the names in use. `messages`
+    is the conversation so far, for a dynamic provider; empty for others.
+    """
 
     user_message: UserMessage
     memory_id: Any
     context: InvocationContext
     tool_names: tuple[str, ...] = ()
+    messages: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,9 @@ class ToolProvider(Protocol):
             async def provide_tools(self, request: ToolProviderRequest) -> ToolProviderResult | None:
                 return ToolProviderResult([find_booking])
 
-    `provide_tools` is `def` or `async def`, and is called once per invocation.
+    `provide_tools` is `def` or `async def`, and is called once per invocation. A provider with an attribute
+    `dynamic = True` is called before each model request, with the conversation so far in `request.messages`. Its tools
+    are added and stay until the invocation ends; a tool whose name is in use is skipped.
     """
 
     def provide_tools(
@@ -134,7 +145,8 @@ def _read(source: Any, where: str, problems: list[Problem]) -> Iterator[Tool]:
         made = _by_hand(source.specification, source.executor, where, problems)
         problems += limit_problems(made.where, source.timeout)
         timeout = made.timeout if source.timeout is None else source.timeout
-        yield replace(made, return_behavior=source.return_behavior, timeout=timeout)
+        visibility = made.search_behavior if source.search_behavior is SEARCHABLE else source.search_behavior
+        yield replace(made, return_behavior=source.return_behavior, timeout=timeout, search_behavior=visibility)
     elif isinstance(source, Mapping):
         for specification, executor in source.items():
             if isinstance(specification, ToolSpecification) and callable(executor):
@@ -220,6 +232,7 @@ def _by_hand(specification: ToolSpecification, executor: Any, where: str, proble
         definitions=(executor,),
         access=access_to(None if is_function(executor) else type(executor), [executor]),
         effects=(*effects_of(executor), *_declared_effects(specification)),
+        search_behavior=_search_behavior_in(specification),
     )
 
 
@@ -229,3 +242,11 @@ def _declared_effects(specification: ToolSpecification) -> tuple[str, ...]:
     if not isinstance(hints, Mapping):
         return ()
     return ("destructive",) if hints.get("destructiveHint", hints.get("readOnlyHint") is False) is True else ()
+
+
+def _search_behavior_in(specification: ToolSpecification) -> SearchBehavior:
+    """Return the behavior in the metadata of a specification, for tools that are not marked with `@tool`."""
+    for key in ("search_behavior", "searchBehavior"):
+        with suppress(ValueError):
+            return SearchBehavior(str(specification.metadata.get(key)).lower())
+    return SEARCHABLE
