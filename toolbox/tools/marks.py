@@ -149,14 +149,14 @@ def tool(
         timeout,
         max_result_chars,
         *_run_options(requires_approval, approvers, not_self, deferred, on_unknown_outcome),
-        SearchBehavior(search_behavior),
+        search_behavior=SearchBehavior(search_behavior),
     )
     return lambda target: _mark(target, mark, sys._getframe(1))
 
 
 def _run_options(
     requires_approval: Any, approvers: Any, not_self: Any, deferred: Any, on_unknown_outcome: Any
-) -> tuple[Any, ...]:
+) -> tuple[bool | Callable[..., Any], tuple[str, ...], bool, bool, UnknownOutcome]:
     """Return the options about runs. Raises `TypeError` for invalid ones."""
     if not isinstance(requires_approval, bool) and not takes(requires_approval, 2):
         fix = "use True, or a function that takes the arguments and the InvocationContext"
