@@ -182,7 +182,7 @@ def _kind_of(annotation: object) -> Kind:
 
 
 def can_be(declared: Any, wanted: Any) -> bool:
-    """Return False if no value of the type `declared` is a value of `wanted`, as far as annotations tell.
+    """Return False if the annotations show that no value of the type `declared` is a value of `wanted`.
 
     Unannotated functions, type variables and similar forms may return anything. Conversions do not count, except that
     an `int` is a `float`.
