@@ -122,9 +122,9 @@ class State:
                 "unremembered": sorted(self.unremembered),
                 "rounds": self.rounds,
                 "output_retries": self.output_retries,
-                "executions": [_execution_to_dict(each) for each in self.executions],
+                "executions": [execution_to_dict(each) for each in self.executions],
                 "token_usage": _usage_to_dict(self.token_usage),
-                "response": _response_to_dict(self.response),
+                "response": response_to_dict(self.response),
                 "pending": [_pending_to_dict(each) for each in self.pending],
             }
         )
@@ -144,9 +144,9 @@ class State:
                 unremembered=frozenset(written["unremembered"]),
                 rounds=written["rounds"],
                 output_retries=written["output_retries"],
-                executions=tuple(_execution(each) for each in written["executions"]),
+                executions=tuple(execution_from_dict(each) for each in written["executions"]),
                 token_usage=_usage(written["token_usage"]),
-                response=_response(written["response"]),
+                response=response_from_dict(written["response"]),
                 pending=tuple(_pending(each) for each in written["pending"]),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -178,7 +178,8 @@ def _usage(written: Any) -> TokenUsage | None:
     return None if written is None else TokenUsage(**written)
 
 
-def _response_to_dict(response: ChatResponse | None) -> Json | None:
+def response_to_dict(response: ChatResponse | None) -> Json | None:
+    """Return a reply as a JSON object."""
     if response is None:
         return None
     others = {name: getattr(response, name) for name in ChatResponse.__slots__}
@@ -189,7 +190,8 @@ def _response_to_dict(response: ChatResponse | None) -> Json | None:
     }
 
 
-def _response(written: Any) -> ChatResponse | None:
+def response_from_dict(written: Any) -> ChatResponse | None:
+    """Read a reply written by `response_to_dict`."""
     if written is None:
         return None
     message = message_from_dict(written["ai_message"], "response")
@@ -204,24 +206,27 @@ def _response(written: Any) -> ChatResponse | None:
     return ChatResponse(**known)
 
 
-def _request_to_dict(request: ToolExecutionRequest) -> Json:
+def request_to_dict(request: ToolExecutionRequest) -> Json:
+    """Return a tool call as a JSON object."""
     calls: list[Json] = message_to_dict(AiMessage(None, (request,)))["tool_execution_requests"]
     return calls[0]
 
 
-def _request(written: Any) -> ToolExecutionRequest:
+def request_from_dict(written: Any) -> ToolExecutionRequest:
+    """Read a tool call written by `request_to_dict`."""
     message = message_from_dict({"type": "ai", "tool_execution_requests": [written]}, "request")
     assert isinstance(message, AiMessage)
     return message.tool_execution_requests[0]
 
 
-def _execution_to_dict(execution: ToolExecution) -> Json:
+def execution_to_dict(execution: ToolExecution) -> Json:
+    """Return an execution as a JSON object; a `result_object` without a JSON form becomes None."""
     try:
         value = to_jsonable_python(execution.result_object)
     except Exception:  # any exception of the value's own serializers
         value = None
     return {
-        "request": _request_to_dict(execution.request),
+        "request": request_to_dict(execution.request),
         "result": execution.result,
         "result_object": value,
         "is_error": execution.is_error,
@@ -231,15 +236,16 @@ def _execution_to_dict(execution: ToolExecution) -> Json:
     }
 
 
-def _execution(written: Any) -> ToolExecution:
+def execution_from_dict(written: Any) -> ToolExecution:
+    """Read an execution written by `execution_to_dict`."""
     at = datetime.fromisoformat(written["started_at"])
-    return ToolExecution(**{**written, "request": _request(written["request"]), "started_at": at})
+    return ToolExecution(**{**written, "request": request_from_dict(written["request"]), "started_at": at})
 
 
 def _pending_to_dict(call: PendingToolCall) -> Json:
-    written: Json = {"request": _request_to_dict(call.request), "status": call.status, "details": dict(call.details)}
+    written: Json = {"request": request_to_dict(call.request), "status": call.status, "details": dict(call.details)}
     if call.outcome is not None:
-        written["execution"] = _execution_to_dict(call.outcome.execution)
+        written["execution"] = execution_to_dict(call.outcome.execution)
         written["message"] = message_to_dict(call.outcome.message)
     return written
 
@@ -249,5 +255,5 @@ def _pending(written: Any) -> PendingToolCall:
     if "execution" in written:
         message = message_from_dict(written["message"], "pending")
         assert isinstance(message, ToolExecutionResultMessage)
-        outcome = ToolOutcome(_execution(written["execution"]), tuple(message.contents))
-    return PendingToolCall(_request(written["request"]), written["status"], outcome, written["details"])
+        outcome = ToolOutcome(execution_from_dict(written["execution"]), tuple(message.contents))
+    return PendingToolCall(request_from_dict(written["request"]), written["status"], outcome, written["details"])

@@ -1,0 +1,201 @@
+"""Events of runs are written as JSON, read by number in any process, and end with the run."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from toolbox import (
+    AiMessage,
+    BeforeToolExecution,
+    ChatResponse,
+    CompleteResponse,
+    CompleteToolCall,
+    FinishReason,
+    IntermediateResponse,
+    PartialReasoning,
+    PartialResponse,
+    PartialToolCall,
+    TokenUsage,
+    ToolExecuted,
+    ToolExecution,
+    ToolExecutionRequest,
+)
+from toolbox.errors import RunNotFoundError, TranscriptError
+from toolbox.runs import InMemoryRunStore, PendingCall, RunChanges, RunSuspended, StoredRun
+from toolbox.runs.event_log import EventLog, event_from_json, event_to_json
+from toolbox.runs.following import RunEnded, RunEvents, RunSignals, number_after
+
+pytestmark = pytest.mark.anyio
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+REQUEST = ToolExecutionRequest("c1", "add", '{"a": 1}', {"thought": "x"})
+RESPONSE = ChatResponse(AiMessage("hi", [REQUEST]), TokenUsage(3, 4), FinishReason.STOP, "r1", "gpt")
+EVENTS: list[Any] = [
+    PartialResponse("ä\x00🦜"),
+    PartialReasoning("hm"),
+    PartialToolCall(0, "c1", "add", '{"a'),
+    CompleteToolCall(0, REQUEST),
+    IntermediateResponse(RESPONSE),
+    BeforeToolExecution(REQUEST),
+    ToolExecuted(ToolExecution(REQUEST, "3", {"sum": 3}, False, NOW, 0.5, {"status": 200})),
+    RunSuspended("run", (PendingCall("0/1", "add", {"a": 1}, "shop:Desk", "deferred", "wait", {"x": [1]}),)),
+    CompleteResponse(RESPONSE),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda each: type(each).__name__)
+def test_an_event_comes_back_as_it_was(event: Any) -> None:
+    assert event_from_json(event_to_json(event)) == event
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"version": 1, "type": "Other"}', '{"version": 1, "type": "ToolExecuted"}']
+)
+def test_invalid_events_are_rejected(text: str) -> None:
+    with pytest.raises(TranscriptError):
+        event_from_json(text)
+
+
+@pytest.fixture
+async def store() -> InMemoryRunStore:
+    store = InMemoryRunStore()
+    run = StoredRun(
+        id="run", service="shop:Desk", method="chat", status="running", document="{}", created_at=NOW, updated_at=NOW
+    )
+    await store.create(run, owner="one")
+    return store
+
+
+def following(store: InMemoryRunStore, after: int | str | None = None, run_id: str = "run") -> RunEvents:
+    async def opened() -> InMemoryRunStore:
+        return store
+
+    return RunEvents(run_id, number_after(after), opened, RunSignals(), lambda run: "why")
+
+
+async def end(store: InMemoryRunStore) -> None:
+    await store.append("run", 1, [], RunChanges(status="failed"))
+
+
+async def test_a_reader_gets_what_was_and_what_comes(store: InMemoryRunStore) -> None:
+    await store.add_events("run", 1, [event_to_json(PartialResponse("a"))])
+    reader = following(store)
+    first = await anext(reader)
+
+    waiting = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await store.add_events("run", 1, [event_to_json(PartialResponse("b"))])
+    second = await waiting
+    await end(store)
+    rest = [each async for each in reader]
+
+    assert [(each.number, each.event) for each in (first, second, *rest)] == [
+        (1, PartialResponse("a")),
+        (2, PartialResponse("b")),
+        (3, RunEnded("failed", "why")),
+    ]
+
+
+async def test_a_suspension_does_not_end_the_iteration(store: InMemoryRunStore) -> None:
+    suspended = RunSuspended("run", ())
+    await store.append("run", 1, [], RunChanges(status="suspended"), [event_to_json(suspended)])
+    reader = following(store)
+    assert (await anext(reader)).event == suspended
+
+    waiting = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    found = await store.load("run")
+    assert found is not None
+    await store.change("run", found.version, RunChanges(status="cancelled"))
+
+    assert (await waiting).event == RunEnded("cancelled", "why")
+
+
+@pytest.mark.parametrize(
+    ("after", "numbers"),
+    [(None, [1, 2, 3]), (0, [1, 2, 3]), ("1", [2, 3]), (2, [3]), ("3", []), (9, []), ("x", [1, 2, 3])],
+)
+async def test_a_reader_continues_after_a_number(
+    store: InMemoryRunStore, after: int | str | None, numbers: list[int]
+) -> None:
+    await store.add_events("run", 1, [event_to_json(PartialResponse("a"))] * 2)
+    await end(store)
+
+    reader = following(store, after)
+
+    assert await reader.is_over() == (not numbers)
+    assert [each.number async for each in reader] == numbers
+
+
+async def test_a_run_without_events_has_an_end(store: InMemoryRunStore) -> None:
+    await end(store)
+
+    assert [each.number async for each in following(store)] == [1]
+    assert [each.number async for each in following(store, 1)] == []
+
+
+async def test_more_events_than_one_reading_takes(store: InMemoryRunStore) -> None:
+    await store.add_events("run", 1, [event_to_json(PartialResponse("a"))] * 1201)
+    await end(store)
+
+    assert [each.number async for each in following(store)] == list(range(1, 1203))
+
+
+async def test_an_unknown_run_cannot_be_followed(store: InMemoryRunStore) -> None:
+    with pytest.raises(RunNotFoundError):
+        await anext(following(store, run_id="nobody"))
+    with pytest.raises(RunNotFoundError):
+        await following(store, run_id="nobody").is_over()
+
+
+@pytest.mark.parametrize(("after", "error"), [(-1, ValueError), (True, TypeError), (1.5, TypeError), (b"1", TypeError)])
+def test_other_positions_are_rejected(after: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="after="):
+        number_after(after)
+
+
+async def test_pieces_are_written_together_and_nothing_is_lost(store: InMemoryRunStore) -> None:
+    log = EventLog(store, "run", 1, RunSignals())
+    await log.open()
+
+    for number in range(100):
+        log.put(PartialResponse(str(number)))
+    await log.flush()
+
+    events = await store.events("run", 0)
+    assert [event_from_json(each.data) for each in events] == [PartialResponse(str(number)) for number in range(100)]
+    assert len({each.at for each in events}) < 10
+
+
+async def test_the_next_owner_does_not_repeat_the_events_of_a_round(store: InMemoryRunStore) -> None:
+    other = ToolExecutionRequest("c2", "add", "{}")
+    first = EventLog(store, "run", 1, RunSignals())
+    await first.open()
+    done = [IntermediateResponse(RESPONSE), BeforeToolExecution(REQUEST), EVENTS[6], BeforeToolExecution(other)]
+    for event in done:
+        first.put(event)
+    await first.flush()
+    await store.release("run", 1)
+    await store.acquire("run", "other")
+
+    second = EventLog(store, "run", 2, RunSignals())
+    await second.open()
+    again = [*done[1:], ToolExecuted(ToolExecution(other, "4", 4, False, NOW, 0.5))]
+    for event in again:
+        second.put(event)
+    await second.flush()
+
+    events = [event_from_json(each.data) for each in await store.events("run", 0)]
+    assert events == [*done, again[-1]]
+
+
+async def test_an_event_log_of_a_lost_run_writes_nothing(store: InMemoryRunStore) -> None:
+    log = EventLog(store, "run", 0, RunSignals())
+    log.put(PartialResponse("a"))
+    await log.flush()
+
+    assert await store.events("run", 0) == []

@@ -1,0 +1,403 @@
+"""Starts runs, owns them while they run here, takes over those whose process is gone, and follows them.
+
+A run has one owner at a time, which renews its lease. Not here: what happens inside a run (`session`), answers
+(`inbox`), engines on many machines (`toolbox.dbos`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from uuid import uuid4
+
+from ..errors import (
+    LeaseLostError,
+    RunBusyError,
+    RunConflictError,
+    RunIncompatibleError,
+    RunNotFoundError,
+)
+from .answers import Run
+from .following import RunEvents, RunSignals, number_after, pauses
+from .store import ENDED, RunStore, StoredRecord, StoredRun
+
+logger = logging.getLogger("toolbox.runs")
+
+AT_ONCE = 100
+"""Runs that a process takes over at the same time."""
+
+_RENEWALS = 3  # per lease
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def owner_name() -> str:
+    """Return a name for this start of a container: host, process and a random part."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
+
+
+# --- owning
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A run that a task of this process executes."""
+
+    run_id: str
+    generation: int
+    task: asyncio.Task[Any]
+    is_lost: bool = False
+
+
+class OwnedRuns:
+    """Renews the leases of the runs that this process executes; cancels the task of a run that was lost."""
+
+    def __init__(self, opened: Callable[[], Awaitable[RunStore]]) -> None:
+        self._opened = opened
+        self._held: set[_Held] = set()
+        self._renewing: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def owned(self, run_id: str, generation: int) -> AsyncIterator[None]:
+        """Renew the lease inside the block, and end it afterwards if the run is still running.
+
+        Raises `LeaseLostError` at the next `await` inside the block if another process has taken the run.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        held = _Held(run_id, generation, task)
+        self._held.add(held)
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._renew())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not held.is_lost or task.uncancel() > 0:
+                raise
+            raise LeaseLostError(run_id) from None
+        finally:
+            self._held.discard(held)
+            if not held.is_lost:
+                await self._released(held)
+
+    async def _released(self, held: _Held) -> None:
+        async def release() -> None:
+            with suppress(Exception):  # the lease then ends by itself
+                await (await self._opened()).release(held.run_id, held.generation)
+
+        releasing = asyncio.ensure_future(release())
+        try:
+            await asyncio.shield(releasing)
+        except asyncio.CancelledError:
+            await asyncio.wait([releasing], timeout=1.0)
+            raise
+
+    async def _renew(self) -> None:
+        """Renew all leases until there are none."""
+        store = await self._opened()
+        while self._held:
+            await asyncio.sleep(store.lease / _RENEWALS)
+            await asyncio.gather(*(self._renew_one(store, each) for each in [*self._held]))
+
+    async def _renew_one(self, store: RunStore, held: _Held) -> None:
+        try:
+            is_ours = await store.renew(held.run_id, held.generation)
+        except Exception as error:  # another try follows; if the lease is lost until then, writes are refused
+            logger.warning("cannot renew the lease of run %s: %s: %s", held.run_id, type(error).__name__, error)
+            return
+        if not is_ours and held in self._held:
+            held.is_lost = True
+            held.task.cancel()
+
+    async def stop(self) -> None:
+        """Stop renewing."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+
+
+# --- where a run executes
+
+
+class RunEngine(Protocol):
+    """Brings a run to a process that calls `runs.execute(run_id)`. Register a bean of this type to use it.
+
+    An engine that also has `async def attach(runs, executes)` is given the `Runs` of its container at start; `executes`
+    is False in a container with `take_over_runs=False`, which only submits. `async def detach()` is called at the stop.
+    """
+
+    async def submit(self, run_id: str, generation: int) -> None:
+        """Have the run executed at least once, in any process; return without waiting for it.
+
+        Called when a run starts or was resumed, and for each run whose owner is gone, until it has an owner again.
+        `generation` is the run's generation at that time, so `run_id` and `generation` name one delivery.
+        """
+        ...
+
+
+class LocalRunEngine:
+    """Executes runs as tasks of this process. This is the default engine."""
+
+    def __init__(self) -> None:
+        self._execute: Callable[[str], Awaitable[None]] | None = None
+
+    async def attach(self, runs: RunStarting, executes: bool) -> None:
+        """See `RunEngine`."""
+        self._execute = runs.execute_in_background
+
+    async def submit(self, run_id: str, generation: int) -> None:
+        """See `RunEngine`."""
+        if self._execute is not None:
+            await self._execute(run_id)
+
+
+# --- starting, executing and taking over
+
+
+class RunStarting:
+    """The part of `Runs` that starts, executes, takes over and follows runs. `Runs` provides the abstract members."""
+
+    def __init__(self) -> None:
+        self.signals = RunSignals()
+        self.owner = owner_name()
+        self.progress: Callable[[str, StoredRun], None] | None = None
+        self._owned = OwnedRuns(self._opened)
+        self._engine: RunEngine | None = None
+        self._background: dict[str, asyncio.Task[None]] = {}
+        self._sweeping: asyncio.Task[None] | None = None
+        self._refused: dict[str, str] = {}  # why a run cannot be continued by this program
+        self._later: dict[str, float] = {}  # when to try a run again that has failed here
+        self._room = asyncio.Event()
+
+    # --- provided by `Runs`
+
+    async def _opened(self) -> RunStore:
+        raise NotImplementedError
+
+    async def _drive(self, stored: StoredRun) -> None:
+        raise NotImplementedError
+
+    def _public(self, stored: StoredRun) -> Run[Any]:
+        raise NotImplementedError
+
+    # --- the public part
+
+    @overload
+    async def start(self, method: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Run[T]: ...
+
+    @overload
+    async def start(
+        self, method: Callable[Concatenate[Any, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Run[T]: ...
+
+    async def start(self, method: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Run[Any]:
+        """Start a call of a service method as a run, and return without waiting for it.
+
+            run = await runs.start(transfers.transfer, "order-7", order)
+
+        `method` is a method of a service bean, or of a service class that one registered service has. The run goes on
+        when the caller leaves. If the run of this id exists with the same call, it is returned. Raises
+        `RunConflictError` if it exists with another method, other arguments or another identity.
+        """
+        store = await self._opened()
+        stored, records = await self._new_run(method, args, kwargs)
+        if await store.create(stored, records):
+            await self._submit(stored)
+            return self._public(stored)
+        found = await store.load(stored.id)
+        if found is None:  # deleted in between
+            return await self.start(method, *args, **kwargs)
+        if (reason := self._conflict(found, stored)) is not None:
+            raise RunConflictError(stored.id, reason)
+        return self._public(found)
+
+    async def execute(self, run_id: str, timeout: float | None = None) -> Run[Any]:
+        """Continue one run in this process, and return it when it has ended or is suspended.
+
+        Waits while another process owns the run. After `timeout` seconds without owning it, raises `RunBusyError`, so
+        that a queue can deliver the run again. Safe to call any number of times, in any process. If the caller is
+        cancelled, the run stays `running` for another process. Raises `RunNotFoundError` and `RunIncompatibleError`.
+        """
+        store = await self._opened()
+        until = None if timeout is None else time.monotonic() + timeout
+        pause = pauses(run_id, self.signals)
+        while True:
+            stored = await store.load(run_id)
+            if stored is None:
+                raise RunNotFoundError(run_id)
+            if stored.status != "running":
+                return self._public(stored)
+            if (owned := await store.acquire(run_id, self.owner)) is not None:
+                await self._continue(owned)
+            elif until is not None and time.monotonic() >= until:
+                raise RunBusyError(run_id)
+            else:
+                await pause(stored)
+
+    def events(self, run_id: str | Run[Any], after: int | str | None = None) -> RunEvents:
+        """Return the events of a run, in any process: `async for event in runs.events(run_id): ...`.
+
+        Yields `RunEvent(number, at, event)`, waits for more, goes on over suspensions, and ends after `RunEnded`.
+        `after` is the number of the last event that the reader has, also as the text of the header `Last-Event-ID`;
+        None yields all. The iteration raises `RunNotFoundError`.
+        """
+        return RunEvents(_id(run_id), number_after(after), self._opened, self.signals, self._error_text)
+
+    @overload
+    async def result(self, run: Run[T], timeout: float | None = None) -> T: ...
+
+    @overload
+    async def result(self, run: str, timeout: float | None = None) -> Any: ...
+
+    async def result(self, run: str | Run[Any], timeout: float | None = None) -> Any:
+        """Wait for the end of a run, also over suspensions, and return the value of its method.
+
+        Raises `RunFailedError`, `RunCancelledError`, `RunNotFoundError`, and `TimeoutError` after `timeout` seconds.
+        """
+        async with asyncio.timeout(timeout):
+            store, run_id = await self._opened(), _id(run)
+            pause = pauses(run_id, self.signals)
+            while True:
+                stored = await store.load(run_id)
+                if stored is None:
+                    raise RunNotFoundError(run_id)
+                if stored.status in ENDED:
+                    return self._outcome(stored)
+                await pause(stored)
+
+    # --- executing
+
+    async def _continue(self, stored: StoredRun) -> None:
+        """Execute a run that this process has just acquired; returns also if it was lost."""
+        self._report("executes", stored)
+        try:
+            async with self._owned.owned(stored.id, stored.generation):
+                await self._drive(stored)
+        except LeaseLostError:
+            logger.warning("another process has taken over run %s", stored.id)
+        finally:
+            self.signals.announce(stored.id)
+
+    def _report(self, what: str, stored: StoredRun) -> None:
+        if self.progress is not None:
+            self.progress(what, stored)
+
+    async def execute_in_background(self, run_id: str) -> None:
+        """Execute the run in a task, unless it already has one."""
+        if run_id in self._background:
+            return
+        task = self._background[run_id] = asyncio.create_task(self._execute_logged(run_id))
+        task.add_done_callback(lambda _: self._ended(run_id))
+
+    def _ended(self, run_id: str) -> None:
+        del self._background[run_id]
+        self._room.set()
+
+    async def _execute_logged(self, run_id: str) -> None:
+        try:
+            await self.execute(run_id, timeout=0)
+            self._refused.pop(run_id, None)
+        except (RunBusyError, RunNotFoundError):
+            return  # another process was faster
+        except RunIncompatibleError as error:
+            if self._refused.get(run_id) != error.reason:
+                self._refused[run_id] = error.reason
+                logger.error("cannot continue a run: %s", error)
+        except Exception as error:
+            store = await self._opened()
+            self._later[run_id] = time.monotonic() + store.lease
+            logger.error("run %s stays as it is and is tried again: %s", run_id, error, exc_info=error)
+
+    async def _submit(self, stored: StoredRun) -> None:
+        """Hand the run to the engine. An engine that fails is called again later, by a process that takes over runs."""
+        assert self._engine is not None
+        try:
+            await self._engine.submit(stored.id, stored.generation)
+        except Exception as error:
+            logger.error("the run engine failed to take run %s; it is submitted again later", stored.id, exc_info=error)
+
+    # --- taking over
+
+    async def open(self, engine: RunEngine | None, *, take_over: bool) -> None:
+        """Open the store, and take over lapsed runs from now on if asked for; called when the container starts."""
+        store = await self._opened()
+        self._engine = engine or LocalRunEngine()
+        if (attach := getattr(self._engine, "attach", None)) is not None:
+            await attach(self, take_over)
+        if take_over:
+            self._sweeping = asyncio.create_task(self._sweep(store))
+
+    async def close(self) -> None:
+        """Stop taking over, cancel the runs that this process executes, and end their leases."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+        if (detach := getattr(self._engine, "detach", None)) is not None:
+            await detach()
+        running = [*self._background.values()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._owned.stop()
+
+    async def _sweep(self, store: RunStore) -> None:
+        while True:
+            more = False
+            try:
+                more = await self._take_over(store)
+            except Exception as error:
+                logger.warning("cannot look for lapsed runs: %s: %s", type(error).__name__, error)
+            self._room.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(store.lease):
+                    if more:
+                        await self._room.wait()
+                    else:
+                        await asyncio.sleep(store.lease)
+
+    async def _take_over(self, store: RunStore) -> bool:
+        """Submit lapsed runs to the engine. Returns True if there may be more as soon as one has ended."""
+        room = AT_ONCE - len(self._background)
+        self._later = {run_id: at for run_id, at in self._later.items() if at > time.monotonic()}
+        known = {*self._refused, *self._background, *self._later}
+        lapsed = [each for each in await store.lapsed(AT_ONCE + len(known)) if each not in known]
+        # Each process begins elsewhere, so that they do not all try to take the same runs.
+        random.shuffle(lapsed)
+        for run_id in lapsed[: max(room, 0)]:
+            stored = await store.load(run_id)
+            if stored is not None and stored.status == "running":
+                await self._submit(stored)
+        for run_id in [*self._refused]:  # the program of another process may have been able to continue it
+            stored = await store.load(run_id)
+            if stored is None or stored.status != "running":
+                del self._refused[run_id]
+        return len(lapsed) > 0 and isinstance(self._engine, LocalRunEngine)
+
+    # --- provided by `Runs`, too
+
+    async def _new_run(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[StoredRun, list[StoredRecord]]:
+        raise NotImplementedError
+
+    def _conflict(self, found: StoredRun, wanted: StoredRun) -> str | None:
+        raise NotImplementedError
+
+    def _error_text(self, stored: StoredRun) -> str | None:
+        raise NotImplementedError
+
+    def _outcome(self, stored: StoredRun) -> Any:
+        raise NotImplementedError
+
+
+def _id(run: str | Run[Any]) -> str:
+    return run.id if isinstance(run, Run) else run
