@@ -72,6 +72,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "dependency_injector": ("toolbox.di",),
     "docstring_parser": ("toolbox.tools",),
     "openai": ("toolbox.models",),
+    "anthropic": ("toolbox.models",),
     "aiohttp": ("toolbox.models",),
     "jiter": ("toolbox.models",),
     "pydantic_settings": ("toolbox.settings",),

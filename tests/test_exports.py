@@ -44,6 +44,7 @@ invocation_attributes invocation_record non_blocking produces register_ai_servic
 return_to_model run_on run_on_thread system_message time_limit tool tool_executor_from tool_specification_from
 tool_specifications_from toolbox tools_from user_message
 SearchBehavior handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
+AnthropicChatModel
 """
 TOOLBOX_FASTAPI = "ClientDisconnectedError Inject install sse"
 TESTING = "ScriptedChatModel tool_call"

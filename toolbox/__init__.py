@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from .container import Container
     from .demo import DemoChatModel
     from .logs import InvocationLogFilter as InvocationLogFilter, LoggingListener as LoggingListener
+    from .models.anthropic import AnthropicChatModel as AnthropicChatModel
     from .models.openai import OpenAiChatModel
     from .rest import register_rest_client
     from .services.declaration import (

@@ -258,12 +258,17 @@ REASONING: tuple[str, ...] = get_args(Reasoning)
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Number of tokens. `cached_input_tokens` are part of the input, `reasoning_tokens` are part of the output."""
+    """Number of tokens.
+
+    `input_tokens` count all input; `cached_input_tokens` (read from a cache) and `cache_write_tokens` (written to it)
+    are parts of them. `reasoning_tokens` are part of the output.
+    """
 
     input_tokens: int
     output_tokens: int
     cached_input_tokens: int = 0
     reasoning_tokens: int = 0
+    cache_write_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -276,6 +281,7 @@ class TokenUsage:
             self.output_tokens + other.output_tokens,
             self.cached_input_tokens + other.cached_input_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
         )
 
 

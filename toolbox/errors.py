@@ -583,7 +583,12 @@ class ModelTimeoutError(ModelError, TimeoutError):
 
 
 class ModelRefusedError(ModelError):
-    """The model refused to answer; the message is its refusal."""
+    """The model refused to answer. `.text` is what it wrote: its refusal, or the beginning of a stopped answer."""
+
+    def __init__(self, message: str, text: str | None = None) -> None:
+        super().__init__(message)
+        self.text = message if text is None else text
+        self.args = (message, self.text)
 
 
 class UnsupportedContentError(ModelError):

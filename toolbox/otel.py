@@ -362,6 +362,8 @@ def usage_attributes(usage: TokenUsage | None) -> Attributes:
     }
     if usage.cached_input_tokens:
         found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_input_tokens
+    if usage.cache_write_tokens:
+        found["gen_ai.usage.cache_creation.input_tokens"] = usage.cache_write_tokens
     if usage.reasoning_tokens:
         found["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
     return found

@@ -26,7 +26,14 @@ from ..errors import (
 from ..json_text import compact_json
 from .accumulator import ReplyAccumulator
 from .chat_wire import ChatWire
-from .openai_settings import OUTPUT_LIMITS, OpenAiSettings, is_openai_address, problems_of
+from .openai_settings import (
+    OUTPUT_LIMITS,
+    OpenAiSettings,
+    ServerSettings,
+    environment_headers,
+    is_openai_address,
+    problems_of,
+)
 from .server_errors import secrets_in
 from .sse import EventReader, excerpt
 from .transport import Stream, Transport
@@ -74,7 +81,7 @@ S = TypeVar("S")
 M = TypeVar("M")
 
 
-def _taking(settings: Callable[P, S]) -> Callable[[Callable[[M, S], None]], Callable[Concatenate[M, P], None]]:
+def taking(settings: Callable[P, S]) -> Callable[[Callable[[M, S], None]], Callable[Concatenate[M, P], None]]:
     """Give a constructor the parameters of a settings class, so that they are declared once."""
 
     def decorate(init: Callable[[M, S], None]) -> Callable[Concatenate[M, P], None]:
@@ -101,19 +108,19 @@ class OpenAiChatModel:
     invalid arguments.
     """
 
-    @_taking(OpenAiSettings)
+    @taking(OpenAiSettings)
     def __init__(self, given: OpenAiSettings) -> None:
         settings = given.with_environment()
         if problems := list(problems_of(settings)):
             raise IllegalConfigurationError(problems)
         self.model = settings.model
-        self.fallback = _names(settings.fallback)
+        self.fallback = names_of(settings.fallback)
         self.supports_response_format = settings.supports_response_format
         self._parameters = settings.body_parameters()
         self._settings = settings
-        self._wire: Wire = _wire(settings.wire, _names(settings.send_tool_metadata), settings.strict_tools)
+        self._wire: Wire = _wire(settings.wire, names_of(settings.send_tool_metadata), settings.strict_tools)
         self._stream_usage = settings.stream_usage
-        self._transport = Transport(settings)
+        self._transport = Transport(settings, OpenAiPackage())
 
     def __repr__(self) -> str:
         address = self._settings.address.partition("?")[0]  # the query may contain a key
@@ -142,7 +149,7 @@ class OpenAiChatModel:
             try:
                 return self._reader(request).read(received.body)
             except ModelError as error:
-                raise _located(error, received.status, received.request_id) from error.__cause__
+                raise located(error, received.status, received.request_id) from error.__cause__
         except ModelError as error:
             self._transport.hide_secrets(error, self._secrets_of(request))
             raise
@@ -160,7 +167,7 @@ class OpenAiChatModel:
                     reader = self._reader(request)
                     events: list[StreamEvent] = []
                     try:
-                        while (block := await _next_block(stream, reader, bool(events))) is not None:
+                        while (block := await next_block(stream, reader, bool(events))) is not None:
                             events = reader.feed(block)
                             if len(events) > 1 and TEXT_PIECES.issuperset(map(type, events)):
                                 yield TextPieces(events)
@@ -169,7 +176,7 @@ class OpenAiChatModel:
                                     yield event
                         last = reader.finish()
                     except ModelError as error:
-                        raise _located(error, 200, stream.request_id) from error.__cause__
+                        raise located(error, 200, stream.request_id) from error.__cause__
                     await stream.drain()
                     for event in last:
                         yield event
@@ -235,6 +242,24 @@ class OpenAiChatModel:
         return error.status in (400, 422) and "stream_options" in f"{error.message}{error.body}"
 
 
+class OpenAiPackage:
+    """Makes the clients of the `openai` package."""
+
+    options: Mapping[str, Any] = MappingProxyType({"security": {"bearer_auth": True}})
+
+    def __init__(self) -> None:
+        # The import takes half a second. It belongs in the start of the program, not in the first call.
+        import openai
+
+        self.module: Any = openai
+
+    def client(self, settings: ServerSettings, **others: Any) -> Any:
+        return self.module.AsyncOpenAI(api_key=settings.key, base_url=settings.address, **others)
+
+    def environment_headers(self, address: str | None) -> dict[str, str]:
+        return environment_headers(address)
+
+
 def added_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[Any] | None:
     """Return the server-side tools of a model and of a request. None in the request removes the model's."""
     given = {**request, **(request.get("extra_body") or {})}
@@ -244,7 +269,7 @@ def added_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[An
     return both or None
 
 
-async def _next_block(stream: Stream, reader: ReplyReader, said: bool) -> bytes | None:
+async def next_block(stream: Stream, reader: ReplyReader, said: bool) -> bytes | None:
     """Return the next block, or None. A connection that broke before the first event is retried.
 
     `said`: the previous block contained a part of the reply.
@@ -261,7 +286,7 @@ async def _next_block(stream: Stream, reader: ReplyReader, said: bool) -> bytes 
                 raise
 
 
-def _located(error: ModelError, status: int, request_id: str | None) -> ModelError:
+def located(error: ModelError, status: int, request_id: str | None) -> ModelError:
     """Return the error with the request's id and status, if its class has them."""
     if request_id is None and not isinstance(error, ModelProtocolError):
         return error
@@ -282,7 +307,8 @@ def _wire(name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool) ->
     raise ValueError(f"wire={name!r}; use 'chat' or 'responses'")
 
 
-def _names(given: Sequence[str]) -> tuple[str, ...]:
+def names_of(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of a setting, which may be a single one."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 
@@ -318,12 +344,22 @@ class ReplyReader:
 
     def finish(self) -> list[StreamEvent]:
         """Return the last events; the very last is `CompleteResponse`. Raises any `ModelError`."""
-        self._take(self._events.finish())
-        self._end()
+        self.flush()
+        self.end()
         return self._interpreter.reply.take_events()
 
     def read(self, body: bytes) -> ChatResponse:
         """Return the reply in a whole body. Raises any `ModelError`."""
+        self.load(body)
+        return self.end()
+
+    def flush(self) -> None:
+        """Read the rest of a stream."""
+        self._take(self._events.finish())
+        self._check_end()
+
+    def load(self, body: bytes) -> None:
+        """Read a whole body."""
         try:
             value = from_json(body)
         except ValueError:
@@ -334,7 +370,7 @@ class ReplyReader:
         else:
             self._take(self._events.feed(body))
             self._take(self._events.finish())
-        return self._end()
+        self._check_end()
 
     def _take(self, values: list[dict[str, Any]]) -> None:
         if values:
@@ -345,12 +381,15 @@ class ReplyReader:
         if self._events.broken is not None and not self.is_ended:
             raise ModelProtocolError("an event of the model's stream is not valid JSON", self._events.broken)
 
-    def _end(self) -> ChatResponse:
-        interpreter = self._interpreter
-        if not interpreter.answered:
-            raise ModelProtocolError(f"the reply is not a {interpreter.kind}", self._excerpt())
+    def _check_end(self) -> None:
+        if not self._interpreter.answered:
+            raise ModelProtocolError(f"the reply is not a {self._interpreter.kind}", self._excerpt())
         if not self.is_ended:
             raise ModelProtocolError("the stream ended before the reply was complete", self._excerpt())
+
+    def end(self) -> ChatResponse:
+        """Return the reply, when all of it has been read. Raises any `ModelError`."""
+        interpreter = self._interpreter
         try:
             interpreter.close()
             return interpreter.reply.finish()

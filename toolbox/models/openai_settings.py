@@ -38,6 +38,31 @@ class HttpTransport(Protocol):
 TransportChoice: TypeAlias = Literal["aiohttp", "httpx2"] | HttpTransport | None
 
 
+class ServerSettings(Protocol):
+    """The settings that every model with a server has; `OpenAiSettings` documents them."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def key(self) -> ApiKey: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def read_timeout(self) -> float | None: ...
+    @property
+    def max_retries(self) -> int: ...
+    @property
+    def max_concurrent_requests(self) -> int | None: ...
+    @property
+    def extra_headers(self) -> Mapping[str, str] | None: ...
+    @property
+    def extra_query(self) -> Mapping[str, object] | None: ...
+    @property
+    def transport(self) -> TransportChoice: ...
+    @property
+    def max_reply_bytes(self) -> int | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenAiSettings:
     """The settings of a model behind the OpenAI API. `OpenAiChatModel` takes the same arguments.
@@ -140,8 +165,7 @@ def is_from_environment(base_url: str) -> bool:
 
     They belong to the address in `OPENAI_BASE_URL` and to OpenAI's public addresses.
     """
-    own = os.environ.get("OPENAI_BASE_URL")
-    if own and _normalized(base_url) == _normalized(own):
+    if is_same_address(base_url, os.environ.get("OPENAI_BASE_URL")):
         return True
     return is_openai_address(base_url)
 
@@ -154,6 +178,11 @@ def is_openai_address(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme.lower() == "https" and (host == "api.openai.com" or host.endswith(".api.openai.com"))
+
+
+def is_same_address(url: str, other: str | None) -> bool:
+    """Return True if two base URLs are of the same API."""
+    return bool(other) and _normalized(url) == _normalized(other or "")
 
 
 def _normalized(url: str) -> tuple[str, str | None, int | None, str]:
@@ -182,21 +211,33 @@ def problems_of(settings: OpenAiSettings) -> Iterator[Problem]:
     """Yield the problems of these settings, without values that may be secret."""
     model: object = settings.model
     where = f"OpenAiChatModel({model!r})"
-    if (
-        not settings.api_key
-        and not settings.base_url
-        and (settings.transport is None or isinstance(settings.transport, str))
-    ):
+    if not settings.api_key and not settings.base_url and not has_own_transport(settings):
         fix = "pass api_key= or base_url=, or set OPENAI_API_KEY or OPENAI_BASE_URL"
         yield Problem(where, "missing API key and base URL", fix)
+    example = "set base_url= or OPENAI_BASE_URL, for example to http://localhost:11434/v1"
+    yield from server_problems(settings, model, where, example, "OPENAI_API_KEY")
+
+
+def has_own_transport(settings: ServerSettings) -> bool:
+    """Return True if requests go to an object of the program instead of a server."""
+    return settings.transport is not None and not isinstance(settings.transport, str)
+
+
+def server_problems(
+    settings: ServerSettings, model: object, where: str, example: str, variable: str
+) -> Iterator[Problem]:
+    """Yield the problems that the settings of all providers can have.
+
+    `example` says how to set the address; `variable` is the environment variable of the key.
+    """
     if not isinstance(model, str) or not model.strip():
         yield Problem(where, "missing model name", "pass the server's name of the model")
-    yield from _of_address(settings.address, where)
+    yield from _of_address(settings.address, where, example)
     yield from _of_limits(settings, where)
     if isinstance(settings.key, str):
         if not settings.key.isascii() or not settings.key.isprintable() or " " in settings.key:
             what = "invalid API key: it contains a space, a line break or another character that headers do not allow"
-            yield Problem(where, what, "set api_key= or OPENAI_API_KEY to the key only")
+            yield Problem(where, what, f"set api_key= or {variable} to the key only")
     elif not callable(settings.key):
         what = f"invalid API key of type {type(settings.key).__name__}"
         yield Problem(where, what, "pass a str, or a coroutine function that returns one")
@@ -207,10 +248,9 @@ def problems_of(settings: OpenAiSettings) -> Iterator[Problem]:
         yield Problem(where, f"unknown transport {settings.transport!r}", "use 'aiohttp' or 'httpx2'")
 
 
-def _of_address(address: str, where: str) -> Iterator[Problem]:
+def _of_address(address: str, where: str, example: str) -> Iterator[Problem]:
     if not is_address(address):
-        what = "invalid base URL: it must begin with http:// or https://"
-        yield Problem(where, what, "set base_url= or OPENAI_BASE_URL, for example to http://localhost:11434/v1")
+        yield Problem(where, "invalid base URL: it must begin with http:// or https://", example)
         return
     try:
         parts = urlsplit(address)
@@ -218,8 +258,7 @@ def _of_address(address: str, where: str) -> Iterator[Problem]:
     except ValueError:
         parts, usable = None, False
     if parts is None or not usable or not address.isprintable() or " " in address:
-        fix = "set base_url= or OPENAI_BASE_URL, for example to http://localhost:11434/v1"
-        yield Problem(where, "invalid base URL: the host or port cannot be read", fix)
+        yield Problem(where, "invalid base URL: the host or port cannot be read", example)
     elif "@" in parts.netloc:
         fix = "pass api_key=, or extra_headers={'authorization': …}"
         yield Problem(where, "the base URL contains a user name or password, which would be logged", fix)
@@ -228,7 +267,7 @@ def _of_address(address: str, where: str) -> Iterator[Problem]:
         yield Problem(where, "the base URL contains a query or fragment, and API paths cannot be added after it", fix)
 
 
-def _of_limits(settings: OpenAiSettings, where: str) -> Iterator[Problem]:
+def _of_limits(settings: ServerSettings, where: str) -> Iterator[Problem]:
     for name, value in (("timeout", settings.timeout), ("read_timeout", settings.read_timeout)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
             yield Problem(where, f"invalid {name} {value!r}", "pass seconds above 0, or None for no limit")

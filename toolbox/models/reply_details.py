@@ -21,20 +21,32 @@ def usage_of(usage: Mapping[str, Any]) -> TokenUsage | None:
     made = _count(usage, "completion_tokens", "output_tokens")
     if given is None and made is None:
         return None
-    into = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    out_of = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-    cached = _count(into, "cached_tokens") if isinstance(into, dict) else None
+    given, into = given or 0, _mapping(usage, "prompt_tokens_details", "input_tokens_details")
+    cached = _count(into, "cached_tokens")
     if cached is None:
-        cached = _count(usage, "prompt_cache_hit_tokens", "cached_tokens")
-    thought = _count(out_of, "reasoning_tokens") if isinstance(out_of, dict) else None
-    return TokenUsage(given or 0, made or 0, cached or 0, thought or 0)
+        cached = _count(usage, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
+    written = _count(into, *_WRITTEN)
+    if written is None:
+        written = _count(usage, *_WRITTEN)
+    if not into and usage.get("prompt_tokens") is None:  # Anthropic counts only the rest as input
+        given += (_count(usage, "cache_read_input_tokens") or 0) + (_count(usage, "cache_creation_input_tokens") or 0)
+    out_of = _mapping(usage, "completion_tokens_details", "output_tokens_details")
+    thought = _count(out_of, "reasoning_tokens", "thinking_tokens")
+    return TokenUsage(given, made or 0, cached or 0, thought or 0, written or 0)
 
+
+def _mapping(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    found = next(filter(None, map(usage.get, names)), None)
+    return found if isinstance(found, Mapping) else {}
+
+
+_WRITTEN = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
 
 _KNOWN = frozenset(
     {"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "total_tokens", "cached_tokens"}
-    | {"prompt_cache_hit_tokens", "prompt_cache_miss_tokens"}
+    | {"prompt_cache_hit_tokens", "prompt_cache_miss_tokens", "cache_read_input_tokens", *_WRITTEN}
 )
-_DETAILS = frozenset({"cached_tokens", "reasoning_tokens"})
+_DETAILS = frozenset({"cached_tokens", "reasoning_tokens", "thinking_tokens", *_WRITTEN})
 
 
 def further_usage(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,701 @@
+"""The Messages API of Anthropic: encodes requests, interprets messages and their streams.
+
+Not here: assembling the fragments of a reply (`accumulator`), sending, settings and continued replies (`anthropic`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, assert_never
+
+from ..chat import (
+    AiMessage,
+    ChatRequest,
+    Content,
+    Encodable,
+    FinishReason,
+    ImageContent,
+    Message,
+    SystemMessage,
+    TextContent,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    ToolSpecification,
+    UserMessage,
+)
+from ..errors import ModelHttpError, ModelRefusedError
+from ..json_text import compact_json, object_text, strict_arguments
+from .accumulator import PartialCall, ReplyAccumulator
+from .chat_wire import CACHE_CONTROL
+from .reply_details import further_usage, usage_of
+from .server_errors import error_in, message_of
+from .sse import excerpt
+from .wire_encoding import Fields, ToolBytes, data_url, function_name, is_any, json_bytes
+
+BLOCKS = "anthropic"
+"""The attribute of a reply with its content blocks, as the server sent them."""
+CONTAINER = "anthropic_container"
+"""The attribute of a reply with the id of the container in which the server ran code. The next request needs it."""
+MOST_MARKS = 4
+"""Cache marks that the server accepts in a request."""
+
+Marks = Mapping[str, str]
+
+
+class AnthropicWire:
+    """Encodes the requests of one model. `path` is added to the base URL.
+
+    `cache` is the cache mark that is set automatically, or None. `keeps_unsigned`: send thoughts without a signature
+    back, which Anthropic rejects and other servers create.
+    """
+
+    def __init__(
+        self,
+        cache: Marks | None = None,
+        send_tool_metadata: tuple[str, ...] = (),
+        strict_tools: bool = False,
+        keeps_unsigned: bool = True,
+    ) -> None:
+        self._cache = cache
+        self._send_tool_metadata = send_tool_metadata
+        self._strict_tools = strict_tools
+        self._keeps_unsigned = keeps_unsigned
+        # Always the same function object, because encoded forms are cached by function.
+        self._encode_message = self._encoded
+        self._tools = ToolBytes(self._encode_tool)
+
+    def fields(self, request: ChatRequest, said: bytes = b"", more_tools: bytes = b"") -> Fields:
+        """Return the fields of a request as JSON.
+
+        `said` are the blocks of a reply that the model should continue, `more_tools` the server's own tools.
+        """
+        messages = unique_ids(request.messages)
+        forms = Encodable.all_encoded_by(self._encode_message, messages)
+        last = messages[-1] if messages else None
+        if type(last) is AiMessage and last.text and last.text[-1].isspace():
+            forms[-1] = self._encoded(_without_trailing_space(last))
+        turns, system, marks = _turns(forms)
+        tools = self._tools.of(request.tool_specifications)[1:-1] if request.tool_specifications else b""
+        if marks:
+            automatic = 1 + bool(system) + bool(tools or more_tools) if self._cache is not None else 0
+            if marks > MOST_MARKS - automatic:
+                turns, system, _ = _turns(self._with_marks(messages, MOST_MARKS - automatic))
+        if self._cache is not None:
+            mark = b',"%s":%s}' % (CACHE_CONTROL.encode(), json_bytes(self._cache))
+            if (of_user := next((blocks for role, blocks in reversed(turns) if role == b"user"), None)) is not None:
+                of_user[-1] = _marked(of_user[-1], mark)
+            if system:
+                system[-1] = _marked(system[-1], mark)
+            if tools:
+                tools = _marked(tools, mark)
+            elif more_tools:
+                more_tools = _marked(more_tools, mark)
+        if said:
+            turns.append((b"assistant", [said]))
+        fields: Fields = {}
+        if system:
+            fields["system"] = b"[%s]" % b",".join(system)
+        if tools or more_tools:
+            fields["tools"] = b"[%s]" % b",".join(filter(None, (tools, more_tools)))
+        written = [b'{"role":"%s","content":[%s]}' % (role, b",".join(blocks)) for role, blocks in turns]
+        fields["messages"] = b"[%s]" % b",".join(written)
+        return fields
+
+    def interpreter(self, reply: ReplyAccumulator) -> AnthropicInterpreter:
+        """Return an interpreter for one reply."""
+        return AnthropicInterpreter(reply)
+
+    def _with_marks(self, messages: Sequence[Message], left: int) -> list[bytes]:
+        """Encode messages with only the last of their cache marks, so that the automatic ones fit in."""
+        forms: list[bytes] = []
+        for message in reversed(messages):
+            is_marked = bool(message.attributes.get(CACHE_CONTROL))
+            forms.append(self._encoded(message, marked=left > 0))
+            left -= is_marked
+        return forms[::-1]
+
+    def _encoded(self, message: Message, marked: bool = True) -> bytes:
+        """Return the blocks of a message after one byte for the role; upper case if one has a cache mark."""
+        match message:
+            case SystemMessage():
+                role, blocks = b"s", [{"type": "text", "text": message.text}] if message.text.strip() else []
+            case UserMessage():
+                role, blocks = b"u", _contents(message.contents)
+            case ToolExecutionResultMessage():
+                role, blocks = b"u", [_result(message)]
+            case AiMessage():
+                role, blocks = b"a", self._reply(message)
+        if marked and blocks and (mark := message.attributes.get(CACHE_CONTROL)) and _can_be_marked(blocks[-1]):
+            role, blocks[-1] = role.upper(), {**blocks[-1], CACHE_CONTROL: mark}
+        return role + b",".join(map(json_bytes, blocks)) if blocks else b""
+
+    def _reply(self, message: AiMessage) -> list[dict[str, Any]]:
+        """Return the blocks of a reply: the server's own while text and calls are unchanged."""
+        kept = message.attributes.get(BLOCKS)
+        if isinstance(kept, Sequence) and _says_the_same(kept, message):
+            return [dict(each) for each in kept if self._can_return(each)]
+        text = (message.text or "").strip() and [{"type": "text", "text": message.text}]
+        return [*(text or ()), *map(_call, message.tool_execution_requests)]
+
+    def _can_return(self, block: Mapping[str, Any]) -> bool:
+        if block.get("type") == "thinking":
+            return self._keeps_unsigned or bool(block.get("signature"))
+        return not _is_blank(block)
+
+    def _encode_tool(self, tool: ToolSpecification) -> bytes:
+        form: dict[str, Any] = {"name": tool.name}
+        if tool.description:
+            form["description"] = tool.description
+        schema = closed_schema(tool.parameters) if self._strict_tools else None
+        form["input_schema"] = dict(tool.parameters) if schema is None else schema
+        if schema is not None:
+            form["strict"] = True
+        form |= {key: tool.metadata[key] for key in self._send_tool_metadata if key in tool.metadata}
+        return json_bytes(form)
+
+
+# --- requests
+
+
+def _turns(forms: Sequence[bytes]) -> tuple[list[tuple[bytes, list[bytes]]], list[bytes], int]:
+    """Join encoded messages to turns of user and model; return them, the system blocks, and the number of marks."""
+    turns: list[tuple[bytes, list[bytes]]] = []
+    system: list[bytes] = []
+    marks, latest = 0, b""
+    for form in forms:
+        role = form[:1]
+        if not role:
+            continue
+        if role.isupper():
+            marks += 1
+            role = role.lower()
+        if role == b"s":
+            system.append(form[1:])
+        elif role == latest:
+            turns[-1][1].append(form[1:])
+        else:
+            turns.append((b"user" if role == b"u" else b"assistant", [form[1:]]))
+            latest = role
+    return turns, system, marks
+
+
+def _without_trailing_space(message: AiMessage) -> AiMessage:
+    """Remove white space at the end of a text that the model should continue, which the server rejects."""
+    attributes = {name: value for name, value in message.attributes.items() if name != BLOCKS}
+    return replace(message, text=(message.text or "").rstrip(), attributes=attributes)
+
+
+_OWN_MARK = re.compile(rb'"cache_control":\{[^{}]*\}\}\Z')
+
+
+def _marked(blocks: bytes, mark: bytes) -> bytes:
+    """Return blocks with a cache mark in the last one, if it has none."""
+    return blocks if _OWN_MARK.search(blocks[-200:]) else blocks[:-1] + mark
+
+
+def _can_be_marked(block: Mapping[str, Any]) -> bool:
+    return block.get("type") not in ("thinking", "redacted_thinking")
+
+
+def _contents(contents: Sequence[Content]) -> list[dict[str, Any]]:
+    """Return the blocks of contents, without blank texts, which the server rejects, unless there is nothing else."""
+    blocks = [_content_block(each) for each in contents]
+    return [each for each in blocks if not _is_blank(each)] or blocks[:1]
+
+
+def _is_blank(block: Mapping[str, Any]) -> bool:
+    return block.get("type") == "text" and not str(block.get("text")).strip()
+
+
+def _content_block(content: Content) -> dict[str, Any]:
+    """Return the block of a content."""
+    match content:
+        case TextContent(text):
+            return {"type": "text", "text": text}
+        case ImageContent():
+            return {"type": "image", "source": _source(data_url(content))}
+        case _:
+            assert_never(content)
+
+
+def _source(url: str) -> dict[str, str]:
+    """Return the source of an image or a document: its bytes if the URL contains them."""
+    if not url.startswith("data:"):
+        return {"type": "url", "url": url}
+    head, _, data = url[5:].partition(",")
+    return {"type": "base64", "media_type": head.partition(";")[0], "data": data}
+
+
+def _result(message: ToolExecutionResultMessage) -> dict[str, Any]:
+    form: dict[str, Any] = {"type": "tool_result", "tool_use_id": valid_id(message.id)}
+    blocks = _contents(message.contents)
+    if any(each["type"] != "text" for each in blocks):
+        has_text = any(each["type"] == "text" for each in blocks)
+        text = [{"type": "text", "text": message.text}] if message.text.strip() and not has_text else []
+        form["content"] = [*text, *blocks]
+    elif message.text.strip():
+        form["content"] = message.text
+    if message.is_error:
+        form["is_error"] = True
+    return form
+
+
+def _call(request: ToolExecutionRequest) -> dict[str, Any]:
+    named = {"id": valid_id(request.id), "name": tool_name(request.name)}
+    return {"type": "tool_use", **named, "input": _input_of(request)}
+
+
+def _input_of(request: ToolExecutionRequest) -> dict[str, Any]:
+    return strict_arguments(object_text(request.arguments)) or {}
+
+
+def _says_the_same(blocks: Sequence[Any], message: AiMessage) -> bool:
+    """Return True if the blocks have the text and the calls of the message."""
+    if not all(isinstance(each, Mapping) for each in blocks):
+        return False
+    text = "".join(str(each.get("text") or "") for each in blocks if each.get("type") == "text")
+    calls = [each for each in blocks if each.get("type") == "tool_use"]
+    requests = message.tool_execution_requests
+    return text == (message.text or "") and len(calls) == len(requests) and all(map(_is_same_call, calls, requests))
+
+
+def _is_same_call(call: Mapping[str, Any], request: ToolExecutionRequest) -> bool:
+    named = (call.get("id"), call.get("name")) == (request.id, request.name)
+    return named and valid_id(request.id) == request.id and call.get("input") == _input_of(request)
+
+
+_ILLEGAL = re.compile(r"[^a-zA-Z0-9_-]")
+_LONGEST_ID = 64
+_LONGEST_NAME = 128
+
+
+def valid_id(given: str) -> str:
+    """Return the id of a call as the server accepts it; ids of other servers may contain other characters."""
+    if 0 < len(given) <= _LONGEST_ID and _ILLEGAL.search(given) is None:
+        return given
+    return f"call_{hashlib.blake2s(given.encode('utf-8', 'replace'), digest_size=12).hexdigest()}"
+
+
+def tool_name(name: str) -> str:
+    """Return a tool's name that the server accepts in a history."""
+    return name if len(name) <= _LONGEST_NAME and name and _ILLEGAL.search(name) is None else function_name(name)
+
+
+def unique_ids(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages, with new ids for calls whose id was used before: other servers begin again in each reply."""
+    seen: set[str] = set()
+    twice = False
+    for message in messages:
+        if type(message) is AiMessage and message.tool_execution_requests:
+            for each in message.tool_execution_requests:
+                twice = twice or each.id in seen
+                seen.add(each.id)
+    return _renumbered(messages) if twice else messages
+
+
+def _renumbered(messages: Sequence[Message]) -> list[Message]:
+    counts: dict[str, int] = {}
+    latest: dict[str, list[str]] = {}
+    changed: list[Message] = []
+    for message in messages:
+        match message:
+            case AiMessage(text, requests, reasoning, attributes, name) if requests:
+                latest = {}
+                calls: list[ToolExecutionRequest] = []
+                for each in requests:
+                    counts[each.id] = number = counts.get(each.id, 0) + 1
+                    own = each.id if number == 1 else valid_id(f"{each.id} {number}")
+                    latest.setdefault(each.id, []).append(own)
+                    calls.append(ToolExecutionRequest(own, each.name, each.arguments, each.attributes))
+                message = AiMessage(text, calls, reasoning, attributes, name)
+            case ToolExecutionResultMessage(id, tool_name, text, is_error, attributes, contents) if latest.get(id):
+                own = latest[id].pop(0)
+                message = ToolExecutionResultMessage(own, tool_name, text, is_error, attributes, contents)
+            case _:
+                pass
+        changed.append(message)
+    return changed
+
+
+def tool_choice(request: ChatRequest, parallel: bool) -> dict[str, Any] | None:
+    """Return the tool choice; `parallel` allows several calls in one reply. None for the server's default."""
+    match request.tool_choice:
+        case None if parallel:
+            return None
+        case None | "auto":
+            choice: dict[str, Any] = {"type": "auto"}
+        case "none":
+            return {"type": "none"}
+        case "required":
+            choice = {"type": "any"}
+        case name:
+            choice = {"type": "any"} if is_any(request) else {"type": "tool", "name": name}
+    return choice if parallel else {**choice, "disable_parallel_tool_use": True}
+
+
+# --- schemas
+
+_KEYWORDS = frozenset({"type", "enum", "const", "description", "title", "properties", "required", "items", "anyOf"})
+_KEYWORDS |= {"$ref", "$defs", "format", "default", "additionalProperties"}
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
+
+
+class _Open(Exception):  # noqa: N818 - never leaves this module
+    """A schema allows something that the server cannot enforce."""
+
+
+def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a schema in the form that the server can enforce, or None if it has no such form.
+
+    Limits of numbers, lengths and the like become part of the description, because the server rejects them.
+    """
+    if schema.get("type") != "object" or _is_recursive(schema):
+        return None
+    try:
+        return _closed(schema)
+    except _Open:
+        return None
+
+
+def _closed(schema: Any) -> dict[str, Any]:
+    if not isinstance(schema, Mapping):
+        raise _Open
+    kept = {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
+    notes = {key: kept.pop(key) for key in list(kept) if key not in _KEYWORDS}
+    if "minItems" in notes and notes["minItems"] in (0, 1):
+        kept["minItems"] = notes.pop("minItems")
+    if kept.get("format", "date") not in _FORMATS:
+        notes["format"] = kept.pop("format")
+    if notes.keys() & {"allOf", "not", "if", "patternProperties", "prefixItems", "unevaluatedProperties"}:
+        raise _Open
+    if kept.get("type") == "object" or "properties" in kept:
+        if kept.get("additionalProperties") not in (None, False) or "properties" not in kept:
+            raise _Open
+        kept["properties"] = {name: _closed(each) for name, each in kept["properties"].items()}
+        kept["additionalProperties"] = False
+    elif not kept.keys() & {"type", "anyOf", "$ref", "enum", "const"}:
+        raise _Open
+    if "items" in kept:
+        kept["items"] = _closed(kept["items"])
+    elif kept.get("type") == "array":
+        raise _Open
+    for key in ("anyOf",):
+        if key in kept:
+            kept[key] = [_closed(each) for each in kept[key]]
+    if "$defs" in kept:
+        kept["$defs"] = {name: _closed(each) for name, each in kept["$defs"].items()}
+    if notes := {key: value for key, value in notes.items() if key not in ("examples", "deprecated", "discriminator")}:
+        limits = ", ".join(f"{key}: {compact_json(value)}" for key, value in notes.items())
+        kept["description"] = f"{kept['description']} ({limits})" if kept.get("description") else limits
+    return kept
+
+
+def _is_recursive(schema: Mapping[str, Any]) -> bool:
+    definitions = schema.get("$defs")
+    if not isinstance(definitions, Mapping):
+        return bool(set(_references(schema)))
+    below = {f"#/$defs/{name}": set(_references(each)) for name, each in definitions.items()}
+    for name in below:
+        reached, waiting = set[str](), list(below[name])
+        while waiting:
+            if (each := waiting.pop()) not in reached:
+                reached.add(each)
+                waiting += below.get(each, ())
+        if name in reached:
+            return True
+    return "#" in _references(schema)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        if isinstance(reference := schema.get("$ref"), str):
+            yield reference
+        for each in schema.values():
+            yield from _references(each)
+    elif isinstance(schema, (list, tuple)):
+        for each in schema:
+            yield from _references(each)
+
+
+# --- replies
+
+_FINISH = {
+    "end_turn": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "tool_use": FinishReason.TOOL_EXECUTION,
+    "max_tokens": FinishReason.LENGTH,
+    "model_context_window_exceeded": FinishReason.LENGTH,
+}
+_STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "conflict_error": 409,
+    "memory_path_conflict_error": 409,
+    "memory_precondition_failed_error": 412,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The HTTP status of each type of error; in a stream, only the type is sent."""
+# All other fields of a message become attributes.
+_OF_MESSAGE = frozenset({"id", "type", "role", "model", "content", "stop_reason", "usage"})
+_TEXTS = {"text_delta": ("text", "text"), "thinking_delta": ("thinking", "thinking")}
+
+
+def http_status(error: object) -> int | None:
+    """Return the HTTP status of an error object's type, or None."""
+    return _STATUS.get(str(error.get("type"))) if isinstance(error, Mapping) else None
+
+
+class _Block:
+    """A content block: the server's fields, and the fragments of its text or input."""
+
+    __slots__ = ("call", "fields", "fragments", "number")
+
+    def __init__(self, fields: dict[str, Any], number: int) -> None:
+        self.fields = fields
+        self.number = number
+        self.fragments: list[str] = []
+        self.call: PartialCall | None = None
+
+    @property
+    def type(self) -> object:
+        return self.fields.get("type")
+
+    def whole(self) -> dict[str, Any]:
+        """Return the block with its fragments."""
+        fields = self.fields
+        name = {"text": "text", "thinking": "thinking"}.get(str(self.type))
+        if name is not None:
+            return {**fields, name: f"{fields.get(name) or ''}{''.join(self.fragments)}"}
+        if self.call is not None and self.call.complete is not None:
+            request = self.call.complete
+            return {**fields, "id": request.id, "name": request.name, "input": _input_of(request)}
+        if "input" not in fields:
+            return fields
+        given = strict_arguments("".join(self.fragments)) if self.fragments else fields.get("input")
+        return {**fields, "input": given if isinstance(given, dict) else {}}
+
+
+class AnthropicInterpreter:
+    """Interprets a message or the events of its stream; of a reply in several parts, one after the other."""
+
+    kind = "message: it has no content"
+
+    def __init__(self, reply: ReplyAccumulator) -> None:
+        self.reply = reply
+        self.answered = False
+        self.ended = False
+        self.stop_reason: str | None = None
+        self.container: str | None = None
+        self._is_over = False
+        self._blocks: list[_Block] = []
+        self._at: dict[object, _Block] = {}
+        self._latest: _Block | None = None
+        self._usage: dict[str, Any] = {}
+        self._explanation: str | None = None
+
+    @property
+    def final(self) -> bool:
+        """True if everything that follows is ignored."""
+        return self._is_over
+
+    @property
+    def is_paused(self) -> bool:
+        """True if the server wants to continue the reply in another request."""
+        return self.stop_reason == "pause_turn"
+
+    def take(self, value: dict[str, Any], is_document: bool) -> None:
+        """Read a message or an event. Raises `ModelHttpError` if it is an error."""
+        match value.get("type"):
+            case "content_block_delta":
+                self._delta(value.get("index"), value.get("delta"))
+            case "content_block_start":
+                self._start(value.get("index"), value.get("content_block"))
+            case "content_block_stop":
+                self._stop(value.get("index"))
+            case "message_start":
+                self._message(value.get("message"))
+            case "message_delta":
+                self._message_delta(value)
+            case "message_stop":
+                self.answered = self.ended = self._is_over = True
+            case "ping":
+                pass
+            case kind if (kind == "message" or isinstance(value.get("content"), list)) and not value.get("error"):
+                self._message(value)
+                self.ended = True
+            case _:
+                if (error := error_in(value)) is not None:
+                    raise _with_status(error, value)
+
+    # --- events
+
+    def _message(self, message: object) -> None:
+        """Read a whole message, or the beginning of one."""
+        if not isinstance(message, Mapping):
+            return
+        self.answered = True
+        reply = self.reply
+        reply.id = message["id"] if isinstance(message.get("id"), str) and message["id"] else reply.id
+        reply.model = message["model"] if isinstance(message.get("model"), str) and message["model"] else reply.model
+        content = message.get("content")
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        for number, each in enumerate(content if isinstance(content, list) else ()):
+            self._start(number, each)
+            self._stop(number)
+        if isinstance(message.get("usage"), Mapping):
+            self._usage |= message["usage"]
+        self._ending(message)
+        self._keep(message, message.keys() - _OF_MESSAGE)
+
+    def _message_delta(self, value: Mapping[str, Any]) -> None:
+        if isinstance(delta := value.get("delta"), Mapping):
+            self._ending(delta)
+            self._keep(delta, delta.keys() - _OF_MESSAGE)
+        if isinstance(usage := value.get("usage"), Mapping):
+            self._usage |= {name: count for name, count in usage.items() if count is not None}
+        self._keep(value, value.keys() - {"type", "delta", "usage"})
+
+    def _ending(self, fields: Mapping[str, Any]) -> None:
+        if isinstance(container := fields.get("container"), Mapping) and isinstance(container.get("id"), str):
+            self.container = container["id"]
+        if isinstance(details := fields.get("stop_details"), Mapping):
+            self._explanation = message_of(details.get("explanation")) or self._explanation
+        reason = fields.get("stop_reason")
+        if isinstance(reason, str) and reason:
+            self.stop_reason = reason
+            self.answered = self.ended = True
+
+    def _keep(self, fields: Mapping[str, Any], names: Any) -> None:
+        self.reply.of_response |= {name: fields[name] for name in names if fields[name] not in (None, "", [], {})}
+
+    def _start(self, index: object, given: object) -> None:
+        """Read the beginning of a block. Servers that are not Anthropic may send a whole block."""
+        if not isinstance(given, Mapping):
+            return
+        self.answered = True
+        block = _Block(dict(given), len(self._blocks))
+        self._blocks.append(block)
+        self._at[index] = self._latest = block
+        match block.type:
+            case "text":
+                self._say(given.get("text"))
+            case "thinking":
+                self._think(given.get("thinking"))
+            case "tool_use":
+                block.call = self.reply.call_piece(block.number, given.get("id"), given.get("name"), None)
+
+    def _delta(self, index: object, delta: object) -> None:
+        if not isinstance(delta, Mapping):
+            return
+        self.answered = True
+        kind = delta.get("type")
+        block = self._at.get(index) if index is not None else self._latest
+        if block is None:
+            if kind not in _TEXTS:
+                return
+            self._start(index, {"type": _TEXTS[kind][0]})
+            block = self._blocks[-1]
+        match kind:
+            case "text_delta" if block.type == "text":
+                if isinstance(text := delta.get("text"), str):
+                    block.fragments.append(text)
+                    self._say(text)
+            case "thinking_delta" if block.type == "thinking":
+                if isinstance(thought := delta.get("thinking"), str):
+                    block.fragments.append(thought)
+                    self._think(thought)
+            case "input_json_delta":
+                self._input(block, delta.get("partial_json"))
+            case "signature_delta" if block.type == "thinking":
+                block.fields["signature"] = delta.get("signature")
+            case "citations_delta" if block.type == "text":
+                block.fields["citations"] = [*(block.fields.get("citations") or ()), delta.get("citation")]
+
+    def _input(self, block: _Block, piece: object) -> None:
+        if isinstance(piece, Mapping):
+            piece = compact_json(dict(piece))
+        if not isinstance(piece, str) or not piece:
+            return
+        block.fragments.append(piece)
+        if block.call is not None:
+            self.reply.call_piece(block.number, None, None, piece)
+
+    def _stop(self, index: object) -> None:
+        block = self._at.get(index) if index is not None else self._latest
+        if block is not None and block.call is not None:
+            whole = None if block.fragments else block.fields.get("input")
+            self.reply.end_call(block.call, whole or None)
+
+    def _say(self, text: object) -> None:
+        if isinstance(text, str) and text:
+            self.reply.text(text)
+
+    def _think(self, thought: object) -> None:
+        if isinstance(thought, str) and thought:
+            self.reply.reasoning(thought)
+
+    # --- the end
+
+    def said(self) -> bytes:
+        """Return the blocks of a reply that was paused, for the request that continues it."""
+        wholes = [each.whole() for each in self._blocks]
+        return b",".join(json_bytes(each) for each in wholes if not _is_blank(each))
+
+    def go_on(self) -> None:
+        """Prepare for the next part of the reply."""
+        self._count()
+        self._usage, self._at, self._latest = {}, {}, None
+        self.answered = self.ended = self._is_over = False
+        self.stop_reason = None
+
+    def _count(self) -> None:
+        reply, usage = self.reply, self._usage
+        if (found := usage_of(usage)) is not None:
+            reply.usage = found if reply.usage is None else reply.usage + found
+        if more := further_usage(usage):
+            reply.of_response["usage"] = more
+
+    def close(self) -> None:
+        """Keep the blocks as attributes. Raises `ModelRefusedError` if the model refused."""
+        self._count()
+        reply, reason = self.reply, self.stop_reason
+        if reason == "refusal":
+            wholes = [each.whole() for each in self._blocks]
+            text = "".join(str(each.get("text") or "") for each in wholes if each.get("type") == "text")
+            explained = f": {self._explanation}" if self._explanation else ""
+            raise ModelRefusedError(f"the model refused to answer{explained}", text or self._explanation or "")
+        if reason is not None:
+            reply.ending = reason
+            reply.finish_reason = _FINISH.get(reason, FinishReason.OTHER)
+        is_cut = reply.finish_reason is FinishReason.LENGTH
+        for each in self._blocks:
+            if (call := each.call) is None or call.name is None:
+                continue
+            # An input that is empty because the reply was cut there is not an input.
+            if not call.fragments and not (is_cut and each is self._blocks[-1]):
+                reply.end_call(call, each.fields.get("input") or {})
+            if not is_cut or (call.fragments and strict_arguments(call.arguments) is not None):
+                reply.id_of(call)
+        if self._blocks:
+            reply.attributes[BLOCKS] = [each.whole() for each in self._blocks]
+        if self.container is not None:
+            reply.attributes[CONTAINER] = self.container
+
+
+def _with_status(error: ModelHttpError, value: Mapping[str, Any]) -> ModelHttpError:
+    """Return the error with the status of its type."""
+    status = http_status(value.get("error")) or http_status(value)
+    if status is None or error.status != 200:
+        return error
+    return ModelHttpError(status, error.message, error.body or excerpt(compact_json(dict(value)).encode()))
