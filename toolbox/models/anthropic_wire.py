@@ -14,26 +14,23 @@ from typing import Any, assert_never
 from ..chat import (
     AiMessage,
     ChatRequest,
-    Content,
-    Encodable,
     FinishReason,
-    ImageContent,
     Message,
     SystemMessage,
-    TextContent,
     ToolExecutionRequest,
     ToolExecutionResultMessage,
     ToolSpecification,
     UserMessage,
 )
-from ..errors import ModelHttpError, ModelRefusedError
+from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, base64_of, media_type_of
+from ..errors import ModelHttpError, ModelRefusedError, UnsupportedContentError
 from ..json_text import compact_json, object_text, strict_arguments
 from .accumulator import PartialCall, ReplyAccumulator
 from .chat_wire import CACHE_CONTROL
 from .reply_details import further_usage, usage_of
 from .server_errors import error_in, message_of
 from .sse import excerpt
-from .wire_encoding import Fields, ToolBytes, data_url, function_name, is_any, json_bytes
+from .wire_encoding import Fields, ToolBytes, encoded_messages, encoded_parts, function_name, is_any, json_bytes
 
 BLOCKS = "anthropic"
 """The attribute of a reply with its content blocks, as the server sent them."""
@@ -73,7 +70,7 @@ class AnthropicWire:
         `said` are the blocks of a reply that the model should continue, `more_tools` the server's own tools.
         """
         messages = unique_ids(request.messages)
-        forms = Encodable.all_encoded_by(self._encode_message, messages)
+        forms = encoded_messages(self._encode_message, messages)
         last = messages[-1] if messages else None
         if type(last) is AiMessage and last.text and last.text[-1].isspace():
             forms[-1] = self._encoded(_without_trailing_space(last))
@@ -202,7 +199,7 @@ def _can_be_marked(block: Mapping[str, Any]) -> bool:
 
 def _contents(contents: Sequence[Content]) -> list[dict[str, Any]]:
     """Return the blocks of contents, without blank texts, which the server rejects, unless there is nothing else."""
-    blocks = [_content_block(each) for each in contents]
+    blocks = encoded_parts(_content_block, contents)
     return [each for each in blocks if not _is_blank(each)] or blocks[:1]
 
 
@@ -211,22 +208,31 @@ def _is_blank(block: Mapping[str, Any]) -> bool:
 
 
 def _content_block(content: Content) -> dict[str, Any]:
-    """Return the block of a content."""
     match content:
         case TextContent(text):
             return {"type": "text", "text": text}
         case ImageContent():
-            return {"type": "image", "source": _source(data_url(content))}
+            if (data := base64_of(content)) is None:
+                return {"type": "image", "source": {"type": "url", "url": content.url}}
+            kind = media_type_of(content).partition(";")[0].strip().lower()
+            if (kind := _SAME_TYPES.get(kind, kind)) not in _IMAGES:
+                raise UnsupportedContentError("ImageContent", f"{_API} cannot carry {kind}; pass a PNG or JPEG image")
+            return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
+        case PdfContent():
+            title = {"title": content.name} if content.name else {}
+            if (data := base64_of(content)) is None:
+                return {"type": "document", "source": {"type": "url", "url": content.url}, **title}
+            source = {"type": "base64", "media_type": "application/pdf", "data": data}
+            return {"type": "document", "source": source, **title}
+        case AudioContent():
+            raise UnsupportedContentError("AudioContent", f"{_API} cannot carry audio; use another model")
         case _:
             assert_never(content)
 
 
-def _source(url: str) -> dict[str, str]:
-    """Return the source of an image or a document: its bytes if the URL contains them."""
-    if not url.startswith("data:"):
-        return {"type": "url", "url": url}
-    head, _, data = url[5:].partition(",")
-    return {"type": "base64", "media_type": head.partition(";")[0], "data": data}
+_API = "Anthropic's Messages API"
+_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_SAME_TYPES = {"image/jpg": "image/jpeg"}
 
 
 def _result(message: ToolExecutionResultMessage) -> dict[str, Any]:
