@@ -39,6 +39,7 @@ FACTS: dict[str, Any] = {
     "timeout": 2.5,
     "tool": "add",
     "tool_names": ("add", "sub"),
+    "search_tool": "tool_search_tool",
     "transcript": (UserMessage("hi"), AiMessage(None, (REQUEST,))),
     "type_name": "socket",
     "url": "http://127.0.0.1/v1",

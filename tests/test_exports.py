@@ -43,9 +43,11 @@ UnsupportedContentError UserMessage application_scoped blocking call_scoped crea
 invocation_attributes invocation_record non_blocking produces register_ai_service register_rest_client request_scoped
 return_to_model run_on run_on_thread system_message time_limit tool tool_executor_from tool_specification_from
 tool_specifications_from toolbox tools_from user_message
-SearchBehavior handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
 AnthropicChatModel
+SearchBehavior ToolSearchRequest ToolSearchResult ToolSearchStrategy
+handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
 """
+SEARCH = "Bm25ToolSearch KeywordToolSearch ToolSearchRequest ToolSearchResult ToolSearchStrategy"
 TOOLBOX_FASTAPI = "ClientDisconnectedError Inject install sse"
 TESTING = "ScriptedChatModel tool_call"
 REST = "Body Header Path Query client_query_param delete get head patch post put register_rest_client rest_settings"
@@ -53,8 +55,14 @@ REST = "Body Header Path Query client_query_param delete get head patch post put
 
 @pytest.mark.parametrize(
     ("module", "names"),
-    [("toolbox", TOOLBOX), ("toolbox_fastapi", TOOLBOX_FASTAPI), ("toolbox.testing", TESTING), ("toolbox.rest", REST)],
-    ids=["toolbox", "toolbox_fastapi", "toolbox.testing", "toolbox.rest"],
+    [
+        ("toolbox", TOOLBOX),
+        ("toolbox_fastapi", TOOLBOX_FASTAPI),
+        ("toolbox.testing", TESTING),
+        ("toolbox.rest", REST),
+        ("toolbox.search", SEARCH),
+    ],
+    ids=["toolbox", "toolbox_fastapi", "toolbox.testing", "toolbox.rest", "toolbox.search"],
 )
 def test_every_public_name_is_exported(module: str, names: str) -> None:
     offered = importlib.import_module(module)

@@ -112,6 +112,11 @@ if TYPE_CHECKING:
     from .models.anthropic import AnthropicChatModel as AnthropicChatModel
     from .models.openai import OpenAiChatModel
     from .rest import register_rest_client
+    from .search import (
+        ToolSearchRequest as ToolSearchRequest,
+        ToolSearchResult as ToolSearchResult,
+        ToolSearchStrategy as ToolSearchStrategy,
+    )
     from .services.declaration import (
         DEFAULT as DEFAULT,
         handle_tool_arguments_error as handle_tool_arguments_error,

@@ -236,17 +236,22 @@ class ToolArgumentsError(ToolboxError):
 
 
 class UnknownToolError(ToolboxError):
-    """The model called a tool that is not offered in this call; `.tool_names` has the offered ones."""
+    """The model called a tool that is not offered in this call; `.tool_names` has the offered ones.
 
-    def __init__(self, request: ToolExecutionRequest, tool_names: Sequence[str]) -> None:
-        super().__init__(request, tuple(tool_names))
-        self.request, self.tool_names = request, tuple(tool_names)
+    `.search_tool` is the name of the tool that finds more tools, or None.
+    """
+
+    def __init__(
+        self, request: ToolExecutionRequest, tool_names: Sequence[str], search_tool: str | None = None
+    ) -> None:
+        super().__init__(request, tuple(tool_names), search_tool)
+        self.request, self.tool_names, self.search_tool = request, tuple(tool_names), search_tool
 
     def __str__(self) -> str:
         offered = ", ".join(self.tool_names) or "none"
-        return (
-            f"unknown tool {brief(self.request.name)!r}; offered: {offered}; add it to tools= or set on_unknown_tool="
-        )
+        search = f"; more tools can be found with {self.search_tool!r}" if self.search_tool is not None else ""
+        fix = "add it to tools= or set on_unknown_tool="
+        return f"unknown tool {brief(self.request.name)!r}; offered: {offered}{search}; {fix}"
 
 
 class ToolResultError(ToolboxError):

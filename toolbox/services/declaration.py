@@ -95,6 +95,7 @@ class ServiceOptions:
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     reasoning: Reasoning | None = None
+    tool_search: Any = None
 
     def call_limits(self, defaults: CallLimits) -> CallLimits:
         """Return the service's own limits, completed with `defaults`."""
@@ -127,6 +128,7 @@ def register_ai_service(
     tool_choice: Literal["auto", "none", "required"] | str | None = None,
     parameters: Mapping[str, Any] | None = None,
     reasoning: Reasoning | None = None,
+    tool_search: Any = None,
 ) -> Callable[[C], C]: ...
 
 
@@ -142,6 +144,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `tools`: one tool or several: bean types, functions, instances, AI services, REST clients, `AiServiceTool`s or
       mappings `{ToolSpecification: ToolExecutor}`. `@toolbox(…)` on a method replaces them for that method.
     - `tool_provider`: a `ToolProvider` (bean type, instance or function) or several, called once per call.
+    - `tool_search`: a `ToolSearchStrategy` (bean type or instance), such as `KeywordToolSearch()`. The model sees a
+      search tool first, and the tools that it finds with it.
     - `model`: the name of a model; by default the model called `default`.
     - `chat_memory`: how much of a conversation is kept: `MessageWindow`, `TokenWindow`, or None for nothing.
     - `max_tool_rounds`: the maximum number of rounds of tool calls; then `ToolRoundsExceededError`.

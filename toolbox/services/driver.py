@@ -86,6 +86,10 @@ async def _open(invocation: Invocation) -> tuple[Effect, Perform]:
     performing: Perform = perform
     for layer in reversed(invocation.plan.layers.effects):
         performing = layer(performing)
+    if invocation.dynamic_providers:
+        from .offering import refreshing
+
+        performing = refreshing(performing)
     return effect, performing
 
 

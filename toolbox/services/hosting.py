@@ -35,7 +35,7 @@ from ..type_keys import class_of, type_name
 from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
 from .implementation import implementation_of
 from .layering import HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
-from .listing import named_beans, providers_of, service_cycles, sources_of
+from .listing import named_beans, providers_of, service_cycles, sources_of, strategies
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from .planning import plan_service
 from .plans import FunctionMessage, MethodPlan
@@ -256,7 +256,8 @@ class ContainerHost:
             problems=(),
         )
         listed = *bean_types(sources_of(registered)), *(each.bean for each in providers_of(registered, options))
-        implied = (*registrable(listed), *named_beans([registered, *sources_of(registered)]))
+        named = (*strategies(options), *named_beans([registered, *sources_of(registered)]))
+        implied = (*registrable(listed), *named)
         return Registration((definition,), implied, service.check)
 
 
@@ -304,6 +305,8 @@ class _Service:
         for provider in providers_of(self._cls, self._options):
             if provider.bean is not None:
                 yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))
+        if (bean := BeanReference.to(self._options.tool_search).bean) is not None:
+            yield from graph.problems_of(point_of(bean, f"{self._cls.__name__}, tool_search"))
         if any(plan.memory_parameter and plan.window for plan in plans.values()):
             yield from store_problems(graph)
         seen: set[object] = set()

@@ -124,6 +124,7 @@ class Invocation:
 
     model: ChatModel
     model_name: str
+    toolset: Toolset
     rules: Rules
     environment: ToolEnvironment
     state: State
@@ -168,6 +169,8 @@ class Invocation:
             outer_invocation_id=outer.invocation_id if outer is not None else None,
         )
         self._added = added_tools()
+        self._call_options: ChatRequestParameters | None = None
+        self.dynamic_providers: list[Provider] = []
 
     def _deadlines(self, outer: InvocationContext | None) -> tuple[Deadline | None, float | None]:
         """Return the deadline that this invocation enforces, and the earliest known one."""
@@ -192,17 +195,17 @@ class Invocation:
     async def open(self) -> Effect:
         """Find the model and the tools, and begin or resume. Returns the first effect."""
         plan, host = self.plan, self.host
-        options: ChatRequestParameters | None = None
         if plan.call_options is not None:
-            options = self._call_options(plan.call_options)
+            self._call_options = self._given_options(plan.call_options)
+        options = self._call_options
         chosen = options.model if options is not None else None
         self.model_name = chosen or plan.options.model or DEFAULT_MODEL
         self.model = host.model(plan.options.model) if chosen is None else host.chosen_model(chosen, plan.where)
         toolset = plan.toolset
         if self._added or plan.providers:
             toolset = await self._offered()
-        rules = plan.rules if toolset is plan.toolset else plan.rules_for(toolset)
-        self.rules = rules = rules if options is None else plan.rules_of_call(rules, options)
+        self.toolset = toolset
+        self.rules = rules = self._rules_for(toolset)
         self.environment = ToolEnvironment(
             tools=toolset.by_name,
             context=self.context,
@@ -214,7 +217,9 @@ class Invocation:
         )
         if self._resumed is not None:
             self.state, self.has_begun = self._resumed, True
-            return next_effect(rules, self.state)
+            if self.dynamic_providers:  # the state may use their tools
+                await self.add_dynamic_tools([*self.state.history, *self.state.messages])
+            return next_effect(self.rules, self.state)
         mode, prompted, structure = self._mode(), None, plan.output.structure
         if structure is not None and mode == "prompt":
             user = self.user_message
@@ -227,7 +232,12 @@ class Invocation:
         self.has_begun = True
         return effect
 
-    def _call_options(self, parameter: str) -> ChatRequestParameters | None:
+    def _rules_for(self, toolset: Toolset) -> Rules:
+        plan, options = self.plan, self._call_options
+        rules = plan.rules if toolset is plan.toolset else plan.rules_for(toolset)
+        return rules if options is None else plan.rules_of_call(rules, options)
+
+    def _given_options(self, parameter: str) -> ChatRequestParameters | None:
         """Return the options of this call. Raises `TypeError` for a value of another type."""
         given = self.arguments[parameter]
         if given is not None and not isinstance(given, ChatRequestParameters):
@@ -312,20 +322,53 @@ class Invocation:
         plan = self.plan
         toolset = plan.toolset.joined_by(self._added, plan)
         for provider in plan.providers:
-            tools, problems = read_tools(await self._provided_by(provider, tuple(toolset.by_name)), plan.where)
-            problems += tuple(problem for tool in tools for problem in self.host.tool_problems(plan.where, tool))
-            if problems:
-                raise IllegalConfigurationError(problems)
-            toolset = toolset.joined_by(tools, plan)
+            found = await self._found(provider)
+            if getattr(found.given, "dynamic", False) is True:
+                self.dynamic_providers.append(found)
+            else:
+                toolset = toolset.joined_by(await self._tools_of(found, tuple(toolset.by_name)), plan)
         if toolset is not plan.toolset and (problems := tuple(plan.offer_problems(toolset))):
             raise IllegalConfigurationError(problems)
         return toolset
 
-    async def _provided_by(self, provider: Provider, tool_names: tuple[str, ...]) -> Sequence[Any]:
+    async def add_dynamic_tools(self, messages: Sequence[Message]) -> bool:
+        """Ask the dynamic providers, and add tools with new names. Returns True if there are any.
+
+        Raises `IllegalConfigurationError` for tools that cannot be added.
+        """
+        toolset, plan = self.toolset, self.plan
+        for provider in self.dynamic_providers:
+            tools = await self._tools_of(provider, tuple(toolset.by_name), tuple(messages))
+            toolset = toolset.joined_by([tool for tool in tools if tool.name not in toolset.by_name], plan)
+        if toolset is self.toolset:
+            return False
+        if problems := tuple(plan.offer_problems(toolset)):
+            raise IllegalConfigurationError(problems)
+        self.toolset, self.rules = toolset, self._rules_for(toolset)
+        self.environment.tools = toolset.by_name
+        self.state = self.state.changed(offered=self.rules.names)
+        return True
+
+    async def _tools_of(
+        self, provider: Provider, tool_names: tuple[str, ...], messages: tuple[Message, ...] = ()
+    ) -> Sequence[Tool]:
+        """Return the tools of a provider that was found. Raises `IllegalConfigurationError` for invalid ones."""
+        where = self.plan.where
+        tools, problems = read_tools(await self._provided_by(provider.given, tool_names, messages), where)
+        problems += tuple(problem for tool in tools for problem in self.host.tool_problems(where, tool))
+        if problems:
+            raise IllegalConfigurationError(problems)
+        return tools
+
+    async def _found(self, provider: Provider) -> Provider:
+        return provider if provider.bean is None else Provider(await self.host.scope.aget(provider.bean))
+
+    async def _provided_by(
+        self, bean: Any, tool_names: tuple[str, ...], messages: tuple[Message, ...]
+    ) -> Sequence[Any]:
         plan, context = self.plan, self.context
-        bean = provider.given if provider.bean is None else await self.host.scope.aget(provider.bean)
         provide = getattr(bean, "provide_tools", bean)
-        request = ToolProviderRequest(self.user_message, context.memory_id, context, tool_names)
+        request = ToolProviderRequest(self.user_message, context.memory_id, context, tool_names, messages)
         kind = COROUTINE if is_async(provide) else BLOCKING
         provided = await self.runner.run(kind, lambda: provide(request), f"{plan.where} tool provider")
         tools = provided.tools if isinstance(provided, ToolProviderResult) else provided

@@ -1,9 +1,9 @@
 """Chooses the layers of a method and of a single tool, in the documented order. Each capability has its place here.
 
-One invocation: roles, conversation, input guardrails, rounds, output guardrails, parsing. One model request: limits,
-recording, interceptors. One tool call: input guardrails, approval, output guardrails, interceptors, recording.
-Includes the checks of what decorators name. Not here: the layers themselves (in the module of each capability), those
-of every host (`layers`).
+One invocation: roles, conversation, input guardrails, rounds, output guardrails, parsing. One model request: tool
+search, limits, recording, interceptors. One tool call: input guardrails, approval, output guardrails, interceptors,
+recording. Includes the checks of what decorators name. Not here: the layers themselves (in the module of each
+capability), those of every host (`layers`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from ..bean_references import BeanReference, definitions_of, named_at_first, named_in_class
 from ..errors import Problem
 from ..tools.pipeline import Tool, ToolLayer, ToolStep
+from .declaration import ServiceOptions
 from .plans import EffectLayer, InvocationLayer, Layers
 
 DECORATORS = ("interceptors",)
@@ -51,12 +52,12 @@ class MethodMarks:
         return named_at_first(definitions_of(self.cls, self.method), decorator)
 
 
-def method_layers(marks: MethodMarks, host: HostLayers) -> Layers:
+def method_layers(marks: MethodMarks, host: HostLayers, options: ServiceOptions) -> Layers:
     """Return the layers of a service method."""
     interceptors = (*host.interceptors, *marks.named_by("interceptors"))
     models = _model_interceptors(interceptors)
     invocation: tuple[InvocationLayer, ...] = ()  # input guardrails
-    effects: tuple[EffectLayer, ...] = (*models,)  # limits, recording, interceptors
+    effects: tuple[EffectLayer, ...] = (*_tool_search(options), *models)  # limits, recording, interceptors
     return Layers(
         invocation=invocation,
         effects=effects,
@@ -69,6 +70,17 @@ def tool_layers(interceptors: Sequence[BeanReference]) -> tuple[ToolLayer, ...]:
     """Return the layers of tools. Each adds what decorators name at the tool itself."""
     before: tuple[ToolLayer, ...] = ()  # input guardrails, approval: again for arguments that an interceptor changed
     return (*before, _ToolInterceptors(tuple(interceptors), before))  # output guardrails first, recording last
+
+
+# --- tool search
+
+
+def _tool_search(options: ServiceOptions) -> tuple[EffectLayer, ...]:
+    if options.tool_search is None:
+        return ()
+    from .offering import searching
+
+    return (searching(BeanReference.to(options.tool_search)),)
 
 
 # --- interceptors

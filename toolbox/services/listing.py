@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, get_args, get_origin
 
-from ..bean_references import DEFAULT_SCOPE_MARK, all_named
+from ..bean_references import DEFAULT_SCOPE_MARK, BeanReference, all_named
+from ..chat import ToolSpecification
 from ..errors import Problem
 from ..signatures import takes
 from ..tools.marks import toolbox_of
@@ -98,6 +99,30 @@ def named_beans(listed: Iterable[Any]) -> Iterator[type[Any]]:
                 # An interface is bound to a bean. A class of a wrong kind is reported as such.
                 if reference.bean is not None and hasattr(named, DEFAULT_SCOPE_MARK) and not inspect.isabstract(named):
                     yield named
+
+
+def strategies(options: ServiceOptions) -> Iterator[type[Any]]:
+    """Yield the class of the tool search: a bean to register."""
+    bean = BeanReference.to(options.tool_search).bean
+    if isinstance(bean, type) and not inspect.isabstract(bean):
+        yield bean
+
+
+def search_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
+    """Yield problems with the strategy of the tool search."""
+    strategy = options.tool_search
+    if strategy is None:
+        return
+    named = BeanReference.to(strategy)
+    if not takes(
+        getattr(strategy if named.bean is None else named.type, "search", None), 1 if named.bean is None else 2
+    ):
+        name = getattr(strategy, "__name__", None) or repr(strategy)
+        fix = "use KeywordToolSearch(), Bm25ToolSearch(), or a class or instance of ToolSearchStrategy"
+        yield Problem(where, f"tool_search is {name}, which is not a ToolSearchStrategy", fix)
+    elif named.bean is None and not isinstance(getattr(strategy, "specification", None), ToolSpecification):
+        fix = "set `specification` to the ToolSpecification of the search tool"
+        yield Problem(where, f"the tool_search {type(strategy).__name__} has no specification", fix)
 
 
 def as_sources(given: Any) -> tuple[Any, ...]:

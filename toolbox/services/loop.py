@@ -190,7 +190,7 @@ def begin(
 ) -> tuple[State, Effect]:
     """Return the first state and the first effect of an invocation."""
     state = State(system, tuple(history), (user_message,), prompted, mode, rules.names)
-    return state, CallModel(_request(rules, state))
+    return state, CallModel(request_of(rules, state))
 
 
 def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
@@ -232,17 +232,17 @@ def next_effect(rules: Rules, state: State) -> Effect:
         return _finish(rules, state.response, last.text or "")
     if isinstance(last, ToolExecutionResultMessage) and (ended := _immediate_end(rules, state)) is not None:
         return ended
-    return CallModel(_request(rules, state.changed(pending=())))
+    return CallModel(request_of(rules, state.changed(pending=())))
 
 
-def _request(rules: Rules, state: State) -> ChatRequest:
+def request_of(rules: Rules, state: State) -> ChatRequest:
     """Return the request to the model in this state."""
     structure, choice = rules.structure, rules.tool_choice
     # Use the same tuple for each request with the same tools, because models cache its encoded form.
     specifications, answer_too = rules.specifications, rules.answer_too
     if state.offered != rules.names:
         by_name = {each.name: each for each in specifications}
-        specifications = tuple([by_name[name] for name in state.offered])
+        specifications = tuple([by_name[name] for name in state.offered if name in by_name])
         answer_too = (*specifications, structure.tool) if structure is not None else ()
     if state.rounds and choice not in ("auto", "none"):
         choice = None  # a forced tool choice applies to the first round only
@@ -343,7 +343,7 @@ def _corrected(
     ]
     state = _with_aside(_with_reply(state, response), (reply, *(answers or [UserMessage(text)])))
     state = state.changed(output_retries=state.output_retries + 1)
-    return state, CallModel(_request(rules, state))
+    return state, CallModel(request_of(rules, state))
 
 
 # --- pending calls
@@ -384,7 +384,7 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
     )
     if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
         return state, ended
-    return state, CallModel(_request(rules, state))
+    return state, CallModel(request_of(rules, state))
 
 
 def may_end(rules: Rules, requests: Sequence[ToolExecutionRequest]) -> bool:

@@ -39,7 +39,7 @@ from .declaration import (
     method_names,
 )
 from .layering import NO_LAYERS, HostLayers, MethodMarks, method_layers, named_at_method
-from .listing import as_sources, provider_problems, providers_of
+from .listing import as_sources, provider_problems, providers_of, search_problems
 from .memory import MessageWindow, TokenWindow
 from .outputs import Output, read_output
 from .plans import FunctionMessage, MethodPlan, Toolset, offer_problems
@@ -63,7 +63,7 @@ def plan_service(
     if not isinstance(cls, type):
         return {}, [Problem(repr(cls), "is not a class", "pass a Protocol or an ABC")]
     where = cls.__name__
-    problems = [*option_problems(where, options), *provider_problems(cls, options)]
+    problems = [*option_problems(where, options), *provider_problems(cls, options), *search_problems(where, options)]
     if not is_interface(cls):
         problems.append(Problem(where, "is neither a Protocol nor an ABC", f"declare it `class {where}(Protocol):`"))
         return {}, problems
@@ -179,7 +179,7 @@ class _MethodPlanner:
             options=self.options,
             call_limits=self.options.call_limits(self.limits),
             failures=self.failures,
-            layers=method_layers(MethodMarks(self.cls, self.name), self.host),
+            layers=method_layers(MethodMarks(self.cls, self.name), self.host, self.options),
         )
 
     # --- the return type

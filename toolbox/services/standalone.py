@@ -127,6 +127,10 @@ class _Host:
     async def memories(self) -> ChatMemories:
         return self._memories
 
+    def add(self, reference: BeanReference, where: str) -> Iterator[Problem]:
+        """Create the instance of a named class. Yield a problem if its constructor needs arguments."""
+        return self._instances.add(reference, where)
+
     def problems_of(self, named: Iterable[NamedAt]) -> Iterator[Problem]:
         """Create the instances of classes that decorators name. Yield problems with them."""
         for each in named:
@@ -169,6 +173,7 @@ def create_ai_service(
     plans, problems = plan_service(cls, settings, around=around, host=HostLayers(interceptors=everywhere))
     host = _Host(chat_model)
     if isinstance(cls, type):
+        problems += host.add(BeanReference.to(settings.tool_search), f"{cls.__name__}, tool_search")
         problems += host.problems_of(NamedAt("interceptors=", "interceptors", each, False) for each in everywhere)
         problems += host.problems_of(each for name in method_names(cls) for each in named_at_method(cls, name))
         problems += service_cycles(cls)

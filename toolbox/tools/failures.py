@@ -61,7 +61,8 @@ def return_to_model(error: Exception, context: InvocationContext) -> str:
         case UnknownToolError():
             names = ", ".join(error.tool_names)
             valid = f"The tools are: {names}." if names else "There are no tools."
-            return f"There is no tool named {brief(error.request.name)!r}. {valid}"
+            search = f" Find more tools with {error.search_tool!r}." if error.search_tool is not None else ""
+            return f"There is no tool named {brief(error.request.name)!r}. {valid}{search}"
         case ToolArgumentsError():
             faults = "".join(f"\n- {path}: {message}" if path else f"\n- {message}" for path, message in error.problems)
             return f"The arguments of tool {error.request.name!r} are not valid:{faults}"

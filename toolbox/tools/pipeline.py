@@ -239,6 +239,8 @@ class ToolEnvironment:
     failures: ToolErrors
     max_result_chars: int | None = None
     listeners: Listeners | None = None
+    search_tool: str | None = None
+    """The name of the tool that finds more tools."""
     abandon_runs: Callable[[Exception], Awaitable[None]] | None = None
     """Cancels the suspended runs of services that a tool called in its own code, and whose error it let through."""
 
@@ -346,7 +348,7 @@ def answer(
     Raises `UnknownToolError`, `ToolArgumentsError`, and the exceptions of the tool and its layers.
     """
     if tool is None:
-        raise UnknownToolError(request, tuple(environment.tools))
+        raise UnknownToolError(request, tuple(environment.tools), environment.search_tool)
     if tool.access is not None:
         return _answer_if_allowed(tool, tool.access, request, context, environment)
     arguments = None if tool.decode is None else tool.decode(request)
@@ -363,6 +365,7 @@ async def _answer_if_allowed(
         raise UnknownToolError(
             request,
             [name for name, each in environment.tools.items() if each.access is None or each.access.allows(identity)],
+            environment.search_tool,
         )
     arguments = None if tool.decode is None else tool.decode(request)
     return await tool.run(ToolCall(tool, request, arguments, context, environment))
