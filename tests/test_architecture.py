@@ -59,6 +59,7 @@ LAYERS: dict[str, int] = {
     "toolbox.sql": 7,
     "toolbox.redis": 7,
     "toolbox.otel": 7,
+    "toolbox.dbos": 7,
     "toolbox_fastapi": 8,
     "sample_app": 9,
 }
@@ -95,6 +96,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "redis": ("toolbox.redis",),
     "opentelemetry": ("toolbox.otel",),
     "genai_prices": ("toolbox.limits",),
+    "dbos": ("toolbox.dbos",),
     "pytest": ("toolbox.pytest_plugin",),
 }
 # Layer 7 is what a user asks for by its module; the root offers nothing of it.

@@ -24,6 +24,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from toolbox.chat import ServiceEvent, ToolExecuted, ToolExecution, ToolExecutionResult
 from toolbox.context import WhileCallerWaits
+from toolbox.runs.following import RunEnded, RunEvent, RunEvents
 from toolbox.services.outputs import Result
 
 from .exchanges import EXCHANGE_KEY, ApplicationStoppingError, ClientDisconnectedError, ClientExchange, record_failure
@@ -32,7 +33,7 @@ from .problems import log, problem_details
 Stream: TypeAlias = AsyncIterable[Any] | Iterable[Any]
 """The return value of a streaming service method, or any other iterable of texts, items and events."""
 
-EVENTS: tuple[type[Any], ...] = get_args(ServiceEvent)
+EVENTS: tuple[type[Any], ...] = (*get_args(ServiceEvent), RunEnded)
 
 PING = b": ping\n"
 """A comment. It has no blank line after it: some clients would read that as an event without data."""
@@ -136,6 +137,10 @@ def sse(
     A comment is sent after `ping` seconds of silence. `headers` are added to the response; `background` runs after it.
     A client that reconnects (`Last-Event-ID`) gets 204, and the stream is closed without starting it. Raises
     `TypeError` if `stream` is not a stream.
+
+    The events of a run, `sse(runs.events(run_id, after=last_event_id))`, are sent with their numbers as `id:`, so a
+    client that reconnects misses nothing; it gets 204 when the run has ended and nothing is newer. `filter` gets the
+    event without its number.
     """
     require_stream(stream, "sse(…)")
     return EventStreamResponse(stream, ping, headers, background, filter)
@@ -159,7 +164,7 @@ class EventStreamResponse(EventSourceResponse):
         self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if any(name == b"last-event-id" for name, _ in scope["headers"]):
+        if await self._is_over(scope):
             # A browser reconnects when a connection ends, unless it gets 204.
             await close_stream(self._stream)
             await Response(status_code=204)(scope, receive, send)
@@ -170,6 +175,12 @@ class EventStreamResponse(EventSourceResponse):
             await self._send_all(receive, send, begun or asyncio.Event())
         if self.background is not None:
             await self.background()
+
+    async def _is_over(self, scope: Scope) -> bool:
+        """Return True if the client has everything. Raises `RunNotFoundError`."""
+        if isinstance(self._stream, RunEvents):
+            return await self._stream.is_over()
+        return any(name == b"last-event-id" for name, _ in scope["headers"])
 
     async def _send_all(self, receive: Receive, send: Send, shutdown_begun: asyncio.Event) -> None:
         """Send the body until it ends, the client disconnects or the application stops; send pings in between."""
@@ -225,7 +236,7 @@ async def _until_disconnected(receive: Receive) -> None:
 
 async def _encoded(stream: Stream, chosen: Filter | None) -> AsyncIterator[bytes]:
     """Yield the encoded events; the first has an id, so that a reconnecting client sends `Last-Event-ID`."""
-    number: str | None = "0"
+    number: str | None = "0" if not isinstance(stream, RunEvents) else None
     try:
         async for item in iterate(stream):
             if (event := _encode(item, number, chosen)) is not None:
@@ -249,9 +260,12 @@ def _encode(item: object, number: str | None, chosen: Filter | None) -> bytes | 
         return format_sse_event(
             data_str=data, event=item.event, id=item.id or number, retry=item.retry, comment=item.comment
         )
-    if (data := client_json(item, chosen)) is None:
+    event = item.event if isinstance(item, RunEvent) else item
+    if (data := client_json(event, chosen)) is None:
         return None
-    return format_sse_event(data_str=data, event=name_of(item), id=number)
+    return format_sse_event(
+        data_str=data, event=name_of(event), id=str(item.number) if isinstance(item, RunEvent) else number
+    )
 
 
 def _failure(error: Exception, number: str | None = None) -> bytes:
@@ -273,15 +287,18 @@ async def send_stream(
         await send_stream(websocket, assistant.stream(question))
 
     Each item is a text frame `{"event": …, "data": …}`. The events of a service have the name of their class; texts
-    and items are named `message`. The last frame is `done`, or `failure` with problem details. `filter` works as in
-    `sse`. Raises `ClientDisconnectedError` if the client disconnects, and `TypeError` if `stream` is not a stream.
+    and items are named `message`. The events of a run also have their number as `"id"`. The last frame is `done`, or
+    `failure` with problem details. `filter` works as in `sse`. Raises `ClientDisconnectedError` if the client
+    disconnects, and `TypeError` if `stream` is not a stream.
     """
     require_stream(stream, "send_stream(…)")
     try:
         with WhileCallerWaits():
             async for item in iterate(stream):
-                if (data := client_json(item, filter)) is not None:
-                    await _send_frame(websocket, name_of(item) or "message", data)
+                event = item.event if isinstance(item, RunEvent) else item
+                if (data := client_json(event, filter)) is not None:
+                    number = item.number if isinstance(item, RunEvent) else None
+                    await _send_frame(websocket, name_of(event) or "message", data, number)
     except (ClientDisconnectedError, WebSocketDisconnect) as error:
         raise ClientDisconnectedError from error
     except Exception as error:
@@ -293,5 +310,6 @@ async def send_stream(
         await close_stream(stream)
 
 
-async def _send_frame(websocket: WebSocket, event: str, data: str) -> None:
-    await websocket.send_text(f'{{"event":{json.dumps(event)},"data":{data}}}')
+async def _send_frame(websocket: WebSocket, event: str, data: str, number: int | None = None) -> None:
+    known = f',"id":{number}' if number is not None else ""
+    await websocket.send_text(f'{{"event":{json.dumps(event)}{known},"data":{data}}}')

@@ -278,7 +278,8 @@ class RunStarting:
 
     async def _continue(self, stored: StoredRun) -> None:
         """Execute a run that this process has just acquired; returns also if it was lost."""
-        self._report("executes", stored)
+        if self.progress is not None:
+            self.progress("executes", stored)
         try:
             async with self._owned.owned(stored.id, stored.generation):
                 await self._drive(stored)
@@ -286,10 +287,13 @@ class RunStarting:
             logger.warning("another process has taken over run %s", stored.id)
         finally:
             self.signals.announce(stored.id)
+            if self.progress is not None:
+                await self._report_end(self.progress, stored)
 
-    def _report(self, what: str, stored: StoredRun) -> None:
-        if self.progress is not None:
-            self.progress(what, stored)
+    async def _report_end(self, progress: Callable[[str, StoredRun], None], stored: StoredRun) -> None:
+        with suppress(Exception):  # the database is away
+            now = await (await self._opened()).load(stored.id)
+            progress(now.status if now is not None else "deleted", stored)
 
     async def execute_in_background(self, run_id: str) -> None:
         """Execute the run in a task, unless it already has one."""
@@ -326,6 +330,10 @@ class RunStarting:
             logger.error("the run engine failed to take run %s; it is submitted again later", stored.id, exc_info=error)
 
     # --- taking over
+
+    async def store(self) -> RunStore:
+        """Return the opened store."""
+        return await self._opened()
 
     async def open(self, engine: RunEngine | None, *, take_over: bool) -> None:
         """Open the store, and take over lapsed runs from now on if asked for; called when the container starts."""

@@ -7,11 +7,13 @@ the lease. Not here: executing runs (`toolbox.runs`), when a tool's transaction 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import functools
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -44,6 +46,39 @@ from .engines import FOR_WRITING
 
 _AT_ONCE = 500  # runs that `purge` deletes in one transaction
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PAUSES = 0.05, 1.0  # seconds between two tries while the database is away: the first, the longest
+_AWAY = ("08", "57P01", "57P02", "57P03")  # SQLSTATEs: connection lost, server stopping or starting
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def retried(
+    method: Callable[Concatenate[SqlRunStore, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[SqlRunStore, P], Coroutine[Any, Any, R]]:
+    """Call a method again while the database is away, up to one lease. For methods that can be repeated."""
+
+    @functools.wraps(method)
+    async def repeated(self: SqlRunStore, *args: P.args, **kwargs: P.kwargs) -> R:
+        until, pause = time.monotonic() + self.lease, _PAUSES[0]
+        while True:
+            try:
+                return await method(self, *args, **kwargs)
+            except Exception as error:
+                if time.monotonic() + pause > until or not _is_away(error):
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _PAUSES[1])
+
+    return repeated  # type: ignore[return-value]  # mypy reads a wrapped method with a named self as another type
+
+
+def _is_away(error: Exception) -> bool:
+    """Return True if the connection was lost or refused, so that nothing was written or the write can be repeated."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    state = str(getattr(getattr(error, "orig", error), "sqlstate", None) or "")
+    return isinstance(error, OSError) or state.startswith(_AWAY)
 
 
 class RunTables:
@@ -196,11 +231,13 @@ class SqlRunStore(RunStore):
             await self._add_records(connection, run.id, records)
         return True
 
+    @retried
     async def load(self, run_id: str) -> StoredRun | None:
         """See `RunStore`."""
         async with self._reading() as connection:
             return await self._load(connection, run_id)
 
+    @retried
     async def find(
         self, *, status: RunStatus | None = None, service: str | None = None, limit: int = 100
     ) -> list[StoredRun]:
@@ -214,6 +251,7 @@ class SqlRunStore(RunStore):
         async with self._reading() as connection:
             return [_run(row) for row in await connection.execute(found)]
 
+    @retried
     async def suspended_in(self, conversation: str) -> str | None:
         """See `RunStore`."""
         runs = self._tables.runs
@@ -248,11 +286,13 @@ class SqlRunStore(RunStore):
             values["generation"] = leases.c.generation + 1
         await connection.execute(update(leases).where(leases.c.run_id == run_id).values(values))
 
+    @retried
     async def delete(self, run_id: str) -> None:
         """See `RunStore`."""
         async with self._writing() as connection:
             await self._delete(connection, [run_id])
 
+    @retried
     async def purge(self, before: datetime) -> int:
         """See `RunStore`. Deletes in portions, so that others can write in between."""
         runs, deleted = self._tables.runs, 0
@@ -277,6 +317,7 @@ class SqlRunStore(RunStore):
 
     # --- records and events
 
+    @retried
     async def records(self, run_id: str) -> list[StoredRecord]:
         """See `RunStore`."""
         records = self._tables.records
@@ -284,6 +325,7 @@ class SqlRunStore(RunStore):
         async with self._reading() as connection:
             return [StoredRecord(*row) for row in await connection.execute(found.order_by(records.c.number))]
 
+    @retried
     async def append(
         self,
         run_id: str,
@@ -337,6 +379,7 @@ class SqlRunStore(RunStore):
     def _add_record_now(self, connection: Connection, run_id: str, record: StoredRecord) -> None:
         connection.execute(self._statements.add_unchecked, _record_values(run_id, record))
 
+    @retried
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
         """See `RunStore`."""
         if events:
@@ -356,6 +399,7 @@ class SqlRunStore(RunStore):
         rows = [{"run_id": run_id, "number": first + index, "data": data} for index, data in enumerate(events)]
         await connection.execute(insert(table).values(at=DatabaseNow()), rows)
 
+    @retried
     async def events(self, run_id: str, after: int, limit: int = 1000) -> list[StoredEvent]:
         """See `RunStore`."""
         table = self._tables.events
@@ -366,6 +410,7 @@ class SqlRunStore(RunStore):
 
     # --- leases
 
+    @retried
     async def acquire(self, run_id: str, owner: str) -> StoredRun | None:
         """See `RunStore`."""
         runs, leases = self._tables.runs, self._tables.leases
@@ -391,11 +436,13 @@ class SqlRunStore(RunStore):
                 return None
             return await self._load(connection, run_id)
 
+    @retried
     async def renew(self, run_id: str, generation: int) -> bool:
         """See `RunStore`."""
         # Not by the time: an owner that is late keeps the run until another one has taken it.
         return await self._set_lease(run_id, generation, {"until": DatabaseNow() + self._milliseconds})
 
+    @retried
     async def release(self, run_id: str, generation: int) -> None:
         """See `RunStore`."""
         await self._set_lease(run_id, generation, {"owner": None, "until": 0})
@@ -406,6 +453,7 @@ class SqlRunStore(RunStore):
         async with self._writing(single=True) as connection:
             return await _changes(connection, update(leases).where(mine).values(values))
 
+    @retried
     async def lapsed(self, limit: int = 100) -> list[str]:
         """See `RunStore`."""
         runs, leases = self._tables.runs, self._tables.leases
@@ -452,6 +500,13 @@ class SqlRunStore(RunStore):
         self._lock_now(connection, run_id, generation)
         for record in records:
             self._add_record_now(connection, run_id, record)
+
+    def system_database_url(self) -> str:
+        """Return the URL of a database for a queue beside the runs: the same on PostgreSQL, another file on SQLite."""
+        url = self._engine.url.set(drivername=self._engine.dialect.name)
+        if url.drivername == "sqlite":
+            url = url.set(database=f"{url.database}.dbos", query={})
+        return url.render_as_string(hide_password=False)
 
     # --- rows and connections
 

@@ -1,0 +1,245 @@
+"""`DbosRunEngine`: runs on many machines, with a DBOS queue as a doorbell (extra `dbos`).
+
+DBOS only decides which process executes a run next. What a run has done is in the `RunStore`; DBOS gets no step and no
+result of it. Not here: leases and taking over (`toolbox.runs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from .errors import IllegalConfigurationError, Problem, RunBusyError, RunIncompatibleError, RunNotFoundError
+from .runs.starting import RunEngine
+
+if TYPE_CHECKING:
+    from dbos import DBOSClient
+
+    from .runs.starting import RunStarting
+
+logger = logging.getLogger("toolbox.dbos")
+
+WORKFLOW = "toolbox.execute_run"
+"""Name of the DBOS workflow; its arguments are the name of the queue and the id of the run."""
+
+_MOST_RINGS = 50  # deliveries of one generation
+
+_attached: dict[str, DbosRunEngine] = {}
+"""The engines of this process that execute runs, by queue. DBOS has one instance and one registry per process."""
+
+
+class DbosRunEngine(RunEngine):
+    """Executes started runs in any process that has this engine, through a DBOS queue.
+
+        container.register_instance(DbosRunEngine("postgresql://user:password@host/shop"), as_type=RunEngine)
+
+    - `database_url`: the system database of DBOS, PostgreSQL or SQLite. Default: that of a DBOS instance of this
+      process, else the database of the `SqlRunStore` (for SQLite, a file beside it).
+    - `queue`: name of the queue; `concurrency`: runs that one process executes at the same time.
+    - `polling`: seconds between two looks into the queue.
+
+    If the program has created a DBOS instance, the engine joins it; else it launches one, and destroys it at the stop.
+    A container with `take_over_runs=False` only adds to the queue, with DBOS's client. A run whose worker dies is
+    added again when its lease has lapsed. Raises `ModuleNotFoundError` without DBOS.
+    """
+
+    def __init__(
+        self,
+        database_url: str | None = None,
+        *,
+        queue: str = "toolbox_runs",
+        concurrency: int = 20,
+        polling: float = 0.5,
+    ) -> None:
+        try:
+            import dbos as _  # noqa: F401 - checks that it is installed
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "DbosRunEngine needs DBOS; install it with: pip install 'toolbox-di[dbos]'", name=error.name
+            ) from None
+        if concurrency < 1:
+            raise ValueError(f"concurrency={concurrency}; use 1 or more")
+        if not polling > 0:
+            raise ValueError(f"polling={polling}; use a number of seconds above 0")
+        if not queue or queue.startswith("_dbos_"):
+            raise ValueError(f"queue={queue!r}; use a name that does not start with _dbos_")
+        self._url, self._queue, self._concurrency, self._polling = database_url, queue, concurrency, polling
+        self._runs: RunStarting | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client: DBOSClient | None = None
+        self._has_launched = False
+        self._running: set[asyncio.Task[Any]] = set()
+
+    # --- start and stop
+
+    async def attach(self, runs: RunStarting, executes: bool) -> None:
+        """See `RunEngine`."""
+        self._runs, self._loop = runs, asyncio.get_running_loop()
+        if not executes:
+            return  # the client is made when it is needed
+        if self._queue in _attached:
+            what = f"another container of this process executes the queue {self._queue!r}"
+            raise IllegalConfigurationError([Problem("DbosRunEngine", what, "use one container, or another queue=")])
+        _attached[self._queue] = self
+        try:
+            await asyncio.to_thread(self._launch, await self._system_database())
+        except BaseException:
+            _attached.pop(self._queue, None)
+            raise
+
+    async def detach(self) -> None:
+        """See `RunEngine`."""
+        self._runs = None
+        if _attached.get(self._queue) is self:
+            del _attached[self._queue]
+        running = [*self._running]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.to_thread(self._end)
+
+    def _launch(self, url: str | None) -> None:
+        """Join or launch DBOS, and register the workflow and the queue."""
+        from dbos import DBOS
+
+        if _instance() is None:
+            # A new executor id for each start: DBOS then recovers nothing by itself; runs are taken over by lease.
+            assert self._runs is not None
+            config: dict[str, Any] = {
+                "name": "toolbox",
+                "system_database_url": url,
+                "application_version": "toolbox",
+                "executor_id": self._runs.owner,
+                "log_level": "WARNING",
+            }
+            DBOS(config=config)  # type: ignore[arg-type]  # a TypedDict of optional keys
+            self._has_launched = True
+        DBOS.workflow(name=WORKFLOW)(execute_run)
+        try:
+            if not _is_launched():
+                DBOS.launch()
+            DBOS.register_queue(self._queue, worker_concurrency=self._concurrency, polling_interval_sec=self._polling)
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        from dbos import DBOS
+
+        if self._client is not None:
+            self._client.destroy()
+            self._client = None
+        if self._has_launched:
+            self._has_launched = False
+            DBOS.destroy()
+
+    async def _system_database(self) -> str | None:
+        """Return the URL of DBOS's database; None to use that of the instance of this process."""
+        if self._url is not None or _instance() is not None:
+            return self._url
+        assert self._runs is not None
+        url = getattr(await self._runs.store(), "system_database_url", None)
+        if url is None:
+            fix = "give DbosRunEngine a database_url"
+            raise IllegalConfigurationError([Problem("DbosRunEngine", "missing database for DBOS", fix)])
+        return str(url())
+
+    # --- submitting: with DBOS's blocking functions on threads. The async ones replace the loop's default executor.
+
+    async def submit(self, run_id: str, generation: int) -> None:
+        """See `RunEngine`. A delivery that still waits in the queue is not repeated."""
+        from dbos import EnqueueOptions
+
+        delivery = f"{run_id}:{generation}"
+        for number in range(2, _MOST_RINGS + 2):
+            options = EnqueueOptions(workflow_name=WORKFLOW, queue_name=self._queue, workflow_id=delivery)
+            status = await self._status(delivery)
+            if status is None:
+                await self._enqueue(options, run_id)
+                return
+            if status in ("ENQUEUED", "DELAYED"):
+                return
+            # It was taken, but the run has no owner yet or any more: its worker is gone, or is just beginning.
+            delivery = f"{run_id}:{generation}:{number}"
+
+    async def _enqueue(self, options: Any, run_id: str) -> None:
+        if self._uses_instance():
+            from dbos import DBOS
+
+            enqueue: Any = DBOS.enqueue_workflow_with_options
+        else:
+            enqueue = (await self._opened_client()).enqueue
+        await asyncio.to_thread(enqueue, options, self._queue, run_id)
+
+    async def _status(self, workflow_id: str) -> str | None:
+        if self._uses_instance():
+            from dbos import DBOS
+
+            find: Any = DBOS.list_workflows
+        else:
+            find = (await self._opened_client()).list_workflows
+        found = await asyncio.to_thread(find, workflow_ids=[workflow_id], load_input=False, load_output=False)
+        return str(found[0].status) if found else None
+
+    def _uses_instance(self) -> bool:
+        return _attached.get(self._queue) is self or (self._url is None and _is_launched())
+
+    async def _opened_client(self) -> DBOSClient:
+        if self._client is None:
+            url = await self._system_database()
+            self._client = await asyncio.to_thread(_client_of, url)
+        return self._client
+
+    # --- executing
+
+    async def execute(self, run_id: str) -> None:
+        """Execute a run on the container's loop, for the workflow that DBOS calls on a loop of its choice."""
+        assert self._loop is not None
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._execute(run_id), self._loop))
+
+    async def _execute(self, run_id: str) -> None:
+        task = asyncio.current_task()
+        if self._runs is None or task is None:
+            return
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            await self._runs.execute(run_id, timeout=0)
+        except (RunBusyError, RunNotFoundError):
+            return  # another process executes it, or nobody needs it any more
+        except RunIncompatibleError as error:
+            logger.error("cannot continue a run: %s", error)
+        except Exception as error:
+            logger.error("run %s stays as it is and is tried again: %s", run_id, error, exc_info=error)
+
+
+async def execute_run(queue: str, run_id: str) -> None:
+    """Execute a run: the DBOS workflow. It has no steps, and its result means nothing."""
+    engine = _attached.get(queue)
+    if engine is None:
+        return  # the container is stopping; the run is added again when its lease has lapsed
+    try:
+        await engine.execute(run_id)
+    except asyncio.CancelledError:
+        if _attached.get(queue) is engine:
+            raise
+
+
+def _instance() -> Any:
+    """Return the DBOS instance of this process, or None."""
+    from dbos import _dbos
+
+    return _dbos._dbos_global_instance
+
+
+def _is_launched() -> bool:
+    return bool(getattr(_instance(), "_launched", False))
+
+
+def _client_of(url: str | None) -> DBOSClient:
+    from dbos import DBOS, DBOSClient
+
+    assert url is not None
+    DBOS.migrate(url)
+    return DBOSClient(system_database_url=url)
