@@ -115,6 +115,7 @@ def test_configuration_and_usage_errors_are_framework_errors() -> None:
         "RunIncompatibleError",
         "RunNotFoundError",
         "RunStateError",
+        "RunStoreError",
         "RunSuspendedError",
     }
 

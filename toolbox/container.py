@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from .di.overriding import Override
     from .di.wiring import Wiring
+    from .runs.inbox import Runs
     from .services.hosting import ContainerHost
     from .services.memory import ChatMemory
     from .settings import ToolboxSettings
@@ -78,6 +79,7 @@ class Container:
         tool_errors: ToolErrors | None = None,
         settings: ToolboxSettings | None = None,
         seeds: Iterable[TypeForm[Any]] = (),
+        run_seeds: Iterable[TypeForm[Any]] = (),
     ) -> None:
         if models is not None and not isinstance(models, Mapping):
             raise TypeError(f'models= must map names to models: {{"default": {type(models).__name__}(…)}}')
@@ -85,7 +87,8 @@ class Container:
         self._executors = dict(executors or {})
         self._tool_errors, self._settings = tool_errors, settings
         self._host: ContainerHost | None = None
-        self._registry = Registry(seeds)
+        self._run_seeds = tuple(run_seeds)
+        self._registry = Registry(seeds, self._run_seeds)
         self._checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
         self._overrides: list[Override] = []
         self._wiring: Wiring | None = None  # set only by `_connect` and `_disconnect`
@@ -187,7 +190,7 @@ class Container:
                 implicit=True,
                 source=value,
             )
-            for value in (self, host.settings)
+            for value in (self, host.settings, host.runs)
         ]
         registered = self._registry.read(self._readers(names, host), names, own)
         self._read_before = _ReadBefore(given, host, registered)
@@ -211,6 +214,7 @@ class Container:
             executors=self._executors,
             tool_errors=self._tool_errors,
             settings=settings,
+            run_seeds=self._run_seeds,
         )
         return host, problems
 
@@ -232,6 +236,7 @@ class Container:
         host.checked(registered.graph)
         host.models.are_checked, settings_are_read = models, not problems
         problems = [*problems, *registered.problems(), *tool_problems(registered.graph)]
+        problems += host.run_problems(registered.graph)
         problems += listener_problems(registered.graph)
         problems += global_interceptor_problems(registered.graph)
         for check in self._checks:
@@ -447,6 +452,11 @@ class Container:
 
     # --- services
 
+    @property
+    def runs(self) -> Runs:
+        """The runs of the started container: answer suspended calls, continue and cancel runs. Also a bean."""
+        return self._internals.host.runs
+
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """Return a conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`."""
         return self._internals.host.chat_memory(service, memory_id)
@@ -547,6 +557,10 @@ class ContainerInternals:
             if definition.scope is Scope.APPLICATION and callable(getattr(cls, method, None)):
                 found[names[bean.key]] = partial(wiring.aget_value, SingleBean(bean.key), wiring.application)
         return found
+
+    def request_scope(self, seeds: Mapping[Any, Any]) -> RequestScope:
+        """See `Container.request_scope`."""
+        return self._container.request_scope(seeds)
 
     # `Container._connect` replaces the next four by the members of the wiring.
 

@@ -371,6 +371,16 @@ def invocation_attributes(**attributes: Any) -> Iterator[None]:
         _attributes.reset(token)
 
 
+@contextmanager
+def restored_attributes(attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Set exactly these attributes for invocations that start inside the block, without those of outer blocks."""
+    token = _attributes.set(MappingProxyType(dict(attributes)))
+    try:
+        yield
+    finally:
+        _attributes.reset(token)
+
+
 # --- time limits
 
 
@@ -410,6 +420,36 @@ def time_limit(seconds: float) -> Iterator[None]:
         yield
     finally:
         current_limit.reset(token)
+
+
+# --- recording in a transaction
+
+
+class TransactionRecorder(Protocol):
+    """Records the result of a tool call in the database transaction of the tool."""
+
+    def belongs_to(self, function: object) -> bool:
+        """Return True if this function, made by `@transactional`, is the tool of the call."""
+        ...
+
+    def writes_to(self, bind: Any) -> bool:
+        """Return True if the records are in this database."""
+        ...
+
+    async def outside(self) -> None:
+        """Note that the transaction cannot contain the record. Raises if that cannot be written."""
+        ...
+
+    def outside_in(self, connection: Any) -> None:
+        """Note the same in a transaction that is about to be committed."""
+        ...
+
+    def record_in(self, connection: Any, value: Any) -> None:
+        """Record the value that the tool returned, or its `ToolDeferred`, with a synchronous connection."""
+        ...
+
+
+current_recorder: ContextVar[TransactionRecorder | None] = ContextVar("toolbox.recorder", default=None)
 
 
 # --- callers that can disconnect

@@ -471,6 +471,17 @@ class RunBusyError(FrameworkError):
         return f"run {self.run_id} is being run elsewhere; try again later"
 
 
+class RunStoreError(FrameworkError):
+    """The store of runs failed, so the run cannot continue here; `.reason` is its error. The run stays as it is."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(run_id, reason)
+        self.run_id, self.reason = run_id, reason
+
+    def __str__(self) -> str:
+        return f"run {self.run_id}: the store of runs failed: {self.reason}; the run can be continued later"
+
+
 class LeaseLostError(FrameworkError):
     """Another process has taken over this run, so this process writes nothing more."""
 

@@ -41,7 +41,9 @@ class IncludedContainer:
 class Registry:
     """Objects, bindings and seeds registered with one container."""
 
-    def __init__(self, seeds: Iterable[Any] = ()) -> None:
+    def __init__(self, seeds: Iterable[Any] = (), optional_seeds: Iterable[Any] = ()) -> None:
+        """`optional_seeds` are seeds only if nothing else provides their types."""
+        self._optional_seeds = tuple(optional_seeds)
         self._entries: dict[object, object] = {}
         self._bindings: dict[Binding, None] = {}
         self._seeds: dict[Any, Callable[[], Any] | None] = dict.fromkeys(seeds)
@@ -113,6 +115,8 @@ class Registry:
         readings = list(self._readings(readers))
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
         definitions += (seed_of(each, find) for each, find in self._seeds.items())
+        provided = [each.provides for each in definitions]
+        definitions += (seed_of(each) for each in self._optional_seeds if each not in provided)
         definitions += own
         graph = BeanGraph(definitions, self._bindings, names)
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         RunIncompatibleError,
         RunNotFoundError,
         RunStateError,
+        RunStoreError,
         RunSuspendedError,
         ToolDeferred,
     )
@@ -42,6 +43,7 @@ _HOMES = {
         "RunIncompatibleError",
         "RunNotFoundError",
         "RunStateError",
+        "RunStoreError",
         "RunSuspendedError",
         "ToolDeferred",
     ),
@@ -92,6 +94,7 @@ __all__ = [
     "RunStateError",
     "RunStatus",
     "RunStore",
+    "RunStoreError",
     "RunSuspended",
     "RunSuspendedError",
     "StoredEvent",

@@ -1,6 +1,6 @@
 """Starts runs, owns them while they run here, takes over those whose process is gone, and follows them.
 
-A run has one owner at a time, which renews its lease. Not here: what happens inside a run (`session`), answers
+A run has one owner at a time, which renews its lease. Not here: what happens inside a run (`places`), answers
 (`inbox`), engines on many machines (`toolbox.dbos`).
 """
 

@@ -36,6 +36,12 @@ HANDLER_MARK: Final = "__toolbox_error_handler__"
 NAMES_MARK: Final = "__toolbox_local_names__"
 
 
+DURABLE_MARK: Final = "__toolbox_durable__"
+
+OnSuspended: TypeAlias = Literal["raise", "cancel"]
+"""A new call in a conversation with a suspended run: raise an error, or cancel that run."""
+
+
 class Default:
     """The type of `DEFAULT`."""
 
@@ -48,6 +54,16 @@ DEFAULT: Final = Default()
 
 MessageFunction: TypeAlias = Callable[..., "str | Awaitable[str]"]
 """Creates a system message. Takes the `InvocationContext`, then `Inject[T]` parameters; returns the text."""
+
+
+def durable(method: D) -> D:
+    """Record every effect of a service method in the `RunStore`, so that its calls go on after a crash.
+
+    @durable
+    async def transfer(self, run: RunId, order: Order) -> Receipt: ...
+    """
+    setattr(method, DURABLE_MARK, True)
+    return method
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +112,8 @@ class ServiceOptions:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     reasoning: Reasoning | None = None
     tool_search: Any = None
+    durable: bool = False
+    on_suspended: OnSuspended = "raise"
 
     def call_limits(self, defaults: CallLimits) -> CallLimits:
         """Return the service's own limits, completed with `defaults`."""
@@ -129,6 +147,8 @@ def register_ai_service(
     parameters: Mapping[str, Any] | None = None,
     reasoning: Reasoning | None = None,
     tool_search: Any = None,
+    durable: bool = False,
+    on_suspended: OnSuspended = "raise",
 ) -> Callable[[C], C]: ...
 
 
@@ -159,6 +179,9 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `output_mode`: `"schema"`, `"tool"` or `"prompt"`: how a structured reply is requested.
     - `temperature`, `tool_choice`, `parameters`: sent with each request; `parameters` by the names of the server's API.
     - `reasoning`: `"none"`, `"minimal"`, `"low"`, `"medium"` or `"high"`: how much the model reasons.
+    - `durable`: True records every effect of a call in the `RunStore`, so that it goes on after a crash.
+    - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, or with
+      `"cancel"` cancels that run.
 
     `DEFAULT` for a limit means the container's setting of the same name.
     """

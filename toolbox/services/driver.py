@@ -20,6 +20,7 @@ from ..chat import (
     CompleteResponse,
     CompleteToolCall,
     IntermediateResponse,
+    RunSuspended,
     ServiceEvent,
     StreamEvent,
     ToolExecuted,
@@ -39,6 +40,7 @@ from .loop import (
     ModelReplied,
     RunTool,
     RunTools,
+    Suspend,
     ToolFinished,
     ToolSuspended,
     advance,
@@ -187,6 +189,8 @@ async def run(invocation: Invocation) -> Any:
                                 pass
                         invocation.state, effect = advance(invocation.rules, invocation.state, event)
                     _end(invocation, effect)
+                    if type(effect) is Suspend:
+                        await invocation.suspend()
                 finally:
                     if tasks is not None:
                         await tasks.cancel()
@@ -258,9 +262,15 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                         if isinstance(news, ToolFinished):
                             yield ToolExecuted(news.outcome.execution)
                 _end(invocation, effect)
+                if type(effect) is Suspend:
+                    await invocation.suspend()
             finally:
                 if tasks is not None:
                     await tasks.cancel()
+        if type(invocation.end) is Suspend:
+            if not invocation.yields_suspension:
+                invocation.value()  # raises
+            yield RunSuspended(invocation.place.run_id, invocation.place.session.pending)
         if isinstance(invocation.end, Finish):
             yield CompleteResponse(replace(invocation.end.response, token_usage=invocation.state.token_usage))
     except BaseException:

@@ -33,12 +33,12 @@ from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutco
 from ..tools.sources import bean_types, read_tools
 from ..type_keys import class_of, type_name
 from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
-from .implementation import implementation_of
+from .implementation import bound_arguments, implementation_of
 from .layering import HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
 from .listing import named_beans, providers_of, service_cycles, sources_of, strategies
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from .planning import plan_service
-from .plans import FunctionMessage, MethodPlan
+from .plans import FunctionMessage, MethodPlan, may_suspend, settle, suspensions_in
 from .running import Running
 
 logger = logging.getLogger("toolbox.services")
@@ -47,6 +47,8 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
     from ..models.selection import NamedModels
+    from ..runs.inbox import Runs
+    from ..runs.store import RunStore
     from ..settings import ToolboxSettings
 
 
@@ -65,6 +67,7 @@ class ContainerHost:
         executors: Mapping[str, Executor] | None,
         tool_errors: ToolErrors | None,
         settings: ToolboxSettings,
+        run_seeds: tuple[Any, ...] = (),
     ) -> None:
         from ..models.selection import NamedModels
 
@@ -85,6 +88,9 @@ class ContainerHost:
         self._services: dict[type[Any], _Service] = {}
         self._graph: BeanGraph | None = None
         self.running = Running()
+        self.run_seeds = run_seeds
+        self._runs: Runs | None = None
+        self._run_store: RunStore | None = None
         self._renew_workers()
 
     def _renew_workers(self) -> None:
@@ -128,7 +134,7 @@ class ContainerHost:
         if stuck:
             logger.warning("the container is stopping, but these tools still run on a thread: %s", ", ".join(stuck))
         self._renew_workers()
-        self._memories = None
+        self._memories = self._run_store = None
         self.listeners = None
         self._loop = None
         return late + stuck
@@ -222,12 +228,101 @@ class ContainerHost:
             return await counted()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counted(), home))
 
+    # --- runs
+
+    @property
+    def runs(self) -> Runs:
+        """The runs of this container."""
+        if self._runs is None:
+            from ..runs.inbox import Runs
+
+            self._runs = Runs(self)
+        return self._runs
+
+    async def run_store(self) -> RunStore:
+        """Return the `RunStore` bean, or the store in memory without one; opened."""
+        if self._run_store is None:
+            from ..runs.store import InMemoryRunStore, RunStore
+
+            store: RunStore
+            try:
+                store = await self.application_bean(RunStore)
+            except MissingBeanError:
+                store = InMemoryRunStore()
+            await store.open()
+            if self._run_store is None:
+                self._run_store = store
+        return self._run_store
+
+    async def application_bean(self, wanted: Any) -> Any:
+        """Return a bean from outside of all requests. Raises `MissingBeanError`."""
+        with outside_scopes():
+            return await self.scope.aget(wanted)
+
+    async def suspended_run(self, key: ChatMemoryKey) -> str | None:
+        """See `ServiceHost.suspended_run`."""
+        return await self.runs.suspended_in(key)
+
+    async def cancel_run(self, run_id: str, reason: str) -> None:
+        """See `ServiceHost.cancel_run`."""
+        await self.runs.cancel(run_id, reason)
+
+    async def abandon_runs(self, error: BaseException) -> None:
+        """Cancel the runs of a `RunSuspendedError`, also those in groups: a tool let the error through."""
+        for each in suspensions_in(error):
+            await self.runs.cancel(each.run_id, "the tool that called the service ended")
+
+    def tool_may_suspend(self, tool: Tool) -> bool:
+        """See `ServiceHost.tool_may_suspend`."""
+        return may_suspend(tool, self.plans)
+
+    def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
+        """Return the plans of the service with this qualified name, `module:Class`; empty for an unknown one."""
+        for cls, methods in self.plans.items():
+            if f"{cls.__module__}:{cls.__qualname__}" == service:
+                return methods
+        return {}
+
+    def bound_call(
+        self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[MethodPlan, Mapping[str, Any]]:
+        """Return the plan and the arguments of a call. Raises `TypeError` for anything but an async service method."""
+        name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
+        if owner is not None:
+            found = [cls for cls in type(owner).__mro__ if name in self.plans.get(cls, {})][:1]
+        else:
+            found = [
+                cls
+                for cls, methods in self.plans.items()
+                if name in methods and inspect.getattr_static(cls, name, None) is method
+            ]
+        if len(found) != 1:
+            several = ", ".join(sorted(cls.__name__ for cls in found))
+            fact = f"several services have it ({several}); pass the method of one" if found else "expected a method"
+            raise TypeError(f"runs.start: {method!r}: {fact} of a registered AI service")
+        plan = self.plans[found[0]][name]
+        if not plan.is_coroutine:
+            raise TypeError(f"runs.start: {plan.where} is not `async def`; only async methods can be started")
+        return plan, bound_arguments(plan, args, kwargs)
+
+    def open_request(self, seeds: Mapping[Any, Any]) -> Any:
+        """Return a new request scope with these seeds."""
+        scope: Any = self.scope
+        return scope.request_scope(seeds)
+
     # --- reading and checking
 
     @property
     def plans(self) -> dict[type[Any], Mapping[str, MethodPlan]]:
         """The method plans of all services, by class; available after the check."""
         return {cls: service.plans for cls, service in self._services.items()}
+
+    def run_problems(self, graph: BeanGraph) -> Iterator[Problem]:
+        """Decide which calls may be suspended. Yield problems with runs: of seeds, stores and durable methods."""
+        from ..runs.start_checks import run_problems
+
+        settle(self.plans)
+        yield from run_problems(self.plans, graph, self.run_seeds)
 
     def checked(self, graph: BeanGraph) -> None:
         """Use this graph for the plans of services, and to check the beans of tools."""

@@ -49,7 +49,7 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
         async def asynchronous(self: object, *args: Any, **kwargs: Any) -> Any:
             with WhileCallerWaits():
                 home = host.loop
-                invocation = Invocation(plan, host, _bound(plan, args, kwargs))
+                invocation = Invocation(plan, host, bound_arguments(plan, args, kwargs))
                 if home is None or home is asyncio.get_running_loop():
                     return await run(invocation)
                 return await _on_loop(home, invocation)
@@ -59,7 +59,7 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
 
         @functools.wraps(declared)
         def synchronous(self: object, *args: Any, **kwargs: Any) -> Any:
-            arguments = _bound(plan, args, kwargs)
+            arguments = bound_arguments(plan, args, kwargs)
             if plan.output.is_stream:
                 return _stream(plan, host, lambda: Invocation(plan, host, arguments))
             return _waited_for(plan, host, arguments)
@@ -75,11 +75,12 @@ def _as_tool(plan: MethodPlan, host: ServiceHost, /, *args: Any, **kwargs: Any) 
         kwargs.setdefault(plan.memory_parameter, None)
     if plan.call_options is not None:  # the model cannot set it
         kwargs.setdefault(plan.call_options, None)
-    arguments = _bound(plan, args, kwargs)
+    arguments = bound_arguments(plan, args, kwargs)
     return (_awaited if plan.is_async else _waited_for)(plan, host, arguments, as_tool=True)
 
 
-def _bound(plan: MethodPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+def bound_arguments(plan: MethodPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of a call by name, with defaults. Raises `TypeError`."""
     try:
         bound = plan.signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -135,6 +136,7 @@ def watched_call(
 
     def begin() -> Invocation:
         begun.append(Invocation(plan, host, bound.arguments))
+        begun[0].yields_suspension = True
         return begun[0]
 
     return EventStream(begin, stream), lambda: begun[0].value()

@@ -18,6 +18,7 @@ from ..chat import (
     CONTENT_TYPES,
     ChatModel,
     ChatRequestParameters,
+    FinishReason,
     Message,
     StreamEvent,
     SystemMessage,
@@ -26,13 +27,19 @@ from ..chat import (
     UserMessage,
 )
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation, current_limit
-from ..errors import IllegalConfigurationError, InvocationTimeoutError, MissingBeanError, Problem
+from ..errors import (
+    IllegalConfigurationError,
+    InvocationTimeoutError,
+    MissingBeanError,
+    Problem,
+    RunSuspendedError,
+)
 from ..events import Listeners
 from ..execution.markers import BLOCKING, COROUTINE, is_async
 from ..execution.runners import CallerRunner, LoopRunner
 from ..execution.threads import Workers
 from ..tools.failures import ToolErrors
-from ..tools.pipeline import Tool, ToolEnvironment
+from ..tools.pipeline import Tool, ToolEnvironment, ToolSuspension
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools
 from ..type_keys import type_name
 from .loop import (
@@ -42,6 +49,7 @@ from .loop import (
     ModelReplied,
     Rules,
     RunTool,
+    Suspend,
     ToolFinished,
     ToolSuspended,
     begin,
@@ -72,6 +80,23 @@ class ServiceHost(Protocol):
     failures: ToolErrors
     max_concurrent_tools: int
     listeners: Listeners | None
+
+    @property
+    def abandon_runs(self) -> Callable[[BaseException], Awaitable[None]]:
+        """Return the function that cancels the runs of a `RunSuspendedError` that left a tool."""
+        ...
+
+    def tool_may_suspend(self, tool: Tool) -> bool:
+        """Return True if a call of this tool may be suspended."""
+        ...
+
+    async def suspended_run(self, key: ChatMemoryKey) -> str | None:
+        """Return the id of the suspended run of a conversation."""
+        ...
+
+    async def cancel_run(self, run_id: str, reason: str) -> None:
+        """Cancel a suspended run."""
+        ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -137,8 +162,16 @@ class Invocation:
         *,
         as_tool: bool = False,
         state: State | None = None,
+        place: Any = None,
     ) -> None:
-        self.plan, self.host, self.arguments, self._resumed = plan, host, arguments, state
+        outer = current_invocation.get()
+        restored = None
+        if place is None and (as_tool or plan.may_suspend):
+            place = _place_of(plan, outer if as_tool else None, arguments)
+        if place is not None:
+            plan, restored = plan.in_run, place.session.restored(place.path)
+            state = state if restored is None else restored.state
+        self.plan, self.host, self.arguments, self._resumed, self.place = plan, host, arguments, state, place
         self.has_begun = False
         self.end: Effect | None = None
         self.pieces: PieceSink | None = None
@@ -146,19 +179,26 @@ class Invocation:
         self.history: tuple[Message, ...] = ()
         pool = plan.options.concurrent_tools
         self.together = bool(pool)
-        runner = LoopRunner if plan.is_async else CallerRunner
+        self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
+        # In a run that goes on elsewhere, no caller waits on a thread.
+        continues = place is not None and place.session.generation is not None and not as_tool
+        runner = LoopRunner if plan.is_async or continues else CallerRunner
         self.runner = runner(host.workers, pool if isinstance(pool, Executor) else None)
         memory_id = None if as_tool or plan.memory_parameter is None else arguments[plan.memory_parameter]
         remembers = plan.window is not None and memory_id is not None
         self.memory_key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
         self.caller: Caller | None = caller_here() if remembers else None
-        outer = current_invocation.get()
         around = current_limit.get()
         self.deadline: Deadline | None = None
         known = None
         if plan.call_limits.timeout is not None or around is not None or outer is not None:
             self.deadline, known = self._deadlines(outer)
-        self.user_message = self._user_message()
+        if restored is None:
+            self.user_message = self._user_message()
+        else:
+            self._continue(restored)
+            if self.deadline is not None:
+                known = self.deadline.at if known is None else min(known, self.deadline.at)
         self.context = InvocationContext(
             service=plan.service,
             method=plan.name,
@@ -168,9 +208,25 @@ class Invocation:
             deadline=known,
             outer_invocation_id=outer.invocation_id if outer is not None else None,
         )
+        if restored is not None:
+            self.context.notes.update(restored.notes)
         self._added = added_tools()
         self._call_options: ChatRequestParameters | None = None
         self.dynamic_providers: list[Provider] = []
+
+    def _continue(self, restored: Any) -> None:
+        """Take the user message and the deadline of an invocation that was stored."""
+        spoken = restored.state.messages[0]
+        assert isinstance(spoken, UserMessage)
+        self.user_message = spoken
+        if restored.remaining is None:
+            around = current_limit.get()
+            self.deadline = None if around is None else Deadline(around.deadline, around.seconds)
+            return
+        limit = self.plan.call_limits.timeout or restored.remaining
+        left = Deadline(time.monotonic() + restored.remaining, limit)
+        if self.deadline is None or left.at < self.deadline.at or self.plan.call_limits.timeout is not None:
+            self.deadline = left
 
     def _deadlines(self, outer: InvocationContext | None) -> tuple[Deadline | None, float | None]:
         """Return the deadline that this invocation enforces, and the earliest known one."""
@@ -214,9 +270,11 @@ class Invocation:
             failures=plan.failures.over(host.failures) if plan.has_handlers else host.failures,
             max_result_chars=plan.call_limits.max_result_chars,
             listeners=host.listeners,
+            abandon_runs=host.abandon_runs,
         )
         if self._resumed is not None:
-            self.state, self.has_begun = self._resumed, True
+            offered = tuple(name for name in self._resumed.offered if name in toolset.by_name)
+            self.state, self.has_begun = self._resumed.changed(offered=offered), True
             if self.dynamic_providers:  # the state may use their tools
                 await self.add_dynamic_tools([*self.state.history, *self.state.messages])
             return next_effect(self.rules, self.state)
@@ -329,6 +387,10 @@ class Invocation:
                 toolset = toolset.joined_by(await self._tools_of(found, tuple(toolset.by_name)), plan)
         if toolset is not plan.toolset and (problems := tuple(plan.offer_problems(toolset))):
             raise IllegalConfigurationError(problems)
+        if self.place is None and any(self.host.tool_may_suspend(tool) for tool in toolset.tools):
+            self.place = _place_of(plan, None, self.arguments)
+            self.plan = plan.in_run
+            toolset = Toolset.of([tool.with_layers(self.plan.layers.tools) for tool in toolset.tools])
         return toolset
 
     async def add_dynamic_tools(self, messages: Sequence[Message]) -> bool:
@@ -386,6 +448,8 @@ class Invocation:
     def value(self) -> Any:
         """Return the method's value after the invocation has ended."""
         end = self.end
+        if isinstance(end, Suspend) and self.place is not None:
+            return self._suspended_value()
         if not isinstance(end, Finish):
             fact = "a tool call was suspended, but nothing here stores suspended calls"
             raise IllegalConfigurationError([Problem(self.plan.where, fact, "let the tool return a result")])
@@ -394,11 +458,44 @@ class Invocation:
         state = self.state
         return Result(end.value, state.executions, state.token_usage, end.finish_reason, state.remembered)
 
+    async def suspend(self) -> None:
+        """Store the run, or note for the outer invocation that this one is suspended."""
+        if self.place is not None:
+            from ..runs.suspending import suspend
+
+            await suspend(self)
+
+    def _suspended_value(self) -> Any:
+        """Return a `Result` with the pending calls, or raise the error that has them."""
+        session = self.place.session
+        if self.place.path:
+            raise ToolSuspension({"kind": "service"})
+        if self.plan.output.shape is not Shape.RESULT and not session.wants_result:
+            raise RunSuspendedError(session.id, session.pending)
+        state = self.state
+        usage, reason = state.token_usage, FinishReason.TOOL_EXECUTION
+        executions = state.all_executions
+        return Result(None, executions, usage, reason, state.remembered, session.pending, session.id)
+
     def note(self) -> None:
         """Add the invocation to the records of enclosing `invocation_record` blocks, also after an error."""
         if self.has_begun:
             for record in _records.get():
                 record.add(self.state)
+
+
+def _place_of(plan: MethodPlan, outer: InvocationContext | None, arguments: Mapping[str, Any]) -> Any:
+    """Return the place of a service that runs as the tool of `outer`, or of a new run; None if it needs none."""
+    if outer is not None and outer.place is not None:
+        place = outer.place.session.enter(outer.place)
+        if place is not None:
+            return place
+    if not plan.may_suspend:
+        return None
+    from ..runs.places import RunSession
+
+    run_id = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
+    return RunSession(run_id).root
 
 
 # --- records

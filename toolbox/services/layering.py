@@ -52,24 +52,58 @@ class MethodMarks:
         return named_at_first(definitions_of(self.cls, self.method), decorator)
 
 
-def method_layers(marks: MethodMarks, host: HostLayers, options: ServiceOptions) -> Layers:
-    """Return the layers of a service method."""
+def method_layers(marks: MethodMarks, host: HostLayers, options: ServiceOptions, *, in_run: bool = False) -> Layers:
+    """Return the layers of a service method; `in_run` for calls that can be suspended, or are recorded."""
     interceptors = (*host.interceptors, *marks.named_by("interceptors"))
     models = _model_interceptors(interceptors)
     invocation: tuple[InvocationLayer, ...] = ()  # input guardrails
-    effects: tuple[EffectLayer, ...] = (*_tool_search(options), *models)  # limits, recording, interceptors
+    # Limits, tool search, recording, interceptors.
+    effects: tuple[EffectLayer, ...] = (*_tool_search(options), *_recording(in_run), *models)
     return Layers(
         invocation=invocation,
         effects=effects,
-        tools=tool_layers(interceptors),
+        tools=tool_layers(interceptors, in_run=in_run),
         whole_replies=bool(models),  # an interceptor may change the reply
     )
 
 
-def tool_layers(interceptors: Sequence[BeanReference]) -> tuple[ToolLayer, ...]:
+def tool_layers(interceptors: Sequence[BeanReference], *, in_run: bool = False) -> tuple[ToolLayer, ...]:
     """Return the layers of tools. Each adds what decorators name at the tool itself."""
-    before: tuple[ToolLayer, ...] = ()  # input guardrails, approval: again for arguments that an interceptor changed
-    return (*before, _ToolInterceptors(tuple(interceptors), before))  # output guardrails first, recording last
+    # Input guardrails, approval: again for arguments that an interceptor changed.
+    before: tuple[ToolLayer, ...] = (_approval,)
+    around: tuple[ToolLayer, ...] = (*before, _ToolInterceptors(tuple(interceptors), before))  # output guardrails first
+    return (_answered, *around, _recorded) if in_run else around
+
+
+# --- runs
+
+
+def _recording(in_run: bool) -> tuple[EffectLayer, ...]:
+    if not in_run:
+        return ()
+    from ..runs.places import in_run as layer
+
+    return (layer,)
+
+
+def _answered(step: ToolStep, tool: Tool) -> ToolStep:
+    from ..runs.places import answered
+
+    return answered(step, tool)
+
+
+def _approval(step: ToolStep, tool: Tool) -> ToolStep:
+    if not tool.requires_approval:
+        return step
+    from ..runs.places import approval
+
+    return approval(step, tool)
+
+
+def _recorded(step: ToolStep, tool: Tool) -> ToolStep:
+    from ..runs.places import recording
+
+    return recording(step, tool)
 
 
 # --- tool search

@@ -16,6 +16,7 @@ from typing import Any
 from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, StreamEvent
 from ..chat_streams import answer_stream, no_response, response_of
 from ..context import InvocationContext
+from ..errors import ConversationSuspendedError
 from ..events import (
     InvocationEvent,
     Listeners,
@@ -26,9 +27,11 @@ from ..events import (
     ServiceCompletedEvent,
     ServiceFailedEvent,
     ServiceStartedEvent,
+    ServiceSuspendedEvent,
 )
 from .invocation import Invocation
-from .loop import Finish
+from .loop import Finish, Suspend
+from .memory import ChatMemoryKey
 
 NOTHING: AbstractAsyncContextManager[None] = nullcontext()
 
@@ -64,6 +67,8 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
     assert window is not None
     memories = await invocation.host.memories()
     async with memories.turn(key, invocation):
+        if invocation.plan.checks_suspended or invocation.plan.providers:
+            await _refuse_suspended(key, invocation)
         invocation.history = history = await memories.load(key, window)
         yield
         if isinstance(invocation.end, Finish):
@@ -71,6 +76,16 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
             await memories.store.update_messages(key, kept)
             if invocation.host.listeners is not None:
                 invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, kept))
+
+
+async def _refuse_suspended(key: ChatMemoryKey, invocation: Invocation) -> None:
+    """Raise `ConversationSuspendedError` if the conversation has a suspended run, or cancel that run."""
+    host, plan = invocation.host, invocation.plan
+    if (run_id := await host.suspended_run(key)) is None:
+        return
+    if plan.options.on_suspended == "raise":
+        raise ConversationSuspendedError(plan.service.__name__, run_id)
+    await host.cancel_run(run_id, "a new call began in its conversation")
 
 
 # --- the deadline
@@ -117,6 +132,10 @@ async def observed(invocation: Invocation) -> AsyncIterator[None]:
         listeners.tell(ServiceFailedEvent(context, failure, perf_counter() - began))
         raise
     end = invocation.end
+    if isinstance(end, Suspend) and invocation.place is not None:
+        session, path = invocation.place.session, invocation.place.path
+        taken = perf_counter() - began
+        listeners.tell(ServiceSuspendedEvent(context, session.id, session.pending_below(path), taken))
     if isinstance(end, Finish):
         state = invocation.state
         executions, taken = tuple(state.executions), perf_counter() - began

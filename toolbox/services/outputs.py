@@ -24,6 +24,7 @@ from ..chat import (
     AiMessage,
     FinishReason,
     Message,
+    PendingCall,
     ResponseFormat,
     ServiceEvent,
     TokenUsage,
@@ -56,6 +57,8 @@ class Result(Generic[T]):
     - `token_usage`: the sum over all model calls; None if no reply contained a usage.
     - `finish_reason`: why the model stopped.
     - `messages`: the messages of this call, from the user message to the answer.
+    - `pending`: the tool calls that wait for an answer, if the call was suspended; then `content` is None, and `run_id`
+      names the run.
     """
 
     content: T = field(hash=False)
@@ -63,10 +66,13 @@ class Result(Generic[T]):
     token_usage: TokenUsage | None = None
     finish_reason: FinishReason | None = None
     messages: Sequence[Message] = field(default=(), repr=False)
+    pending: Sequence[PendingCall] = ()
+    run_id: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tool_executions", tuple(self.tool_executions))
         object.__setattr__(self, "messages", tuple(self.messages))
+        object.__setattr__(self, "pending", tuple(self.pending))
 
     def __tool_value__(self) -> object:
         """Return the value for the model, if a tool returns a `Result`."""

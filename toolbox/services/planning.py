@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 
 from ..chat import REASONING, ChatRequestParameters, Message, UserMessage
 from ..contents import Content
-from ..context import InjectMark, MemoryId, MemoryIdMark
+from ..context import InjectMark, MemoryId, MemoryIdMark, RunIdMark
 from ..errors import Problem
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature, takes
 from ..tools.failures import ToolErrors
@@ -24,6 +24,7 @@ from ..tools.pipeline import InjectedParameter, Tool
 from ..tools.sources import read_tools
 from ..type_keys import arguments_for, substitute, type_name, unwrapped
 from .declaration import (
+    DURABLE_MARK,
     SYSTEM_MARK,
     UNSET_LIMITS,
     USER_MARK,
@@ -180,6 +181,10 @@ class _MethodPlanner:
             call_limits=self.options.call_limits(self.limits),
             failures=self.failures,
             layers=method_layers(MethodMarks(self.cls, self.name), self.host, self.options),
+            run_layers=method_layers(MethodMarks(self.cls, self.name), self.host, self.options, in_run=True),
+            annotations={each.name: each.annotation for each in self.parameters.values()},
+            run_id_parameter=roles.run_id,
+            durable=self.options.durable or getattr(self.function, DURABLE_MARK, False),
         )
 
     # --- the return type
@@ -298,7 +303,10 @@ class _MethodPlanner:
         if len(call_options) > 1:
             fact = f"has {len(call_options)} ChatRequestParameters parameters: {', '.join(call_options)}"
             self.problem(fact, "keep only one")
-        rest = [each for each in readable if not is_memory_id(each) and not is_call_options(each)]
+        run_ids = [each.name for each in readable if is_run_id(each)]
+        if len(run_ids) > 1:
+            self.problem(f"has {len(run_ids)} RunId parameters: {', '.join(run_ids)}", "keep only one")
+        rest = [each for each in readable if not (is_memory_id(each) or is_call_options(each) or each.name in run_ids)]
         in_system = system.variables if isinstance(system, Template) else frozenset()
         used = in_system | (user.variables if user is not None else frozenset())
         values = {name: name for name in used if name in self.parameters}
@@ -327,7 +335,14 @@ class _MethodPlanner:
                 f"parameter {each.name!r} is not used in any message",
                 f"use {{{each.name}}} in @user_message or @system_message, or remove it",
             )
-        return _Roles(speaker, values, history, contents, call_options[0] if call_options else None)
+        return _Roles(
+            speaker,
+            values,
+            history,
+            contents,
+            call_options[0] if call_options else None,
+            run_ids[0] if run_ids else None,
+        )
 
     def _speaker(self, left: list[Parameter], contents: tuple[str, ...]) -> tuple[str | None, list[Parameter]]:
         """Return the parameter that is the user message, and the unused parameters."""
@@ -376,6 +391,7 @@ class _Roles:
     history: tuple[str, ...]
     contents: tuple[str, ...]
     call_options: str | None
+    run_id: str | None
 
 
 def _callable_signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -399,6 +415,11 @@ def is_memory_id(parameter: Parameter) -> bool:
 def _members(annotation: Any) -> set[Any]:
     """Return the types of a union, or the type itself."""
     return set(get_args(annotation)) if get_origin(annotation) is not None else {annotation}
+
+
+def is_run_id(parameter: Parameter) -> bool:
+    """Return True for the id of the run."""
+    return any(isinstance(mark, RunIdMark) for mark in parameter.metadata)
 
 
 def is_call_options(parameter: Parameter) -> bool:
@@ -458,6 +479,10 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
     if options.reasoning not in (None, *REASONING):
         fix = f"use one of: {', '.join(REASONING)}; or None"
         yield Problem(where, f"reasoning is {options.reasoning!r}", fix)
+    if options.on_suspended not in ("raise", "cancel"):
+        yield Problem(where, f"on_suspended is {options.on_suspended!r}", 'use "raise" or "cancel"')
+    if not isinstance(options.durable, bool):
+        yield Problem(where, f"durable is {options.durable!r}", "use True or False")
     if not isinstance(options.concurrent_tools, (bool, Executor)):
         yield Problem(where, f"concurrent_tools is {options.concurrent_tools!r}", "use True, False or an Executor")
     if options.model is not None and not isinstance(options.model, str):

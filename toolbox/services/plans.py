@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from ..chat import ChatRequestParameters, ToolSpecification
 from ..context import current_invocation
-from ..errors import IllegalConfigurationError, Problem
+from ..errors import IllegalConfigurationError, Problem, RunSuspendedError
 from ..signatures import Unresolved
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors
@@ -154,6 +154,13 @@ class MethodPlan:
     call_limits: CallLimits
     failures: ToolErrors
     layers: Layers = Layers()
+    run_layers: Layers = Layers()
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+    run_id_parameter: str | None = None
+    durable: bool = False
+    may_suspend: bool = field(init=False, default=False)
+    checks_suspended: bool = field(init=False, default=False)
+    _in_run: list[MethodPlan] = field(init=False, default_factory=list, repr=False, compare=False)
     where: str = field(init=False)
     is_async: bool = field(init=False)
     has_handlers: bool = field(init=False)
@@ -163,7 +170,8 @@ class MethodPlan:
         """Compute the values that are the same for all calls.
 
         `where` names the method in problems and errors. `is_async` is True if the caller awaits or uses `async for`.
-        `has_handlers` is True if the service sets error handlers.
+        `has_handlers` is True if the service sets error handlers. `settle` sets `may_suspend`, if a tool may suspend
+        the call, and `checks_suspended`, if its conversations may have a suspended run.
         """
         toolset = self.toolset
         if self.layers.tools:
@@ -173,6 +181,17 @@ class MethodPlan:
         object.__setattr__(self, "is_async", self.is_coroutine or (self.output.is_stream and not self.is_sync_stream))
         object.__setattr__(self, "has_handlers", self.failures != ToolErrors())
         object.__setattr__(self, "rules", self.rules_for(toolset))
+
+    @property
+    def in_run(self) -> MethodPlan:
+        """The same plan for a call that is part of a run: it can be suspended, and is recorded."""
+        if not self._in_run:
+            plan = replace(self, layers=self.run_layers)
+            plan._in_run.append(plan)
+            for name in ("may_suspend", "checks_suspended"):
+                object.__setattr__(plan, name, getattr(self, name))
+            self._in_run.append(plan)
+        return self._in_run[0]
 
     @property
     def is_sync_stream(self) -> bool:
@@ -230,6 +249,57 @@ class MethodPlan:
         )
 
 
+# --- plans whose calls may be suspended
+
+
+def may_suspend(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> bool:
+    """Return True if a call of this tool may be suspended, or needs its run's id. `plans` are those of services."""
+    if tool.requires_approval or tool.deferred or tool.key_names or tool.run_id_names:
+        return True
+    if not tool.is_service:
+        return False
+    inner = plan_behind(tool) if tool.function is not None else plans.get(tool.bean, {}).get(tool.member)
+    return inner is not None and inner.may_suspend
+
+
+def suspensions_in(error: BaseException) -> Iterator[RunSuspendedError]:
+    """Yield the suspensions in an exception, which may be a group."""
+    if isinstance(error, RunSuspendedError):
+        yield error
+    elif isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from suspensions_in(each)
+
+
+def plan_behind(tool: Tool) -> MethodPlan | None:
+    """Return the plan of a tool that is a method of a service made without a container."""
+    return next((each for each in getattr(tool.function, "args", ()) if isinstance(each, MethodPlan)), None)
+
+
+def services_below(plan: MethodPlan) -> Iterator[MethodPlan]:
+    """Yield the plans of the services that a method has as tools, also indirectly."""
+    for tool in plan.toolset.tools:
+        if (inner := plan_behind(tool)) is not None:
+            yield inner
+            yield from services_below(inner)
+
+
+def settle(plans: Mapping[Any, Mapping[str, MethodPlan]]) -> None:
+    """Set `may_suspend` and `checks_suspended` of all plans; `plans` are those of each service, by class."""
+    everything = [plan for methods in plans.values() for plan in methods.values()]
+    changed = True
+    while changed:
+        changed = False
+        for plan in everything:
+            if not plan.may_suspend and any(may_suspend(tool, plans) for tool in plan.toolset.tools):
+                object.__setattr__(plan, "may_suspend", True)
+                changed = True
+    for methods in plans.values():
+        checks = any(plan.may_suspend or plan.durable for plan in methods.values())
+        for plan in methods.values():
+            object.__setattr__(plan, "checks_suspended", checks)
+
+
 # --- tools added for a block of code
 
 _added: ContextVar[tuple[Sequence[Tool], object] | None] = ContextVar("toolbox.added_tools", default=None)
@@ -252,6 +322,16 @@ def additional_tools(sources: Sequence[Any], where: str = "@toolbox") -> Iterato
 def tools_added(tools: Sequence[Tool]) -> Iterator[None]:
     """Add tools that have already been read; see `additional_tools`."""
     token = _added.set((tools, current_invocation.get()))
+    try:
+        yield
+    finally:
+        _added.reset(token)
+
+
+@contextmanager
+def without_added_tools() -> Iterator[None]:
+    """Ignore the tools that surrounding blocks add."""
+    token = _added.set(None)
     try:
         yield
     finally:

@@ -10,10 +10,11 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from threading import Lock
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import TypeForm
 
@@ -22,7 +23,7 @@ from ..chat import ChatModel
 from ..context import ActiveScope
 from ..di.beans import read_class
 from ..di.points import MISSING
-from ..errors import IllegalConfigurationError, Problem
+from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
@@ -35,10 +36,14 @@ from .declaration import ServiceOptions, method_names, names_around, options_for
 from .implementation import implementation_of
 from .layering import HostLayers, NamedAt, named_at_method, named_at_tool
 from .listing import as_sources, providers_of, service_cycles
-from .memory import ChatMemories, InMemoryChatMemoryStore
+from .memory import ChatMemories, ChatMemoryKey, InMemoryChatMemoryStore
 from .planning import plan_service
-from .plans import FunctionMessage, MethodPlan
+from .plans import FunctionMessage, MethodPlan, may_suspend, services_below, settle, suspensions_in
 from .running import Running
+
+if TYPE_CHECKING:
+    from ..runs.inbox import Runs
+    from ..runs.store import RunStore
 
 T = TypeVar("T")
 
@@ -103,11 +108,15 @@ class _Host:
     max_concurrent_tools = 16
     listeners: Listeners | None = None
 
-    def __init__(self, model: ChatModel) -> None:
+    def __init__(self, model: ChatModel, run_store: RunStore | None = None) -> None:
         self._model = model
         self._memories = ChatMemories(InMemoryChatMemoryStore())
         self.workers = _process.workers
         self.running = Running()
+        self.plans: dict[type[Any], Mapping[str, MethodPlan]] = {}
+        self.run_seeds: tuple[Any, ...] = ()
+        self._runs: Runs | None = None
+        self._run_store, self._store_is_open = run_store, False
         self._instances = NamedInstances()
         self.scope: ActiveScope = self._instances
         self.failures = ToolErrors()
@@ -131,6 +140,54 @@ class _Host:
         """Create the instance of a named class. Yield a problem if its constructor needs arguments."""
         return self._instances.add(reference, where)
 
+    @property
+    def runs(self) -> Runs:
+        """The runs of this service."""
+        if self._runs is None:
+            from ..runs.inbox import Runs
+
+            self._runs = Runs(self)
+        return self._runs
+
+    async def run_store(self) -> RunStore:
+        if self._run_store is None:
+            from ..runs.store import InMemoryRunStore
+
+            self._run_store = InMemoryRunStore()
+        if not self._store_is_open:
+            await self._run_store.open()
+            self._store_is_open = True
+        return self._run_store
+
+    async def application_bean(self, wanted: Any) -> Any:
+        raise MissingBeanError(type_name(wanted))
+
+    async def suspended_run(self, key: ChatMemoryKey) -> str | None:
+        return await self.runs.suspended_in(key)
+
+    async def cancel_run(self, run_id: str, reason: str) -> None:
+        await self.runs.cancel(run_id, reason)
+
+    async def abandon_runs(self, error: BaseException) -> None:
+        for each in suspensions_in(error):
+            await self.runs.cancel(each.run_id, "the tool that called the service ended")
+
+    def tool_may_suspend(self, tool: Tool) -> bool:
+        return may_suspend(tool, self.plans)
+
+    def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
+        """Return the plans of the service, or of one that it has as a tool, with this qualified name."""
+        own = [plan for methods in self.plans.values() for plan in methods.values()]
+        plans = [*own, *(inner for plan in own for inner in services_below(plan))]
+        found = (each for each in plans if f"{each.service.__module__}:{each.service.__qualname__}" == service)
+        return {each.name: each for each in found}
+
+    def open_request(self, seeds: Mapping[Any, Any]) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await work()
+
     def problems_of(self, named: Iterable[NamedAt]) -> Iterator[Problem]:
         """Create the instances of classes that decorators name. Yield problems with them."""
         for each in named:
@@ -149,7 +206,13 @@ class _Host:
 
 
 def create_ai_service(
-    service: TypeForm[T], *, chat_model: ChatModel, tools: Any = (), interceptors: Any = (), **options: Any
+    service: TypeForm[T],
+    *,
+    chat_model: ChatModel,
+    tools: Any = (),
+    interceptors: Any = (),
+    run_store: RunStore | None = None,
+    **options: Any,
 ) -> T:
     """Create an AI service from a Protocol or ABC without a container. The class does not need a decorator.
 
@@ -161,6 +224,7 @@ def create_ai_service(
       `{ToolSpecification: ToolExecutor}`. Classes need a container.
     - `interceptors`: one or several interceptors for all tool calls and model requests, classes or instances. Classes
       that decorators name, and these, must have constructors without arguments; otherwise name an instance.
+    - `run_store`: the store of suspended calls, by default in memory. `toolbox.runs.runs_of(service)` continues them.
     - `options`: those of `register_ai_service`; they override the options of a decorated class.
 
     Raises `IllegalConfigurationError` with all problems.
@@ -171,7 +235,7 @@ def create_ai_service(
     around = names_around(cls, sys._getframe(1))
     everywhere = _by_priority(as_sources(interceptors))
     plans, problems = plan_service(cls, settings, around=around, host=HostLayers(interceptors=everywhere))
-    host = _Host(chat_model)
+    host = _Host(chat_model, run_store)
     if isinstance(cls, type):
         problems += host.add(BeanReference.to(settings.tool_search), f"{cls.__name__}, tool_search")
         problems += host.problems_of(NamedAt("interceptors=", "interceptors", each, False) for each in everywhere)
@@ -182,6 +246,8 @@ def create_ai_service(
         problems.append(problem)
     if problems:
         raise IllegalConfigurationError(dict.fromkeys(problems))
+    host.plans[cls] = plans
+    settle(host.plans)
     made: T = implementation_of(cls, plans, host)()
     return made
 

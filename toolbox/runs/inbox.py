@@ -1,0 +1,686 @@
+"""`Runs`: lists suspended runs, takes answers, and continues runs where they stopped.
+
+Not here: the part of `Runs` that starts and takes over runs (`starting`), what happens within a run (`places`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from inspect import isawaitable
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+from ..chat import (
+    FinishReason,
+    PendingCall,
+    RunSuspended,
+    ServiceEvent,
+    ToolExecutionRequest,
+)
+from ..chat_streams import TextPieces
+from ..context import (
+    InvocationContext,
+    current_attributes,
+    current_invocation,
+    restored_attributes,
+)
+from ..errors import (
+    LeaseLostError,
+    MissingBeanError,
+    RunAnswerError,
+    RunCancelledError,
+    RunFailedError,
+    RunIncompatibleError,
+    RunNotFoundError,
+    RunStateError,
+    RunStoreError,
+    ScopeNotActiveError,
+    ToolArgumentsError,
+)
+from ..events import Listeners, RunAnsweredEvent, RunResumedEvent
+from ..services.driver import run, stream
+from ..services.invocation import Invocation
+from ..services.loop import Finish, Suspend
+from ..services.outputs import Kind, Result
+from ..services.plans import MethodPlan, without_added_tools
+from ..tools.failures import message_of
+from ..tools.pipeline import Tool
+from .answers import KINDS, Answer, HistoryEntry, Run
+from .codecs import (
+    json_value,
+    output_fingerprint,
+    person_name,
+    qualified,
+    read_arguments,
+    read_identity,
+    read_seeds,
+    read_value,
+    write_person,
+    write_value,
+)
+from .documents import GivenAnswer, RunDocument, UnreadableDocumentError, WaitingCall
+from .event_log import EventLog
+from .following import pauses
+from .places import RunSession
+from .starting import RunStarting
+from .store import ENDED, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
+from .suspending import StoringHost, conversation_key, describe, header
+
+logger = logging.getLogger("toolbox.runs")
+
+T = TypeVar("T")
+
+List: TypeAlias = list  # `Runs.list` hides the type within its class
+
+_UNCHANGED = (LeaseLostError, RunStoreError, RunIncompatibleError)
+"""Errors after which the run stays as it is, so that it can be continued."""
+
+
+class IdentityLoader(Protocol):
+    """Refreshes the identity of a run that continues. Register a bean of this type.
+
+        class Directory(IdentityLoader):
+            async def load(self, identity: SecurityIdentity) -> SecurityIdentity | None: ...
+
+    `load` may be `def` or `async def`. None refuses to continue, and the run stays as it is.
+    """
+
+    def load(self, identity: Any) -> Any:
+        """Return the current identity of this person; None if it may no longer act."""
+        ...
+
+
+class RunsHost(StoringHost, Protocol):
+    """Hosts services and runs: a container, or a service without one."""
+
+    listeners: Listeners | None
+
+    def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
+        """Return the plans of the service with this qualified name, by method; empty for an unknown one."""
+        ...
+
+    def open_request(self, seeds: Mapping[Any, Any]) -> AbstractAsyncContextManager[Any]:
+        """Return a new request scope with these seeds."""
+        ...
+
+    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `work()` on the host's loop."""
+        ...
+
+
+class _Prepared:
+    """A stored run that fits this program: its plan, arguments, seeds and document."""
+
+    __slots__ = ("arguments", "document", "plan", "seeds")
+
+    def __init__(
+        self, plan: MethodPlan, arguments: dict[str, Any], seeds: dict[Any, Any], document: RunDocument
+    ) -> None:
+        self.plan, self.arguments, self.seeds, self.document = plan, arguments, seeds, document
+
+
+class Runs(RunStarting):
+    """The runs of a container: a bean, and `container.runs`.
+
+        run = await runs.get(run_id)
+        result = await runs.resume(run.id, {call.id: approve() for call in run.pending}, by="ann")
+
+    All methods work in any process that uses the same `RunStore`.
+    """
+
+    def __init__(self, host: RunsHost) -> None:
+        super().__init__()
+        self._host: Any = host
+
+    # --- reading
+
+    async def get(self, run_id: str) -> Run[Any]:
+        """Return a run. Raises `RunNotFoundError`."""
+
+        async def read() -> Run[Any]:
+            return self._public(await self._loaded(run_id))
+
+        return await self._on_own_loop(read)
+
+    async def list(
+        self, status: RunStatus | None = None, service: str | type[Any] | None = None, limit: int = 100
+    ) -> List[Run[Any]]:
+        """Return runs, newest first. `service` is a service class or its qualified name `module:Class`."""
+        name = qualified(service) if isinstance(service, type) else service
+
+        async def find() -> List[Run[Any]]:
+            found = await (await self._opened()).find(status=status, service=name, limit=limit)
+            return [self._public(each) for each in found]
+
+        return await self._on_own_loop(find)
+
+    # --- answering
+
+    async def resume(self, run_id: str, answers: Mapping[str, Answer], by: Any = None) -> Result[Any]:
+        """Answer pending calls, by their ids, and continue the run until it ends or is suspended again.
+
+        `by` is the person, a name or a `SecurityIdentity`. Without answers, a run whose process is gone goes on. Some
+        of the pending calls may be answered; `Result.pending` has the others. Raises `RunAnswerError`,
+        `RunIncompatibleError` and `RunNotFoundError`, after which the run is unchanged, and the errors of the method.
+        """
+        return await self._on_own_loop(lambda: self._resume(run_id, answers, by))
+
+    async def _resume(self, run_id: str, answers: Mapping[str, Answer], by: Any) -> Result[Any]:
+        stored = await self._answered(run_id, answers, by)
+        if stored.status != "running":
+            return self._result_of(stored)
+        try:
+            async with self._owned.owned(stored.id, stored.generation):
+                return await self._execute_owned(stored, answers)
+        finally:
+            self.signals.announce(stored.id)
+
+    async def resume_stream(
+        self, run_id: str, answers: Mapping[str, Answer], by: Any = None
+    ) -> AsyncGenerator[ServiceEvent, None]:
+        """Do the same as `resume`, and yield the events of the call. The last is `CompleteResponse` or `RunSuspended`.
+
+            async for event in runs.resume_stream(run_id, {call.id: approve()}, by=person): ...
+
+        A reader that leaves interrupts the run; `resume(run_id, {})` continues it.
+        """
+        events = self._resume_events(run_id, answers, by)
+        try:
+            while True:
+                event = await self._on_own_loop(lambda: _next_of(events))
+                if event is None:
+                    return
+                yield event
+        finally:
+            await self._on_own_loop(lambda: _close(events))
+
+    async def _resume_events(
+        self, run_id: str, answers: Mapping[str, Answer], by: Any
+    ) -> AsyncGenerator[ServiceEvent, None]:
+        """Execute the run in a separate task, which has its own context, and yield its events."""
+        ready: asyncio.Queue[ServiceEvent] = asyncio.Queue(1)
+
+        async def work() -> None:
+            try:
+                stored = await self._answered(run_id, answers, by)
+                if stored.status != "running":
+                    result = self._result_of(stored)
+                    if result.pending:
+                        await ready.put(RunSuspended(run_id, tuple(result.pending)))
+                    return
+                async with self._owned.owned(stored.id, stored.generation):
+                    await self._execute_owned(stored, answers, ready.put)
+            finally:
+                self.signals.announce(run_id)
+
+        task = asyncio.create_task(self._on_own_loop(work))
+        getting: asyncio.Task[ServiceEvent] | None = None
+        try:
+            while True:
+                getting = asyncio.create_task(ready.get())
+                await asyncio.wait({getting, task}, return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    yield getting.result()
+                elif ready.empty():
+                    break
+            await task
+        finally:
+            for each in (task, getting):
+                if each is not None:
+                    each.cancel()
+                    await asyncio.gather(each, return_exceptions=True)
+
+    async def cancel(self, run_id: str, reason: str | None = None) -> Run[Any]:
+        """Cancel a run. An ended run stays as it is. Raises `RunNotFoundError`."""
+
+        async def change() -> Run[Any]:
+            store = await self._opened()
+            while True:
+                stored = await self._loaded(run_id)
+                if stored.status in ENDED:
+                    return self._public(stored)
+                document = self._document(stored)
+                entry = HistoryEntry(datetime.now(UTC), None, None, None, "cancel", reason)
+                changed = document.changed(waiting=(), reason=reason, history=(*document.history, entry))
+                changes = RunChanges(status="cancelled", document=changed.to_json())
+                if (ended := await store.change(run_id, stored.version, changes)) is not None:
+                    self.signals.announce(run_id)
+                    return self._public(ended)
+
+        return await self._on_own_loop(change)
+
+    async def delete(self, run_id: str) -> None:
+        """Delete an ended run. Raises `RunStateError` if it has not ended, and `RunNotFoundError`."""
+
+        async def delete() -> None:
+            stored = await self._loaded(run_id)
+            if stored.status not in ENDED:
+                raise RunStateError(run_id, f"it is {stored.status}; cancel it before you delete it")
+            await (await self._opened()).delete(run_id)
+
+        await self._on_own_loop(delete)
+
+    async def purge(self, older_than: timedelta) -> int:
+        """Delete the runs that ended longer ago than `older_than`. Returns their number."""
+
+        async def purge() -> int:
+            return await (await self._opened()).purge(datetime.now(UTC) - older_than)
+
+        return await self._on_own_loop(purge)
+
+    # --- checking answers
+
+    async def _answered(self, run_id: str, answers: Mapping[str, Answer], by: Any) -> StoredRun:
+        """Store the answers and take the run, in one step. Returns a run that this process owns, or one that waits or
+        has ended if there are no answers.
+        """
+        store = await self._opened()
+        if not answers:
+            return await self._taken(run_id, store)
+        stored = await self._loaded(run_id)
+        if stored.status != "suspended":
+            raise RunAnswerError(run_id, f"it is {stored.status}, so it has no pending calls to answer")
+        prepared = self._prepared(stored)
+        document = prepared.document
+        person = write_person(run_id, by)
+        given = [self._checked(run_id, prepared, call_id, answer, by) for call_id, answer in answers.items()]
+        await self._identity_of(run_id, prepared)
+        now, name = datetime.now(UTC), person_name(by)
+        document = document.changed(
+            waiting=tuple(each for each in document.waiting if each.call.id not in answers),
+            answers=(
+                *document.answers,
+                *(
+                    GivenAnswer(call_id=each.call.id, answer=answer, asked=each.call.arguments, by=person)
+                    for each, answer in given
+                ),
+            ),
+            history=(
+                *document.history,
+                *(
+                    HistoryEntry(now, name, each.call.id, each.call.tool_name, answer.kind, answer.reason)
+                    for each, answer in given
+                ),
+            ),
+        )
+        changes = RunChanges(status="running", document=document.to_json(), owner=self.owner)
+        taken = await store.change(run_id, stored.version, changes)
+        if taken is None:
+            raise RunAnswerError(run_id, "another answer came first; read the run again")
+        self._tell_answers(prepared.plan, run_id, given, name)
+        return taken
+
+    async def _taken(self, run_id: str, store: RunStore) -> StoredRun:
+        """Return the run once it is not owned elsewhere, owned by this process if it is running."""
+        pause = pauses(run_id, self.signals)
+        while True:
+            stored = await self._loaded(run_id)
+            if stored.status != "running":
+                return stored
+            await self._identity_of(run_id, self._prepared(stored))
+            if (owned := await store.acquire(run_id, self.owner)) is not None:
+                return owned
+            await pause(stored)
+
+    def _checked(
+        self, run_id: str, prepared: _Prepared, call_id: str, answer: object, by: Any
+    ) -> tuple[WaitingCall, Answer]:
+        """Return the pending call and its answer. Raises `RunAnswerError` for an answer that does not fit."""
+        waiting = next((each for each in prepared.document.waiting if each.call.id == call_id), None)
+        if waiting is None:
+            pending = ", ".join(each.call.id for each in prepared.document.waiting) or "none"
+            raise RunAnswerError(run_id, f"no pending call has the id {call_id!r}; pending: {pending}")
+        call = waiting.call
+        if not isinstance(answer, Answer):
+            fix = "use approve(), reject(…), respond(…), fail(…) or retry()"
+            raise RunAnswerError(run_id, f"call {call_id}: expected an answer, got {type(answer).__name__}; {fix}")
+        if answer.kind not in KINDS[call.kind]:
+            allowed = " or ".join(f"{each}()" for each in KINDS[call.kind])
+            raise RunAnswerError(
+                run_id, f"call {call_id} is of kind {call.kind!r}; {answer.kind}() does not fit, use {allowed}"
+            )
+        if answer.kind == "approve":
+            self._check_person(run_id, waiting, prepared.document, by)
+            if answer.arguments is not None:
+                answer = replace(answer, arguments=_json_arguments(run_id, call, answer.arguments))
+                self._check_arguments(run_id, prepared, waiting, answer.arguments or {})
+        if answer.kind == "respond":
+            try:
+                answer = replace(answer, value=json_value(answer.value))
+            except Exception as error:  # any exception of the value's own serializers
+                kind = type(answer.value).__name__
+                raise RunAnswerError(run_id, f"call {call_id}: a {kind} cannot be written as JSON") from error
+        if answer.reason is not None and not isinstance(answer.reason, str):
+            raise RunAnswerError(run_id, f"call {call_id}: the reason must be text")
+        return waiting, answer
+
+    def _check_person(self, run_id: str, waiting: WaitingCall, document: RunDocument, by: Any) -> None:
+        """Raise `RunAnswerError` if this person may not approve the call."""
+        call_id, name = waiting.call.id, person_name(by)
+        if waiting.approvers:
+            roles = getattr(by, "roles", None)
+            if roles is None:
+                needed = ", ".join(waiting.approvers)
+                raise RunAnswerError(
+                    run_id, f"call {call_id} needs a person with one of the roles {needed}; pass by=SecurityIdentity(…)"
+                )
+            if not set(waiting.approvers) & set(roles):
+                needed = ", ".join(waiting.approvers)
+                raise RunAnswerError(run_id, f"call {call_id}: {name!r} may not approve it; it needs one of: {needed}")
+        if waiting.not_self:
+            if not name:
+                raise RunAnswerError(run_id, f"call {call_id} needs the approval of another person; pass by=")
+            if document.identity is not None and document.identity["name"] == name:
+                raise RunAnswerError(run_id, f"call {call_id}: {name!r} asked for it, and another person must approve")
+
+    def _check_arguments(
+        self, run_id: str, prepared: _Prepared, waiting: WaitingCall, arguments: Mapping[str, Any]
+    ) -> None:
+        """Raise `RunAnswerError` for replaced arguments that are not valid."""
+        tool = self._tool_of(run_id, waiting)
+        if tool is None:
+            return
+        known = {each.shown_name for each in tool.visible}
+        unknown = [(name, "unknown argument") for name in arguments if tool.decode is not None and name not in known]
+        call = waiting.call
+        try:
+            if tool.decode is not None:
+                tool.decode(ToolExecutionRequest(call.id, call.tool_name, json.dumps(dict(arguments))))
+        except ToolArgumentsError as error:
+            unknown = [*error.problems, *unknown]
+        if unknown:
+            faults = "; ".join(f"{path}: {message}" if path else message for path, message in unknown)
+            raise RunAnswerError(run_id, f"call {call.id}: invalid arguments for {call.tool_name}: {faults}", unknown)
+
+    # --- does the run fit this program?
+
+    def _prepared(self, stored: StoredRun) -> _Prepared:
+        """Return what is needed to continue a run. Raises `RunIncompatibleError`."""
+        document, run_id = self._document(stored), stored.id
+        plans = self._host.plans_of(stored.service)
+        if not plans:
+            raise RunIncompatibleError(run_id, f"this program has no service {stored.service}")
+        plan = plans.get(stored.method)
+        if plan is None:
+            raise RunIncompatibleError(run_id, f"the service {stored.service} has no method {stored.method!r}")
+        if document.output != output_fingerprint(plan):
+            raise RunIncompatibleError(run_id, f"the return type of {plan.where} has changed")
+        arguments = read_arguments(run_id, plan, document)
+        for name in document.unwritten:
+            if name == plan.call_options:
+                raise RunIncompatibleError(run_id, f"the argument {name!r} of {plan.where} was not stored")
+        seeds = read_seeds(run_id, self._host.run_seeds, document)
+        for each in document.waiting:
+            self._check_fits(run_id, each, each.call.arguments)
+        return _Prepared(plan, arguments, seeds, document)
+
+    def _check_fits(self, run_id: str, waiting: WaitingCall, arguments: Mapping[str, Any]) -> None:
+        """Raise `RunIncompatibleError` if the tool of a pending call no longer accepts its arguments."""
+        tool, call = self._tool_of(run_id, waiting), waiting.call
+        if tool is None or tool.decode is None:
+            return
+        try:
+            tool.decode(ToolExecutionRequest(call.id, call.tool_name, json.dumps(dict(arguments))))
+        except ToolArgumentsError as error:
+            faults = "; ".join(f"{path}: {message}" if path else message for path, message in error.problems)
+            reason = f"the tool {call.tool_name!r} no longer accepts the arguments of call {call.id} ({faults})"
+            raise RunIncompatibleError(run_id, reason) from error
+
+    def _tool_of(self, run_id: str, waiting: WaitingCall) -> Tool | None:
+        """Return the tool of a pending call; None for one that a tool provider adds during the call."""
+        call = waiting.call
+        plan = self._host.plans_of(call.service).get(waiting.method)
+        if plan is None:
+            raise RunIncompatibleError(run_id, f"this program has no method {waiting.method!r} in {call.service}")
+        tool = plan.toolset.by_name.get(call.tool_name)
+        if tool is None and not plan.providers:
+            raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {call.tool_name!r}")
+        return cast("Tool | None", tool)
+
+    async def _identity_of(self, run_id: str, prepared: _Prepared) -> Any:
+        """Return the identity for a run that continues. Raises `ForbiddenError` if the loader refuses it."""
+        identity = read_identity(prepared.document.identity)
+        if identity.is_anonymous:
+            return identity
+        try:
+            loader: Any = await self._host.application_bean(IdentityLoader)
+        except (MissingBeanError, ScopeNotActiveError):
+            return identity
+        loaded = loader.load(identity)
+        if isawaitable(loaded):
+            loaded = await loaded
+        if loaded is None:
+            from ..security import ForbiddenError
+
+            raise ForbiddenError(f"run {run_id}", identity.name, ())
+        return loaded
+
+    # --- executing
+
+    async def _execute_owned(
+        self,
+        stored: StoredRun,
+        answers: Mapping[str, Answer] | None = None,
+        put: Callable[[ServiceEvent], Awaitable[None]] | None = None,
+    ) -> Result[Any]:
+        """Execute a run that this process owns, and write its end. Raises the errors of the method."""
+        store = await self._opened()
+        prepared = self._prepared(stored)
+        identity = await self._identity_of(stored.id, prepared)
+        session = RunSession.of(stored, prepared.document, await store.records(stored.id), store)
+        session.wants_result = True
+        log = None
+        if prepared.document.follows:
+            log = EventLog(store, stored.id, stored.generation, self.signals)
+            await log.open()
+            session.new_events = log.taken
+        try:
+            async with self._scope_of(prepared, identity):
+                invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
+                if self._host.listeners is not None:
+                    self._host.listeners.tell(RunResumedEvent(invocation.context, stored.id))
+                result = await self._value_of(invocation, log, put)
+        except _UNCHANGED:
+            raise
+        except Exception as error:
+            await self._write_end(session, log, "failed", error_type=type(error).__name__, error_text=message_of(error))
+            raise
+        if not isinstance(invocation.end, Suspend):
+            await self._write_end(session, log, "completed", result=write_value(prepared.plan, result.content))
+        return result
+
+    async def _value_of(self, invocation: Invocation, log: EventLog | None, put: Any) -> Result[Any]:
+        if log is None and put is None:
+            value = await run(invocation)
+        else:
+            invocation.yields_suspension = True
+            async with aclosing(stream(invocation)) as events:
+                async for event in events:
+                    for each in event if isinstance(event, TextPieces) else (event,):
+                        if log is not None and not isinstance(each, RunSuspended):
+                            log.put(each)
+                        if put is not None:
+                            await put(each)
+            value = invocation.value()
+        if isinstance(value, Result):
+            return value
+        end, state = invocation.end, invocation.state
+        assert isinstance(end, Finish)
+        output = invocation.plan.output
+        if output.is_stream and output.kind is Kind.STRUCTURED and output.structure is not None:
+            value = output.structure.read(end.response.ai_message.text or "")
+        return Result(value, state.executions, state.token_usage, end.finish_reason, state.remembered)
+
+    async def _write_end(self, session: RunSession, log: EventLog | None, status: RunStatus, **facts: Any) -> None:
+        """Write the end of a run into its header."""
+        assert session.document is not None
+        if log is not None:
+            await log.flush()
+        document = session.document.changed(waiting=(), **facts)
+        await session.end(RunChanges(status=status, document=document.to_json()))
+
+    async def _drive(self, stored: StoredRun) -> None:
+        """See `RunStarting`: execute a run that this process owns; an error of its method is written, not raised."""
+        try:
+            await self._execute_owned(stored)
+        except _UNCHANGED:
+            raise
+        except Exception as error:
+            logger.info("run %s failed: %s: %s", stored.id, type(error).__name__, message_of(error))
+
+    @asynccontextmanager
+    async def _scope_of(self, prepared: _Prepared, identity: Any) -> AsyncIterator[None]:
+        """Open the request scope of a run, with its seeds, its identity and its attributes, outside of other calls."""
+        from ..security import SecurityIdentity
+
+        seeds = dict(prepared.seeds)
+        if not identity.is_anonymous:
+            seeds[SecurityIdentity] = identity
+        token = current_invocation.set(None)
+        try:
+            with without_added_tools(), restored_attributes(prepared.document.attributes):
+                async with self._host.open_request(seeds):
+                    yield
+        finally:
+            current_invocation.reset(token)
+
+    # --- for `RunStarting`
+
+    async def _opened(self) -> RunStore:
+        return cast("RunStore", await self._host.run_store())
+
+    def _public(self, stored: StoredRun) -> Run[Any]:
+        try:
+            document = RunDocument.from_json(stored.document)
+        except UnreadableDocumentError as error:
+            document = RunDocument(error_type="RunIncompatibleError", error_text=str(error))
+        return Run(
+            id=stored.id,
+            service=stored.service,
+            method=stored.method,
+            status=stored.status,
+            pending=document.pending if stored.status == "suspended" else (),
+            created_at=stored.created_at,
+            updated_at=stored.updated_at,
+            history=document.history,
+            error=_error_text(document),
+        )
+
+    def _error_text(self, stored: StoredRun) -> str | None:
+        return self._public(stored).error
+
+    def _outcome(self, stored: StoredRun) -> Any:
+        return self._result_of(stored).content
+
+    def _result_of(self, stored: StoredRun) -> Result[Any]:
+        """Return the stored result of a run that does not run. Raises `RunFailedError` or `RunCancelledError`."""
+        document = self._document(stored)
+        if stored.status == "failed":
+            raise RunFailedError(stored.id, document.error_type or "", document.error_text or "")
+        if stored.status == "cancelled":
+            raise RunCancelledError(stored.id, document.reason)
+        if stored.status == "suspended":
+            return Result(None, (), None, FinishReason.TOOL_EXECUTION, (), document.pending, stored.id)
+        plan = self._host.plans_of(stored.service).get(stored.method)
+        if plan is None:
+            raise RunIncompatibleError(stored.id, f"this program has no method {stored.service}.{stored.method}")
+        try:
+            return Result(read_value(plan, document.result))
+        except Exception as error:  # pydantic raises many kinds of exceptions
+            raise RunIncompatibleError(stored.id, f"its result no longer fits {plan.where}: {error}") from error
+
+    def _document(self, stored: StoredRun) -> RunDocument:
+        try:
+            return RunDocument.from_json(stored.document)
+        except UnreadableDocumentError as error:
+            raise RunIncompatibleError(stored.id, str(error)) from error
+
+    async def _new_run(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[StoredRun, List[StoredRecord]]:
+        plan, bound = self._host.bound_call(method, args, kwargs)
+        return await self.new_run(plan, bound, follows=True), []
+
+    async def new_run(self, plan: MethodPlan, arguments: Mapping[str, Any], *, follows: bool) -> StoredRun:
+        """Return the header of a new run, with a new id unless the method has a `RunId` parameter.
+
+        Raises `IllegalConfigurationError` for arguments, seeds and attributes that cannot be stored.
+        """
+        from uuid import uuid4
+
+        from ..errors import IllegalConfigurationError, Problem
+        from ..services.memory import ChatMemoryKey
+
+        given = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
+        if given is not None and (not isinstance(given, str) or not given or len(given) > 200 or "\0" in given):
+            raise ValueError(f"{plan.where}: the run id must be a text of 1 to 200 characters")
+        document = await describe(plan, self._host, arguments, current_attributes())
+        if document.unwritten:
+            fact = f"the argument {document.unwritten[0]!r} cannot be stored with the run"
+            fix = "use a value of the declared type, which pydantic can write and read"
+            raise IllegalConfigurationError([Problem(plan.where, fact, fix)])
+        memory_id = None if plan.memory_parameter is None else arguments[plan.memory_parameter]
+        key = None if plan.window is None or memory_id is None else ChatMemoryKey.of(plan.service, memory_id)
+        stored = header(given or uuid4().hex, plan, key)
+        return replace(stored, document=document.changed(follows=follows).to_json())
+
+    def _conflict(self, found: StoredRun, wanted: StoredRun) -> str | None:
+        if (found.service, found.method) != (wanted.service, wanted.method):
+            return "another method"
+        old, new = self._document(found), self._document(wanted)
+        if old.arguments != new.arguments:
+            return "other arguments"
+        if (old.identity or {}).get("name") != (new.identity or {}).get("name"):
+            return "another identity"
+        return None
+
+    # --- the rest
+
+    async def _loaded(self, run_id: str) -> StoredRun:
+        stored = await (await self._opened()).load(run_id)
+        if stored is None:
+            raise RunNotFoundError(run_id)
+        return stored
+
+    async def _on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return cast("T", await self._host.on_own_loop(work))
+
+    def _tell_answers(
+        self, plan: MethodPlan, run_id: str, given: Sequence[tuple[WaitingCall, Answer]], by: str | None
+    ) -> None:
+        if self._host.listeners is None:
+            return
+        context = InvocationContext(plan.service, plan.name)
+        for each, answer in given:
+            self._host.listeners.tell(RunAnsweredEvent(context, run_id, each.call, answer.kind, by))
+
+    async def suspended_in(self, key: Any) -> str | None:
+        """Return the id of the suspended run of a conversation, or None."""
+        return await (await self._opened()).suspended_in(conversation_key(key))
+
+
+def _json_arguments(run_id: str, call: PendingCall, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(json_value(dict(arguments)))
+    except Exception as error:  # any exception of a value's own serializers
+        raise RunAnswerError(run_id, f"call {call.id}: the arguments cannot be written as JSON ({error})") from error
+
+
+def _error_text(document: RunDocument) -> str | None:
+    if document.error_type is not None:
+        return f"{document.error_type}: {document.error_text}"
+    return document.reason
+
+
+async def _next_of(events: AsyncGenerator[ServiceEvent, None]) -> ServiceEvent | None:
+    """Return the next event, or None at the end: a StopAsyncIteration cannot leave a coroutine."""
+    return await anext(events, None)
+
+
+async def _close(events: AsyncGenerator[ServiceEvent, None]) -> None:
+    await events.aclose()

@@ -1,0 +1,671 @@
+"""What happens inside a run: places, suspended calls, answers, records, and their replay.
+
+A `RunSession` exists while a run is executed in this process. Without a stored run it only remembers results, until the
+call is suspended; with one it writes each record before the next effect starts. Includes the layers of a service that
+can be suspended. Not here: loading and continuing runs (`inbox`), the header's values (`codecs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+from uuid import uuid4
+
+from ..chat import PendingCall, RunSuspended
+from ..context import InvocationContext, TransactionRecorder, current_recorder
+from ..errors import (
+    EndsInvocation,
+    IllegalConfigurationError,
+    LeaseLostError,
+    Problem,
+    RunConflictError,
+    RunStoreError,
+    ToolDeferred,
+)
+from ..execution.markers import EXECUTION_MARK, execution_of
+from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
+from ..services.state import PendingToolCall, State
+from ..tools.codec import Encoded, EncodedInFull, printable
+from ..tools.parameters import is_field
+from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension, execute_tool
+from .answers import Answer
+from .codecs import qualified
+from .documents import (
+    GivenAnswer,
+    RunDocument,
+    WaitingCall,
+    place_order,
+    read,
+    reply_from_dict,
+    reply_to_json,
+    result_from_json,
+    result_to_json,
+    snapshot_to_json,
+    state_from_dict,
+)
+from .event_log import event_to_json
+from .store import RunChanges, RunStore, StoredRecord, StoredRun
+
+logger = logging.getLogger("toolbox.runs")
+
+UNKNOWN = (
+    "The program stopped during this call of {tool!r}, so it is unknown if the call took effect. "
+    "Check its effect before you call it again."
+)
+NOT_APPROVABLE = "This tool needs the approval of a person, which is not available here."
+
+
+class RunPlace:
+    """The place of a tool call, or of a service called as a tool, in its run.
+
+    `call` is the place of the call, such as `0/1`. `path` also counts the attempts of interceptors: `0/1.2`.
+    """
+
+    __slots__ = ("call", "path", "session")
+
+    def __init__(self, session: RunSession, call: str, path: str) -> None:
+        self.session, self.call, self.path = session, call, path
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.session.id
+
+
+class Suspendable(Protocol):
+    """The parts of an `Invocation` that a session uses."""
+
+    place: Any
+    state: State
+    context: InvocationContext
+    environment: Any
+    deadline: Any
+
+
+class Restored:
+    """An invocation as it was stored: its state, the seconds until its deadline, and its notes."""
+
+    __slots__ = ("notes", "remaining", "state")
+
+    def __init__(self, state: State, remaining: float | None, notes: Mapping[str, Any]) -> None:
+        self.state, self.remaining, self.notes = state, remaining, notes
+
+
+class RunSession:
+    """One run while this process executes it.
+
+    `generation` is None until the run is stored. `document` is its header, once there is one.
+    """
+
+    def __init__(self, run_id: str | None = None) -> None:
+        self.id = run_id or uuid4().hex
+        self.store: RunStore | None = None
+        self.generation: int | None = None
+        self.document: RunDocument | None = None
+        self.pending: tuple[PendingCall, ...] = ()
+        self.wants_result = False
+        self.new_events: Callable[[], Sequence[str]] | None = None
+        self._records: dict[str, StoredRecord] = {}
+        self._starts: dict[str, int] = {}
+        self._outside: set[str] = set()
+        self._results: dict[str, Encoded | Exception | ToolDeferred] = {}
+        self._waiting: dict[str, WaitingCall] = {}
+        self._suspended: dict[str, tuple[Suspendable, bool]] = {}
+        self._snapshots: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}
+        self._entered: set[str] = set()
+        self._fresh: set[str] = set()
+        self._edited: set[str] = set()
+        self._replies: dict[str, int] = {}
+        self._written: dict[str, State] = {}
+
+    @classmethod
+    def of(
+        cls, stored: StoredRun, document: RunDocument, records: Sequence[StoredRecord], store: RunStore
+    ) -> RunSession:
+        """Return the session of a stored run that this process owns."""
+        session = cls(stored.id)
+        session.store, session.generation, session.document = store, stored.generation, document
+        for each in records:
+            session._records[each.key] = each
+            place = each.key.partition("#")[0]
+            if each.kind == "snapshot":
+                session._snapshots[place] = session._snapshots.get(place, 0) + 1
+            elif each.kind == "start":
+                session._starts[place] = session._starts.get(place, 0) + 1
+            elif each.kind == "outside":
+                session._outside.add(place)
+        return session
+
+    # --- entering places
+
+    @property
+    def root(self) -> RunPlace:
+        """The place of the run itself."""
+        return RunPlace(self, "", "")
+
+    def enter(self, place: RunPlace) -> RunPlace | None:
+        """Return the place of a service that runs as the tool at `place`; None if it is taken.
+
+        It is taken if a tool's own code called the service, beside the call that the model made.
+        """
+        if place.path in self._entered:
+            return None
+        self._entered.add(place.path)
+        return place
+
+    def restored(self, path: str) -> Restored | None:
+        """Return the stored state of the invocation at this place; None if it begins now."""
+        state: State | None = None
+        remaining, notes = None, {}
+        first = 0
+        if count := self._snapshots.get(path):
+            written = read(self._records[f"{path}#s{count}"].data)
+            state, about = state_from_dict(written["state"], None), written["about"]
+            first, remaining, notes = about["replies"], about["remaining"], about["notes"]
+        replies = first
+        while (record := self._records.get(f"{path}#r{replies}")) is not None:
+            state = state_from_dict(read(record.data)["before"], state)
+            replies += 1
+        if state is None:
+            return None
+        self._written[path] = state
+        # The last reply is given again, by `ask`.
+        self._replies[path] = max(replies - 1, first) if replies > first else first
+        return Restored(self._with_answered(path, state), remaining, notes)
+
+    def _with_answered(self, path: str, state: State) -> State:
+        """Return the state in which the answered calls wait to be run."""
+        pending = list(state.pending)
+        for index, call in enumerate(pending):
+            place = _below(path, len(state.executions) + index)
+            if call.status == "suspended" and self._is_answered(place):
+                pending[index] = PendingToolCall(call.request)
+        return state.changed(pending=tuple(pending))
+
+    def _is_answered(self, place: str) -> bool:
+        answers = self.document.answers if self.document is not None else ()
+        return any(_is_within(each.call_id, place) for each in answers)
+
+    # --- effects
+
+    async def ask(self, effect: CallModel, invocation: Suspendable, perform: Callable[..., Any]) -> ModelReplied:
+        """Return the recorded reply to a model request; else ask the model, and record its reply."""
+        path = invocation.place.path
+        number = self._replies.get(path, 0)
+        key = f"{path}#r{number}"
+        self._replies[path] = number + 1
+        if (record := self._records.get(key)) is not None:
+            return reply_from_dict(read(record.data))
+        replied: ModelReplied = await perform(effect, invocation)
+        if self.generation is not None:
+            state = invocation.state
+            await self._write(StoredRecord(key, "reply", reply_to_json(state, self._written.get(path), replied)))
+            self._written[path] = state
+        return replied
+
+    async def call(self, effect: RunTool, invocation: Suspendable) -> ToolFinished | ToolSuspended:
+        """Run one tool call at its place."""
+        number = len(invocation.state.executions) + effect.index
+        place = _below(invocation.place.path, number)
+        self._fresh.add(place)
+        environment = invocation.environment
+        context = object.__new__(InvocationContext)
+        context.__dict__.update(environment.context.__dict__, place=RunPlace(self, place, place))
+        is_replayed = place in self._records and self._records[place].kind == "result"
+        environment = replace(environment, context=context, listeners=None if is_replayed else environment.listeners)
+        try:
+            return ToolFinished(effect.index, await execute_tool(effect.request, environment))
+        except ToolSuspension as suspension:
+            return ToolSuspended(effect.index, suspension.details)
+
+    # --- one tool
+
+    def first_answer(self, place: RunPlace) -> Answer | None:
+        """Return the rejection of a call, or the approval that changed its arguments; only once for each call."""
+        if place.call not in self._fresh:
+            return None
+        self._fresh.discard(place.call)
+        for each in reversed(self._answers(place.call)):
+            if each.answer.kind == "reject":
+                return each.answer
+            if each.answer.kind == "approve" and each.answer.arguments is not None:
+                self._edited.add(place.call)
+                return each.answer
+        return None
+
+    def approval_of(self, place: RunPlace, arguments: Mapping[str, Any]) -> GivenAnswer | None:
+        """Return the approval of a call with these arguments."""
+        approvals = [each for each in self._answers(place.call) if each.answer.kind == "approve"]
+        if not approvals:
+            return None
+        if place.call in self._edited:  # a person chose them; guardrails may have changed them since
+            self._edited.discard(place.call)
+            return approvals[-1]
+        return next((each for each in reversed(approvals) if dict(each.asked) == arguments), None)
+
+    def _answers(self, place: str) -> list[GivenAnswer]:
+        answers = self.document.answers if self.document is not None else ()
+        return [each for each in answers if each.call_id == place]
+
+    def suspend(
+        self,
+        call: ToolCall,
+        path: str,
+        kind: Any,
+        reason: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> ToolSuspension:
+        """Add a pending call, and return the exception that suspends the call."""
+        tool, context = call.tool, call.context
+        pending = PendingCall(
+            path, call.request.name, json_arguments(call), qualified(context.service), kind, reason, attributes or {}
+        )
+        self._waiting[path] = WaitingCall(
+            call=pending,
+            method=context.method,
+            approvers=tool.approvers if kind == "approval" else (),
+            not_self=tool.not_self and kind == "approval",
+        )
+        return ToolSuspension({"kind": kind})
+
+    async def run_tool(self, step: ToolStep, call: ToolCall) -> Encoded:
+        """Return the recorded result of a tool; else run it, and record its result."""
+        place: RunPlace = call.context.place
+        attempt = self._attempts[place.call] = self._attempts.get(place.call, 0) + 1
+        path = place.call if attempt == 1 else f"{place.call}.{attempt}"
+        if path != place.path:
+            call.context.__dict__["place"] = RunPlace(self, place.call, path)
+        if (record := self._records.get(path)) is not None:
+            if record.kind == "deferred":
+                return self._deferred(call, path, read(record.data))
+            return result_from_json(record.data)
+        if call.tool.is_service:
+            return await self._run(step, call, path)
+        if self.generation is not None:
+            if (starts := self._starts.get(path, 0)) and (known := self._unknown(call, path, starts)) is not None:
+                await self._write(StoredRecord(path, "result", result_to_json(known)))
+                return known
+            return await self._run_recorded(step, call, path)
+        return await self._run(step, call, path)
+
+    async def _run_recorded(self, step: ToolStep, call: ToolCall, path: str) -> Encoded:
+        """Run a tool between the records of its start and its result."""
+        number = self._starts[path] = self._starts.get(path, 0) + 1
+        recorder = _Recorder.of(self, call, path)
+        start = json.dumps({"version": 1, "atomic": recorder is not None})
+        await self._write(StoredRecord(f"{path}#start" + (f".{number}" if number > 1 else ""), "start", start))
+        if recorder is None:
+            return await self._run(step, call, path)
+        token = current_recorder.set(recorder)
+        try:
+            return await self._run(step, call, path, recorder)
+        finally:
+            current_recorder.reset(token)
+
+    async def _run(self, step: ToolStep, call: ToolCall, path: str, recorder: _Recorder | None = None) -> Encoded:
+        try:
+            encoded = await step(call)
+        except ToolDeferred as deferred:
+            if not call.tool.deferred:
+                raise _not_deferrable(call.tool) from deferred
+            await self._keep(path, deferred)
+            raise self.suspend(call, path, "deferred", deferred.reason, _json_attributes(call.tool, deferred)) from None
+        except EndsInvocation:
+            raise
+        except Exception as error:
+            if recorder is not None and recorder.is_written and (found := await self._committed(path)) is not None:
+                return found
+            await self._keep(path, error)
+            raise
+        if recorder is None or not recorder.is_written:
+            await self._keep(path, encoded)
+        return encoded
+
+    async def _keep(self, path: str, result: Encoded | Exception | ToolDeferred) -> None:
+        """Record a result now, or remember it for a suspension."""
+        if self.generation is not None:
+            await self._write(_result_record(path, result))
+        else:
+            self._results[path] = result
+
+    async def _committed(self, path: str) -> Encoded | None:
+        """Return the result that a transaction has recorded, although its commit raised an error."""
+        records = await self._using(lambda store: store.records(self.id))
+        found = next((each for each in records if each.key == path), None)
+        return None if found is None else result_from_json(found.data)
+
+    def _deferred(self, call: ToolCall, path: str, written: Mapping[str, Any]) -> Encoded:
+        """Return the answer to a deferred call. Raises `ToolSuspension` without one."""
+        for each in reversed(self._answers(path)):
+            if each.answer.kind in ("respond", "fail"):
+                return _supplied(call.tool, each.answer)
+        raise self.suspend(call, path, "deferred", written["reason"], written["attributes"])
+
+    def _unknown(self, call: ToolCall, path: str, starts: int) -> Encoded | None:
+        """Return the result of a call that had started; None to run it again. Raises `ToolSuspension` to ask."""
+        key = f"{path}#start" + (f".{starts}" if starts > 1 else "")
+        if read(self._records[key].data)["atomic"] and path not in self._outside:
+            return None  # its transaction contains the record, so it did not happen
+        answers = [each.answer for each in self._answers(path)]
+        supplied = [each for each in answers if each.kind in ("respond", "fail")]
+        if supplied:
+            return _supplied(call.tool, supplied[-1])
+        mode = call.tool.on_unknown_outcome
+        if mode == "retry" or len([each for each in answers if each.kind == "retry"]) >= starts:
+            return None
+        if mode == "ask":
+            raise self.suspend(call, path, "unknown_outcome")
+        return EncodedInFull(UNKNOWN.format(tool=call.tool.name), is_error=True)
+
+    # --- suspending
+
+    def note_suspended(self, invocation: Suspendable) -> None:
+        """Remember an invocation that was suspended, for `store_suspension`."""
+        self._suspended[invocation.place.path] = (invocation, True)
+
+    def pending_below(self, path: str) -> tuple[PendingCall, ...]:
+        """Return the pending calls of the invocation at a place, and of services within."""
+        waiting = {**{each.call.id: each for each in self._retained()}, **self._waiting}
+        found = [each for each in waiting if not path or _is_within(each, path)]
+        return tuple(waiting[each].call for each in sorted(found, key=place_order))
+
+    def _retained(self) -> Sequence[WaitingCall]:
+        return self.document.waiting if self.document is not None else ()
+
+    async def store_suspension(self, run: StoredRun | None) -> None:
+        """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""
+        assert self.document is not None
+        waiting = {**{each.call.id: each for each in self._retained()}, **self._waiting}
+        ordered = tuple(waiting[each] for each in sorted(waiting, key=place_order))
+        document = self.document = self.document.changed(waiting=ordered)
+        self.pending = document.pending
+        records = [*self._snapshot_records()]
+        events = [*(self.new_events() if self.new_events is not None else ()), event_to_json(self.suspension)]
+        if self.generation is not None:
+            changes = RunChanges(status="suspended", document=document.to_json())
+            await self._using(lambda store: store.append(self.id, self._owned, records, changes, events))
+            return
+        assert run is not None
+        run = replace(run, id=self.id, status="suspended", document=document.to_json())
+        if not await self._using(lambda store: store.create(run, [*self._buffered(), *records])):
+            raise RunConflictError(self.id, "another call")
+
+    @property
+    def suspension(self) -> RunSuspended:
+        """The event of the suspension."""
+        return RunSuspended(self.id, self.pending)
+
+    def _snapshot_records(self) -> Sequence[StoredRecord]:
+        records = []
+        for path, (invocation, _) in self._suspended.items():
+            number = self._snapshots[path] = self._snapshots.get(path, 0) + 1
+            deadline = invocation.deadline
+            remaining = None if deadline is None else max(deadline.at - time.monotonic(), 0.0)
+            notes = json_items(invocation.context.notes)
+            data = snapshot_to_json(invocation.state, self._replies.get(path, 0), remaining, notes)
+            records.append(StoredRecord(f"{path}#s{number}", "snapshot", data))
+        return records
+
+    def _buffered(self) -> Sequence[StoredRecord]:
+        """Return the records of results within suspended calls; the states contain all others."""
+        calls = [
+            _below(path, len(invocation.state.executions) + index)
+            for path, (invocation, _) in self._suspended.items()
+            for index, each in enumerate(invocation.state.pending)
+            if each.status == "suspended"
+        ]
+        return [
+            _result_record(path, result)
+            for path, result in self._results.items()
+            if any(_is_within(path, call) for call in calls)
+        ]
+
+    async def end(self, changes: RunChanges) -> None:
+        """Write the end of the run into its header."""
+        await self._using(lambda store: store.append(self.id, self._owned, [], changes))
+
+    # --- the store
+
+    @property
+    def _owned(self) -> int:
+        assert self.generation is not None
+        return self.generation
+
+    async def _write(self, record: StoredRecord) -> None:
+        await self._using(lambda store: store.append(self.id, self._owned, [record]))
+        self._records[record.key] = record
+
+    async def _using(self, use: Callable[[RunStore], Awaitable[Any]]) -> Any:
+        """Use the store. Raises `LeaseLostError`, and `RunStoreError` for errors of the store."""
+        assert self.store is not None
+        try:
+            return await use(self.store)
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            raise RunStoreError(self.id, f"{type(error).__name__}: {error}") from error
+
+
+# --- recording in the tool's own transaction
+
+
+class _Recorder(TransactionRecorder):
+    """Records the result of one tool call in the tool's own transaction."""
+
+    def __init__(self, session: RunSession, call: ToolCall, path: str, function: Any) -> None:
+        self._session, self._call, self._path, self._function = session, call, path, function
+        self.is_written = False
+
+    @classmethod
+    def of(cls, session: RunSession, call: ToolCall, path: str) -> _Recorder | None:
+        """Return the recorder of a call; None if its tool is not transactional, or the store has no database."""
+        function = transactional_function(call.tool)
+        if function is None or not hasattr(session.store, "record_in"):
+            return None
+        return cls(session, call, path, function)
+
+    def belongs_to(self, function: object) -> bool:
+        """See `TransactionRecorder`."""
+        return function is self._function
+
+    def writes_to(self, bind: Any) -> bool:
+        """See `TransactionRecorder`."""
+        store: Any = self._session.store
+        return bool(store.uses(bind))
+
+    async def outside(self) -> None:
+        """See `TransactionRecorder`."""
+        session = self._session
+        session._outside.add(self._path)
+        await session._write(StoredRecord(f"{self._path}#outside", "outside", '{"version":1}'))
+
+    def outside_in(self, connection: Any) -> None:
+        """See `TransactionRecorder`."""
+        self._record_in(connection, StoredRecord(f"{self._path}#outside", "outside", '{"version":1}'))
+        self._session._outside.add(self._path)
+
+    def record_in(self, connection: Any, value: Any) -> None:
+        """See `TransactionRecorder`."""
+        result = value if isinstance(value, ToolDeferred) else self._call.tool.encode(value)
+        self._record_in(connection, _result_record(self._path, result))
+        self.is_written = True
+
+    def _record_in(self, connection: Any, record: StoredRecord) -> None:
+        session = self._session
+        store: Any = session.store
+        store.record_in(connection, session.id, session._owned, [record])
+
+
+def transactional_function(tool: Tool) -> Any:
+    """Return the function of a tool if `@sql.transactional` made it, else None."""
+    function = tool.function
+    if function is None and isinstance(tool.bean, type):
+        function = getattr(tool.bean, tool.member, None)
+    function = getattr(function, "__func__", function)
+    return function if getattr(function, "__toolbox_transactional__", False) else None
+
+
+# --- the layers
+
+
+def in_run(perform: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the layer of effects: model requests are recorded, tool calls get their places."""
+
+    def performing(effect: CallModel | RunTool, invocation: Suspendable) -> Awaitable[Any]:
+        session: RunSession = invocation.place.session
+        if isinstance(effect, RunTool):
+            return session.call(effect, invocation)
+        return session.ask(effect, invocation, perform)
+
+    return performing
+
+
+def answered(step: ToolStep, tool: Tool) -> ToolStep:
+    """Return the outermost layer of a tool: it answers rejected calls, and replaces arguments that a person changed."""
+
+    async def run(call: ToolCall) -> Encoded:
+        place: RunPlace | None = call.context.place
+        answer = None if place is None else place.session.first_answer(place)
+        if answer is None:
+            return await step(call)
+        if answer.kind == "reject":
+            return EncodedInFull(printable(answer.reason or ""), is_error=True)
+        return await step(call.with_arguments(decoded(tool, call, answer.arguments or {})))
+
+    return run
+
+
+def decoded(tool: Tool, call: ToolCall, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return validated arguments for a tool, from JSON values. Raises `ToolArgumentsError`."""
+    request = replace(call.request, arguments=json.dumps(dict(arguments)))
+    return dict(arguments) if tool.decode is None else tool.decode(request)
+
+
+def approval(step: ToolStep, tool: Tool) -> ToolStep:
+    """Return the layer that suspends calls that need approval; tools that never do keep their step."""
+    if not tool.requires_approval:
+        return step
+
+    async def run(call: ToolCall) -> Encoded:
+        place: RunPlace | None = call.context.place
+        if place is None:
+            return EncodedInFull(NOT_APPROVABLE, is_error=True)
+        arguments = json_arguments(call)
+        given = place.session.approval_of(place, arguments)
+        if given is not None:
+            from .codecs import read_person
+
+            call.context.__dict__["approved_by"] = read_person(given.by)
+        elif await _needs_approval(tool, call):
+            raise place.session.suspend(call, place.call, "approval")
+        return await step(call)
+
+    return run
+
+
+async def _needs_approval(tool: Tool, call: ToolCall) -> bool:
+    needed: Any = tool.requires_approval
+    if isinstance(needed, bool):
+        return needed
+    execution = execution_of(needed, getattr(needed, EXECUTION_MARK, None))
+    try:
+        visible = {name: _default(value) for name, value in call.visible_arguments().items()}
+        ask = functools.partial(needed, visible, call.context)
+        return bool(await call.environment.runner.run(execution, ask, f"{tool.name} (requires_approval)"))
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        logger.warning("requires_approval of tool %r failed, so the call needs approval: %s", tool.name, error)
+        return True
+
+
+def recording(step: ToolStep, tool: Tool) -> ToolStep:
+    """Return the innermost layer of a tool, which records its results."""
+
+    async def run(call: ToolCall) -> Encoded:
+        place: RunPlace | None = call.context.place
+        if place is None:
+            return await step(call)
+        return await place.session.run_tool(step, call)
+
+    return run
+
+
+# --- values
+
+
+def json_arguments(call: ToolCall) -> dict[str, Any]:
+    """Return the validated arguments of a call as JSON values, by the model's names, with defaults."""
+    from pydantic_core import to_jsonable_python
+
+    names = {each.name: each.shown_name for each in call.tool.visible}
+    written = {
+        names.get(name, name): to_jsonable_python(_default(value), by_alias=True, serialize_unknown=True)
+        for name, value in call.visible_arguments().items()
+    }
+    return dict(json.loads(json.dumps(written)))
+
+
+def _default(value: Any) -> Any:
+    return value.get_default(call_default_factory=True) if is_field(value) else value
+
+
+def json_items(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that have a JSON form, and leave out the others."""
+    from pydantic_core import to_jsonable_python
+
+    written = {}
+    for name, value in values.copy().items() if isinstance(values, dict) else values.items():
+        try:
+            written[str(name)] = json.loads(json.dumps(to_jsonable_python(value, by_alias=True)))
+        except Exception:  # any exception of the value's own serializers
+            logger.debug("the note %r cannot be stored with a suspended run", name)
+    return written
+
+
+def _json_attributes(tool: Tool, deferred: ToolDeferred) -> dict[str, Any]:
+    from pydantic_core import to_jsonable_python
+
+    try:
+        return dict(json.loads(json.dumps(to_jsonable_python(deferred.attributes))))
+    except Exception as error:
+        fact = f"the attributes of ToolDeferred cannot be written as JSON ({error})"
+        raise IllegalConfigurationError([Problem(tool.where, fact, "use JSON values")]) from error
+
+
+def _supplied(tool: Tool, answer: Answer) -> Encoded:
+    """Return the result that a person or another system supplied."""
+    if answer.kind == "fail":
+        return EncodedInFull(printable(answer.reason or ""), is_error=True)
+    return tool.encode(answer.value)
+
+
+def _result_record(path: str, result: Encoded | Exception | ToolDeferred) -> StoredRecord:
+    if isinstance(result, ToolDeferred):
+        from pydantic_core import to_jsonable_python
+
+        attributes = to_jsonable_python(result.attributes, serialize_unknown=True)
+        data = json.dumps({"version": 1, "reason": result.reason, "attributes": attributes})
+        return StoredRecord(path, "deferred", data)
+    return StoredRecord(path, "result", result_to_json(result))
+
+
+def _not_deferrable(tool: Tool) -> IllegalConfigurationError:
+    fact = "raised ToolDeferred, but is not marked as deferred"
+    return IllegalConfigurationError([Problem(tool.where, fact, "write @tool(deferred=True)")])
+
+
+def _below(path: str, number: int) -> str:
+    return f"{path}/{number}" if path else str(number)
+
+
+def _is_within(place: str, call: str) -> bool:
+    """Return True if `place` is the place `call`, an attempt of it, or a place within."""
+    return place == call or place.startswith((f"{call}/", f"{call}."))
