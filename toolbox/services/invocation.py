@@ -387,7 +387,8 @@ class Invocation:
                 toolset = toolset.joined_by(await self._tools_of(found, tuple(toolset.by_name)), plan)
         if toolset is not plan.toolset and (problems := tuple(plan.offer_problems(toolset))):
             raise IllegalConfigurationError(problems)
-        if self.place is None and any(self.host.tool_may_suspend(tool) for tool in toolset.tools):
+        may_suspend = self.dynamic_providers or any(self.host.tool_may_suspend(tool) for tool in toolset.tools)
+        if self.place is None and may_suspend:
             self.place = _place_of(plan, None, self.arguments)
             self.plan = plan.in_run
             toolset = Toolset.of([tool.with_layers(self.plan.layers.tools) for tool in toolset.tools])
