@@ -113,7 +113,10 @@ def _all_at(target: object) -> Iterator[BeanReference]:
 
 def _marks_of(target: object) -> Mapping[str, tuple[object, ...]]:
     for each in (target, getattr(target, "__func__", None)):
-        marks: Mapping[str, tuple[object, ...]] | None = getattr(each, "__dict__", {}).get(REFERENCES_MARK)
+        # Not `getattr`: attributes of classes may be objects that create their own attributes, or refuse to.
+        attributes = inspect.getattr_static(each, "__dict__", None)
+        attributes = getattr(each, "__dict__", {}) if attributes is not None else {}
+        marks: Mapping[str, tuple[object, ...]] | None = attributes.get(REFERENCES_MARK)
         if marks:
             return marks
     return {}
