@@ -44,7 +44,7 @@ invocation_attributes invocation_record non_blocking produces register_ai_servic
 return_to_model run_on run_on_thread system_message time_limit tool tool_executor_from tool_specification_from
 tool_specifications_from toolbox tools_from user_message
 AnthropicChatModel
-SearchBehavior ToolSearchRequest ToolSearchResult ToolSearchStrategy
+Progress ToolProgress ToolProgressEvent SearchBehavior ToolSearchRequest ToolSearchResult ToolSearchStrategy
 handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
 """
 SEARCH = "Bm25ToolSearch KeywordToolSearch ToolSearchRequest ToolSearchResult ToolSearchStrategy"

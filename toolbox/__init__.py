@@ -40,6 +40,7 @@ from .chat import (
     ToolExecutionResult as ToolExecutionResult,
     ToolExecutionResultMessage as ToolExecutionResultMessage,
     ToolExecutor as ToolExecutor,
+    ToolProgress as ToolProgress,
     ToolSpecification as ToolSpecification,
     UserMessage,
 )
@@ -50,7 +51,7 @@ from .contents import (
     PdfContent,
     TextContent as TextContent,
 )
-from .context import Inject, InvocationContext, MemoryId, invocation_attributes, time_limit
+from .context import Inject, InvocationContext, MemoryId, Progress as Progress, invocation_attributes, time_limit
 from .di.decorators import Instance, Named, application_scoped, call_scoped, dependent, produces, request_scoped
 from .errors import (
     AmbiguousBeanError as AmbiguousBeanError,
@@ -99,6 +100,7 @@ from .events import (
     ServiceStartedEvent as ServiceStartedEvent,
     ToolExecutedEvent as ToolExecutedEvent,
     ToolFailedEvent as ToolFailedEvent,
+    ToolProgressEvent as ToolProgressEvent,
     ToolStartedEvent as ToolStartedEvent,
 )
 from .execution.markers import blocking, non_blocking, run_on, run_on_thread

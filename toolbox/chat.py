@@ -442,6 +442,17 @@ class ToolExecuted:
     execution: ToolExecution
 
 
+@with_fast_init
+@dataclass(frozen=True, slots=True)
+class ToolProgress:
+    """A running tool reports its progress: `done` of `total` units (None: unknown), and a text for people."""
+
+    request: ToolExecutionRequest
+    done: float
+    total: float | None = None
+    message: str | None = None
+
+
 StreamEvent: TypeAlias = PartialResponse | PartialReasoning | PartialToolCall | CompleteToolCall | CompleteResponse
 """The events of a model's stream."""
 
@@ -473,7 +484,9 @@ class RunSuspended:
     pending: tuple[PendingCall, ...]
 
 
-ServiceEvent: TypeAlias = StreamEvent | IntermediateResponse | BeforeToolExecution | ToolExecuted | RunSuspended
+ServiceEvent: TypeAlias = (
+    StreamEvent | IntermediateResponse | BeforeToolExecution | ToolExecuted | RunSuspended | ToolProgress
+)
 """The events of a service's `TokenStream`."""
 
 

@@ -150,6 +150,50 @@ else:
             return Annotated[item, INJECT, *(_endpoint_metadata(item) if _endpoint_metadata is not None else ())]
 
 
+class Progress:
+    """A hidden tool parameter that reports how far the tool is, to streams, listeners and MCP clients.
+
+        @tool
+        async def import_rows(rows: list[Row], progress: Progress) -> str:
+            for number, row in enumerate(rows):
+                await progress(number, len(rows), "importing")
+
+    `progress(…)` reports at once, on any thread. It returns an awaitable, which you may ignore; awaiting it lets other
+    tasks run. After the tool's end it does nothing. In a test, `Progress()` does nothing, and `Progress(report)` calls
+    `report(done, total, message)`.
+    """
+
+    __slots__ = ("_report",)
+
+    def __init__(self, report: Callable[[float, float | None, str | None], object] | None = None) -> None:
+        self._report = report
+
+    def __call__(self, done: float, total: float | None = None, message: str | None = None) -> Awaitable[None]:
+        """Report that `done` of `total` units are done. Raises `TypeError` unless they are numbers."""
+        for number in (done,) if total is None else (done, total):
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                raise TypeError(f"progress of {number!r}; use a number")
+        if self._report is not None:
+            self._report(done, total, message)
+        return _OneTurn()
+
+    def end(self) -> None:
+        """Ignore all later calls."""
+        self._report = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Progress, ()  # another process cannot report
+
+
+class _OneTurn(Awaitable[None]):
+    """Awaiting it lets the event loop run other tasks once."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
 # --- the active scope
 
 

@@ -141,6 +141,16 @@ class ToolStartedEvent(InvocationEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolProgressEvent(InvocationEvent):
+    """A running tool reported its progress: `done` of `total` units (None: unknown), and a text for people."""
+
+    request: ToolExecutionRequest
+    done: float
+    total: float | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ToolExecutedEvent(InvocationEvent):
     """A tool call has a result for the model. `error` is the exception of the tool, or None."""
 

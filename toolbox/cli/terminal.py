@@ -28,6 +28,7 @@ from ..chat import (
     PartialResponse,
     ServiceEvent,
     ToolExecuted,
+    ToolProgress,
 )
 from ..container import Container, internals_of
 from ..errors import ToolboxError
@@ -136,6 +137,9 @@ class ShowText:
                 self._print(f"[dim italic]{escape(text)}[/]", end="")
             case BeforeToolExecution(request):
                 self._print(f"[dim]→ {escape(request.name)} {escape(request.arguments)}[/]")
+            case ToolProgress(request, done, total, message):
+                of = f"/{total:g}" if total is not None else ""
+                self._print(f"[dim]· {escape(request.name)} {done:g}{of} {escape(message or '')}[/]")
             case ToolExecuted(execution):
                 took = f"{execution.duration * 1000:.0f} ms"
                 colour = "red" if execution.is_error else "dim"

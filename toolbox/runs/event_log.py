@@ -21,6 +21,7 @@ from ..chat import (
     RunSuspended,
     ServiceEvent,
     ToolExecuted,
+    ToolProgress,
 )
 from ..errors import LeaseLostError, TranscriptError
 from ..services.state import (
@@ -84,6 +85,9 @@ def _fields(event: ServiceEvent) -> Json:
             return {"request": request_to_dict(event.request)}
         case CompleteResponse() | IntermediateResponse():
             return {"response": response_to_dict(event.response)}
+        case ToolProgress():
+            values = {"done": event.done, "total": event.total, "message": event.message}
+            return {"request": request_to_dict(event.request), **values}
         case ToolExecuted():
             return {"execution": execution_to_dict(event.execution)}
         case RunSuspended():

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..chat import (
     BeforeToolExecution,
@@ -25,6 +25,7 @@ from ..chat import (
     StreamEvent,
     ToolExecuted,
     ToolExecutionRequest,
+    ToolProgress,
 )
 from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, no_response, response_of
 from ..context import current_invocation
@@ -47,6 +48,10 @@ from .loop import (
     may_end,
     with_early_call,
 )
+
+News: TypeAlias = RunTool | ToolProgress | ToolFinished | ToolSuspended
+"""What happens while tools run: a call starts, reports its progress, ends or is suspended."""
+
 
 # --- performing one effect
 
@@ -95,11 +100,20 @@ async def _open(invocation: Invocation) -> tuple[Effect, Perform]:
     return effect, performing
 
 
-class ToolTasks:
-    """Runs the tool calls of one reply at the same time, each in a separate task, within the host's limit."""
+MOST_PROGRESS = 1000
+"""Reports of progress that a slow reader of a stream has not read; further ones replace the oldest."""
 
-    def __init__(self, invocation: Invocation, performing: Perform) -> None:
+
+class ToolTasks:
+    """Runs the tool calls of one reply at the same time, each in a separate task, within the host's limit.
+
+    With `progress`, reports of the tools are news too, for a stream.
+    """
+
+    def __init__(self, invocation: Invocation, performing: Perform, *, progress: bool = False) -> None:
         self._invocation, self._perform = invocation, performing
+        if progress:
+            invocation.environment.on_progress = self._add_progress
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._news: deque[Any] = deque()
         self._waiting: asyncio.Future[None] | None = None
@@ -124,23 +138,29 @@ class ToolTasks:
             self._add(effect)
             return await self._perform(effect, self._invocation)
 
-    def _add(self, news: RunTool | asyncio.Task[Any]) -> None:
+    def _add(self, news: RunTool | ToolProgress | asyncio.Task[Any]) -> None:
         self._news.append(news)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
+
+    def _add_progress(self, report: ToolProgress) -> None:
+        unread = [index for index, each in enumerate(self._news) if isinstance(each, ToolProgress)]
+        if len(unread) >= MOST_PROGRESS:
+            del self._news[unread[0]]
+        self._add(report)
 
     @property
     def has_news(self) -> bool:
         """True if `next` returns at once."""
         return bool(self._news)
 
-    async def next(self) -> RunTool | ToolFinished | ToolSuspended:
-        """Return the next started call as a `RunTool`, or the result of a call. Raises the exception of a call."""
+    async def next(self) -> News:
+        """Return a started call as a `RunTool`, a report, or the result of a call. Raises the exception of a call."""
         while not self._news:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
         news = self._news.popleft()
-        found: RunTool | ToolFinished | ToolSuspended = news if isinstance(news, RunTool) else news.result()
+        found: News = news if isinstance(news, (RunTool, ToolProgress)) else news.result()
         return found
 
     async def cancel(self) -> None:
@@ -185,7 +205,7 @@ async def run(invocation: Invocation) -> Any:
                         else:
                             tasks = tasks or ToolTasks(invocation, performing)
                             tasks.start_all(effect)
-                            while isinstance(event := await tasks.next(), RunTool):
+                            while isinstance(event := await tasks.next(), (RunTool, ToolProgress)):
                                 pass
                         invocation.state, effect = advance(invocation.rules, invocation.state, event)
                     _end(invocation, effect)
@@ -247,14 +267,25 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                     elif tasks is None and not _together(effect, invocation):
                         request = effect.pending[effect.first].request
                         yield BeforeToolExecution(request)
-                        news = await performing(RunTool(effect.first, request), invocation)
+                        if _reports_progress(request, invocation):
+                            tasks = ToolTasks(invocation, performing, progress=True)
+                            tasks.start(effect.first, request)
+                            while not isinstance(news := await tasks.next(), (ToolFinished, ToolSuspended)):
+                                if isinstance(news, ToolProgress):
+                                    yield news
+                            tasks = None
+                        else:
+                            news = await performing(RunTool(effect.first, request), invocation)
                         invocation.state, effect = advance(invocation.rules, invocation.state, news)
                         if isinstance(news, ToolFinished):
                             yield ToolExecuted(news.outcome.execution)
                     else:
-                        tasks = tasks or ToolTasks(invocation, performing)
+                        tasks = tasks or ToolTasks(invocation, performing, progress=True)
                         tasks.start_all(effect)
                         news = await tasks.next()
+                        if isinstance(news, ToolProgress):
+                            yield news
+                            continue
                         if isinstance(news, RunTool):
                             yield BeforeToolExecution(news.request)
                             continue
@@ -278,6 +309,11 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
         raise
     finally:
         invocation.note()
+
+
+def _reports_progress(request: ToolExecutionRequest, invocation: Invocation) -> bool:
+    tool = invocation.environment.tools.get(request.name)
+    return tool is not None and bool(tool.progress_names)
 
 
 def _together(effect: RunTools, invocation: Invocation) -> bool:
@@ -359,13 +395,15 @@ def _early(
     invocation.state, index = with_early_call(invocation.rules, invocation.state, event.request)
     if index is None:
         return tasks
-    tasks = tasks or ToolTasks(invocation, performing)
+    tasks = tasks or ToolTasks(invocation, performing, progress=True)
     tasks.start(index, event.request)
     return tasks
 
 
-def _event_of(news: RunTool | ToolFinished | ToolSuspended, invocation: Invocation) -> ServiceEvent:
+def _event_of(news: News, invocation: Invocation) -> ServiceEvent:
     """Add the result of an early call to the state, and return its event."""
+    if isinstance(news, ToolProgress):
+        return news
     if isinstance(news, RunTool):
         return BeforeToolExecution(news.request)
     invocation.state, _ = advance(invocation.rules, invocation.state, news)

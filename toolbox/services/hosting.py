@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from ..bean_references import BeanReference, global_priority
-from ..chat import ChatModel, ToolExecutionRequest
+from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.beans import Stop, read_class
 from ..di.decorators import Named, Scope
@@ -186,10 +186,12 @@ class ContainerHost:
         caller: type[Any],
         failures: ToolErrors,
         memory_id: object = None,
+        on_progress: Callable[[ToolProgress], object] | None = None,
     ) -> ToolOutcome:
         """Run one of `tools` without a service, for example for MCP, in the current scope.
 
         The tool sees `caller` as `InvocationContext.service`. The container's error handlers complete `failures`.
+        `on_progress` receives the tool's progress, on the event loop.
         Raises the same errors as `execute_tool`.
         """
         outer = current_invocation.get()
@@ -209,6 +211,7 @@ class ContainerHost:
             failures=failures.over(self.failures),
             max_result_chars=self.limits.max_result_chars,
             listeners=self.listeners,
+            on_progress=on_progress,
         )
         return await execute_tool(request, environment)
 

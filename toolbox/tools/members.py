@@ -260,6 +260,7 @@ class _Reading:
             deferred=mark.deferred,
             on_unknown_outcome=mark.on_unknown_outcome,
             key_names=_names(parameters, Role.IDEMPOTENCY_KEY),
+            progress_names=_names(parameters, Role.PROGRESS),
             run_id_names=_names(parameters, Role.RUN_ID),
             visible=described.visible,
             positional=tuple((each.name, each.default) for each in parameters if each.kind is _POSITIONAL_ONLY),

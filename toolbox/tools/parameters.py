@@ -22,6 +22,7 @@ from ..context import (
     InvocationContext,
     MemoryId,
     MemoryIdMark,
+    Progress,
     RunIdMark,
 )
 from ..errors import Problem
@@ -39,6 +40,7 @@ class Role(Enum):
     RUN_ID = "run id"
     IDEMPOTENCY_KEY = "idempotency key"
     CALL_OPTIONS = "call options"
+    PROGRESS = "progress"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,8 @@ def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParam
         role = Role.IDEMPOTENCY_KEY
     elif isinstance(bare, type) and issubclass(bare, InvocationContext):
         role = Role.CONTEXT
+    elif bare is Progress:
+        role = Role.PROGRESS
     elif bare is ChatRequestParameters:
         role = Role.CALL_OPTIONS
     elif any(isinstance(each, InjectMark) for each in metadata):

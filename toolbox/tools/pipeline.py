@@ -27,9 +27,18 @@ from ..chat import (
     ToolExecutionRequest,
     ToolExecutionResult,
     ToolExecutionResultMessage,
+    ToolProgress,
     ToolSpecification,
 )
-from ..context import ActiveScope, Cancellation, InContext, InvocationContext, ToolCallScope, current_invocation
+from ..context import (
+    ActiveScope,
+    Cancellation,
+    InContext,
+    InvocationContext,
+    Progress,
+    ToolCallScope,
+    current_invocation,
+)
 from ..errors import (
     EndsInvocation,
     FrameworkError,
@@ -40,7 +49,14 @@ from ..errors import (
     ToolTimeoutError,
     UnknownToolError,
 )
-from ..events import Listeners, ToolExecutedEvent, ToolFailedEvent, ToolStartedEvent, ToolSuspendedEvent
+from ..events import (
+    Listeners,
+    ToolExecutedEvent,
+    ToolFailedEvent,
+    ToolProgressEvent,
+    ToolStartedEvent,
+    ToolSuspendedEvent,
+)
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
 from ..fast_dataclass import with_fast_init
@@ -75,7 +91,8 @@ class Tool:
     `function` is called. `decode` is None for an executor written by hand, which gets the request itself. `positional`
     contains the names and defaults of positional-only parameters. `returns` is the resolved return annotation, or
     `EMPTY`. `run` is `run_tool`, or the layers around it (see `with_layers`). `key_names` and `run_id_names` are hidden
-    parameters about the run. `visible` are the parameters that the model fills.
+    parameters about the run, `progress_names` those that report progress. `visible` are the parameters that the model
+    fills.
 
     `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
     the function, or the method in its class and its bases, nearest first: decorators leave their marks there. `access`
@@ -107,6 +124,7 @@ class Tool:
     on_unknown_outcome: UnknownOutcome = "tell"
     key_names: tuple[str, ...] = ()
     run_id_names: tuple[str, ...] = ()
+    progress_names: tuple[str, ...] = ()
     visible: tuple[ToolParameter, ...] = field(default=(), compare=False, repr=False)
     access: Access | None = None
     effects: tuple[str, ...] = ()
@@ -241,6 +259,8 @@ class ToolEnvironment:
     listeners: Listeners | None = None
     search_tool: str | None = None
     """The name of the tool that finds more tools."""
+    on_progress: Callable[[ToolProgress], object] | None = None
+    """Receives the progress of tools, on the event loop."""
     abandon_runs: Callable[[Exception], Awaitable[None]] | None = None
     """Cancels the suspended runs of services that a tool called in its own code, and whose error it let through."""
 
@@ -425,6 +445,47 @@ async def error_result(
 
 def run_tool(call: ToolCall) -> Awaitable[Encoded]:
     """Run the tool in a new call scope, on its thread or loop and within its timeout, and encode the result."""
+    tool = call.tool
+    if tool.progress_names:
+        return _reporting(call)
+    return _placed(call)
+
+
+async def _reporting(call: ToolCall) -> Encoded:
+    """Run the tool with its `Progress`, which is ignored after the tool's end."""
+    progress = Progress(_reporter(call))
+    hidden = dict.fromkeys(call.tool.progress_names, progress)
+    try:
+        return await _placed(call.with_arguments({**(call.arguments or {}), **hidden}))
+    finally:
+        progress.end()
+
+
+def _reporter(call: ToolCall) -> Callable[[float, float | None, str | None], None] | None:
+    """Return the function that sends progress to the listeners and the stream; it can be called on any thread."""
+    listeners, context, on_progress = call.environment.listeners, call.context, call.environment.on_progress
+    if listeners is None and on_progress is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def send(event: ToolProgress) -> None:
+        if listeners is not None:
+            listeners.tell(ToolProgressEvent(context, event.request, event.done, event.total, event.message))
+        if on_progress is not None:
+            on_progress(event)
+
+    def report(done: float, total: float | None, message: str | None) -> None:
+        event = ToolProgress(call.request, done, total, message)
+        if asyncio._get_running_loop() is loop:
+            send(event)
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(send, event)
+
+    return report
+
+
+def _placed(call: ToolCall) -> Awaitable[Encoded]:
     tool = call.tool
     on_loop = tool.execution.is_coroutine or call.environment.runner.is_on_loop(tool.execution)
     if tool.timeout is not None:
