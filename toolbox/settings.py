@@ -192,6 +192,9 @@ class McpSettings(_Section):
     - `include`, `exclude`: names of tools, or patterns such as `read_*`. Without `include`, all tools are offered.
     - `names`: new names for tools. `prefix`: prefix for all other names.
     - `max_reply_bytes`: limit of one message of the server after decoding.
+    - `approval`: `destructive`: a person approves calls of tools that do not say that they only read or add;
+      `all`: calls of all tools. `pin_tools`: refuse tools that change after they were listed first.
+    - `expose_resources`: offer the tools `list_resources` and `get_resource`.
     """
 
     _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {**_Section._shown, "url": _shown_mcp_url}
@@ -209,6 +212,9 @@ class McpSettings(_Section):
     prefix: str = ""
     names: dict[str, str] = Field(default_factory=dict)
     max_reply_bytes: PositiveInt = 64 * 2**20
+    approval: Literal["destructive", "all"] | None = None
+    pin_tools: bool = False
+    expose_resources: bool = False
 
 
 class ToolboxSettings(BaseSettings):

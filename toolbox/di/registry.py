@@ -192,7 +192,8 @@ def read_instance(entry: object) -> Registration | None:
     definition = BeanDefinition(
         provides=entry.provides, factory=lambda: value, scope=Scope.APPLICATION, name=entry.name, source=value
     )
-    return Registration((definition,))
+    implies, check = (getattr(value, each, None) if hasattr(type(value), each) else None for each in (IMPLIES, CHECK))
+    return Registration((definition,), implies or (), check)
 
 
 def read_included(entry: object) -> Registration | None:
@@ -205,9 +206,9 @@ def read_included(entry: object) -> Registration | None:
 
 
 IMPLIES = "__toolbox_implies__"
-"""Class attribute: further classes to register with the class."""
+"""Attribute of a class or an instance: further classes to register with it."""
 CHECK = "__toolbox_check__"
-"""Class attribute: a static method that takes the `BeanGraph` and yields `Problem`s."""
+"""Attribute of a class or an instance: a function that takes the `BeanGraph` and yields `Problem`s."""
 
 
 def bean_reader(names: Names) -> Reader:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from .servers import McpServer, McpServers, mcp_server, mcp_toolbox, mcp_tools
 from .serving import mcp_server_of, serve_stdio
-from .session import McpConnectionError, McpError, McpEvent, McpListener, McpLog, McpProgress, McpTimeoutError
+from .session import (
+    McpConnectionError,
+    McpError,
+    McpEvent,
+    McpListener,
+    McpLog,
+    McpProgress,
+    McpTimeoutError,
+    McpToolChanged,
+)
 
 __all__ = [
     "McpConnectionError",
@@ -16,6 +25,7 @@ __all__ = [
     "McpServer",
     "McpServers",
     "McpTimeoutError",
+    "McpToolChanged",
     "mcp_server",
     "mcp_server_of",
     "mcp_toolbox",

@@ -12,22 +12,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, assert_never, get_args, get_origin
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutionResultMessage
 from ..container import Container, internals_of
-from ..contents import (
-    CONTENT_TYPES,
-    PDF,
-    AudioContent,
-    Content,
-    ImageContent,
-    PdfContent,
-    TextContent,
-    base64_of,
-    media_type_of,
-)
+from ..contents import CONTENT_TYPES, TextContent
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolAbort
 from ..execution.markers import non_blocking
@@ -38,6 +27,7 @@ from ..tools.failures import ToolErrors, hide_details, return_to_model
 from ..tools.members import Member, members_of, read_member
 from ..tools.pipeline import Tool
 from ..tools.sources import bean_types, clashes, read_tools
+from .blocks import block_of
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -46,8 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("toolbox.mcp")
 
 INTERNAL_ERROR = -32603
-DOCUMENT = "document.pdf"
-"""The name of a PDF document without a name."""
 
 
 class McpEndpoint:
@@ -245,33 +233,8 @@ def _argument_errors(error: Exception, context: InvocationContext) -> str:
 def _answer(message: ToolExecutionResultMessage, structured: Any, *, failed: bool) -> Any:
     from mcp_types import CallToolResult
 
-    content = [_block(each) for each in message.contents or (TextContent(message.text),)]
+    content = [block_of(each) for each in message.contents or (TextContent(message.text),)]
     return CallToolResult(content=content, structured_content=structured, is_error=failed)
-
-
-def _block(content: Content) -> Any:
-    from mcp_types import AudioContent as McpAudio
-    from mcp_types import BlobResourceContents, EmbeddedResource, ResourceLink
-    from mcp_types import ImageContent as McpImage
-    from mcp_types import TextContent as McpText
-
-    match content:
-        case TextContent(text):
-            return McpText(type="text", text=text)
-        case ImageContent():
-            if (data := base64_of(content)) is None:
-                return ResourceLink(name="image", uri=content.url or "", mime_type=content.mime_type)
-            return McpImage(type="image", data=data, mime_type=media_type_of(content))
-        case AudioContent():
-            return McpAudio(type="audio", data=base64_of(content) or "", mime_type=content.mime_type)
-        case PdfContent():
-            name = content.name or DOCUMENT
-            if (data := base64_of(content)) is None:
-                return ResourceLink(name=name, uri=content.url or "", mime_type=PDF)
-            uri = f"attachment:///{quote(name, safe='')}"
-            return EmbeddedResource(type="resource", resource=BlobResourceContents(uri=uri, mime_type=PDF, blob=data))
-        case _:
-            assert_never(content)
 
 
 # --- structured content

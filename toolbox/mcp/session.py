@@ -43,7 +43,10 @@ class McpProgress:
 
 @dataclass(frozen=True, slots=True)
 class McpLog:
-    """A server sent a log message; `level` is the MCP name of the level (`debug` … `emergency`)."""
+    """A server sent a log message; `level` is the MCP name of the level (`debug` … `emergency`).
+
+    Protocol logging is deprecated in MCP. Servers are not asked for log messages; older ones send them all the same.
+    """
 
     server: str
     level: str
@@ -51,11 +54,24 @@ class McpLog:
     data: Any
 
 
-McpEvent: TypeAlias = McpProgress | McpLog
+@dataclass(frozen=True, slots=True)
+class McpToolChanged:
+    """A tool differs from its first listing. `changed` are parts of it: `description`, `schema`, `annotations`.
+
+    `refused` is True if the tool is no longer offered (`pin_tools=True`).
+    """
+
+    server: str
+    tool: str
+    changed: tuple[str, ...]
+    refused: bool = False
+
+
+McpEvent: TypeAlias = McpProgress | McpLog | McpToolChanged
 
 
 class McpListener(Protocol):
-    """Receives progress and log messages of MCP servers. Implement it in a bean.
+    """Receives progress, log messages and changed tools of MCP servers. Implement it in a bean.
 
         @application_scoped
         class ProgressBar(McpListener):
@@ -65,7 +81,7 @@ class McpListener(Protocol):
     """
 
     def on_mcp_event(self, event: McpEvent) -> None:
-        """Handle `event`, an `McpProgress` or `McpLog`."""
+        """Handle `event`: an `McpProgress`, `McpLog` or `McpToolChanged`."""
 
 
 # --- the session
@@ -73,11 +89,10 @@ class McpListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionCallbacks:
-    """Functions that a session calls for notifications. `wants_logs`: ask the server for log messages."""
+    """Functions that a session calls for notifications."""
 
     on_event: Callable[[McpEvent], None]
     on_tools_changed: Callable[[], None]
-    wants_logs: bool
 
 
 class McpSession:
@@ -105,6 +120,11 @@ class McpSession:
     def has_ended(self) -> bool:
         """Return True if the session accepts no more requests."""
         return self._leave.is_set() or self._task.done()
+
+    @property
+    def is_closed(self) -> bool:
+        """Return True if the session is closed, and the process of a stdio server has ended."""
+        return self._task.done()
 
     async def client(self) -> Client:
         """Return the SDK's client once the server is ready. Raises `McpConnectionError` if connecting fails."""
@@ -160,7 +180,6 @@ class McpSession:
             self._watched(transport),
             read_timeout_seconds=self._settings.timeout,
             logging_callback=self._on_log,
-            log_level="debug" if self._callbacks.wants_logs else None,
             message_handler=self._on_message,
             cache=None,
         )

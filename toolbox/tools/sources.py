@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -37,6 +37,7 @@ class AiServiceTool:
         AiServiceTool(ToolSpecification("count", "Count all rows."), lambda request, memory_id: 3)
 
     `executor` takes the `ToolExecutionRequest` and the memory id, `def` or `async def`. `timeout` is in seconds.
+    `requires_approval` and `deferred` are those of `@tool`.
     """
 
     specification: ToolSpecification
@@ -44,6 +45,8 @@ class AiServiceTool:
     return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
     timeout: float | None = None
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
+    requires_approval: bool | Callable[..., Any] = False
+    deferred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,14 @@ def _read(source: Any, where: str, problems: list[Problem]) -> Iterator[Tool]:
         problems += limit_problems(made.where, source.timeout)
         timeout = made.timeout if source.timeout is None else source.timeout
         visibility = made.search_behavior if source.search_behavior is SEARCHABLE else source.search_behavior
-        yield replace(made, return_behavior=source.return_behavior, timeout=timeout, search_behavior=visibility)
+        yield replace(
+            made,
+            return_behavior=source.return_behavior,
+            timeout=timeout,
+            search_behavior=visibility,
+            requires_approval=source.requires_approval or made.requires_approval,
+            deferred=source.deferred or made.deferred,
+        )
     elif isinstance(source, Mapping):
         for specification, executor in source.items():
             if isinstance(specification, ToolSpecification) and callable(executor):

@@ -1,0 +1,450 @@
+"""The connection to one MCP server: sends requests, opens a session for the first one and a new one after a failure.
+
+Not here: one session (`session`), the servers of a container and their tools in services (`servers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import hashlib
+import json
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from pydantic import SecretStr
+
+from ..chat import Message
+from ..settings import McpSettings
+from ..tools.specification import name_problems
+from ..validation_text import brief, hide_secrets, without_secrets
+from .blocks import messages_of
+from .screening import MAX_TOOLS, SkippedTools, too_large, visible
+from .session import (
+    McpConnectionError,
+    McpError,
+    McpEvent,
+    McpProgress,
+    McpSession,
+    McpTimeoutError,
+    McpToolChanged,
+    SessionCallbacks,
+    secrets_of,
+)
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp_types import (
+        CallToolResult,
+        GetPromptResult,
+        PaginatedResult,
+        Prompt,
+        ReadResourceResult,
+        Resource,
+        ResourceTemplate,
+        Tool,
+    )
+
+logger = logging.getLogger("toolbox.mcp")
+
+P = TypeVar("P", bound="PaginatedResult")
+T = TypeVar("T")
+
+_INVALID_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+
+INVALID_PARAMS = -32602
+"""JSON-RPC: the arguments of a call are invalid."""
+_METHOD_NOT_FOUND = -32601
+
+MAX_PAGES = 100
+"""Pages that are read of one list."""
+MAX_ITEMS = 10_000
+"""Number of tools, resources or prompts after which no further page is read."""
+MAX_MESSAGE_CHARS = 4000
+"""Characters that are kept of a server's error message."""
+MAX_CALLERS = 64
+"""Sessions of one server with different headers; the one that was not used for the longest time is closed first."""
+
+# Codes of the SDK's client for missing answers; servers use the same numbers for their own errors.
+_REQUEST_TIMEOUT = -32001
+_CONNECTION_CLOSED = -32000
+# Transport errors: the connection closed, or an HTTP error status without a JSON-RPC error.
+_TRANSPORT_ERRORS = ((_CONNECTION_CLOSED, ""), (-32603, "server returned an error response"))
+
+
+# --- the connection to one server
+
+
+class _SessionLostError(Exception):
+    """The server does not know the session, so it has not run the request."""
+
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass(eq=False, slots=True)
+class _Caller:
+    """The session and the tools for the calls with the same headers. `running` counts their requests."""
+
+    settings: McpSettings
+    session: McpSession | None = None
+    tools: tuple[Tool, ...] | None = None
+    tools_version: int = 0
+    running: int = 0
+
+    def tools_changed(self) -> None:
+        """Forget the list of tools."""
+        self.tools = None
+        self.tools_version += 1
+
+
+class McpConnection:
+    """The connection to one server. Any task of the event loop that used it first may call its methods.
+
+    `headers` returns the headers of the current call. Calls with different headers never share a session or a list of
+    tools, because the server may offer other tools to another user.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: McpSettings,
+        on_event: Callable[[McpEvent], None] | None = None,
+        headers: Callable[[], Awaitable[Mapping[str, str]]] | None = None,
+    ) -> None:
+        self.name, self.settings, self._on_event, self._headers = name, settings, on_event, headers
+        self._callers: OrderedDict[Headers, _Caller] = OrderedDict()
+        self._evicted: set[McpSession] = set()
+        self._pins: dict[str, dict[str, str]] = {}
+        self._reported: set[tuple[str, tuple[str, ...]]] = set()
+        self._refused: frozenset[str] = frozenset()
+        self._closed = False
+
+    # --- requests
+
+    async def tools(self) -> tuple[Tool, ...]:
+        """Return the usable tools of the server. The list is cached until the server reports a change.
+
+        Tools that cannot be used are skipped and logged: an invalid or duplicate name, an invalid or too large schema,
+        or a tool that only runs as a task. With `pin_tools`, so are tools that have changed since they were listed
+        first. Raises `McpError`.
+        """
+        caller = await self._caller()
+        self._current_session(caller)  # a new session discards the tools of the previous one
+        if caller.tools is not None:
+            return caller.tools
+        version = caller.tools_version
+        offered = self._usable(await self._request("list its tools", self._all_tools, caller), caller)
+        if version == caller.tools_version:  # they did not change in the meantime
+            caller.tools = offered
+        return offered
+
+    def _usable(self, found: list[Tool], caller: _Caller) -> tuple[Tool, ...]:
+        """Return the tools to offer; each name occurs once."""
+        skipped = SkippedTools(self.name)
+        tools: dict[str, Tool] = {}
+        for each in found:
+            if not self._is_offered(each.name):
+                continue
+            name = self.offered_name(each.name)
+            if name_problems(name, ""):
+                skipped.add(each.name, "models do not accept this name; rename it with names= or prefix=")
+            elif name in tools:
+                skipped.add(each.name, f"another tool has the name {name!r}; rename one with names=")
+            elif len(tools) == MAX_TOOLS:
+                skipped.add(each.name, f"more than {MAX_TOOLS}")
+            elif (changed := self._changed(each)) and self.settings.pin_tools:
+                skipped.add(each.name, f"it has changed since it was listed first: {', '.join(changed)}")
+            else:
+                tools[name] = each
+        skipped.log()
+        schemas = caller.session.output_schemas if caller.session is not None else {}
+        return tuple(
+            each.model_copy(update={"output_schema": schemas[each.name]}) if each.name in schemas else each
+            for each in tools.values()
+        )
+
+    def _changed(self, tool: Tool) -> tuple[str, ...]:
+        """Return what differs from the first listing of a tool, and report it. Remembers a tool that is new."""
+        now = _fingerprints(tool)
+        if tool.name not in self._pins and len(self._pins) < MAX_ITEMS:
+            self._pins[tool.name] = now
+        first = self._pins.get(tool.name, {})
+        changed = tuple(part for part, value in now.items() if first.get(part) != value)
+        refused = self._refused - {tool.name}
+        self._refused = refused | {tool.name} if changed and self.settings.pin_tools else refused
+        if changed and (tool.name, tuple(now.values())) not in self._reported:
+            if len(self._reported) < MAX_ITEMS:
+                self._reported.add((tool.name, tuple(now.values())))
+            self._notify(McpToolChanged(self.name, tool.name, changed, self.settings.pin_tools))
+            if not self.settings.pin_tools:
+                logger.warning(
+                    "MCP server %r: the %s of tool %r changed after it was listed first; review it, or refuse changed "
+                    "tools with pin_tools=True",
+                    self.name,
+                    " and the ".join(changed),
+                    tool.name,
+                )
+        return changed
+
+    def _is_offered(self, name: str) -> bool:
+        include, exclude = self.settings.include, self.settings.exclude
+        wanted = not include or any(fnmatch.fnmatchcase(name, pattern) for pattern in include)
+        return wanted and not any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude)
+
+    def offered_name(self, name: str) -> str:
+        """Return the name that models see; MCP allows characters such as dots, which models do not accept."""
+        new_name = self.settings.names.get(name)
+        return _INVALID_IN_NAMES.sub("_", f"{self.settings.prefix}{name}")[:64] if new_name is None else new_name
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
+        """Call a tool and return its result. `tool` is the server's name of the tool. Raises `McpError`."""
+        if tool in self._refused:
+            raise McpError(self.name, f"the tool {tool} has changed since it was listed first, and is refused")
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            self._notify(McpProgress(self.name, tool, progress, total, message))
+
+        return await self._request(
+            f"run {tool}", lambda client: client.call_tool(tool, arguments, progress_callback=on_progress)
+        )
+
+    async def resources(self) -> list[Resource]:
+        """Return the resources of the server. Raises `McpError`."""
+        return await self._request("list its resources", self._all_resources)
+
+    async def resource_templates(self) -> list[ResourceTemplate]:
+        """Return the templates of URIs of the server's resources. Raises `McpError`."""
+        return await self._request("list its resource templates", self._all_templates)
+
+    async def read_resource(self, uri: str) -> ReadResourceResult:
+        """Return the contents of a resource. Raises `McpError`."""
+        return await self._request(f"read {uri}", lambda client: client.read_resource(uri))
+
+    async def prompts(self) -> list[Prompt]:
+        """Return the prompts of the server. Raises `McpError`."""
+        return await self._request("list its prompts", self._all_prompts)
+
+    async def prompt(self, name: str, arguments: dict[str, str] | None = None) -> GetPromptResult:
+        """Return the messages of a prompt with its arguments filled in. Raises `McpError`."""
+        return await self._request(f"return prompt {name}", lambda client: client.get_prompt(name, arguments))
+
+    async def prompt_messages(self, name: str, arguments: dict[str, str] | None = None) -> tuple[Message, ...]:
+        """Return the messages of a prompt as messages of a conversation. Raises `McpError`.
+
+        history = await servers.server("kitchen").prompt_messages("order", {"dish": "soup"})
+        """
+        return messages_of(await self.prompt(name, arguments))
+
+    async def _all_tools(self, client: Client) -> list[Tool]:
+        return await self._paged("tools", lambda cursor: client.list_tools(cursor=cursor), lambda page: page.tools)
+
+    async def _all_resources(self, client: Client) -> list[Resource]:
+        return await self._paged(
+            "resources", lambda cursor: client.list_resources(cursor=cursor), lambda page: page.resources
+        )
+
+    async def _all_templates(self, client: Client) -> list[ResourceTemplate]:
+        return await self._paged(
+            "resource templates",
+            lambda cursor: client.list_resource_templates(cursor=cursor),
+            lambda page: page.resource_templates,
+        )
+
+    async def _all_prompts(self, client: Client) -> list[Prompt]:
+        return await self._paged(
+            "prompts", lambda cursor: client.list_prompts(cursor=cursor), lambda page: page.prompts
+        )
+
+    async def _paged(
+        self, kind: str, read_page: Callable[[str | None], Awaitable[P]], items: Callable[[P], list[T]]
+    ) -> list[T]:
+        """Return the items of all pages of a list; stop at the limits and log a warning."""
+        found: list[T] = []
+        seen: set[str] = set()
+        cursor: str | None = None
+        size = 0
+        while True:
+            page = await read_page(cursor)
+            found += items(page)
+            cursor = page.next_cursor
+            if not cursor:
+                return found
+            size += len(page.model_dump_json())
+            limit = self.settings.max_reply_bytes
+            if cursor in seen:
+                reason = "the server repeats a page"
+            elif len(seen) + 1 >= MAX_PAGES:
+                reason = f"more than {MAX_PAGES} pages"
+            elif len(found) >= MAX_ITEMS:
+                reason = f"more than {MAX_ITEMS} items"
+            elif size > limit:
+                reason = f"larger than {limit} bytes (max_reply_bytes)"
+            else:
+                seen.add(cursor)
+                continue
+            logger.warning("MCP server %r: only the first part of its list of %s was read: %s", self.name, kind, reason)
+            return found
+
+    async def check(self) -> None:
+        """Request the first page of the tools; open the connection if it is not open. Raises `McpError`.
+
+        A server whose headers depend on the caller is not asked.
+        """
+        if self._headers is not None:
+            return
+        try:
+            await self._request("list its tools", lambda client: client.list_tools(cache_mode="bypass"))
+        except McpError as error:
+            if error.code != _METHOD_NOT_FOUND:  # a server without tools
+                raise
+
+    # --- the connection
+
+    async def close(self) -> None:
+        """Close the connection, and end the process of a stdio server."""
+        self._closed = True
+        sessions = {*self._evicted, *(each.session for each in self._callers.values() if each.session is not None)}
+        for session in sessions:
+            session.end()
+        for session in sessions:
+            await session.wait_ended()
+
+    async def _caller(self) -> _Caller:
+        """Return the state for the headers of the current call."""
+        headers: Headers = ()
+        if self._headers is not None:
+            headers = tuple(sorted((await self._headers()).items()))
+        caller = self._callers.get(headers)
+        if caller is None:
+            self._make_room()
+            settings = self.settings
+            if headers:
+                names = {name.lower() for name, _ in headers}
+                kept = {name: value for name, value in settings.headers.items() if name.lower() not in names}
+                given = {name: SecretStr(value) for name, value in headers}
+                settings = settings.model_copy(update={"headers": {**kept, **given}})
+            caller = self._callers[headers] = _Caller(settings)
+        self._callers.move_to_end(headers)
+        return caller
+
+    def _make_room(self) -> None:
+        """Close the sessions that were not used for the longest time, if there are too many."""
+        self._evicted = {each for each in self._evicted if not each.is_closed}
+        for headers, caller in list(self._callers.items()):
+            if len(self._callers) < MAX_CALLERS:
+                return
+            if not caller.running:
+                del self._callers[headers]
+                if caller.session is not None:
+                    caller.session.end()
+                    self._evicted.add(caller.session)
+
+    def _current_session(self, caller: _Caller) -> McpSession:
+        """Return the open session; start a new one if it has ended."""
+        if self._closed:
+            raise McpConnectionError(self.name, "the container is stopped")
+        if caller.session is None or caller.session.has_ended:
+            caller.tools_changed()
+            callbacks = SessionCallbacks(self._notify, caller.tools_changed)
+            caller.session = McpSession(self.name, caller.settings, callbacks, caller.session)
+        return caller.session
+
+    def _notify(self, event: McpEvent) -> None:
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:  # a failing listener must not break the connection
+                logger.exception("an McpListener failed on %r", event)
+
+    async def _request(
+        self, action: str, request: Callable[[Client], Awaitable[T]], caller: _Caller | None = None
+    ) -> T:
+        """Return the server's answer; a request that a lost session did not run is sent once more in a new session.
+
+        `action` completes "could not …" in errors. Errors become `McpError` and show no secret of the settings.
+        """
+        if caller is None:
+            caller = await self._caller()
+        caller.running += 1
+        try:
+            try:
+                return await self._request_in(self._current_session(caller), action, request)
+            except _SessionLostError:
+                try:
+                    return await self._request_in(self._current_session(caller), action, request)
+                except _SessionLostError as error:
+                    raise self._broken(action, str(error)) from error
+        except McpError as error:
+            hide_secrets(error, secrets_of(caller.settings))
+            raise
+        finally:
+            caller.running -= 1
+
+    def shown(self, text: str) -> str:
+        """Return a server's text for an error message: shortened, without secrets and invisible characters."""
+        callers = [each.settings for each in self._callers.values()] or [self.settings]
+        secrets = {secret for settings in callers for secret in secrets_of(settings)}
+        return without_secrets(visible(brief(text, MAX_MESSAGE_CHARS)), list(secrets))
+
+    async def _request_in(self, session: McpSession, action: str, request: Callable[[Client], Awaitable[T]]) -> T:
+        import anyio
+        from mcp import MCPError
+        from pydantic import ValidationError
+
+        client = await session.client()
+        limit = self.settings.timeout
+        late = f"MCP server {self.name!r} did not {action} within {limit:g} s"
+        expiring = asyncio.timeout(limit)  # the SDK's limit only applies to one page
+        try:
+            async with expiring:
+                return await request(client)
+        except TimeoutError as error:
+            if not expiring.expired():
+                raise
+            raise McpTimeoutError(self.name, late) from error
+        except MCPError as error:
+            message = brief(error.message, MAX_MESSAGE_CHARS)
+            text = message.lower()
+            if error.code == _REQUEST_TIMEOUT and "timed out" in text:
+                raise McpTimeoutError(self.name, late, error.code) from error
+            if error.code == _CONNECTION_CLOSED and "event exceeded" in text:  # the SDK's limit of one event
+                raise McpError(self.name, too_large("the reply", self.settings.max_reply_bytes), error.code) from error
+            is_transport_error = any(error.code == code and each in text for code, each in _TRANSPORT_ERRORS)
+            if session.is_unknown_to_server and (is_transport_error or "session" in text):
+                session.end()
+                raise _SessionLostError(message) from error
+            if is_transport_error and (session.has_ended or self.settings.url is not None):
+                session.end()
+                raise self._broken(action, session.end_reason or message) from error
+            raise McpError(self.name, visible(message), error.code) from error
+        except ValidationError as error:
+            # Not its text: it repeats the server's data.
+            count = error.error_count()
+            text = f"MCP server {self.name!r} could not {action}: its reply does not follow the MCP protocol"
+            raise McpError(self.name, f"{text} ({count} validation error{'s' if count > 1 else ''})") from None
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, ConnectionError) as error:
+            session.end()
+            raise self._broken(action, session.end_reason or type(error).__name__) from error
+
+    def _broken(self, action: str, reason: str) -> McpConnectionError:
+        text = f"could not {action}: the connection broke ({reason}); the next call opens a new connection"
+        return McpConnectionError(self.name, text)
+
+
+# --- pinned tools
+
+
+def _fingerprints(tool: Tool) -> dict[str, str]:
+    """Return a short hash of each part of a tool that a model or an approval depends on."""
+    annotations = None if tool.annotations is None else tool.annotations.model_dump(mode="json", exclude_none=True)
+    parts = {"description": [tool.title, tool.description], "schema": tool.input_schema, "annotations": annotations}
+    return {name: _hash(value) for name, value in parts.items()}
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]
