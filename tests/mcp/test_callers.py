@@ -224,7 +224,7 @@ def test_headers_of_a_process_and_headers_of_another_kind_are_errors() -> None:
 
 
 async def test_the_number_of_sessions_with_different_headers_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_CALLERS", 2)
+    monkeypatch.setattr(connection, "MAX_GROUPS", 2)
     async with far() as (url, recorder):
         container = using(mcp_server("far", url=url, headers=OnBehalf)).register(McpServers)
         async with container:
@@ -232,7 +232,7 @@ async def test_the_number_of_sessions_with_different_headers_is_limited(monkeypa
             for user in ("ann", "bob", "cid", "ann"):
                 async with container.request_scope({User: User(user)}):
                     await server.call("mine", {})
-            assert len(server._callers) == 2
+            assert len(server._groups) == 2
 
     assert [str(each).removeprefix("Bearer ") for each in recorder.of("server/discover")] == [
         "ann",

@@ -66,7 +66,7 @@ MAX_ITEMS = 10_000
 """Number of tools, resources or prompts after which no further page is read."""
 MAX_MESSAGE_CHARS = 4000
 """Characters that are kept of a server's error message."""
-MAX_CALLERS = 64
+MAX_GROUPS = 64
 """Sessions of one server with different headers; the one that was not used for the longest time is closed first."""
 
 # Codes of the SDK's client for missing answers; servers use the same numbers for their own errors.
@@ -87,7 +87,7 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(eq=False, slots=True)
-class _Caller:
+class _HeaderGroup:
     """The session and the tools for the calls with the same headers. `running` counts their requests."""
 
     settings: McpSettings
@@ -117,7 +117,7 @@ class McpConnection:
         headers: Callable[[], Awaitable[Mapping[str, str]]] | None = None,
     ) -> None:
         self.name, self.settings, self._on_event, self._headers = name, settings, on_event, headers
-        self._callers: OrderedDict[Headers, _Caller] = OrderedDict()
+        self._groups: OrderedDict[Headers, _HeaderGroup] = OrderedDict()
         self._evicted: set[McpSession] = set()
         self._pins: dict[str, dict[str, str]] = {}
         self._reported: set[tuple[str, tuple[str, ...]]] = set()
@@ -133,17 +133,17 @@ class McpConnection:
         or a tool that only runs as a task. With `pin_tools`, so are tools that have changed since they were listed
         first. Raises `McpError`.
         """
-        caller = await self._caller()
-        self._current_session(caller)  # a new session discards the tools of the previous one
-        if caller.tools is not None:
-            return caller.tools
-        version = caller.tools_version
-        offered = self._usable(await self._request("list its tools", self._all_tools, caller), caller)
-        if version == caller.tools_version:  # they did not change in the meantime
-            caller.tools = offered
+        group = await self._current_group()
+        self._current_session(group)  # a new session discards the tools of the previous one
+        if group.tools is not None:
+            return group.tools
+        version = group.tools_version
+        offered = self._usable(await self._request("list its tools", self._all_tools, group), group)
+        if version == group.tools_version:  # they did not change in the meantime
+            group.tools = offered
         return offered
 
-    def _usable(self, found: list[Tool], caller: _Caller) -> tuple[Tool, ...]:
+    def _usable(self, found: list[Tool], group: _HeaderGroup) -> tuple[Tool, ...]:
         """Return the tools to offer; each name occurs once."""
         skipped = SkippedTools(self.name)
         tools: dict[str, Tool] = {}
@@ -162,7 +162,7 @@ class McpConnection:
             else:
                 tools[name] = each
         skipped.log()
-        schemas = caller.session.output_schemas if caller.session is not None else {}
+        schemas = group.session.output_schemas if group.session is not None else {}
         return tuple(
             each.model_copy(update={"output_schema": schemas[each.name]}) if each.name in schemas else each
             for each in tools.values()
@@ -308,19 +308,19 @@ class McpConnection:
     async def close(self) -> None:
         """Close the connection, and end the process of a stdio server."""
         self._closed = True
-        sessions = {*self._evicted, *(each.session for each in self._callers.values() if each.session is not None)}
+        sessions = {*self._evicted, *(each.session for each in self._groups.values() if each.session is not None)}
         for session in sessions:
             session.end()
         for session in sessions:
             await session.wait_ended()
 
-    async def _caller(self) -> _Caller:
+    async def _current_group(self) -> _HeaderGroup:
         """Return the state for the headers of the current call."""
         headers: Headers = ()
         if self._headers is not None:
             headers = tuple(sorted((await self._headers()).items()))
-        caller = self._callers.get(headers)
-        if caller is None:
+        group = self._groups.get(headers)
+        if group is None:
             self._make_room()
             settings = self.settings
             if headers:
@@ -328,31 +328,31 @@ class McpConnection:
                 kept = {name: value for name, value in settings.headers.items() if name.lower() not in names}
                 given = {name: SecretStr(value) for name, value in headers}
                 settings = settings.model_copy(update={"headers": {**kept, **given}})
-            caller = self._callers[headers] = _Caller(settings)
-        self._callers.move_to_end(headers)
-        return caller
+            group = self._groups[headers] = _HeaderGroup(settings)
+        self._groups.move_to_end(headers)
+        return group
 
     def _make_room(self) -> None:
         """Close the sessions that were not used for the longest time, if there are too many."""
         self._evicted = {each for each in self._evicted if not each.is_closed}
-        for headers, caller in list(self._callers.items()):
-            if len(self._callers) < MAX_CALLERS:
+        for headers, group in list(self._groups.items()):
+            if len(self._groups) < MAX_GROUPS:
                 return
-            if not caller.running:
-                del self._callers[headers]
-                if caller.session is not None:
-                    caller.session.end()
-                    self._evicted.add(caller.session)
+            if not group.running:
+                del self._groups[headers]
+                if group.session is not None:
+                    group.session.end()
+                    self._evicted.add(group.session)
 
-    def _current_session(self, caller: _Caller) -> McpSession:
+    def _current_session(self, group: _HeaderGroup) -> McpSession:
         """Return the open session; start a new one if it has ended."""
         if self._closed:
             raise McpConnectionError(self.name, "the container is stopped")
-        if caller.session is None or caller.session.has_ended:
-            caller.tools_changed()
-            callbacks = SessionCallbacks(self._notify, caller.tools_changed)
-            caller.session = McpSession(self.name, caller.settings, callbacks, caller.session)
-        return caller.session
+        if group.session is None or group.session.has_ended:
+            group.tools_changed()
+            callbacks = SessionCallbacks(self._notify, group.tools_changed)
+            group.session = McpSession(self.name, group.settings, callbacks, group.session)
+        return group.session
 
     def _notify(self, event: McpEvent) -> None:
         if self._on_event is not None:
@@ -362,33 +362,33 @@ class McpConnection:
                 logger.exception("an McpListener failed on %r", event)
 
     async def _request(
-        self, action: str, request: Callable[[Client], Awaitable[T]], caller: _Caller | None = None
+        self, action: str, request: Callable[[Client], Awaitable[T]], group: _HeaderGroup | None = None
     ) -> T:
         """Return the server's answer; a request that a lost session did not run is sent once more in a new session.
 
         `action` completes "could not …" in errors. Errors become `McpError` and show no secret of the settings.
         """
-        if caller is None:
-            caller = await self._caller()
-        caller.running += 1
+        if group is None:
+            group = await self._current_group()
+        group.running += 1
         try:
             try:
-                return await self._request_in(self._current_session(caller), action, request)
+                return await self._request_in(self._current_session(group), action, request)
             except _SessionLostError:
                 try:
-                    return await self._request_in(self._current_session(caller), action, request)
+                    return await self._request_in(self._current_session(group), action, request)
                 except _SessionLostError as error:
                     raise self._broken(action, str(error)) from error
         except McpError as error:
-            hide_secrets(error, secrets_of(caller.settings))
+            hide_secrets(error, secrets_of(group.settings))
             raise
         finally:
-            caller.running -= 1
+            group.running -= 1
 
     def shown(self, text: str) -> str:
         """Return a server's text for an error message: shortened, without secrets and invisible characters."""
-        callers = [each.settings for each in self._callers.values()] or [self.settings]
-        secrets = {secret for settings in callers for secret in secrets_of(settings)}
+        groups = [each.settings for each in self._groups.values()] or [self.settings]
+        secrets = {secret for settings in groups for secret in secrets_of(settings)}
         return without_secrets(visible(brief(text, MAX_MESSAGE_CHARS)), list(secrets))
 
     async def _request_in(self, session: McpSession, action: str, request: Callable[[Client], Awaitable[T]]) -> T:
