@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -377,3 +378,30 @@ def test_contents_of_subclasses_are_accepted() -> None:
     assert UserMessage([caption]).contents == (caption,)
     assert UserMessage(caption).text == "a"
     assert ToolExecutionResult("a", contents=[caption]).contents == (caption,)
+
+
+def test_data_classes_with_a_fast_init_can_be_subclassed() -> None:
+    class Traced(ToolExecution):
+        pass
+
+    traced = Traced(ToolExecutionRequest("1", "add", "{}"), "3", 3, False, datetime.now(UTC), 0.1)
+    traced.__dict__["span"] = "a"
+
+    assert (traced.result, traced.attributes, type(traced)) == ("3", {}, Traced)
+    with pytest.raises(FrozenInstanceError):
+        traced.result = "4"  # type: ignore[misc]  # that is the test
+
+
+def test_the_context_inside_a_tool_is_a_frozen_copy() -> None:
+    outside = InvocationContext(str, "chat", memory_id="m", notes={"a": 1})
+    request = ToolExecutionRequest("1", "add", "{}")
+    inside = outside.in_tool(request)
+
+    assert inside.request is request
+    assert {each.name for each in fields(inside) if getattr(inside, each.name) is not getattr(outside, each.name)} == {
+        "request"
+    }
+    assert type(inside) is InvocationContext
+    assert weakref.ref(inside)() is inside
+    with pytest.raises(FrozenInstanceError):
+        inside.method = "other"  # type: ignore[misc]  # that is the test

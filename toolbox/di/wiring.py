@@ -101,7 +101,9 @@ class Wiring(Home):
     def open_call_scope(self) -> CallScope:
         """Return a new call scope inside the active scope."""
         outer = active.get()
-        if outer is None or outer.home is not self:
+        if outer is None:
+            outer = self.application
+        elif outer.home is not self:
             outer = self.scope()
         return CallScope(self, outer.request, outer.direct)
 
