@@ -38,6 +38,7 @@ from .di.registry import (
 from .di.scopes import CallScope, RequestScope
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution.threads import FORKED, LoopThread, keep_inherited, renewed_after_fork
+from .security import SecurityIdentity
 from .type_keys import type_name
 
 if TYPE_CHECKING:
@@ -87,8 +88,11 @@ class Container:
         self._executors = dict(executors or {})
         self._tool_errors, self._settings = tool_errors, settings
         self._host: ContainerHost | None = None
-        self._run_seeds = tuple(run_seeds)
-        self._registry = Registry(seeds, self._run_seeds)
+        self._run_seeds, declared = tuple(run_seeds), list(seeds)
+        self._registry = Registry([each for each in declared if each is not SecurityIdentity], self._run_seeds)
+        if SecurityIdentity in declared:
+            # A request scope without an identity belongs to an anonymous caller.
+            self._registry.declare_seed(SecurityIdentity, SecurityIdentity.anonymous)
         self._checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
         self._overrides: list[Override] = []
         self._wiring: Wiring | None = None  # set only by `_connect` and `_disconnect`
@@ -230,7 +234,15 @@ class Container:
 
     def _checked(self, *, models: bool = True) -> tuple[ContainerHost, BeanGraph, dict[int, Any], list[Problem]]:
         """Return the host of the services, the graph, the settings beans and all problems."""
-        from .services.hosting import global_interceptor_problems, listener_problems, tool_problems
+        from .services.hosting import (
+            access_problems,
+            estimator_problems,
+            global_interceptor_problems,
+            identity_problems,
+            listener_problems,
+            restricted_in,
+            tool_problems,
+        )
 
         host, registered, problems = self._read()
         host.checked(registered.graph)
@@ -239,6 +251,10 @@ class Container:
         problems += host.run_problems(registered.graph)
         problems += listener_problems(registered.graph)
         problems += global_interceptor_problems(registered.graph)
+        problems += estimator_problems(registered.graph)
+        problems += access_problems(registered.graph)
+        plans = [plan for service in host.plans.values() for plan in service.values()]
+        problems += identity_problems(registered.graph, restricted_in(registered.graph, plans))
         for check in self._checks:
             problems += check(registered.graph)
         for override in self._overrides:

@@ -23,6 +23,7 @@ from .chat import (
     ToolSpecification,
 )
 from .context import InvocationContext
+from .limits import Usage, UsageLimits
 
 logger = logging.getLogger("toolbox.events")
 
@@ -127,6 +128,14 @@ class ModelFailedEvent(InvocationEvent):
     duration: float
 
     is_end: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class UsageCountedEvent(InvocationEvent):
+    """A model's reply was counted in a call with limits. `usage` is that of the innermost `limits` so far."""
+
+    usage: Usage
+    limits: UsageLimits
 
 
 # --- tools

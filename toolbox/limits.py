@@ -253,9 +253,9 @@ class Account:
             account = account.outer
 
     @property
-    def counted(self) -> Usage:
-        """Return the usage of the innermost account that counts."""
-        return next((account.usage for account, _ in self._chain()), Usage())
+    def innermost(self) -> tuple[Usage, UsageLimits]:
+        """The usage and the limits of the innermost account that counts."""
+        return next((account.usage, limits) for account, limits in self._chain())
 
     @property
     def limits_cost(self) -> bool:
@@ -363,7 +363,7 @@ current_account: ContextVar[Account | None] = ContextVar("toolbox.account", defa
 def current_usage() -> Usage:
     """Return the usage of the innermost invocation or block with limits; zeros outside of all."""
     account = current_account.get()
-    return Usage() if account is None else account.counted
+    return Usage() if account is None else account.innermost[0]
 
 
 @contextmanager
@@ -387,8 +387,7 @@ def usage_limits(
     """
     limits = UsageLimits(model_calls, tool_calls, input_tokens, output_tokens, total_tokens, cost)
     if limits.cost is not None and not _has_estimator():
-        fix = "register a bean that implements it, such as toolbox.limits.GenAiPrices, and start the container"
-        raise IllegalConfigurationError([Problem("usage_limits(cost=…)", "there is no CostEstimator", fix)])
+        raise IllegalConfigurationError([no_estimator("usage_limits(cost=…)")])
     token = current_account.set(Account(limits, current_account.get()))
     try:
         yield
@@ -397,6 +396,15 @@ def usage_limits(
 
 
 # --- where estimators are
+
+
+def no_estimator(where: str, look_alike: str = "") -> Problem:
+    """Return the problem of a cost limit without an estimator. `look_alike` names a class that could be one."""
+    if look_alike:
+        fix = f"let {look_alike} inherit from CostEstimator"
+        return Problem(where, "a limit for the cost needs a CostEstimator, but there is none", fix)
+    fix = "register one, such as toolbox.limits.GenAiPrices, or pass cost_estimator= to create_ai_service"
+    return Problem(where, "a limit for the cost needs a CostEstimator, but there is none", fix)
 
 
 class EstimatingHost(Protocol):

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 from ..chat import Reasoning
 from ..context import InvocationContext
 from ..errors import Problem
+from ..limits import UsageLimits
 from ..signatures import has_body, local_names, takes
 from ..tools.failures import Handler, ToolErrors
 from ..tools.marks import SERVICE_MARK, toolbox
@@ -114,6 +115,7 @@ class ServiceOptions:
     tool_search: Any = None
     durable: bool = False
     on_suspended: OnSuspended = "raise"
+    limits: UsageLimits | None = None
 
     def call_limits(self, defaults: CallLimits) -> CallLimits:
         """Return the service's own limits, completed with `defaults`."""
@@ -149,6 +151,7 @@ def register_ai_service(
     tool_search: Any = None,
     durable: bool = False,
     on_suspended: OnSuspended = "raise",
+    limits: UsageLimits | None = None,
 ) -> Callable[[C], C]: ...
 
 
@@ -177,6 +180,7 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
       An `Executor` does the same and also runs the blocking ones.
     - `on_unknown_tool`, `on_tool_arguments_error`, `on_tool_execution_error`: `(error, context) -> text for the model`.
     - `output_mode`: `"schema"`, `"tool"` or `"prompt"`: how a structured reply is requested.
+    - `limits`: the `UsageLimits` of each call, including services that its tools call; then `UsageLimitExceededError`.
     - `temperature`, `tool_choice`, `parameters`: sent with each request; `parameters` by the names of the server's API.
     - `reasoning`: `"none"`, `"minimal"`, `"low"`, `"medium"` or `"high"`: how much the model reasons.
     - `durable`: True records every effect of a call in the `RunStore`, so that it goes on after a crash.

@@ -32,7 +32,7 @@ from ..context import current_invocation
 from ..execution.runners import CallerRunner
 from ..tools.pipeline import ToolSuspension, execute_tool
 from .invocation import Invocation, Perform
-from .layers import ObservedModel, around, within
+from .layers import ObservedModel, around, counted, limited, within
 from .loop import (
     CallModel,
     Effect,
@@ -91,12 +91,16 @@ async def _open(invocation: Invocation) -> tuple[Effect, Perform]:
     if invocation.host.listeners is not None:
         invocation.model = ObservedModel(invocation.model, invocation.host.listeners, invocation.context)
     performing: Perform = perform
+    if invocation.account is not None:
+        performing = counted(performing)
     for layer in reversed(invocation.plan.layers.effects):
         performing = layer(performing)
     if invocation.dynamic_providers:
         from .offering import refreshing
 
         performing = refreshing(performing)
+    if invocation.account is not None:
+        performing = limited(performing)
     return effect, performing
 
 
@@ -245,7 +249,7 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                                 kind = type(event)
                                 if kind is ModelReplied or kind is CompleteResponse:
                                     break
-                                if kind is CompleteToolCall and invocation.together:
+                                if kind is CompleteToolCall and invocation.starts_early:
                                     tasks = _early(event, invocation, tasks, performing)
                                 yield event
                                 while tasks is not None and tasks.has_news:

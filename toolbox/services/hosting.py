@@ -27,8 +27,11 @@ from ..events import EventListener, Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.runners import LoopRunner
 from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
+from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
+from ..security import SecurityIdentity, class_access, identity_in, marked_access
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
+from ..tools.members import members_of
 from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool
 from ..tools.sources import bean_types, read_tools
 from ..type_keys import class_of, type_name
@@ -58,6 +61,8 @@ class ContainerHost:
     workers: Workers
     listeners: Listeners | None = None
     layers = HostLayers()
+    is_container = True
+    has_cost_estimator = False
 
     def __init__(
         self,
@@ -120,6 +125,7 @@ class ContainerHost:
         with outside_scopes():
             found = await self.scope.aget(list[EventListener])
         self.listeners = Listeners(found) if found else None
+        host_started(self)
 
     async def stop(self) -> list[str]:
         """Wait for running calls up to the settings' `stop_timeout`, then cancel them, and log a warning.
@@ -127,6 +133,7 @@ class ContainerHost:
         Returns the labels of the cancelled invocations, and of the tools whose threads still run.
         """
         timeout = self.settings.stop_timeout
+        host_stopped(self)
         late = await self.running.stop(timeout)
         stuck = await self.workers.stop(timeout if not late else 0.1)
         if late:
@@ -179,6 +186,14 @@ class ContainerHost:
                 self._memories = ChatMemories(store)
         return self._memories
 
+    async def cost_estimator(self) -> CostEstimator | None:
+        """See `ServiceHost.cost_estimator`."""
+        return await self.scope.aget(CostEstimator) if self.has_cost_estimator else None
+
+    async def identity(self) -> SecurityIdentity:
+        """Return the identity of the current scope."""
+        return await identity_in(self.scope)
+
     async def execute(
         self,
         tools: Mapping[str, Tool],
@@ -191,10 +206,14 @@ class ContainerHost:
         """Run one of `tools` without a service, for example for MCP, in the current scope.
 
         The tool sees `caller` as `InvocationContext.service`. The container's error handlers complete `failures`.
-        `on_progress` receives the tool's progress, on the event loop.
+        `on_progress` receives the tool's progress, on the event loop. Tools that the current identity may not
+        call are unknown.
         Raises the same errors as `execute_tool`.
         """
         outer = current_invocation.get()
+        if any(each.access is not None for each in tools.values()):
+            identity = await self.identity()
+            tools = {name: each for name, each in tools.items() if each.access is None or each.access.allows(identity)}
         if (tool := tools.get(request.name)) is not None:
             tools = {**tools, request.name: tool.with_layers(tool_layers(self.layers.interceptors))}
         environment = ToolEnvironment(
@@ -330,6 +349,7 @@ class ContainerHost:
     def checked(self, graph: BeanGraph) -> None:
         """Use this graph for the plans of services, and to check the beans of tools."""
         self._graph = graph
+        self.has_cost_estimator = isinstance(graph.value_of(_ESTIMATOR), SingleBean)
         self.layers = HostLayers(interceptors=global_interceptors(graph))
 
     def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
@@ -405,6 +425,11 @@ class _Service:
                 yield from graph.problems_of(point_of(provider.bean, f"{self._cls.__name__}, tool provider"))
         if (bean := BeanReference.to(self._options.tool_search).bean) is not None:
             yield from graph.problems_of(point_of(bean, f"{self._cls.__name__}, tool_search"))
+        bounds = self._options.limits
+        if isinstance(bounds, UsageLimits) and bounds.cost is not None and not self._host.has_cost_estimator:
+            yield no_estimator(
+                f"{self._cls.__name__}, limits=", next(iter(look_alikes(CostEstimator, graph.definitions)), "")
+            )
         if any(plan.memory_parameter and plan.window for plan in plans.values()):
             yield from store_problems(graph)
         seen: set[object] = set()
@@ -452,6 +477,69 @@ def listener_problems(graph: BeanGraph) -> Iterator[Problem]:
         if inspect.iscoroutinefunction(getattr(class_of(definition.provides), "on_event", None)):
             fact = f"{definition.label}.on_event is async def, which is not supported"
             yield Problem(point.where, fact, "declare it `def`, and hand slow work to a task or a queue")
+
+
+_ESTIMATOR = point_of(CostEstimator | None, "the estimator of costs")
+
+
+def estimator_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the bean that estimates costs."""
+    yield from graph.problems_of(_ESTIMATOR)
+    value = graph.value_of(_ESTIMATOR)
+    if not isinstance(value, SingleBean):
+        return
+    definition = graph.definitions[value.bean]
+    if inspect.iscoroutinefunction(getattr(class_of(definition.provides), "estimate", None)):
+        fact = f"{definition.label}.estimate is async def, which is not supported"
+        yield Problem(_ESTIMATOR.where, fact, "declare it `def`, and keep the prices in memory")
+
+
+_IDENTITY = point_of(SecurityIdentity | None, "the identity of the caller")
+
+
+def identity_problems(graph: BeanGraph, restricted: Iterable[str]) -> Iterator[Problem]:
+    """Yield problems with the identity, if one of these places needs it."""
+    places = list(dict.fromkeys(restricted))
+    if not places:
+        return
+    yield from graph.problems_of(_IDENTITY)
+    if not isinstance(graph.value_of(_IDENTITY), SingleBean):
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        fact = f"{', '.join(places[:3])}{more}: roles are used, but no bean provides a SecurityIdentity"
+        fix = (
+            "pass identity= to install(…), register a producer, or declare a seed: Container(seeds=[SecurityIdentity])"
+        )
+        yield Problem(_IDENTITY.where, fact, fix)
+
+
+def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan]) -> Iterator[str]:
+    """Yield the places of all tools and methods that are not for everybody."""
+    for cls in bean_types(dict.fromkeys(each.provides for each in graph.definitions)):
+        yield from (tool.where for tool in read_tools([cls], cls.__name__)[0] if tool.access is not None)
+    for plan in plans:
+        if plan.access is not None:
+            yield plan.where
+        yield from (tool.where for tool in plan.toolset.tools if tool.access is not None)
+
+
+def access_problems(graph: BeanGraph) -> Iterator[Problem]:
+    """Yield a problem for each mark of roles that has no effect."""
+    for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):
+        if not isinstance(cls, type):
+            continue
+        effective = {each.attribute for each in members_of(cls)}
+        if service_options_of(cls) is not None:
+            effective |= set(method_names(cls))
+        fix = "put it on a tool, on a class with tools, or on a method of an AI service that has no body"
+        if not effective and class_access(cls) is not None:
+            yield Problem(
+                cls.__name__, "the roles have no effect: the class has no tools and is not an AI service", fix
+            )
+        for base in cls.__mro__:
+            for name, member in vars(base).items():
+                if name not in effective and not isinstance(member, type) and marked_access(member) is not None:
+                    fact = "the roles have no effect: the method is neither a tool nor answered by a model"
+                    yield Problem(f"{base.__name__}.{name}", fact, fix)
 
 
 def store_problems(graph: BeanGraph) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from ..execution.threads import refuse_on_event_loop
 from ..tools.marks import SERVICE_MARK
 from .driver import run, stream
 from .invocation import Invocation, ServiceHost
+from .layers import admit
 from .outputs import Shape
 from .plans import MethodPlan
 from .streams import EventStream, ServiceStream, TextStream, items, iterate
@@ -61,12 +62,24 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
         def synchronous(self: object, *args: Any, **kwargs: Any) -> Any:
             arguments = bound_arguments(plan, args, kwargs)
             if plan.output.is_stream:
-                return _stream(plan, host, lambda: Invocation(plan, host, arguments))
+                return _stream(plan, host, _admitted(plan, host, arguments))
             return _waited_for(plan, host, arguments)
 
         method = synchronous
     method.__dict__.pop("__isabstractmethod__", None)
     return method
+
+
+def _admitted(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any]) -> Callable[[], Invocation]:
+    """Return a function that begins a stream, after the roles of the caller were checked.
+
+    Raises `UnauthenticatedError` or `ForbiddenError`.
+    """
+    if plan.access is None:
+        return lambda: Invocation(plan, host, arguments)
+    invocation = Invocation(plan, host, arguments)
+    admit(invocation)
+    return lambda: invocation
 
 
 def _as_tool(plan: MethodPlan, host: ServiceHost, /, *args: Any, **kwargs: Any) -> Any:

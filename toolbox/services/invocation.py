@@ -9,9 +9,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
 from ..chat import (
@@ -38,9 +39,11 @@ from ..events import Listeners
 from ..execution.markers import BLOCKING, COROUTINE, is_async
 from ..execution.runners import CallerRunner, LoopRunner
 from ..execution.threads import Workers
+from ..limits import Account, CostEstimator, UsageLimitExceededError, current_account
+from ..security import identity_in
 from ..tools.failures import ToolErrors
 from ..tools.pipeline import Tool, ToolEnvironment, ToolSuspension
-from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_tools
+from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_each
 from ..type_keys import type_name
 from .loop import (
     CallModel,
@@ -117,6 +120,10 @@ class ServiceHost(Protocol):
 
     async def memories(self) -> ChatMemories:
         """Return the conversations."""
+        ...
+
+    async def cost_estimator(self) -> CostEstimator | None:
+        """Return the bean that estimates costs, if there is one."""
         ...
 
     def tool_problems(self, where: str, tool: Tool) -> Iterable[Problem]:
@@ -213,6 +220,13 @@ class Invocation:
         self._added = added_tools()
         self._call_options: ChatRequestParameters | None = None
         self.dynamic_providers: list[Provider] = []
+        self.is_admitted = False  # the roles of the caller were checked when the call was made
+        self.account: Account | None = None
+        self.refused: UsageLimitExceededError | None = None
+        self._step: StepOfTask | None = None
+        account = current_account.get()
+        if account is not None or plan.options.limits is not None:
+            self.account = Account(plan.options.limits, account, self)
 
     def _continue(self, restored: Any) -> None:
         """Take the user message and the deadline of an invocation that was stored."""
@@ -246,6 +260,33 @@ class Invocation:
         limit = self.deadline.limit if self.deadline is not None else 0.0
         return InvocationTimeoutError(self.plan.service.__name__, self.plan.name, limit)
 
+    # --- limits
+
+    def end_with(self, error: UsageLimitExceededError) -> None:
+        """End this invocation with `error`, from any thread: cancel the task that runs its current step."""
+        if self.refused is None:
+            self.refused = error
+        if (step := self._step) is not None:
+            step.interrupt()
+
+    def step(self) -> AbstractAsyncContextManager[None]:
+        """Run a step of this invocation in the current task, inside the block: `end_with` can interrupt it."""
+        return StepOfTask(self)
+
+    def during(self, step: StepOfTask | None) -> None:
+        """Set the step that runs now."""
+        self._step = step
+
+    @property
+    def starts_early(self) -> bool:
+        """True if tools may start before a reply is complete. A limit may still refuse the whole reply."""
+        return self.together and self.account is None
+
+    @property
+    def transcript(self) -> tuple[Message, ...]:
+        """The messages so far."""
+        return self.state.all_messages if self.has_begun else (self.user_message,)
+
     # --- starting
 
     async def open(self) -> Effect:
@@ -258,7 +299,7 @@ class Invocation:
         self.model_name = chosen or plan.options.model or DEFAULT_MODEL
         self.model = host.model(plan.options.model) if chosen is None else host.chosen_model(chosen, plan.where)
         toolset = plan.toolset
-        if self._added or plan.providers:
+        if self._added or plan.providers or toolset.is_restricted:
             toolset = await self._offered()
         self.toolset = toolset
         self.rules = rules = self._rules_for(toolset)
@@ -292,7 +333,7 @@ class Invocation:
 
     def _rules_for(self, toolset: Toolset) -> Rules:
         plan, options = self.plan, self._call_options
-        rules = plan.rules if toolset is plan.toolset else plan.rules_for(toolset)
+        rules = plan.rules_of(toolset)
         return rules if options is None else plan.rules_of_call(rules, options)
 
     def _given_options(self, parameter: str) -> ChatRequestParameters | None:
@@ -375,17 +416,21 @@ class Invocation:
     async def _offered(self) -> Toolset:
         """Return the method's tools with those of enclosing blocks and of providers.
 
-        Raises `IllegalConfigurationError` for tools that cannot be added.
+        Tools that the identity may not call are left out first, so that nothing names them. Raises
+        `IllegalConfigurationError` for tools that cannot be added.
         """
         plan = self.plan
-        toolset = plan.toolset.joined_by(self._added, plan)
+        own = plan.toolset
+        if own.is_restricted:
+            own = plan.visible_to(await identity_in(self.host.scope))
+        toolset = own.joined_by(await self.allowed(self._added), plan)
         for provider in plan.providers:
             found = await self._found(provider)
             if getattr(found.given, "dynamic", False) is True:
                 self.dynamic_providers.append(found)
             else:
                 toolset = toolset.joined_by(await self._tools_of(found, tuple(toolset.by_name)), plan)
-        if toolset is not plan.toolset and (problems := tuple(plan.offer_problems(toolset))):
+        if toolset is not own and (problems := tuple(plan.offer_problems(toolset))):
             raise IllegalConfigurationError(problems)
         may_suspend = self.dynamic_providers or any(self.host.tool_may_suspend(tool) for tool in toolset.tools)
         if self.place is None and may_suspend:
@@ -393,6 +438,13 @@ class Invocation:
             self.plan = plan.in_run
             toolset = Toolset.of([tool.with_layers(self.plan.layers.tools) for tool in toolset.tools])
         return toolset
+
+    async def allowed(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+        """Return the tools that the current identity may call."""
+        if all(each.access is None for each in tools):
+            return tuple(tools)
+        identity = await identity_in(self.host.scope)
+        return tuple(each for each in tools if each.access is None or each.access.allows(identity))
 
     async def add_dynamic_tools(self, messages: Sequence[Message]) -> bool:
         """Ask the dynamic providers, and add tools with new names. Returns True if there are any.
@@ -417,7 +469,8 @@ class Invocation:
     ) -> Sequence[Tool]:
         """Return the tools of a provider that was found. Raises `IllegalConfigurationError` for invalid ones."""
         where = self.plan.where
-        tools, problems = read_tools(await self._provided_by(provider.given, tool_names, messages), where)
+        tools, problems = read_each(await self._provided_by(provider.given, tool_names, messages), where)
+        tools = await self.allowed(tools)
         problems += tuple(problem for tool in tools for problem in self.host.tool_problems(where, tool))
         if problems:
             raise IllegalConfigurationError(problems)
@@ -497,6 +550,54 @@ def _place_of(plan: MethodPlan, outer: InvocationContext | None, arguments: Mapp
 
     run_id = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
     return RunSession(run_id).root
+
+
+class StepOfTask(AbstractAsyncContextManager[None]):
+    """A step of a limited invocation in a task. Like a timeout, a limit cancels the task and becomes its own error."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self._invocation = invocation
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None, "an invocation runs in a task"
+        self._task: asyncio.Task[Any] = task
+        self._cancelling = task.cancelling()
+        self._is_interrupted = self._has_ended = False
+
+    def interrupt(self) -> None:
+        """Cancel the task, from any thread."""
+        if asyncio._get_running_loop() is self._loop:
+            self._cancel()
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if not (self._has_ended or self._is_interrupted):
+            self._is_interrupted = True
+            self._task.cancel()
+
+    async def __aenter__(self) -> None:
+        if self._invocation.refused is not None:
+            raise self._invocation.refused
+        self._invocation.during(self)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._has_ended = True
+        self._invocation.during(None)
+        refused = self._invocation.refused
+        if refused is None:
+            return
+        if self._is_interrupted:
+            if kind is None or not issubclass(kind, asyncio.CancelledError):
+                with suppress(asyncio.CancelledError):  # other code has swallowed it, or it is still to come
+                    await asyncio.sleep(0)
+            if self._task.uncancel() > self._cancelling and kind is asyncio.CancelledError:
+                return  # other code cancelled the task as well
+        if error is not refused and not isinstance(error, GeneratorExit):
+            raise refused from None
 
 
 # --- records

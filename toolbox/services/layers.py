@@ -1,4 +1,4 @@
-"""The built-in layers: the turn and memory of a conversation, event listeners, and the deadline.
+"""The built-in layers: roles, limits, the turn and memory of a conversation, event listeners, and the deadline.
 
 A layer of an invocation is an async context manager, so that it works for coroutines and streams. Not here: the types
 of layers (`plans`), layers of tools (`tools.pipeline`).
@@ -7,16 +7,24 @@ of layers (`plans`), layers of tools (`tools.pipeline`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
-from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, StreamEvent
+from ..chat import ChatModel, ChatRequest, ChatResponse, CompleteResponse, Message, StreamEvent
 from ..chat_streams import answer_stream, no_response, response_of
 from ..context import InvocationContext
-from ..errors import ConversationSuspendedError
+from ..errors import AsyncBeanError, ConversationSuspendedError, IllegalConfigurationError
 from ..events import (
     InvocationEvent,
     Listeners,
@@ -28,18 +36,35 @@ from ..events import (
     ServiceFailedEvent,
     ServiceStartedEvent,
     ServiceSuspendedEvent,
+    UsageCountedEvent,
 )
-from .invocation import Invocation
-from .loop import Finish, Suspend
+from ..limits import (
+    NO_TOKENS,
+    CostEstimator,
+    Refusal,
+    Usage,
+    cost_of,
+    current_account,
+    model_name,
+    no_estimator,
+)
+from ..security import identity_in, identity_now
+from .invocation import Invocation, Perform
+from .loop import CallModel, Finish, ModelReplied, RunTool, Suspend
 from .memory import ChatMemoryKey
+from .outputs import ANSWER_TOOL
+
+logger = logging.getLogger("toolbox.limits")
 
 NOTHING: AbstractAsyncContextManager[None] = nullcontext()
 
 
 def around(invocation: Invocation) -> AbstractAsyncContextManager[None]:
-    """Return the layers of an invocation: listeners, its conversation, and those of its plan."""
+    """Return the layers of an invocation: account, listeners, roles, its conversation, and those of its plan."""
     layers = [
+        *([in_account] if invocation.account is not None else ()),
         *([observed] if invocation.host.listeners is not None else ()),
+        *([with_roles] if invocation.plan.access is not None and not invocation.is_admitted else ()),
         *([in_conversation] if invocation.memory_key is not None else ()),
         *invocation.plan.layers.invocation,
     ]
@@ -96,7 +121,17 @@ def within(invocation: Invocation) -> AbstractAsyncContextManager[None]:
 
     A stream uses it for each step, because its reader's task runs between two steps.
     """
-    return NOTHING if invocation.deadline is None else _until(invocation.deadline.at, invocation)
+    if invocation.deadline is None:
+        return NOTHING if invocation.account is None else invocation.step()
+    if invocation.account is None:
+        return _until(invocation.deadline.at, invocation)
+    return _until_in_step(invocation.deadline.at, invocation)
+
+
+@asynccontextmanager
+async def _until_in_step(deadline: float, invocation: Invocation) -> AsyncIterator[None]:
+    async with _until(deadline, invocation), invocation.step():
+        yield
 
 
 @asynccontextmanager
@@ -114,6 +149,176 @@ async def _until(deadline: float, invocation: Invocation) -> AsyncIterator[None]
         raise
 
 
+# --- roles
+
+
+def admit(invocation: Invocation) -> None:
+    """Check the roles in the call that creates a stream; later, if async code must create the identity.
+
+    Raises `UnauthenticatedError` or `ForbiddenError`.
+    """
+    plan, listeners = invocation.plan, invocation.host.listeners
+    assert plan.access is not None
+    try:
+        identity = identity_now(invocation.host.scope)
+    except AsyncBeanError:
+        return
+    if not plan.access.allows(identity):
+        error = plan.access.refusal(identity, plan.where)
+        if listeners is not None:
+            listeners.tell(ServiceStartedEvent(invocation.context))
+            listeners.tell(ServiceFailedEvent(invocation.context, error, 0.0))
+        raise error
+    invocation.is_admitted = True
+
+
+@asynccontextmanager
+async def with_roles(invocation: Invocation) -> AsyncIterator[None]:
+    """Check that the current identity may call the method. Raises `UnauthenticatedError` or `ForbiddenError`."""
+    plan = invocation.plan
+    assert plan.access is not None
+    identity = await identity_in(invocation.host.scope)
+    if not plan.access.allows(identity):
+        raise plan.access.refusal(identity, plan.where)
+    yield
+
+
+# --- limits
+
+
+@asynccontextmanager
+async def in_account(invocation: Invocation) -> AsyncIterator[None]:
+    """Let everything inside the block draw on the invocation's account."""
+    account = invocation.account
+    assert account is not None
+    token = current_account.set(account)
+    account.is_running = True
+    try:
+        yield
+    finally:
+        account.is_running = False
+        current_account.reset(token)
+
+
+def limited(perform: Perform) -> Perform:
+    """Check the limits before a model request and after its reply; refuse a reply with too many tool calls.
+
+    The outermost layer of the effects. A limit that this invocation has raises its error here; one of an outer
+    invocation ends that invocation, and this one is cancelled.
+    """
+
+    async def check(effect: CallModel | RunTool, invocation: Invocation) -> Any:
+        account = invocation.account
+        assert account is not None
+        if invocation.refused is not None:  # other code has swallowed the cancellation
+            raise invocation.refused
+        if isinstance(effect, RunTool):
+            return await perform(effect, invocation)
+        if (refusal := account.exceeded()) is not None:
+            await _refuse(refusal, invocation)
+        account.asked = 0
+        event: Any = await perform(effect, invocation)
+        if not isinstance(event, ModelReplied):
+            return event
+        reply = event.response.ai_message
+        calls = _tool_calls(event.response, invocation)
+        if event.is_replayed:
+            cost = cost_of(
+                await _estimator(invocation), _model_of(event.response, invocation), event.response.token_usage
+            )
+            tokens = event.response.token_usage or NO_TOKENS
+            account.restore(Usage(1, calls, tokens, cost))
+            return event
+        refusal = account.reserve(tool_calls=max(calls, account.asked))
+        if refusal is not None:
+            await _refuse(refusal, invocation, reply)
+        return event
+
+    return check
+
+
+def counted(perform: Perform) -> Perform:
+    """Count a model request before it is sent, and the tokens and the cost of its reply. The innermost layer."""
+
+    async def count(effect: CallModel | RunTool, invocation: Invocation) -> Any:
+        if isinstance(effect, RunTool):
+            return await perform(effect, invocation)
+        account = invocation.account
+        assert account is not None
+        estimator = await _estimator(invocation)
+        if (refusal := account.reserve(model_calls=1)) is not None:
+            await _refuse(refusal, invocation, is_outermost=not invocation.plan.layers.effects)
+        event: Any = await perform(effect, invocation)
+        response: ChatResponse = event.response
+        name = _model_of(response, invocation)
+        if response.token_usage is None and account.limits_tokens:
+            logger.warning("%s: a reply of model %r has no usage; it counts as 0 tokens", invocation.plan.where, name)
+        account.add(response.token_usage, cost_of(estimator, name, response.token_usage))
+        account.asked += _tool_calls(response, invocation)
+        if invocation.host.listeners is not None:
+            invocation.host.listeners.tell(UsageCountedEvent(invocation.context, *account.innermost))
+        return event
+
+    return count
+
+
+def _model_of(response: ChatResponse, invocation: Invocation) -> str:
+    model: object = invocation.model
+    return model_name(response, model.observed if isinstance(model, ObservedModel) else model, invocation.model_name)
+
+
+def _tool_calls(response: ChatResponse, invocation: Invocation) -> int:
+    """Return the number of tool calls in a reply, without the call that is the answer itself."""
+    requests = response.ai_message.tool_execution_requests
+    if invocation.rules.structure is None or invocation.state.mode != "tool":
+        return len(requests)
+    return sum(each.name != ANSWER_TOOL for each in requests)
+
+
+async def _estimator(invocation: Invocation) -> CostEstimator | None:
+    """Return the host's estimator. Raises `IllegalConfigurationError` if a limit needs one and there is none."""
+    found = await invocation.host.cost_estimator()
+    assert invocation.account is not None
+    if found is None and invocation.account.limits_cost:
+        raise IllegalConfigurationError([no_estimator(invocation.plan.where)])
+    return found
+
+
+async def _refuse(
+    refusal: Refusal, invocation: Invocation, reply: Message | None = None, *, is_outermost: bool = True
+) -> NoReturn:
+    """End the invocation that the limit was set for with an error; this one, if it is another one, is cancelled."""
+    assert invocation.account is not None
+    raising: Invocation = invocation.account.raising(refusal.account).invocation
+    last = (reply,) if reply is not None and raising is invocation else ()
+    error = refusal.error((*raising.transcript, *last))
+    if raising is invocation and is_outermost:
+        raise error
+    # Cancelled, not raised: code between the two invocations must not handle the error.
+    task = asyncio.current_task()
+    if raising.refused is not None and task is not None and task.cancelling():
+        await asyncio.sleep(0)
+        raise asyncio.CancelledError("cancelled again, because the first cancellation was caught")
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    def end() -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(wake)
+
+    raising.end_with(error)
+    forget = raising.context.cancellation.followed_by(end)
+    try:
+        await over
+    finally:
+        forget()
+    raise asyncio.CancelledError(f"cancelled, because the limit {refusal.limit} was reached")
+
+
 # --- listeners
 
 
@@ -128,7 +333,9 @@ async def observed(invocation: Invocation) -> AsyncIterator[None]:
         yield
     except BaseException as error:
         late = invocation.deadline is not None and time.monotonic() >= invocation.deadline.at
-        failure = invocation.timed_out() if late and isinstance(error, asyncio.CancelledError) else _reported(error)
+        failure = _reported(error)
+        if isinstance(error, asyncio.CancelledError):
+            failure = invocation.refused or (invocation.timed_out() if late else error)
         listeners.tell(ServiceFailedEvent(context, failure, perf_counter() - began))
         raise
     end = invocation.end
@@ -149,6 +356,7 @@ class ObservedModel:
 
     def __init__(self, model: ChatModel, listeners: Listeners, context: InvocationContext) -> None:
         self._model, self._context = model, context
+        self.observed = model
         self._tell: Callable[[InvocationEvent], None] = listeners.tell
 
     async def chat(self, request: ChatRequest) -> ChatResponse:

@@ -142,10 +142,14 @@ Effect: TypeAlias = CallModel | RunTools | Suspend | Finish | Fail
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class ModelReplied:
-    """The model has replied. `aside` are additional messages before the reply, which are not stored in memory."""
+    """The model has replied. `aside` are additional messages before the reply, which are not stored in memory.
+
+    `is_replayed` marks a reply that was recorded earlier: limits do not check it, and it is not paid again.
+    """
 
     response: ChatResponse
     aside: Sequence[Message] = ()
+    is_replayed: bool = False
 
 
 @with_fast_init
@@ -242,6 +246,7 @@ def request_of(rules: Rules, state: State) -> ChatRequest:
     specifications, answer_too = rules.specifications, rules.answer_too
     if state.offered != rules.names:
         by_name = {each.name: each for each in specifications}
+        # A resumed state can name tools that its caller may no longer use.
         specifications = tuple([by_name[name] for name in state.offered if name in by_name])
         answer_too = (*specifications, structure.tool) if structure is not None else ()
     if state.rounds and choice not in ("auto", "none"):

@@ -17,6 +17,8 @@ from ..chat import REASONING, ChatRequestParameters, Message, UserMessage
 from ..contents import Content
 from ..context import InjectMark, MemoryId, MemoryIdMark, RunIdMark
 from ..errors import Problem
+from ..limits import UsageLimits
+from ..security import access_to_member
 from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature, takes
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
@@ -179,6 +181,7 @@ class _MethodPlanner:
             providers=providers_of(self.cls, self.options, self.name),
             options=self.options,
             call_limits=self.options.call_limits(self.limits),
+            access=access_to_member(self.cls, self.name),
             failures=self.failures,
             layers=method_layers(MethodMarks(self.cls, self.name), self.host, self.options),
             run_layers=method_layers(MethodMarks(self.cls, self.name), self.host, self.options, in_run=True),
@@ -493,6 +496,8 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
         yield Problem(where, f"chat_memory is {window!r}", "use MessageWindow(…), TokenWindow(…) or None")
     elif isinstance(window, (MessageWindow, TokenWindow)) and not (isinstance(window.limit, int) and window.limit > 0):
         yield Problem(where, f"chat_memory is a {type(window).__name__} of {window.limit!r}", "use 1 or more")
+    if options.limits is not None and not isinstance(options.limits, UsageLimits):
+        yield Problem(where, f"limits is {options.limits!r}", "use UsageLimits(…) or None")
     if not isinstance(options.parameters, Mapping):
         yield Problem(
             where, f"parameters is {options.parameters!r}", "use a mapping, with the names of the server's API"

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from ..chat import ChatRequestParameters, ToolSpecification
 from ..context import current_invocation
 from ..errors import IllegalConfigurationError, Problem, RunSuspendedError
+from ..security import Access, SecurityIdentity
 from ..signatures import Unresolved
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors
@@ -27,6 +28,9 @@ from .loop import Rules
 from .memory import Window
 from .outputs import ANSWER_TOOL, Output, OutputMode, can_be
 from .templates import Template
+
+MAX_VISIBLE_TOOLSETS = 256
+"""So many different selections of a method's tools are kept, for identities with different roles."""
 
 
 def offer_problems(
@@ -86,6 +90,7 @@ class Toolset:
     by_name: Mapping[str, Tool] = field(default_factory=dict)
     immediate: frozenset[str] = frozenset()
     immediate_if_last: frozenset[str] = frozenset()
+    is_restricted: bool = False  # some tools are not for all identities
 
     @classmethod
     def of(cls, tools: Sequence[Tool]) -> Toolset:
@@ -95,7 +100,9 @@ class Toolset:
             frozenset(name for name, tool in by_name.items() if tool.return_behavior is behavior)
             for behavior in (ReturnBehavior.IMMEDIATE, ReturnBehavior.IMMEDIATE_IF_LAST)
         )
-        return cls(tuple(tools), tuple(tool.specification for tool in tools), by_name, immediate, if_last)
+        specifications = tuple(tool.specification for tool in tools)
+        is_restricted = any(tool.access is not None for tool in tools)
+        return cls(tuple(tools), specifications, by_name, immediate, if_last, is_restricted)
 
     def joined_by(self, others: Sequence[Tool], plan: MethodPlan) -> Toolset:
         """Return the toolset with `others` added. Raises `IllegalConfigurationError` for duplicate names."""
@@ -161,17 +168,22 @@ class MethodPlan:
     may_suspend: bool = field(init=False, default=False)
     checks_suspended: bool = field(init=False, default=False)
     _in_run: list[MethodPlan] = field(init=False, default_factory=list, repr=False, compare=False)
+    access: Access | None = None
     where: str = field(init=False)
     is_async: bool = field(init=False)
     has_handlers: bool = field(init=False)
     rules: Rules = field(init=False)
+    _visible: dict[tuple[str, ...], tuple[Toolset, Rules]] = field(
+        init=False, compare=False, repr=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         """Compute the values that are the same for all calls.
 
         `where` names the method in problems and errors. `is_async` is True if the caller awaits or uses `async for`.
         `has_handlers` is True if the service sets error handlers. `settle` sets `may_suspend`, if a tool may suspend
-        the call, and `checks_suspended`, if its conversations may have a suspended run.
+        the call, and `checks_suspended`, if its conversations may have a suspended run. `access` is
+        None if everybody may call the method.
         """
         toolset = self.toolset
         if self.layers.tools:
@@ -202,9 +214,36 @@ class MethodPlan:
         """Yield problems with these tools, after providers and endpoints have added theirs."""
         yield from offer_problems(self.where, toolset, self.output, self.memory_parameter, self.options.output_mode)
 
+    def visible_to(self, identity: SecurityIdentity) -> Toolset:
+        """Return the tools that this identity may call.
+
+        The objects are the same for the same tools, because models cache the encoded form of tools by their identity.
+        """
+        tools = [each for each in self.toolset.tools if each.access is None or each.access.allows(identity)]
+        if len(tools) == len(self.toolset.tools):
+            return self.toolset
+        names = tuple(each.name for each in tools)
+        found = self._visible.get(names)
+        if found is None:
+            toolset = Toolset.of(tools)
+            found = toolset, self.rules_for(toolset)
+            if len(self._visible) < MAX_VISIBLE_TOOLSETS:
+                found = self._visible.setdefault(names, found)
+        return found[0]
+
+    def rules_of(self, toolset: Toolset) -> Rules:
+        """Return the loop's rules for a call that offers `toolset`, from the cache if possible."""
+        if toolset is self.toolset:
+            return self.rules
+        known = self._visible.get(tuple(toolset.by_name))
+        return known[1] if known is not None and known[0] is toolset else self.rules_for(toolset)
+
     def rules_for(self, toolset: Toolset) -> Rules:
         """Return the loop's rules for a call that offers `toolset`."""
         structure, options = self.output.structure, self.options
+        choice = options.tool_choice
+        if choice in self.toolset.by_name and choice not in toolset.by_name:
+            choice = None  # the identity may not call this tool, so the model must not read its name
         return Rules(
             max_rounds=self.call_limits.max_tool_rounds,
             max_calls=self.call_limits.max_tool_calls_per_response,
@@ -217,7 +256,7 @@ class MethodPlan:
             reads_answer=not self.output.is_stream,
             specifications=toolset.specifications,
             answer_too=(*toolset.specifications, structure.tool) if structure is not None else (),
-            tool_choice=options.tool_choice,
+            tool_choice=choice,
             parameters=dict(options.parameters),
             temperature=options.temperature,
             reasoning=options.reasoning,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import inspect
 import logging
 import os
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import TypeForm
 
@@ -27,7 +28,10 @@ from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
+from ..limits import CostEstimator, UsageLimits, host_started, no_estimator
 from ..models.selection import no_model
+from ..security import SecurityIdentity, identity_from
+from ..signatures import takes
 from ..tools.executors import NamedInstances
 from ..tools.failures import ToolErrors
 from ..tools.pipeline import InjectedParameter, Tool
@@ -107,6 +111,8 @@ class _Host:
     loop: asyncio.AbstractEventLoop | None = None
     max_concurrent_tools = 16
     listeners: Listeners | None = None
+    is_container = False
+    has_cost_estimator = False
 
     def __init__(self, model: ChatModel, run_store: RunStore | None = None) -> None:
         self._model = model
@@ -188,6 +194,42 @@ class _Host:
     async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await work()
 
+    async def cost_estimator(self) -> CostEstimator | None:
+        """See `ServiceHost.cost_estimator`."""
+        return self._instances.get(CostEstimator) if self.has_cost_estimator else None
+
+    def use_estimator(self, given: object) -> Iterator[Problem]:
+        """Estimate costs with this instance or class. Yield problems with it."""
+        where = "create_ai_service, cost_estimator="
+        if isinstance(given, type):
+            reference = BeanReference.to(given)
+            if problems := list(self._instances.add(reference, where)):
+                yield from problems
+                return
+            given = self._instances.get(reference.bean)
+        estimate = getattr(given, "estimate", None)
+        if not takes(estimate, 2) or inspect.iscoroutinefunction(estimate):
+            fix = "pass an object with a method `def estimate(self, model, usage)`"
+            yield Problem(where, f"{given!r} is not a CostEstimator", fix)
+            return
+        estimator = cast("CostEstimator", given)
+        self._instances.provide(CostEstimator, lambda: estimator)
+        self.has_cost_estimator = True
+        host_started(self)
+
+    def use_identity(self, given: object) -> Iterator[Problem]:
+        """Use this identity, or the result of this function, as the caller. Yield problems with it."""
+        where = "create_ai_service, identity="
+        if isinstance(given, SecurityIdentity):
+            self._instances.provide(SecurityIdentity, lambda: given)
+        elif (
+            not callable(given) or isinstance(given, type) or inspect.iscoroutinefunction(given) or not takes(given, 0)
+        ):
+            fix = "pass a SecurityIdentity, or a `def` function without parameters that returns one or None"
+            yield Problem(where, f"{given!r} is not an identity", fix)
+        else:
+            self._instances.provide(SecurityIdentity, lambda: identity_from(given(), where))
+
     def problems_of(self, named: Iterable[NamedAt]) -> Iterator[Problem]:
         """Create the instances of classes that decorators name. Yield problems with them."""
         for each in named:
@@ -202,7 +244,18 @@ class _Host:
         if tool.bean is not None:
             yield Problem(where, "is a method of a class, which needs a container", "pass an instance of the class")
         yield from self.problems_of(named_at_tool(tool))
-        yield from _not_injected(where, tool.injected)
+        yield from self.not_injected(where, tool.injected)
+
+    def not_injected(self, where: str, injected: Iterable[InjectedParameter]) -> Iterator[Problem]:
+        """Yield a problem for each parameter whose bean needs a container."""
+        for each in injected:
+            if not each.optional and not self._instances.provides(each.wanted):
+                fact = f"the injected parameter {each.name} needs a container"
+                yield Problem(where, fact, "register the service with a Container")
+
+    def provides(self, wanted: type[Any]) -> bool:
+        """Return True if a bean of this type was given."""
+        return self._instances.provides(wanted)
 
 
 def create_ai_service(
@@ -211,6 +264,8 @@ def create_ai_service(
     chat_model: ChatModel,
     tools: Any = (),
     interceptors: Any = (),
+    identity: SecurityIdentity | Callable[[], SecurityIdentity | None] | None = None,
+    cost_estimator: CostEstimator | type[CostEstimator] | None = None,
     run_store: RunStore | None = None,
     **options: Any,
 ) -> T:
@@ -224,6 +279,8 @@ def create_ai_service(
       `{ToolSpecification: ToolExecutor}`. Classes need a container.
     - `interceptors`: one or several interceptors for all tool calls and model requests, classes or instances. Classes
       that decorators name, and these, must have constructors without arguments; otherwise name an instance.
+    - `identity`: who calls, a `SecurityIdentity` or a function that returns one or None, called for each check.
+    - `cost_estimator`: estimates the cost of replies, for a limit of the cost.
     - `run_store`: the store of suspended calls, by default in memory. `toolbox.runs.runs_of(service)` continues them.
     - `options`: those of `register_ai_service`; they override the options of a decorated class.
 
@@ -236,6 +293,14 @@ def create_ai_service(
     everywhere = _by_priority(as_sources(interceptors))
     plans, problems = plan_service(cls, settings, around=around, host=HostLayers(interceptors=everywhere))
     host = _Host(chat_model, run_store)
+    if identity is not None:
+        problems += host.use_identity(identity)
+    if cost_estimator is not None:
+        problems += host.use_estimator(cost_estimator)
+    limits = settings.limits
+    if isinstance(limits, UsageLimits) and limits.cost is not None and not host.has_cost_estimator:
+        problems.append(no_estimator(f"{getattr(cls, '__name__', cls)}, limits="))
+    problems += _identity_needed(plans.values(), host)
     if isinstance(cls, type):
         problems += host.add(BeanReference.to(settings.tool_search), f"{cls.__name__}, tool_search")
         problems += host.problems_of(NamedAt("interceptors=", "interceptors", each, False) for each in everywhere)
@@ -279,11 +344,13 @@ def _container_needed(
             else:
                 yield from host.tool_problems(plan.where, tool)
         if isinstance(plan.system, FunctionMessage):
-            yield from _not_injected(f"{plan.where}, system message", plan.system.injected)
+            yield from host.not_injected(f"{plan.where}, system message", plan.system.injected)
 
 
-def _not_injected(where: str, injected: Iterable[InjectedParameter]) -> Iterator[Problem]:
-    for each in injected:
-        if not each.optional:
-            fact = f"the injected parameter {each.name} needs a container"
-            yield Problem(where, fact, "register the service with a Container")
+def _identity_needed(plans: Iterable[MethodPlan], host: _Host) -> Iterator[Problem]:
+    """Yield a problem for each place where roles are used, if there is no identity."""
+    for plan in () if host.provides(SecurityIdentity) else plans:
+        places = [plan.where] if plan.access is not None else []
+        for where in (*places, *(tool.where for tool in plan.toolset.tools if tool.access is not None)):
+            fix = "pass identity=SecurityIdentity(…) or a function that returns one"
+            yield Problem(where, "roles are used, but there is no identity", fix)

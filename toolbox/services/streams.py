@@ -117,7 +117,7 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
         if self._ended is None:
             self._loop = loop
             self._ended = invocation.host.running.open_stream(self)
-            self._is_quick = invocation.deadline is None
+            self._is_quick = invocation.deadline is None and invocation.account is None
         self._taken_by = task = asyncio.current_task(loop)
         cancelling = task.cancelling() if task is not None else 0
         try:

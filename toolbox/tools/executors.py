@@ -61,15 +61,26 @@ NO_SCOPE = _EmptyScope()
 
 
 class NamedInstances(_EmptyScope):
-    """The scope of a program without a container: instances of the classes that decorators name."""
+    """The scope of a program without a container: instances of the classes that decorators name, and other beans."""
 
     def __init__(self) -> None:
         self._instances: dict[Any, Any] = {}
+        self._found: dict[Any, Callable[[], Any]] = {}
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """See `ActiveScope`."""
+        if (find := self._found.get(wanted)) is not None:
+            return find()  # type: ignore[no-any-return]  # `provide` takes a function of this type
         found: T = self._instances[wanted] if wanted in self._instances else super().get(wanted, name)
         return found
+
+    def provide(self, wanted: TypeForm[T], find: Callable[[], T]) -> None:
+        """Provide a bean; `find()` is called for each lookup."""
+        self._found[wanted] = find
+
+    def provides(self, wanted: Any) -> bool:
+        """Return True if `provide` was called for this type."""
+        return wanted in self._found
 
     def add(self, reference: BeanReference, where: str) -> Iterator[Problem]:
         """Create the instance of a named class. Yield a problem if its constructor needs arguments."""

@@ -110,11 +110,16 @@ def read_tools(sources: Iterable[object], where: str) -> tuple[tuple[Tool, ...],
     Sources are classes (beans, also `Annotated` with a name), functions, instances, `AiServiceTool`s and mappings
     `{ToolSpecification: ToolExecutor}`. `where` is the place that problems name.
     """
+    tools, problems = read_each(sources, where)
+    return tools, (*problems, *clashes(tools, where))
+
+
+def read_each(sources: Iterable[object], where: str) -> tuple[tuple[Tool, ...], tuple[Problem, ...]]:
+    """Do the same as `read_tools`, but allow several tools with the same name."""
     problems: list[Problem] = []
     tools: list[Tool] = []
     for source in sources:
         tools += _read(source, where, problems)
-    problems += clashes(tools, where)
     return tuple(tools), tuple(problems)
 
 
