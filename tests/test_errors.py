@@ -19,6 +19,8 @@ FACTS: dict[str, Any] = {
     "body": "<html>",
     "candidates": ("Card", "Invoice"),
     "content": "PdfContent",
+    "failures": ((ValueError, "too long"),),
+    "guardrail": ValueError,
     "limit": 3,
     "memory_id": "room 7",
     "message": "the server is tired",

@@ -60,6 +60,7 @@ from .errors import (
     ContainerNotStartedError as ContainerNotStartedError,
     FrameworkError as FrameworkError,
     IllegalConfigurationError,
+    InputGuardrailError as InputGuardrailError,
     InvalidMemoryIdError as InvalidMemoryIdError,
     InvocationTimeoutError as InvocationTimeoutError,
     MemoryInUseError as MemoryInUseError,
@@ -71,6 +72,7 @@ from .errors import (
     ModelRefusedError as ModelRefusedError,
     ModelTimeoutError as ModelTimeoutError,
     ModelTruncatedError as ModelTruncatedError,
+    OutputGuardrailError as OutputGuardrailError,
     OutputParsingError as OutputParsingError,
     Problem as Problem,
     RestClientError as RestClientError,
@@ -80,6 +82,7 @@ from .errors import (
     ToolAbort,
     ToolArgumentsError as ToolArgumentsError,
     ToolCallsLimitExceededError as ToolCallsLimitExceededError,
+    ToolGuardrailError as ToolGuardrailError,
     ToolResultError as ToolResultError,
     ToolRetry,
     ToolRoundsExceededError as ToolRoundsExceededError,
@@ -90,6 +93,7 @@ from .errors import (
 )
 from .events import (
     EventListener,
+    GuardrailExecutedEvent as GuardrailExecutedEvent,
     InvocationEvent as InvocationEvent,
     MemoryWrittenEvent as MemoryWrittenEvent,
     ModelFailedEvent as ModelFailedEvent,

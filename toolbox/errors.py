@@ -346,6 +346,50 @@ class OutputParsingError(ToolboxError):
         return f"the model's reply does not match the declared type ({problems}); {fix}; the reply: {excerpt}"
 
 
+class InputGuardrailError(ToolboxError):
+    """Input guardrails refused a user message; nothing was sent to a model.
+
+    `.failures` has a (guardrail class, text) pair for each failure. The message does not contain them, because a model
+    reads it if the service is a tool.
+    """
+
+    def __init__(self, failures: Sequence[tuple[type, str]]) -> None:
+        super().__init__(tuple(failures))
+        self.failures = tuple(failures)
+
+    def __str__(self) -> str:
+        return "the input was refused by a guardrail"
+
+
+class OutputGuardrailError(ToolboxError):
+    """Output guardrails refused the model's answer.
+
+    `.failures` has a (guardrail class, text) pair for each failure of the last answer, `.text` is that answer. The
+    message does not contain them, because a model reads it if the service is a tool.
+    """
+
+    def __init__(self, failures: Sequence[tuple[type, str]], text: str) -> None:
+        super().__init__(tuple(failures), text)
+        self.failures, self.text = tuple(failures), text
+
+    def __str__(self) -> str:
+        return "the answer was refused by a guardrail"
+
+
+class ToolGuardrailError(ToolboxError, EndsInvocation):
+    """A guardrail of a tool ended the invocation and all outer ones.
+
+    `.guardrail` is its class, `.request` the tool call, `.text` the reason.
+    """
+
+    def __init__(self, guardrail: type, request: ToolExecutionRequest, text: str = "") -> None:
+        super().__init__(guardrail, request, text)
+        self.guardrail, self.request, self.text = guardrail, request, text
+
+    def __str__(self) -> str:
+        return self.text or f"{self.guardrail.__name__} refused tool {self.request.name!r}"
+
+
 class InvocationTimeoutError(_Timeout):
     """A service call took longer than its limit; `.limit` is in seconds."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from .chat import (
     ChatModel,
@@ -230,6 +230,27 @@ class RunResumedEvent(InvocationEvent):
     """A stored run continues. A `ServiceStartedEvent` of its method follows."""
 
     run_id: str
+
+
+# --- guardrails
+
+GuardrailOutcome: TypeAlias = Literal["success", "modified", "failure", "fatal", "retry", "reprompt"]
+"""How a guardrail judged: it accepted, changed or refused, ended the invocation, or had the model asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardrailExecutedEvent(InvocationEvent):
+    """A guardrail has run once. `guardrail` is its class; `duration` is in seconds.
+
+    A guardrail that raised or was cancelled has the outcome `"fatal"`. For a guardrail of a tool, `context.request` is
+    the tool call.
+    """
+
+    guardrail: type[Any]
+    outcome: GuardrailOutcome
+    duration: float
+
+    is_end: ClassVar[bool] = True
 
 
 # --- the conversation

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
-from toolbox.errors import InvalidMemoryIdError, ModelError, ToolboxError
+from toolbox.errors import InputGuardrailError, InvalidMemoryIdError, ModelError, OutputGuardrailError, ToolboxError
 
 from .exchanges import ApplicationStoppingError, ClientDisconnectedError
 
@@ -42,7 +42,9 @@ def status_of(error: BaseException) -> int:
         return HTTPStatus.GATEWAY_TIMEOUT
     if isinstance(error, ModelError):
         return HTTPStatus.BAD_GATEWAY
-    if isinstance(error, InvalidMemoryIdError):
+    if isinstance(error, OutputGuardrailError):
+        return HTTPStatus.BAD_GATEWAY
+    if isinstance(error, (InvalidMemoryIdError, InputGuardrailError)):
         return HTTPStatus.UNPROCESSABLE_ENTITY
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -59,6 +61,8 @@ def problem_details(error: BaseException) -> dict[str, Any]:
         problem["detail"] = "The answer took too long."
     elif status == HTTPStatus.SERVICE_UNAVAILABLE:
         problem["detail"] = "The server is shutting down."
+    elif isinstance(error, InputGuardrailError):
+        problem["detail"] = "The message was refused."
     elif isinstance(error, InvalidMemoryIdError):
         problem["detail"] = "The conversation id is invalid."
     elif status == HTTPStatus.BAD_GATEWAY:

@@ -187,6 +187,22 @@ class OpenAiChatModel:
                     raise
                 self._stream_usage = False
 
+    async def call_endpoint(self, path: str, fields: Mapping[str, Any]) -> Any:
+        """Send JSON to another endpoint of the server, such as `/moderations`, and return the JSON of the reply.
+
+        Raises `ModelError`.
+        """
+        try:
+            received = await self._transport.post(path, json_bytes(fields))
+            try:
+                return from_json(received.body)
+            except ValueError as error:
+                what = f"the reply of {path} is not JSON"
+                raise ModelProtocolError(what, excerpt(received.body), received.status, received.request_id) from error
+        except ModelError as error:
+            self._transport.hide_secrets(error)
+            raise
+
     async def aclose(self) -> None:
         """Close the connections. The model can be used again with new connections."""
         await self._transport.aclose()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -20,6 +20,8 @@ from ..chat import (
     CompleteResponse,
     CompleteToolCall,
     IntermediateResponse,
+    PartialReasoning,
+    PartialResponse,
     RunSuspended,
     ServiceEvent,
     StreamEvent,
@@ -34,7 +36,9 @@ from ..tools.pipeline import ToolSuspension, execute_tool
 from .invocation import Invocation, Perform
 from .layers import ObservedModel, around, counted, limited, within
 from .loop import (
+    AnswerChecked,
     CallModel,
+    CheckAnswer,
     Effect,
     Fail,
     Finish,
@@ -83,6 +87,13 @@ async def perform_tool(effect: RunTool, invocation: Invocation) -> ToolFinished 
         return ToolFinished(effect.index, await execute_tool(effect.request, invocation.environment))
     except ToolSuspension as suspension:
         return ToolSuspended(effect.index, suspension.details)
+
+
+def check_answer(effect: CheckAnswer, invocation: Invocation) -> Awaitable[AnswerChecked]:
+    """Check the model's answer with the method's guardrails."""
+    check = invocation.plan.layers.check_answer
+    assert check is not None
+    return check(effect, invocation)
 
 
 async def _open(invocation: Invocation) -> tuple[Effect, Perform]:
@@ -202,7 +213,9 @@ async def run(invocation: Invocation) -> Any:
                             tasks = None
                             event = await performing(effect, invocation)
                         elif not isinstance(effect, RunTools):
-                            break
+                            if not isinstance(effect, CheckAnswer):
+                                break
+                            event = await check_answer(effect, invocation)
                         elif tasks is None and not _together(effect, invocation):
                             request = effect.pending[effect.first].request
                             event = await performing(RunTool(effect.first, request), invocation)
@@ -234,6 +247,7 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
     """
     tasks: ToolTasks | None = None
     delayed: IntermediateResponse | None = None  # for a round that may be the last
+    held: HeldText | None = HeldText() if invocation.plan.layers.check_answer is not None else None
     news: Any
     try:
         async with around(invocation):
@@ -249,6 +263,8 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                                 kind = type(event)
                                 if kind is ModelReplied or kind is CompleteResponse:
                                     break
+                                if held is not None and held.takes(event):
+                                    continue
                                 if kind is CompleteToolCall and invocation.starts_early:
                                     tasks = _early(event, invocation, tasks, performing)
                                 yield event
@@ -261,11 +277,18 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                         invocation.state, effect = advance(invocation.rules, invocation.state, event)
                         requests = event.response.ai_message.tool_execution_requests
                         if requests and not isinstance(effect, Fail):
-                            intermediate = IntermediateResponse(event.response)
+                            response = event.response if held is None else held.dropped_from(event.response)
+                            intermediate = IntermediateResponse(response)
                             if may_end(invocation.rules, requests):
                                 delayed = intermediate
                             else:
                                 yield intermediate
+                    elif isinstance(effect, CheckAnswer):
+                        checked = await check_answer(effect, invocation)
+                        released = held.released(effect, checked) if held is not None else ()
+                        invocation.state, effect = advance(invocation.rules, invocation.state, checked)
+                        for each in released:
+                            yield each
                     elif not isinstance(effect, RunTools):
                         break
                     elif tasks is None and not _together(effect, invocation):
@@ -365,6 +388,40 @@ async def _through_layers(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+class HeldText:
+    """Holds back the text of a stream until the answer was checked. The text of other rounds is dropped."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Any] = []
+
+    def takes(self, event: object) -> bool:
+        """Return True if the event is a piece of text, which is held back."""
+        if isinstance(event, (TextPieces, PartialResponse, PartialReasoning)):
+            self._pieces.append(event)
+            return True
+        return False
+
+    def dropped_from(self, response: ChatResponse) -> ChatResponse:
+        """Drop the held text of a round with tool calls. Return its response without text."""
+        self._pieces.clear()
+        message = replace(response.ai_message, text=None, reasoning=None, attributes={})
+        return replace(response, ai_message=message, attributes={})
+
+    def released(self, answer: CheckAnswer, checked: AnswerChecked) -> Sequence[Any]:
+        """Return the held pieces of an accepted answer; for a changed one, its text. Drop those of a refused one."""
+        pieces, self._pieces = self._pieces, []
+        if checked.refusal is not None:
+            return ()
+        texts = [piece.text for each in pieces for piece in _pieces_in(each) if isinstance(piece, PartialResponse)]
+        if checked.text == answer.text == "".join(texts):
+            return pieces
+        return (PartialResponse(checked.text),) if checked.text else ()  # a guardrail or an interceptor changed it
+
+
+def _pieces_in(event: Any) -> Sequence[Any]:
+    return event if isinstance(event, TextPieces) else (event,)
 
 
 class Pieces:

@@ -37,7 +37,7 @@ from ..tools.sources import bean_types, read_tools
 from ..type_keys import class_of, type_name
 from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
 from .implementation import bound_arguments, implementation_of
-from .layering import HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
+from .layering import GUARDRAILS, HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
 from .listing import named_beans, providers_of, service_cycles, sources_of, strategies
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from .planning import plan_service
@@ -231,6 +231,7 @@ class ContainerHost:
             max_result_chars=self.limits.max_result_chars,
             listeners=self.listeners,
             on_progress=on_progress,
+            model=self.model,
         )
         return await execute_tool(request, environment)
 
@@ -433,6 +434,7 @@ class _Service:
         if any(plan.memory_parameter and plan.window for plan in plans.values()):
             yield from store_problems(graph)
         seen: set[object] = set()
+        yield from guardrail_cycles(self._cls, plans, graph)
         for plan in plans.values():
             yield from reference_problems(named_at_method(self._cls, plan.name), graph)
             if isinstance(plan.system, FunctionMessage):
@@ -576,6 +578,24 @@ def reference_problems(named: Iterable[NamedAt], graph: BeanGraph) -> Iterator[P
         yield from problems
         if not problems and each.reference.bean is not None:
             yield from graph.problems_of(point_of(each.reference.bean, each.where))
+
+
+def guardrail_cycles(cls: type[Any], methods: Iterable[str], graph: BeanGraph) -> Iterator[Problem]:
+    """Yield a problem for each guardrail of a service that depends on this service: it would call itself for ever."""
+    for named in dict.fromkeys(each for method in methods for each in named_at_method(cls, method)):
+        if named.decorator not in GUARDRAILS or named.reference.bean is None:
+            continue
+        first = beans_in(graph.value_of(point_of(named.reference.bean, named.where)))
+        pending, seen = list(first), set(first)
+        while pending:
+            bean = graph.beans[pending.pop()]
+            if bean.definition.source is cls or bean.definition.provides is cls:
+                fact = f"{type_name(named.reference.type)} depends on {cls.__name__}, so it would call itself for ever"
+                yield Problem(named.where, fact, "ask another service in the guardrail")
+                break
+            new = {key for _, key in bean.holds} - seen
+            seen |= new
+            pending += new
 
 
 def global_interceptors(graph: BeanGraph) -> tuple[BeanReference, ...]:

@@ -287,6 +287,24 @@ class Invocation:
         """The messages so far."""
         return self.state.all_messages if self.has_begun else (self.user_message,)
 
+    @property
+    def is_resumed(self) -> bool:
+        """True if the invocation continues from a stored state."""
+        return self._resumed is not None
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """The messages before the user message: those of the conversation, then those of parameters."""
+        history = self.history
+        for name in self.plan.history:
+            history = (*history, *(self.arguments[name] or ()))
+        return history
+
+    def replace_user_message(self, message: UserMessage) -> None:
+        """Replace the user message before anything is sent. The context has the new one from now on."""
+        self.user_message = message
+        object.__setattr__(self.context, "user_message", message)
+
     # --- starting
 
     async def open(self) -> Effect:
@@ -312,6 +330,7 @@ class Invocation:
             max_result_chars=plan.call_limits.max_result_chars,
             listeners=host.listeners,
             abandon_runs=host.abandon_runs,
+            model=host.model,
         )
         if self._resumed is not None:
             offered = tuple(name for name in self._resumed.offered if name in toolset.by_name)
@@ -324,10 +343,7 @@ class Invocation:
             user = self.user_message
             prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
         system = await self._system_message() if plan.system is not None else None
-        history = self.history
-        for name in plan.history:
-            history = (*history, *(self.arguments[name] or ()))
-        self.state, effect = begin(rules, system, history, self.user_message, prompted=prompted, mode=mode)
+        self.state, effect = begin(rules, system, self.conversation, self.user_message, prompted=prompted, mode=mode)
         self.has_begun = True
         return effect
 

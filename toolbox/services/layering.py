@@ -8,7 +8,7 @@ capability), those of every host (`layers`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,10 @@ from ..tools.pipeline import Tool, ToolLayer, ToolStep
 from .declaration import ServiceOptions
 from .plans import EffectLayer, InvocationLayer, Layers
 
-DECORATORS = ("interceptors",)
+GUARDRAILS = ("input_guardrails", "output_guardrails", "tool_input_guardrails", "tool_output_guardrails")
+"""The decorators that name guardrails."""
+
+DECORATORS = ("interceptors", *GUARDRAILS)
 """The decorators that name beans, at services and their methods, and at tools."""
 
 
@@ -51,27 +54,48 @@ class MethodMarks:
         """Return what a decorator names at the method."""
         return named_at_first(definitions_of(self.cls, self.method), decorator)
 
+    def answer_retries(self) -> int:
+        """Return the largest `max_retries` of `@output_guardrails` at the class and the method."""
+        from ..guardrails import RETRIES_MARK
+
+        targets = [*self.cls.__mro__, *definitions_of(self.cls, self.method)]
+        found: list[int] = [vars(each).get(RETRIES_MARK, 0) for each in targets if hasattr(each, "__dict__")]
+        return max(found)
+
 
 def method_layers(marks: MethodMarks, host: HostLayers, options: ServiceOptions, *, in_run: bool = False) -> Layers:
     """Return the layers of a service method; `in_run` for calls that can be suspended, or are recorded."""
     interceptors = (*host.interceptors, *marks.named_by("interceptors"))
     models = _model_interceptors(interceptors)
-    invocation: tuple[InvocationLayer, ...] = ()  # input guardrails
+    invocation: tuple[InvocationLayer, ...] = _input_check(marks.named_by("input_guardrails"))
     # Limits, tool search, recording, interceptors.
     effects: tuple[EffectLayer, ...] = (*_tool_search(options), *_recording(in_run), *models)
+    output = marks.named_by("output_guardrails")
     return Layers(
         invocation=invocation,
         effects=effects,
-        tools=tool_layers(interceptors, in_run=in_run),
-        whole_replies=bool(models),  # an interceptor may change the reply
+        tools=tool_layers(interceptors, marks, in_run=in_run),
+        whole_replies=bool(models or output),  # the reply may be changed, or asked for again
+        check_answer=_output_check(output),
+        max_answer_retries=marks.answer_retries() if output else 0,
     )
 
 
-def tool_layers(interceptors: Sequence[BeanReference], *, in_run: bool = False) -> tuple[ToolLayer, ...]:
-    """Return the layers of tools. Each adds what decorators name at the tool itself."""
-    # Input guardrails, approval: again for arguments that an interceptor changed.
-    before: tuple[ToolLayer, ...] = (_approval,)
-    around: tuple[ToolLayer, ...] = (*before, _ToolInterceptors(tuple(interceptors), before))  # output guardrails first
+def tool_layers(
+    interceptors: Sequence[BeanReference] = (), marks: MethodMarks | None = None, *, in_run: bool = False
+) -> tuple[ToolLayer, ...]:
+    """Return the layers of the tools of a method, or of tools without a service.
+
+    Each layer adds what decorators name at the tool itself.
+    """
+
+    def named(decorator: str) -> tuple[BeanReference, ...]:
+        return marks.named_by(decorator) if marks is not None else ()
+
+    # These also run for arguments that an interceptor changed.
+    before: tuple[ToolLayer, ...] = (_ToolInputGuards(named("tool_input_guardrails")), _approval)
+    output = _ToolOutputGuards(named("tool_output_guardrails"))
+    around: tuple[ToolLayer, ...] = (*before, output, _ToolInterceptors(tuple(interceptors), before))
     return (_answered, *around, _recorded) if in_run else around
 
 
@@ -104,6 +128,53 @@ def _recorded(step: ToolStep, tool: Tool) -> ToolStep:
     from ..runs.places import recording
 
     return recording(step, tool)
+
+
+# --- guardrails
+
+
+def _input_check(named: Sequence[BeanReference]) -> tuple[InvocationLayer, ...]:
+    if not named:
+        return ()
+    from ..guardrails import InputCheck
+
+    return (InputCheck(named),)
+
+
+def _output_check(named: Sequence[BeanReference]) -> Callable[[Any, Any], Awaitable[Any]] | None:
+    if not named:
+        return None
+    from ..guardrails import OutputCheck
+
+    return OutputCheck(named)
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolInputGuards:
+    """The layer of the tool input guardrails: `named` for all tools, then those of the tool."""
+
+    named: tuple[BeanReference, ...]
+
+    def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
+        if named := (*self.named, *tool.named_by("tool_input_guardrails")):
+            from ..guardrails import guarded_input
+
+            return guarded_input(step, named)
+        return step
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolOutputGuards:
+    """The layer of the tool output guardrails: `named` for all tools, then those of the tool."""
+
+    named: tuple[BeanReference, ...]
+
+    def __call__(self, step: ToolStep, tool: Tool) -> ToolStep:
+        if named := (*self.named, *tool.named_by("tool_output_guardrails")):
+            from ..guardrails import guarded_output
+
+            return guarded_output(step, named)
+        return step
 
 
 # --- tool search
@@ -157,6 +228,11 @@ class NamedAt:
 
     def problems(self) -> Iterator[Problem]:
         """Yield problems with the kind of the class."""
+        if self.decorator in GUARDRAILS:
+            from ..guardrails import guardrail_problems
+
+            yield from guardrail_problems(self.where, self.decorator, self.reference.type, of_tool=self.is_at_tool)
+            return
         from ..interceptors import interceptor_problems
 
         yield from interceptor_problems(self.where, self.reference.type, of_tool=self.is_at_tool)

@@ -49,7 +49,8 @@ class Rules:
     single value of this type does. `structure` is the structure of a structured answer.
     `reads_answer` is False if the loop does not parse the answer, as in a stream. `parameters`,
     `temperature`, `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
-    before the reply is complete.
+    before the reply is complete. With `checks_answers`, the answer is checked before it is parsed; the model is asked
+    again up to `max_answer_retries` times.
     """
 
     max_rounds: int = 10
@@ -66,6 +67,8 @@ class Rules:
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     whole_replies: bool = False
+    checks_answers: bool = False
+    max_answer_retries: int = 0
     temperature: float | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
@@ -110,6 +113,14 @@ class RunTools:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckAnswer:
+    """Check the model's answer. `text` is its text, or the arguments of the answer tool."""
+
+    response: ChatResponse
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Suspend:
     """Wait until the pending calls with these indexes get their results from outside."""
 
@@ -133,7 +144,7 @@ class Fail:
     error: ToolboxError
 
 
-Effect: TypeAlias = CallModel | RunTools | Suspend | Finish | Fail
+Effect: TypeAlias = CallModel | CheckAnswer | RunTools | Suspend | Finish | Fail
 
 
 # --- events: results of effects
@@ -150,6 +161,21 @@ class ModelReplied:
     response: ChatResponse
     aside: Sequence[Message] = ()
     is_replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerChecked:
+    """The answer was checked. `response` and `text` may have been changed.
+
+    A refused answer has a `refusal`. With `asks_again`, the model is asked again; `prompt` is then sent after the
+    answer, or None to send the same messages.
+    """
+
+    response: ChatResponse
+    text: str
+    refusal: ToolboxError | None = None
+    asks_again: bool = False
+    prompt: str | None = None
 
 
 @with_fast_init
@@ -177,7 +203,7 @@ class ToolResumed:
     details: Mapping[str, Any]
 
 
-Event: TypeAlias = ModelReplied | ToolFinished | ToolSuspended | ToolResumed
+Event: TypeAlias = ModelReplied | AnswerChecked | ToolFinished | ToolSuspended | ToolResumed
 
 
 # --- the steps
@@ -211,6 +237,8 @@ def advance(rules: Rules, state: State, event: Event) -> tuple[State, Effect]:
             if aside:
                 state = _with_aside(state, aside)
             return _replied(rules, state, response)
+        case AnswerChecked():
+            return _checked(rules, state, event)
         case ToolSuspended(index, details):
             call = state.pending[index]
             return _with_pending(rules, state, index, PendingToolCall(call.request, "suspended", None, details))
@@ -310,6 +338,25 @@ def _with_aside(state: State, messages: Sequence[Message]) -> State:
 
 
 def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
+    if rules.checks_answers:
+        return state, CheckAnswer(response, text)
+    return _accepted(rules, state, response, text)
+
+
+def _checked(rules: Rules, state: State, checked: AnswerChecked) -> tuple[State, Effect]:
+    response, refusal = checked.response, checked.refusal
+    if refusal is None:
+        return _accepted(rules, state, response, checked.text)
+    if not checked.asks_again or state.answer_retries >= rules.max_answer_retries:
+        return _with_reply(state, response, response.ai_message), Fail(refusal)
+    state = _with_reply(state, response, answer_retries=state.answer_retries + 1)
+    if checked.prompt is not None:
+        answer = AiMessage(checked.text)  # without calls of the answer tool, which have no results
+        state = _with_aside(state, (answer, UserMessage(checked.prompt)))
+    return state, CallModel(request_of(rules, state))
+
+
+def _accepted(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
     reply = response.ai_message
     try:
         effect = _finish(rules, response, text)

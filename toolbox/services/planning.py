@@ -150,6 +150,7 @@ class _MethodPlanner:
             rest = f", {own.name}: …" if own is not None else ""
             self.problem("the first parameter is not `self`", f"declare it `def {self.name}(self{rest})`")
             return None
+        marks = MethodMarks(self.cls, self.name)
         for named in named_at_method(self.cls, self.name):
             self.problems += named.problems()
         output = self._output()
@@ -158,6 +159,10 @@ class _MethodPlanner:
         user = self._user_template()
         roles = self._roles(system, user)
         toolset = self._toolset(output, memory)
+        for decorator in ("tool_input_guardrails", "tool_output_guardrails"):
+            if marks.at_method(decorator) and not toolset.tools and not providers_of(self.cls, self.options, self.name):
+                fact = f"@{decorator} judges the tools that the method calls, but the method offers no tools"
+                self.problem(fact, "remove it, or use @input_guardrails or @output_guardrails for the method itself")
         if output is None:
             return None
         window = self.options.chat_memory
@@ -183,8 +188,8 @@ class _MethodPlanner:
             call_limits=self.options.call_limits(self.limits),
             access=access_to_member(self.cls, self.name),
             failures=self.failures,
-            layers=method_layers(MethodMarks(self.cls, self.name), self.host, self.options),
-            run_layers=method_layers(MethodMarks(self.cls, self.name), self.host, self.options, in_run=True),
+            layers=method_layers(marks, self.host, self.options),
+            run_layers=method_layers(marks, self.host, self.options, in_run=True),
             annotations={each.name: each.annotation for each in self.parameters.values()},
             run_id_parameter=roles.run_id,
             durable=self.options.durable or getattr(self.function, DURABLE_MARK, False),

@@ -6,7 +6,7 @@ Not here: creating plans (`planning`), running them (`invocation`, `driver`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -127,13 +127,16 @@ class Layers:
 
     `invocation` layers wrap the whole invocation, `effects` layers each model request and each tool call, and `tools`
     layers each tool call with decoded arguments. With `whole_replies`, tools start only when the reply is complete,
-    because a layer may change it.
+    because a layer may change it. `check_answer` performs a `CheckAnswer`, and `max_answer_retries` is how often the
+    model is asked again after a refused answer.
     """
 
     invocation: tuple[InvocationLayer, ...] = ()
     effects: tuple[EffectLayer, ...] = ()
     tools: tuple[ToolLayer, ...] = ()
     whole_replies: bool = False
+    check_answer: Callable[[Any, Any], Awaitable[Any]] | None = None
+    max_answer_retries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +264,8 @@ class MethodPlan:
             temperature=options.temperature,
             reasoning=options.reasoning,
             whole_replies=self.layers.whole_replies,
+            checks_answers=self.layers.check_answer is not None,
+            max_answer_retries=self.layers.max_answer_retries,
         )
 
     def rules_of_call(self, rules: Rules, given: ChatRequestParameters) -> Rules:

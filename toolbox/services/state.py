@@ -72,6 +72,7 @@ class State:
     unremembered: frozenset[int] = frozenset()
     rounds: int = 0
     output_retries: int = 0
+    answer_retries: int = 0
     executions: tuple[ToolExecution, ...] = ()
     token_usage: TokenUsage | None = None
     response: ChatResponse | None = None
@@ -122,6 +123,7 @@ class State:
                 "unremembered": sorted(self.unremembered),
                 "rounds": self.rounds,
                 "output_retries": self.output_retries,
+                "answer_retries": self.answer_retries,
                 "executions": [execution_to_dict(each) for each in self.executions],
                 "token_usage": _usage_to_dict(self.token_usage),
                 "response": response_to_dict(self.response),
@@ -144,6 +146,7 @@ class State:
                 unremembered=frozenset(written["unremembered"]),
                 rounds=written["rounds"],
                 output_retries=written["output_retries"],
+                answer_retries=written.get("answer_retries", 0),
                 executions=tuple(execution_from_dict(each) for each in written["executions"]),
                 token_usage=_usage(written["token_usage"]),
                 response=response_from_dict(written["response"]),

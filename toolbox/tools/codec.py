@@ -168,9 +168,9 @@ class ArgumentDecoder:
         if not wrong:
             return None
         try:
-            arguments = _parsed(text)
+            arguments = parsed_exactly(text)
             wanted = as_wanted(arguments, self._schema, wrong, _parsed_leniently)
-            return None if wanted == arguments else _written(wanted)
+            return None if wanted == arguments else written_exactly(wanted)
         except RecursionError:
             return None
 
@@ -269,12 +269,13 @@ class _Number(str):
     """A number exactly as written in a JSON text."""
 
 
-def _parsed(text: str) -> Any:
+def parsed_exactly(text: str) -> Any:
+    """Parse JSON; numbers become strings of a subclass, exactly as written. Raises `ValueError`."""
     return json.loads(text, parse_int=_Number, parse_float=_Number)
 
 
 def _parsed_leniently(text: str) -> Any:
-    return _parsed(value_text(text))
+    return parsed_exactly(value_text(text))
 
 
 def _numbers_as_text(text: str, error: ValidationError) -> str | None:
@@ -286,10 +287,10 @@ def _numbers_as_text(text: str, error: ValidationError) -> str | None:
     ]
     if not wanted:
         return None
-    arguments = _parsed(text)
+    arguments = parsed_exactly(text)
     for path in wanted:
         _quote(arguments, path)
-    return _written(arguments)
+    return written_exactly(arguments)
 
 
 def _quote(place: Any, path: tuple[int | str, ...]) -> None:
@@ -305,11 +306,12 @@ def _quote(place: Any, path: tuple[int | str, ...]) -> None:
         place = inner
 
 
-def _written(value: Any) -> str:
+def written_exactly(value: Any) -> str:
+    """Return a value of `parsed_exactly` as JSON."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(key)}:{_written(each)}" for key, each in value.items()) + "}"
+        return "{" + ",".join(f"{json.dumps(key)}:{written_exactly(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_written, value)) + "]"
+        return "[" + ",".join(map(written_exactly, value)) + "]"
     return str(value) if isinstance(value, _Number) else json.dumps(value)
 
 

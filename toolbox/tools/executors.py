@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextvars import copy_context
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -16,7 +17,7 @@ from typing_extensions import TypeForm
 
 from ..bean_references import BeanReference
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutor, ToolSpecification
-from ..context import ActiveScope, Cancellation, InvocationContext, ToolCallScope
+from ..context import ActiveScope, Cancellation, InContext, InvocationContext, ToolCallScope
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError, ToolTimeoutError
 from ..execution.markers import Execution
 from ..execution.threads import Finish
@@ -190,7 +191,7 @@ def _with_own_layers(tool: Tool) -> tuple[ActiveScope, Tool]:
     problems = problems or [problem for each in named for problem in scope.add(each.reference, each.where)]
     if problems:
         raise IllegalConfigurationError(problems)
-    return scope, tool.with_layers(tool_layers(()))
+    return scope, tool.with_layers(tool_layers())
 
 
 class StandaloneExecutor:
@@ -218,10 +219,10 @@ class StandaloneExecutor:
         if tool.execution.is_coroutine:
             return steps
         try:
-            steps.send(None)
+            waits_for = steps.send(None)
         except StopIteration as stop:
             return stop.value
-        return _Rest(steps)
+        return _Rest(steps, waits_for)
 
     async def _steps(self, request: ToolExecutionRequest, memory_id: Any) -> ToolExecutionResult:
         context = _context_for(request, memory_id) if self._own_context else _NO_INVOCATION
@@ -298,8 +299,11 @@ class _Pause(Awaitable[None]):
 class _Rest(Awaitable[ToolExecutionResult]):
     """The rest of a call that must be awaited."""
 
-    def __init__(self, steps: Coroutine[Any, Any, ToolExecutionResult]) -> None:
-        self._steps = steps
+    def __init__(self, steps: Coroutine[Any, Any, ToolExecutionResult], waits_for: object) -> None:
+        self._steps, self._waits_for = steps, waits_for
 
     def __await__(self) -> Generator[Any, Any, ToolExecutionResult]:
-        return (yield from self._steps.__await__())
+        if isinstance(self._waits_for, _Pause):
+            return (yield from self._steps.__await__())
+        # A guardrail or an interceptor has begun to wait.
+        return (yield from InContext(copy_context(), self._steps, self._waits_for).__await__())

@@ -15,13 +15,15 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from time import perf_counter
 from types import CoroutineType
 from typing import Any, TypeAlias
 
 from ..bean_references import BeanReference, named_at_first, named_in_class
 from ..chat import (
+    ChatModel,
     Content,
     ToolExecution,
     ToolExecutionRequest,
@@ -66,6 +68,8 @@ from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
 from .marks import SERVICE_MARK, ReturnBehavior, SearchBehavior, UnknownOutcome
 from .parameters import ToolParameter
+
+_ATOMS = frozenset({str, int, float, bool, bytes, type(None), Decimal, date, datetime})
 
 LARGE_RESULT = 100_000
 """Results with more characters than this are logged as a warning if no limit is set."""
@@ -210,7 +214,15 @@ class ToolCall:
         Raises `ToolArgumentsError`.
         """
         validate = self.tool.validate
-        return self.with_arguments(dict(values) if validate is None else validate(self.request, values))
+        if validate is None:
+            return self.with_arguments(dict(values))
+        known = self.visible_arguments()
+        # The same immutable object is valid already, and validators may change a value each time they see it.
+        kept = {
+            name: value for name, value in values.items() if value is known.get(name, self) and type(value) in _ATOMS
+        }
+        changed = {name: value for name, value in values.items() if name not in kept}
+        return self.with_arguments(validate(self.request, changed, kept))
 
     def with_changed(self, changes: Mapping[str, Any]) -> ToolCall:
         """Return the same call with some arguments changed, after validating these. Raises `ToolArgumentsError`."""
@@ -248,7 +260,10 @@ class ToolSuspension(EndsInvocation):
 
 @dataclass(slots=True)
 class ToolEnvironment:
-    """The shared environment of the tool calls of one invocation: tools, context, scope, runner and error handlers."""
+    """The shared environment of the tool calls of one invocation: tools, context, scope, runner and error handlers.
+
+    `model` finds a model of the host by name, for guardrails.
+    """
 
     tools: Mapping[str, Tool]
     context: InvocationContext
@@ -261,6 +276,7 @@ class ToolEnvironment:
     """The name of the tool that finds more tools."""
     on_progress: Callable[[ToolProgress], object] | None = None
     """Receives the progress of tools, on the event loop."""
+    model: Callable[[str | None], ChatModel] | None = None
     abandon_runs: Callable[[Exception], Awaitable[None]] | None = None
     """Cancels the suspended runs of services that a tool called in its own code, and whose error it let through."""
 

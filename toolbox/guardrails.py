@@ -1,0 +1,523 @@
+"""Guardrails: beans that accept, change or refuse messages, answers, and the arguments and results of tools.
+
+Input and output guardrails belong to services and their methods, tool guardrails to tools. A guardrail that raises
+refuses. Not here: the order of all layers (`services.layering`), asking again after a refused answer (`services.loop`),
+ready-made guardrails (`ready_guardrails`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from .bean_references import BeanReference, naming
+from .chat import ChatModel, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, UserMessage
+from .context import ActiveScope, InvocationContext
+from .di.decorators import Scope
+from .errors import (
+    EndsInvocation,
+    Problem,
+    ToolArgumentsError,
+)
+from .errors import (
+    InputGuardrailError as InputGuardrailError,
+)
+from .errors import (
+    OutputGuardrailError as OutputGuardrailError,
+)
+from .errors import (
+    ToolGuardrailError as ToolGuardrailError,
+)
+from .events import GuardrailExecutedEvent as GuardrailExecutedEvent
+from .events import GuardrailOutcome, Listeners
+from .execution.markers import EXECUTION_MARK, execution_of, is_async
+from .execution.runners import Runner
+from .services.invocation import Invocation
+from .services.loop import AnswerChecked, CheckAnswer
+from .tools.codec import Encoded, EncodedInFull, printable
+from .tools.failures import message_of
+from .tools.pipeline import ToolCall, ToolEnvironment, ToolStep
+
+if TYPE_CHECKING:
+    from .ready_guardrails import MaskSecrets as MaskSecrets
+    from .ready_guardrails import MaxLength as MaxLength
+    from .ready_guardrails import Moderated as Moderated
+
+
+# --- requests and results
+
+
+@dataclass(frozen=True, slots=True)
+class InputGuardrailRequest:
+    """What an input guardrail judges: the user message. `messages` are the conversation so far, without it."""
+
+    user_message: UserMessage
+    messages: tuple[Message, ...]
+    context: InvocationContext
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGuardrailRequest:
+    """What an output guardrail judges: the model's final answer.
+
+    `text` is its text, or the JSON of a structured answer. `messages` are the conversation before it.
+    """
+
+    response: ChatResponse
+    text: str
+    messages: tuple[Message, ...]
+    context: InvocationContext
+
+
+@dataclass(frozen=True, slots=True)
+class ToolInputGuardrailRequest:
+    """What a tool input guardrail judges: the call of a tool.
+
+    `request` is the model's call. `arguments` are the validated arguments that the model can see, with defaults, by the
+    names of the parameters; earlier guardrails may have changed them.
+    """
+
+    request: ToolExecutionRequest
+    arguments: dict[str, Any] = field(hash=False)
+    context: InvocationContext
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutputGuardrailRequest:
+    """What a tool output guardrail judges: the result of a tool. The other fields: see `ToolInputGuardrailRequest`."""
+
+    request: ToolExecutionRequest
+    arguments: dict[str, Any] = field(hash=False)
+    result: ToolExecutionResult
+    context: InvocationContext
+
+
+@dataclass(frozen=True, slots=True)
+class GuardrailResult:
+    """The judgement of a guardrail; create it with the methods of the guardrail, such as `self.success()`.
+
+    `text` is the reason of a refusal, `value` the replacement of `"modified"`, `prompt` the user message of
+    `"reprompt"`, `cause` the exception behind a `"fatal"`.
+    """
+
+    outcome: GuardrailOutcome
+    text: str = ""
+    value: Any = field(default=None, hash=False)
+    prompt: str | None = None
+    cause: BaseException | None = field(default=None, hash=False)
+
+
+# --- the four kinds
+
+
+class _Guardrail:
+    """The results of all kinds. A subclass is a bean, application-scoped without a scope decorator."""
+
+    __toolbox_default_scope__: ClassVar[Scope] = Scope.APPLICATION
+
+    def success(self) -> GuardrailResult:
+        """Accept."""
+        return GuardrailResult("success")
+
+    def success_with(self, value: Any) -> GuardrailResult:
+        """Accept a replacement: a message, the answer's text, all arguments, or a result or its text."""
+        return GuardrailResult("modified", value=value)
+
+    def failure(self, text: str = "") -> GuardrailResult:
+        """Refuse. Further guardrails of an input or an answer still run, and all failures are reported together."""
+        return GuardrailResult("failure", text)
+
+    def fatal(self, text: str = "", cause: BaseException | None = None) -> GuardrailResult:
+        """Refuse, run no further guardrail, and raise an error with this `cause`."""
+        return GuardrailResult("fatal", text, cause=cause)
+
+
+class InputGuardrail(_Guardrail, ABC):
+    """Judges user messages before anything is sent to the model: `@input_guardrails(…)` at a service or a method.
+
+        class NoInjection(InputGuardrail):
+            async def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+                if "ignore all instructions" in request.user_message.text:
+                    return self.failure("looks like an attack")
+                return self.success()
+
+    `success_with` takes a `UserMessage` or its text. A refusal raises `InputGuardrailError`.
+    """
+
+    @abstractmethod
+    def validate(self, request: InputGuardrailRequest) -> GuardrailResult | Awaitable[GuardrailResult]:
+        """Judge a message. `def` or `async def`; a `def` runs where a `def` tool runs."""
+
+
+class OutputGuardrail(_Guardrail, ABC):
+    """Judges final answers before they are parsed: `@output_guardrails(…)` at a service or a method.
+
+    `success_with` takes the new text. A refusal raises `OutputGuardrailError`.
+    """
+
+    @abstractmethod
+    def validate(self, request: OutputGuardrailRequest) -> GuardrailResult | Awaitable[GuardrailResult]:
+        """Judge an answer. `def` or `async def`; a `def` runs where a `def` tool runs."""
+
+    def retry(self, text: str = "") -> GuardrailResult:
+        """Refuse, and ask the model again with the same messages."""
+        return GuardrailResult("retry", text)
+
+    def reprompt(self, text: str, prompt: str) -> GuardrailResult:
+        """Refuse, and ask the model again with the answer and `prompt` as a user message."""
+        return GuardrailResult("reprompt", text, prompt=prompt)
+
+
+class ToolInputGuardrail(_Guardrail, ABC):
+    """Judges the arguments of tool calls: `@tool_input_guardrails(…)` at a tool.
+
+    After a `failure` the tool does not run, and the model reads the text. `fatal` raises `ToolGuardrailError`.
+    `success_with` takes all arguments, which are validated again.
+    """
+
+    @abstractmethod
+    def validate(self, request: ToolInputGuardrailRequest) -> GuardrailResult | Awaitable[GuardrailResult]:
+        """Judge a call. `def` or `async def`; a `def` runs where a `def` tool runs."""
+
+
+class ToolOutputGuardrail(_Guardrail, ABC):
+    """Judges the results of tools: `@tool_output_guardrails(…)` at a tool. It does not run if the tool raised.
+
+    After a `failure` the model reads the text in place of the result. `fatal` raises `ToolGuardrailError`.
+    `success_with` takes a `ToolExecutionResult`, or a text that replaces the result with its contents and its object.
+    """
+
+    @abstractmethod
+    def validate(self, request: ToolOutputGuardrailRequest) -> GuardrailResult | Awaitable[GuardrailResult]:
+        """Judge a result. `def` or `async def`; a `def` runs where a `def` tool runs."""
+
+
+# --- decorators
+
+RETRIES_MARK = "__toolbox_answer_retries__"
+
+
+def input_guardrails(*guardrails: Any) -> Callable[[Any], Any]:
+    """Judge the user messages of a service or one of its methods. Each guardrail is a class (a bean) or an instance.
+
+        @register_ai_service
+        @input_guardrails(NoInjection, MaxLength(4_000))
+        class Desk(Protocol): ...
+
+    They run in this order, those of a class first. Each sees what the one before changed.
+    """
+    return naming("input_guardrails", guardrails)
+
+
+def output_guardrails(*guardrails: Any, max_retries: int = 2) -> Callable[[Any], Any]:
+    """Judge the final answers of a service or one of its methods.
+
+    `max_retries` is how often the model is asked again in one call. Of several decorators, the largest counts.
+    """
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
+        raise ValueError(f"@output_guardrails: max_retries is {max_retries!r}; use 0 or more")
+    leave = naming("output_guardrails", guardrails)
+
+    def leave_both(target: Any) -> Any:
+        setattr(target, RETRIES_MARK, max(max_retries, vars(target).get(RETRIES_MARK, 0)))
+        return leave(target)
+
+    return leave_both
+
+
+def tool_input_guardrails(*guardrails: Any) -> Callable[[Any], Any]:
+    """Judge the calls of a tool, after the arguments were validated and before the tool runs.
+
+    On a class of tools it applies to all of them; on a service or one of its methods, to all tools that it calls.
+    """
+    return naming("tool_input_guardrails", guardrails)
+
+
+def tool_output_guardrails(*guardrails: Any) -> Callable[[Any], Any]:
+    """Judge the results of a tool before the model reads them. Classes and services: see `tool_input_guardrails`."""
+    return naming("tool_output_guardrails", guardrails)
+
+
+KINDS: Mapping[str, type[_Guardrail]] = {
+    "input_guardrails": InputGuardrail,
+    "output_guardrails": OutputGuardrail,
+    "tool_input_guardrails": ToolInputGuardrail,
+    "tool_output_guardrails": ToolOutputGuardrail,
+}
+"""The kind of guardrail that each decorator takes."""
+
+
+def guardrail_problems(where: str, decorator: str, named: object, *, of_tool: bool) -> Iterator[Problem]:
+    """Yield problems with the class of a guardrail; `of_tool` if it is named at a tool."""
+    kind = KINDS[decorator]
+    name = getattr(named, "__name__", None) or repr(named)
+    if not (isinstance(named, type) and issubclass(named, kind)):
+        article = "an" if kind.__name__[0] in "IO" else "a"
+        yield Problem(where, f"{name} is not {article} {kind.__name__}", f"inherit from {kind.__name__}")
+    if of_tool and not decorator.startswith("tool_"):
+        yield Problem(where, "has no effect on a tool", f"use @tool_{decorator}")
+
+
+# --- running one guardrail
+
+find_model: ContextVar[Callable[[str | None], ChatModel] | None] = ContextVar("toolbox.guardrail_models", default=None)
+"""Finds a model of the host by name, inside a guardrail."""
+
+_REFUSING = frozenset({"failure", "fatal"})
+_ASKING_AGAIN = frozenset({"retry", "reprompt"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """The surroundings of a guardrail: its invocation or its tool call."""
+
+    context: InvocationContext
+    scope: ActiveScope
+    runner: Runner
+    listeners: Listeners | None
+    model: Callable[[str | None], ChatModel] | None
+
+    @classmethod
+    def of_invocation(cls, invocation: Invocation) -> _Surroundings:
+        host = invocation.host
+        return cls(invocation.context, host.scope, invocation.runner, host.listeners, host.model)
+
+    @classmethod
+    def of_tool(cls, call: ToolCall) -> _Surroundings:
+        environment: ToolEnvironment = call.environment
+        return cls(call.context, environment.scope, environment.runner, environment.listeners, environment.model)
+
+
+async def _judged(
+    named: BeanReference, request: Any, place: _Surroundings, accept: Callable[[Any], Any], *, asks_again: bool = False
+) -> GuardrailResult:
+    """Run one guardrail. A wrong result and any exception become a fatal result; errors that end the invocation pass.
+
+    `accept` converts the value of `success_with`, and raises if it is wrong. `asks_again`: the kind may retry.
+    """
+    began = perf_counter()
+    outcome: GuardrailOutcome = "fatal"
+    token = find_model.set(place.model)
+    try:
+        try:
+            guardrail = await named.find(place.scope)
+            validate = guardrail.validate
+            if is_async(validate):
+                result = await validate(request)
+            else:
+                execution = execution_of(validate, getattr(validate, EXECUTION_MARK, None))
+                result = await place.runner.run(
+                    execution, lambda: validate(request), f"{_class_name(named)} (guardrail)"
+                )
+            result = _checked(result, named, asks_again)
+            if result.outcome == "modified":
+                result = replace(result, value=accept(result.value))
+            outcome = result.outcome
+        except EndsInvocation:
+            raise
+        except Exception as error:
+            result = GuardrailResult("fatal", message_of(error), cause=error)
+        return result
+    finally:
+        find_model.reset(token)
+        if place.listeners is not None:
+            event = GuardrailExecutedEvent(place.context, named.type, outcome, perf_counter() - began)
+            place.listeners.tell(event)
+
+
+def _checked(result: object, named: BeanReference, asks_again: bool) -> GuardrailResult:
+    """Return the result of a guardrail. Raises `TypeError` if it is not one."""
+    if not isinstance(result, GuardrailResult):
+        returned = type(result).__name__
+        raise TypeError(f"{_class_name(named)}.validate returned {returned}; return self.success() or another result")
+    if result.outcome in _ASKING_AGAIN and not asks_again:
+        raise TypeError(f"{_class_name(named)}.validate returned {result.outcome!r}, which only output guardrails may")
+    if result.outcome == "reprompt" and not isinstance(result.prompt, str):
+        raise TypeError(f"{_class_name(named)}.validate returned a reprompt without a prompt")
+    return result
+
+
+def _class_name(named: BeanReference) -> str:
+    return str(getattr(named.type, "__name__", named.type))
+
+
+# --- around an invocation: the user message
+
+
+class InputCheck:
+    """The layer of the input guardrails of a method."""
+
+    __slots__ = ("_named",)
+
+    def __init__(self, named: Sequence[BeanReference]) -> None:
+        self._named = tuple(named)
+
+    @asynccontextmanager
+    async def __call__(self, invocation: Invocation) -> AsyncIterator[None]:
+        if not invocation.is_resumed:  # a resumed invocation has passed them
+            await self._run(invocation)
+        yield
+
+    async def _run(self, invocation: Invocation) -> None:
+        """Let the guardrails judge the user message, and replace it. Raises `InputGuardrailError`."""
+        place, failures = _Surroundings.of_invocation(invocation), []
+        messages = invocation.conversation
+        for named in self._named:
+            request = InputGuardrailRequest(invocation.user_message, messages, invocation.context)
+            result = await _judged(named, request, place, _user_message)
+            if result.outcome == "modified":
+                invocation.replace_user_message(result.value)
+            elif result.outcome in _REFUSING:
+                failures.append((named.type, result.text or "Input validation failed"))
+                if result.outcome == "fatal":
+                    raise InputGuardrailError(failures) from result.cause
+        if failures:
+            raise InputGuardrailError(failures)
+
+
+def _user_message(value: object) -> UserMessage:
+    if isinstance(value, (UserMessage, str)):
+        return value if isinstance(value, UserMessage) else UserMessage(value)
+    raise TypeError(f"success_with() of an input guardrail takes a UserMessage or a str, got {type(value).__name__}")
+
+
+# --- the answer
+
+
+class OutputCheck:
+    """Performs the effect `CheckAnswer` with the output guardrails of a method."""
+
+    __slots__ = ("_named",)
+
+    def __init__(self, named: Sequence[BeanReference]) -> None:
+        self._named = tuple(named)
+
+    async def __call__(self, effect: CheckAnswer, invocation: Invocation) -> AnswerChecked:
+        """Let the guardrails judge the answer."""
+        place = _Surroundings.of_invocation(invocation)
+        response, text = effect.response, effect.text
+        messages = (*invocation.state.history, *invocation.state.messages)
+        failures: list[tuple[type, str]] = []
+        for named in self._named:
+            request = OutputGuardrailRequest(response, text, messages, invocation.context)
+            result = await _judged(named, request, place, _answer_text, asks_again=True)
+            if result.outcome == "success":
+                continue
+            if result.outcome == "modified":
+                response, text = _rewritten(response, text, result.value), result.value
+                continue
+            failures.append((named.type, result.text or "Output validation failed"))
+            if result.outcome != "failure":
+                refusal = OutputGuardrailError(failures, effect.text)
+                refusal.__cause__ = result.cause
+                asks_again = result.outcome in _ASKING_AGAIN
+                return AnswerChecked(effect.response, effect.text, refusal, asks_again, result.prompt)
+        refused = OutputGuardrailError(failures, effect.text) if failures else None
+        return AnswerChecked(response, text, refused)
+
+
+def _answer_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise TypeError(f"success_with() of an output guardrail takes a str, got {type(value).__name__}")
+
+
+def _rewritten(response: ChatResponse, before: str, text: str) -> ChatResponse:
+    """Return the response with another text. What may repeat the old text is removed: reasoning and attributes."""
+    if text == before:
+        return response
+    message = replace(response.ai_message, text=text, reasoning=None, attributes={})
+    return replace(response, ai_message=message, attributes={})
+
+
+# --- around a tool
+
+
+def guarded_input(step: ToolStep, named: Sequence[BeanReference]) -> ToolStep:
+    """Return the step after tool input guardrails."""
+    guardrails = tuple(named)
+
+    async def run(call: ToolCall) -> Encoded:
+        place = _Surroundings.of_tool(call)
+        for each in guardrails:
+            request = ToolInputGuardrailRequest(call.request, call.visible_arguments(), call.context)
+            result = await _judged(each, request, place, partial(_with_arguments, call))
+            match result.outcome:
+                case "success":
+                    continue
+                case "modified":
+                    call = result.value
+                case "failure":
+                    return _refused("Input validation failed", result.text)
+                case _:
+                    _end(each, call, result)
+        return await step(call)
+
+    return run
+
+
+def _with_arguments(call: ToolCall, values: object) -> ToolCall:
+    if not isinstance(values, Mapping):
+        kind = type(values).__name__
+        raise TypeError(f"success_with() of a tool input guardrail takes a dict of all arguments, got {kind}")
+    try:
+        return call.with_validated(values)
+    except ToolArgumentsError as error:
+        raise ValueError(f"invalid arguments after success_with(): {error}") from error
+
+
+def guarded_output(step: ToolStep, named: Sequence[BeanReference]) -> ToolStep:
+    """Return the step with tool output guardrails after it."""
+    guardrails = tuple(named)
+
+    async def run(call: ToolCall) -> Encoded:
+        encoded = await step(call)
+        place, result = _Surroundings.of_tool(call), encoded.as_result()
+        unchanged = result
+        for each in guardrails:
+            request = ToolOutputGuardrailRequest(call.request, call.visible_arguments(), result, call.context)
+            judged = await _judged(each, request, place, partial(_tool_result, result))
+            match judged.outcome:
+                case "success":
+                    continue
+                case "modified":
+                    result = judged.value
+                case "failure":
+                    return _refused("Output validation failed", judged.text)
+                case _:
+                    _end(each, call, judged)
+        return encoded if result is unchanged else EncodedInFull.of(replace(result, text=printable(result.text)))
+
+    return run
+
+
+def _tool_result(result: ToolExecutionResult, value: object) -> ToolExecutionResult:
+    if isinstance(value, ToolExecutionResult):
+        return value
+    if isinstance(value, str):
+        return ToolExecutionResult(value, is_error=result.is_error, attributes=result.attributes)
+    kind = type(value).__name__
+    raise TypeError(f"success_with() of a tool output guardrail takes a ToolExecutionResult or a str, got {kind}")
+
+
+def _refused(what: str, text: str) -> Encoded:
+    return EncodedInFull(printable(f"{what}: {text}" if text else what), is_error=True)
+
+
+def _end(named: BeanReference, call: ToolCall, result: GuardrailResult) -> NoReturn:
+    raise ToolGuardrailError(named.type, call.request, result.text) from result.cause
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("MaskSecrets", "MaxLength", "Moderated"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(".ready_guardrails", __package__), name)
+    globals()[name] = value
+    return value
