@@ -216,8 +216,7 @@ class RunSession:
         place = _below(invocation.place.path, number)
         self._fresh.add(place)
         environment = invocation.environment
-        context = object.__new__(InvocationContext)
-        context.__dict__.update(environment.context.__dict__, place=RunPlace(self, place, place))
+        context = replace(environment.context, place=RunPlace(self, place, place))
         is_replayed = place in self._records and self._records[place].kind == "result"
         environment = replace(environment, context=context, listeners=None if is_replayed else environment.listeners)
         try:
@@ -281,7 +280,7 @@ class RunSession:
         attempt = self._attempts[place.call] = self._attempts.get(place.call, 0) + 1
         path = place.call if attempt == 1 else f"{place.call}.{attempt}"
         if path != place.path:
-            call.context.__dict__["place"] = RunPlace(self, place.call, path)
+            object.__setattr__(call.context, "place", RunPlace(self, place.call, path))
         if (record := self._records.get(path)) is not None:
             if record.kind == "deferred":
                 return self._deferred(call, path, read(record.data))
@@ -562,7 +561,7 @@ def approval(step: ToolStep, tool: Tool) -> ToolStep:
         if given is not None:
             from .codecs import read_person
 
-            call.context.__dict__["approved_by"] = read_person(given.by)
+            object.__setattr__(call.context, "approved_by", read_person(given.by))
         elif await _needs_approval(tool, call):
             raise place.session.suspend(call, place.call, "approval")
         return await step(call)
