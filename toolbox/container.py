@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, get_origin, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, get_origin, overload
 
 from typing_extensions import TypeForm
 
 from .bean_references import GLOBAL_INTERCEPTOR_MARK
-from .chat import ChatModel
+from .chat import ChatModel, ToolSpecification
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class, settings_problem
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
 from .di.description import BeanDescription, describe
@@ -94,6 +94,7 @@ class Container:
             # A request scope without an identity belongs to an anonymous caller.
             self._registry.declare_seed(SecurityIdentity, SecurityIdentity.anonymous)
         self._checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
+        self._offers: list[Callable[[], Iterable[Offered]]] = []
         self._overrides: list[Override] = []
         self._wiring: Wiring | None = None  # set only by `_connect` and `_disconnect`
         self._thread: LoopThread | None = None
@@ -514,6 +515,10 @@ def internals_of(container: Container) -> ContainerInternals:
     return container._internals
 
 
+Offered: TypeAlias = tuple[str, tuple[ToolSpecification, ...]]
+"""Tools that models can see, with their place, such as the name of an endpoint."""
+
+
 class ContainerInternals:
     """Members of a container for the framework itself; programs do not need it.
 
@@ -541,6 +546,15 @@ class ContainerInternals:
         """Register the results of `find()` at each check and start, unless other beans already provide them."""
         self._container._refuse_started("add_implied")
         self._container._registry.add_implied(find)
+
+    def add_offers(self, find: Callable[[], Iterable[Offered]]) -> None:
+        """Add tools that code outside of services offers to models, for tools that list them: by place."""
+        self._container._offers.append(find)
+
+    def offers(self) -> Iterator[Offered]:
+        """Yield the added offers: where they are, and their tools."""
+        for find in self._container._offers:
+            yield from find()
 
     def knows(self, registered: object) -> bool:
         """Return True if the object is registered, or if this type has an instance or binding."""

@@ -46,7 +46,7 @@ from .exchanges import (
     unwrapped_error,
 )
 from .problems import answer_with_problem, is_async_handler
-from .requirements import complete_dependencies, endpoint_problems, installed, tools_of_endpoints
+from .requirements import complete_dependencies, endpoint_problems, installed, offers_of_endpoints, tools_of_endpoints
 
 if TYPE_CHECKING:
     from .dev_ui.routes import DevUiApplication
@@ -81,6 +81,7 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
     for kind in (HTTPConnection, Request, WebSocket):
         internals.declare_seed(kind, partial(current_connection, kind))
     internals.add_implied(lambda: tools_of_endpoints(app.routes))
+    internals.add_offers(lambda: offers_of_endpoints(app.routes))
     internals.add_check(lambda graph: endpoint_problems(app.routes, graph))
     if app.router.route_class is APIRoute:
         app.router.route_class = InjectRoute

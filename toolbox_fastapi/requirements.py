@@ -17,6 +17,7 @@ from fastapi.routing import RouteContext, iter_route_contexts
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
 
+from toolbox.container import Offered
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.graph import BeanGraph
 from toolbox.errors import Problem
@@ -52,6 +53,14 @@ def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type]:
     """Yield the classes in the endpoints' `@toolbox`: beans that do not need to be registered."""
     for _, context in endpoints_of(routes):
         yield from registrable(bean_types(toolbox_of(context.endpoint) or ()))
+
+
+def offers_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[Offered]:
+    """Yield the tools that `@toolbox` adds to endpoints, by the endpoint's name."""
+    for where, context in endpoints_of(routes):
+        tools, _ = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
+        if tools:
+            yield f"{where}, @toolbox", tuple(each.specification for each in tools)
 
 
 def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Problem]:

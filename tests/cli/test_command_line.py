@@ -394,6 +394,25 @@ def test_an_application_can_be_the_target(program: Program, name: str) -> None:
     assert "look" in program(WEB, "tools", f"program:{name}").output
 
 
+def test_tools_of_endpoints_are_listed_with_those_of_services(program: Program) -> None:
+    source = (
+        WEB
+        + """
+    @app.post("/ask")
+    @toolbox(look)
+    async def ask(desk: Inject[Desk]) -> None: ...
+
+    container = app.state.toolbox_container
+"""
+    )
+    source = source.replace("tool\n", "tool, toolbox\n", 1)
+    for name in ("app", "container"):
+        offers = read(program(source, "tools", "--json", f"program:{name}"))["offers"]
+
+        assert [offer["where"] for offer in offers] == ["Desk.ask", "POST /ask (ask), @toolbox"]
+        assert [tool["name"] for offer in offers for tool in offer["tools"]] == ["look", "look"]
+
+
 def test_the_endpoints_of_an_application_are_checked_too(program: Program) -> None:
     done = program(WEB, "check", "program:broken")
 

@@ -25,6 +25,7 @@ STRING = {"type": "string"}
 NUMBER = {"type": "number"}
 INTEGER = {"type": "integer"}
 DATE = {"type": "string", "format": "date"}
+AMOUNT = {"anyOf": [{"type": "number"}, {"type": "string"}]}
 MOMENT = {"type": "string", "format": "date-time"}
 UNIT = {"type": "string", "enum": ["celsius", "kelvin"]}
 
@@ -192,6 +193,8 @@ async def test_results_are_used_before_the_users_text_and_objects_only_come_from
         ("The 2.0 of it", {"n": INTEGER}, {"n": 2}),
         ("Between 1 and 100", {"n": {"type": "integer", "minimum": 50}}, {"n": 100}),
         ("Price 19.99", {"price": {"anyOf": [NUMBER, STRING]}}, {"price": 19.99}),
+        ("Pay -7.50", {"amount": {"anyOf": [NUMBER, STRING]}}, {"amount": "-7.50"}),
+        ("Pay 7.50 and 1,000.00", {"a": AMOUNT, "b": AMOUNT}, {"a": "7.50", "b": "1000.00"}),
         ("Age 7", {"age": {"anyOf": [{"type": "null"}, INTEGER]}}, {"age": 7}),
         ("On 2026-12-24 for 3 nights", {"n": INTEGER, "day": DATE}, {"n": 3, "day": "2026-12-24"}),
         ("On 2026-12-24", {"n": INTEGER}, None),

@@ -116,14 +116,14 @@ def graph(
 
 @app.command()
 def tools(target: Target, as_json: AsJson = False) -> None:
-    """Print the tools that a model sees, of a service, a class, a function, or all services of a container."""
+    """Print the tools that a model sees, of a service, a class or a function, or of a container or application."""
     found = load(target)
     offers = list(offers_of(load_container(target) if holds_container(found) else found, target))
     if as_json:
         print_json({"offers": [offer.as_json() for offer in offers]})
         return
     if not offers:
-        show("This container has no AI services.")
+        show("This container has no AI services, and no endpoint has tools.")
     for offer in offers:
         count = len(offer.specifications)
         show(

@@ -160,11 +160,13 @@ class Offer:
 
 
 def offers_of(found: Any, target: str) -> Iterator[Offer]:
-    """Yield the offers of a container's services, of a service, a class, an object or a function."""
+    """Yield the offers of a container's services and endpoints, of a service, a class, an object or a function."""
     if isinstance(found, Container):
         for bean in internals_of(found).describe():
             if isinstance(bean.source, type) and service_options_of(bean.source) is not None:
                 yield from offers_of(bean.source, target)
+        for where, specifications in internals_of(found).offers():
+            yield Offer(where, specifications)
         return
     if isinstance(found, type) and (options := service_options_of(found)) is not None:
         plans, problems = plan_service(found, options)

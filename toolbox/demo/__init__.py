@@ -222,7 +222,11 @@ def _value_for(schema: object, root: Schema, question: str, values: list[str]) -
     if choices:
         return next((each for each in choices if _contains_word(question, each)), _MISSING)
     for branch in branches(schema):
+        before = tuple(values)
         if (found := _value_for(branch, root, question, values)) is not _MISSING:
+            if isinstance(found, float) and _allows_text(schema, root):
+                digits = next(each for each in before if _number_in(each) == found).replace(",", "")
+                return found if str(found) == digits else digits  # keeps the digits of a `Decimal`: 7.50
             return found
     kinds, form = types_of(schema), schema.get("format")
     for text in values:
@@ -235,6 +239,11 @@ def _value_for(schema: object, root: Schema, question: str, values: list[str]) -
             values.remove(text)
             return int(value) if "integer" in kinds and isinstance(value, float) else value
     return _MISSING
+
+
+def _allows_text(schema: Schema, root: Schema) -> bool:
+    """Return True if one of the alternatives is any string."""
+    return any(resolved(branch, root) == {"type": "string"} for branch in branches(schema))
 
 
 def _contains_word(text: str, value: object) -> bool:

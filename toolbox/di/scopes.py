@@ -18,6 +18,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, NoReturn
 
+from ..context import ActiveScope
 from ..errors import IllegalConfigurationError, Problem, ScopeNotActiveError
 from .closing import (
     Closer,
@@ -38,6 +39,12 @@ _log = logging.getLogger("toolbox")
 
 active: ContextVar[OpenScope | None] = ContextVar("toolbox.scope", default=None)
 """The innermost scope entered in this context; it can belong to any container."""
+
+
+def innermost_scope() -> ActiveScope | None:
+    """Return the lookups of the container whose scope was entered last, or None outside of all scopes."""
+    scope = active.get()
+    return scope.home.lookup if scope is not None else None
 
 
 @contextmanager
@@ -428,11 +435,12 @@ class MustAwait(Exception):  # noqa: N818 - never leaves the container
 class Home:
     """Data and functions shared by the scopes of one container.
 
-    `application` is the application scope, `loop` the event loop. `awaited` has the beans that async code creates,
-    `deep` the beans at the end of a long chain.
+    `application` is the application scope, `lookup` gets beans from the active scope, `loop` is the event loop.
+    `awaited` has the beans that async code creates, `deep` the beans at the end of a long chain.
     """
 
     application: ApplicationScope
+    lookup: ActiveScope
     loop: asyncio.AbstractEventLoop | None = None
     awaited: frozenset[int] = frozenset()
     deep: frozenset[int] = frozenset()

@@ -46,7 +46,7 @@ class Wiring(Home):
 
     def __init__(self, graph: BeanGraph, lookup: ActiveScope, loop: asyncio.AbstractEventLoop | None) -> None:
         self.graph, self.loop = graph, loop
-        self._lookup = lookup
+        self.lookup = lookup
         self.application = ApplicationScope(self)
         self._layers = OverrideLayers(graph, self)
         self.providers = Providers(graph, self, self._instance)
@@ -66,7 +66,7 @@ class Wiring(Home):
         self._find_awaited()
 
     def _instance(self, later: LazyBean) -> Instance[Any]:
-        return Instance(self._lookup, later.wanted, later.name)
+        return Instance(self.lookup, later.wanted, later.name)
 
     def label(self, key: int) -> str:
         """Return the name of a bean for messages."""
@@ -348,7 +348,7 @@ class Wiring(Home):
         if self.application.closed:
             # The provider also works after the container was started again.
             definition = self.graph.definitions[key]
-            return self._lookup.get(definition.provides, definition.name)
+            return self.lookup.get(definition.provides, definition.name)
         scope = self.scope()
         if (args or kwargs) and not self.graph.definitions[key].is_stored and key not in self.awaited:
             return self.providers[key].make(scope, args, kwargs)

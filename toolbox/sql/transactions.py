@@ -16,8 +16,8 @@ from typing import Any, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from ..context import current_invocation
-from ..di.scopes import active
+from ..context import ActiveScope, current_invocation
+from ..di.scopes import innermost_scope
 from ..errors import (
     IllegalConfigurationError,
     MissingBeanError,
@@ -144,7 +144,7 @@ def _session_in_arguments(kind: type[S], label: str, args: tuple[Any, ...], kwar
 
 async def _awaited_session(label: str, name: str | None) -> AsyncSession:
     try:
-        return await _scope(label).aget(AsyncSession, name)  # type: ignore[no-any-return]  # the scope returns the requested type
+        return await _scope(label).aget(AsyncSession, name)
     except MissingBeanError as error:
         raise MissingBeanError(
             f"{error.wanted} for {label}, which is `async def`", _missing_session_hints(error, "session")
@@ -153,7 +153,7 @@ async def _awaited_session(label: str, name: str | None) -> AsyncSession:
 
 def _session(label: str, name: str | None) -> Session:
     try:
-        return _scope(label).get(Session, name)  # type: ignore[no-any-return]  # the scope returns the requested type
+        return _scope(label).get(Session, name)
     except MissingBeanError as error:
         raise MissingBeanError(
             f"{error.wanted} for {label}, which is `def`", _missing_session_hints(error, "sync_session")
@@ -164,12 +164,12 @@ def _missing_session_hints(error: MissingBeanError, producer: str) -> tuple[str,
     return (*error.near, f"toolbox.sql.{producer}")
 
 
-def _scope(label: str) -> Any:
-    """Return the container of the innermost scope. Raises `ScopeNotActiveError`."""
-    scope = active.get()
+def _scope(label: str) -> ActiveScope:
+    """Return the innermost scope. Raises `ScopeNotActiveError`."""
+    scope = innermost_scope()
     if scope is None:
         raise ScopeNotActiveError(f"the session of {label}", "no scope is active")
-    return scope.home
+    return scope
 
 
 # --- the transaction
