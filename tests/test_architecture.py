@@ -78,6 +78,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "bm25s": ("toolbox.search",),
     "openai": ("toolbox.models",),
     "anthropic": ("toolbox.models",),
+    "pydantic_ai": ("toolbox.models",),
     "aiohttp": ("toolbox.models",),
     "jiter": ("toolbox.models",),
     "pydantic_settings": ("toolbox.settings",),

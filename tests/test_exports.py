@@ -46,6 +46,8 @@ tool_specifications_from toolbox tools_from user_message
 AnthropicChatModel
 Progress ToolProgress ToolProgressEvent SearchBehavior ToolSearchRequest ToolSearchResult ToolSearchStrategy
 handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
+SearchBehavior handle_tool_arguments_error handle_tool_execution_error handle_unknown_tool
+AnthropicChatModel PydanticAiChatModel
 """
 SEARCH = "Bm25ToolSearch KeywordToolSearch ToolSearchRequest ToolSearchResult ToolSearchStrategy"
 TOOLBOX_FASTAPI = "ClientDisconnectedError Inject install sse"

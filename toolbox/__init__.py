@@ -117,6 +117,7 @@ if TYPE_CHECKING:
     from .logs import InvocationLogFilter as InvocationLogFilter, LoggingListener as LoggingListener
     from .models.anthropic import AnthropicChatModel as AnthropicChatModel
     from .models.openai import OpenAiChatModel
+    from .models.pydantic_ai import PydanticAiChatModel as PydanticAiChatModel
     from .rest import register_rest_client
     from .search import (
         ToolSearchRequest as ToolSearchRequest,

@@ -90,7 +90,9 @@ class _Section(BaseModel):
 class ModelSettings(_Section):
     """Settings of one named model: `TOOLBOX_MODELS__<NAME>__<FIELD>`. Times are in seconds.
 
-    `provider` is the kind of model server (`models.selection`). The other fields are those of `OpenAiSettings`.
+    `provider` is the kind of model server: `openai`, `openai-responses`, `anthropic` or `pydantic-ai`. The other fields
+    are those of `OpenAiChatModel`, `AnthropicChatModel` and `PydanticAiChatModel`; a field that the provider does not
+    have is a problem at start.
     """
 
     provider: str = "openai"
@@ -103,6 +105,8 @@ class ModelSettings(_Section):
     max_retries: NonNegativeInt | None = None
     max_concurrent_requests: PositiveInt | None = None
     fallback: Names = ()
+    reasoning: str | None = None
+    cache: bool | Literal["5m", "1h"] | None = None
     temperature: float | None = None
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None

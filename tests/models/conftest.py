@@ -16,5 +16,7 @@ async def serve() -> AsyncIterator[Serve]:
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's own key and models change nothing."""
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "TOOLBOX_DEMO", "TOOLBOX_MODELS"):
+    names = ("API_KEY", "BASE_URL", "MODEL", "AUTH_TOKEN", "CUSTOM_HEADERS")
+    variables = [f"{provider}_{name}" for provider in ("OPENAI", "ANTHROPIC") for name in names]
+    for name in (*variables, "TOOLBOX_DEMO", "TOOLBOX_MODELS"):
         monkeypatch.delenv(name, raising=False)

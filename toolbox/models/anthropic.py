@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
-from ..chat import REASONING, AiMessage, ChatRequest, ChatResponse, Reasoning, StreamEvent, SystemMessage
+from ..chat import AiMessage, ChatRequest, ChatResponse, Reasoning, StreamEvent, SystemMessage
 from ..chat_streams import TEXT_PIECES, PieceStream, TextPieces
 from ..errors import IllegalConfigurationError, ModelError, ModelProtocolError, Problem
 from ..json_text import compact_json
@@ -29,6 +29,7 @@ from .openai_settings import (
     TransportChoice,
     has_own_transport,
     is_same_address,
+    reasoning_problems,
     server_problems,
 )
 from .server_errors import secrets_in
@@ -152,8 +153,7 @@ def problems_of(settings: AnthropicSettings) -> Iterator[Problem]:
         yield Problem(where, f"invalid max_tokens {count!r}", "pass an integer of at least 1")
     if settings.cache not in (True, False, "5m", "1h"):
         yield Problem(where, f"invalid cache {settings.cache!r}", "use True, False, '5m' or '1h'")
-    if settings.reasoning not in (None, *REASONING):
-        yield Problem(where, f"unknown reasoning {settings.reasoning!r}", f"use one of: {', '.join(REASONING)}")
+    yield from reasoning_problems(settings.reasoning, where)
 
 
 class AnthropicPackage:

@@ -521,6 +521,8 @@ class AnthropicInterpreter:
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
         """Read a message or an event. Raises `ModelHttpError` if it is an error."""
+        if self._is_over:
+            return
         match value.get("type"):
             case "content_block_delta":
                 self._delta(value.get("index"), value.get("delta"))

@@ -220,6 +220,8 @@ class OpenAiChatModel:
             parameters["tools"] = added_tools(self._parameters, request.parameters)
         if request.temperature is not None:
             parameters = {**parameters, "temperature": request.temperature}
+        if request.reasoning is not None:
+            parameters = {**parameters, "reasoning_effort": request.reasoning}
         if request.max_output_tokens is not None:
             limits = {name: value for name, value in parameters.items() if name not in OUTPUT_LIMITS}
             parameters = {**limits, self._output_limit(parameters): request.max_output_tokens}
@@ -230,6 +232,8 @@ class OpenAiChatModel:
             # Servers reject parallel_tool_calls without tools.
             if value is not None and (name != "parallel_tool_calls" or request.tool_specifications):
                 name, value = self._wire.parameter(name, value)
+                if name == "reasoning" and isinstance(value, Mapping) and isinstance(parameters.get(name), Mapping):
+                    value = {**parameters[name], **({} if value is parameters[name] else value)}
                 form = json_bytes(value)
                 if name == "tools" and name in fields and form.startswith(b"["):
                     form = b"[%s]" % b",".join(filter(None, (fields[name][1:-1], form[1:-1])))

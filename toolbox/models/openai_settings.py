@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
+from ..chat import REASONING, Reasoning
 from ..errors import Problem
 
 PUBLIC_URL = "https://api.openai.com/v1"
@@ -86,6 +87,7 @@ class OpenAiSettings:
 
     Parameters of every request:
 
+    - `reasoning`: `"none"`, `"minimal"`, `"low"`, `"medium"` or `"high"`; None leaves it to the server.
     - `temperature`, `max_tokens`, `max_completion_tokens`, `seed`, `parallel_tool_calls`, and `parameters` for all
       others, by the server's names (`top_p`, `stop`, `reasoning_effort`, …). Parameters of a request win; None removes
       one.
@@ -112,6 +114,7 @@ class OpenAiSettings:
     max_retries: int = 2
     max_concurrent_requests: int | None = None
     fallback: Sequence[str] = ()
+    reasoning: Reasoning | None = None
     temperature: float | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -149,6 +152,8 @@ class OpenAiSettings:
         """Return the parameters in the body of every request, by the names of the chat completions API."""
         names = ("temperature", "max_tokens", "max_completion_tokens", "seed", "parallel_tool_calls")
         named = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.reasoning is not None:
+            named["reasoning_effort"] = self.reasoning
         return {**named, **(self.parameters or {}), **(self.extra_body or {})}
 
 
@@ -216,6 +221,13 @@ def problems_of(settings: OpenAiSettings) -> Iterator[Problem]:
         yield Problem(where, "missing API key and base URL", fix)
     example = "set base_url= or OPENAI_BASE_URL, for example to http://localhost:11434/v1"
     yield from server_problems(settings, model, where, example, "OPENAI_API_KEY")
+    yield from reasoning_problems(settings.reasoning, where)
+
+
+def reasoning_problems(level: object, where: str) -> Iterator[Problem]:
+    """Yield a problem if `reasoning=` of a model is unknown."""
+    if level not in (None, *REASONING):
+        yield Problem(where, f"unknown reasoning {level!r}", f"use one of: {', '.join(REASONING)}")
 
 
 def has_own_transport(settings: ServerSettings) -> bool:

@@ -7,9 +7,10 @@ environment variables, then it is the demo model. Not here: the fields of the se
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..chat import ChatModel, ChatRequest, ChatResponse, StreamEvent
@@ -254,15 +255,15 @@ class OpenAiProvider:
         from .openai_settings import OpenAiSettings, is_address, problems_of
 
         given = arguments_of(section, OpenAiSettings) if section is not None else {}
+        if section is not None and (fault := unknown_settings(name, section, _names(OpenAiSettings), where)):
+            return fault
         prefix = f"TOOLBOX_MODELS__{variable_of(name)}__"
         found = OpenAiSettings(name, **given).with_environment()
         if found.base_url and not is_address(found.base_url):
             variable = f"{prefix}BASE_URL" if given.get("base_url") else "OPENAI_BASE_URL"
             what = f"invalid base URL of model {name!r}: it must begin with http:// or https://"
             return Problem(where, what, f"set {variable} to a URL such as http://localhost:11434/v1")
-        if not found.base_url and not found.api_key:
-            return None  # the program may set the key later
-        problem = next(problems_of(found), None)
+        problem = _first_problem(problems_of(found))
         if problem is None:
             return None
         variables = f"the variables are {prefix}BASE_URL, __API_KEY, __HEADERS, then OPENAI_BASE_URL, OPENAI_API_KEY"
@@ -279,9 +280,83 @@ class OpenAiProvider:
         return OpenAiChatModel(model or self.model_in_environment() or "", **given)
 
 
+class AnthropicProvider:
+    """Creates an `AnthropicChatModel`."""
+
+    def is_in_environment(self) -> bool:
+        return bool(self.model_in_environment() and os.environ.get("ANTHROPIC_API_KEY"))
+
+    def model_in_environment(self) -> str | None:
+        return os.environ.get("ANTHROPIC_MODEL") or None
+
+    def problem(self, name: str, section: ModelSettings | None, where: str) -> Problem | None:
+        from .anthropic import AnthropicSettings, missing_package, problems_of
+
+        if not _is_installed("anthropic"):
+            return missing_package(f"{where}, model {name!r}")
+        given = arguments_of(section, AnthropicSettings) if section is not None else {}
+        if section is not None and (fault := unknown_settings(name, section, _names(AnthropicSettings), where)):
+            return fault
+        found = AnthropicSettings(name, **given).with_environment()
+        problem = _first_problem(problems_of(found))
+        if problem is None:
+            return None
+        prefix = f"TOOLBOX_MODELS__{variable_of(name)}__"
+        variables = f"the variables are {prefix}BASE_URL, __API_KEY, then ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY"
+        return Problem(where, f"model {name!r}: {problem.what}", f"{problem.fix}; {variables}")
+
+    def make(self, section: ModelSettings | None) -> ChatModel:
+        from .anthropic import AnthropicChatModel, AnthropicSettings
+
+        given = arguments_of(section, AnthropicSettings) if section is not None else {}
+        model = section.model if section is not None else None
+        return AnthropicChatModel(model or self.model_in_environment() or "", **given)
+
+
+class PydanticAiProvider:
+    """Creates a `PydanticAiChatModel`. Keys and addresses are in the library's own variables."""
+
+    def is_in_environment(self) -> bool:
+        return False
+
+    def model_in_environment(self) -> str | None:
+        return None
+
+    def problem(self, name: str, section: ModelSettings | None, where: str) -> Problem | None:
+        from .pydantic_ai import missing_package
+
+        if not _is_installed("pydantic_ai"):
+            return missing_package(f"{where}, model {name!r}")
+        if section is None:
+            return None
+        if fault := unknown_settings(name, section, _PYDANTIC_AI, where):
+            return fault
+        try:
+            self.make(section)
+        except IllegalConfigurationError as error:
+            found = error.problems[0]
+            return Problem(where, f"model {name!r}: {found.what}", found.fix)
+        return None
+
+    def make(self, section: ModelSettings | None) -> ChatModel:
+        from .pydantic_ai import PydanticAiChatModel
+
+        assert section is not None, "checked by `problem`"
+        values = {name: getattr(section, name) for name in _PYDANTIC_AI}
+        given = {name: _shown(value) for name, value in values.items() if value is not None and value not in ((), {})}
+        return PydanticAiChatModel(section.model, **given)
+
+
+_PYDANTIC_AI = (
+    *("temperature", "max_tokens", "parallel_tool_calls", "reasoning", "parameters", "timeout"),
+    *("max_retries", "max_reply_bytes", "supports_response_format"),
+)
+
 PROVIDERS: Mapping[str, Callable[[], ModelProvider]] = {
     "openai": OpenAiProvider,
     "openai-responses": lambda: OpenAiProvider("responses"),
+    "anthropic": AnthropicProvider,
+    "pydantic-ai": PydanticAiProvider,
 }
 DEFAULT_PROVIDER = "openai"
 
@@ -295,6 +370,32 @@ def provider_of(section: ModelSettings | None) -> ModelProvider | None:
 # These have shorter names in the settings.
 _RENAMED = {"extra_headers": "headers", "extra_query": "query"}
 _NOT_PASSED = frozenset({"model", "fallback"})
+
+
+def _first_problem(problems: Iterable[Problem]) -> Problem | None:
+    """Return the first problem, unless it is the missing key, which the program may set later."""
+    return next((each for each in problems if not each.what.startswith("missing API key")), None)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _names(settings: Any) -> tuple[str, ...]:
+    return tuple(_RENAMED.get(field.name, field.name) for field in fields(settings))
+
+
+def unknown_settings(name: str, section: ModelSettings, known: Collection[str], where: str) -> Problem | None:
+    """Return the problem if a section has settings that its provider does not have."""
+    unknown = sorted(section.model_fields_set - {*known, "provider", "model", "fallback"})
+    if not unknown:
+        return None
+    variables = ", ".join(f"TOOLBOX_MODELS__{variable_of(name)}__{each.upper()}" for each in unknown)
+    what = f"the provider {section.provider} of model {name!r} has no setting {', '.join(unknown)}"
+    return Problem(where, what, f"remove {variables}")
 
 
 def arguments_of(section: ModelSettings, settings: Any) -> dict[str, Any]:

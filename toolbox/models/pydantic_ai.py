@@ -1,0 +1,565 @@
+"""`PydanticAiChatModel`: any model of the library pydantic-ai as a `ChatModel`, in both directions.
+
+Not here: assembling the fragments of a reply (`accumulator`), the models that toolbox speaks to itself (`openai`,
+`anthropic`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import MappingProxyType
+from typing import Any, TypeVar, assert_never
+
+from ..chat import (
+    AiMessage,
+    ChatRequest,
+    ChatResponse,
+    FinishReason,
+    Message,
+    Reasoning,
+    StreamEvent,
+    SystemMessage,
+    TokenUsage,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    UserMessage,
+)
+from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, bytes_of, media_in, media_type_of
+from ..errors import (
+    IllegalConfigurationError,
+    ModelConnectionError,
+    ModelError,
+    ModelHttpError,
+    ModelProtocolError,
+    ModelRefusedError,
+    ModelTimeoutError,
+    Problem,
+    UnsupportedContentError,
+)
+from ..json_text import compact_json, object_text, strict_arguments
+from ..validation_text import hide_secrets
+from .accumulator import PartialCall, ReplyAccumulator
+from .openai import names_of
+from .openai_settings import LARGEST_REPLY, reasoning_problems
+from .permission import model_requests
+from .server_errors import message_of, secrets_in, shorten, transport_error
+from .sse import excerpt
+
+PARTS = "pydantic_ai"
+"""The attribute of a reply with the library's own messages, which are sent back while text and calls are unchanged."""
+MOST_CONTINUATIONS = 10
+"""Requests after the first one that continue a reply which the server paused."""
+LONGEST_WAIT = 120.0
+"""Seconds that a server may ask to wait before a retry. A longer wait is an error."""
+
+R = TypeVar("R")
+
+
+class PydanticAiChatModel:
+    """A model of pydantic-ai, which supports nearly every provider.
+
+        model = PydanticAiChatModel("google:gemini-3-pro", reasoning="low")
+        model = PydanticAiChatModel(GoogleModel("gemini-3-pro", provider=GoogleProvider(api_key=key)))
+
+    - `model`: `"provider:name"`, or a `Model` of the library. Keys and addresses are those of the library.
+    - `temperature`, `max_tokens`, `parallel_tool_calls`, `reasoning`: sent with every request.
+    - `parameters`: further settings, by the library's names (`ModelSettings`).
+    - `timeout`: seconds for a whole call, with its retries; None for no limit.
+    - `max_retries`: retries after failed connections and the statuses 408, 409, 429 and 5xx. The library's own retries
+      are turned off.
+    - `max_reply_bytes`: the largest reply; None for no limit. The library has read a reply before its size is checked.
+    - `fallback`: the names of other models of the container, which are called in order if this one does not answer.
+    - `supports_response_format`: by default, what the library knows about the model.
+
+    It needs the extra `pydantic-ai`, and the package of the model's provider. Raises `IllegalConfigurationError`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        parallel_tool_calls: bool | None = None,
+        reasoning: Reasoning | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        timeout: float | None = 600.0,
+        max_retries: int = 2,
+        max_reply_bytes: int | None = LARGEST_REPLY,
+        fallback: Sequence[str] = (),
+        supports_response_format: bool | None = None,
+    ) -> None:
+        where = f"PydanticAiChatModel({model if isinstance(model, str) else type(model).__name__!r})"
+        if problems := list(_problems(where, reasoning, timeout, max_retries, max_reply_bytes)):
+            raise IllegalConfigurationError(problems)
+        self._model = made_model(model, where)
+        self.fallback = names_of(fallback)
+        named = {"temperature": temperature, "max_tokens": max_tokens, "parallel_tool_calls": parallel_tool_calls}
+        given = {name: value for name, value in named.items() if value is not None}
+        self._parameters = {**given, **(parameters or {})}
+        self._reasoning = reasoning
+        self._timeout, self._max_retries, self._max_reply_bytes = timeout, max_retries, max_reply_bytes
+        if supports_response_format is None:
+            supports_response_format = bool(self._profile().get("supports_json_schema_output"))
+        self.supports_response_format = supports_response_format
+
+    def __repr__(self) -> str:
+        return f"PydanticAiChatModel({self._model.model_id!r})"
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return str(self._model.model_name)
+
+    @property
+    def base_url(self) -> str | None:
+        """The address of the server, if the library knows it."""
+        return self._model.base_url  # type: ignore[no-any-return]  # the library is imported when it is used
+
+    @property
+    def provider_name(self) -> str:
+        """The library's name of the provider."""
+        return str(self._model.system)
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The settings that are sent with every request."""
+        return MappingProxyType(self._parameters)
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        """Send a request and return the whole reply. Raises `ModelError`."""
+        bridge = self._bridge(request)
+        try:
+            async with asyncio.timeout(self._timeout):
+                while True:
+                    ask = self._model.request
+                    reply = await self._retried(lambda ask=ask: ask(*bridge.arguments()))  # type: ignore[misc]
+                    bridge.take_whole(reply)
+                    if bridge.is_complete(reply):
+                        return bridge.finish()
+        except Exception as error:
+            raise self._converted(error, request) from error
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+        """Send a request and yield the reply as events; the last is `CompleteResponse`. Raises `ModelError`."""
+        bridge = self._bridge(request)
+        loop = asyncio.get_running_loop()
+        deadline = None if self._timeout is None else loop.time() + self._timeout
+        try:
+            while True:
+                async with AsyncExitStack() as stack:
+                    first, response = await self._begun(stack, bridge, deadline)
+                    async for event in _until(deadline, first, response):
+                        bridge.take(event)
+                        for each in bridge.reply.take_events():
+                            yield each
+                    whole = response.get()
+                if bridge.is_complete(whole):
+                    bridge.finish()
+                    for each in bridge.reply.take_events():
+                        yield each
+                    return
+        except Exception as error:
+            raise self._converted(error, request) from error
+
+    async def aclose(self) -> None:
+        """Close the connections, if the library opened them. The model can be used again."""
+        async with self._model:
+            pass
+
+    # --- requests
+
+    def _profile(self) -> Mapping[str, Any]:
+        try:
+            found: Mapping[str, Any] = self._model.profile
+        except NotImplementedError:  # several models behind one
+            return {}
+        return found
+
+    def _bridge(self, request: ChatRequest) -> _Bridge:
+        if model_requests.check is not None and self._model.provider is not None:
+            model_requests.check(self.base_url or self._model.model_id)
+        settings: dict[str, Any] = {**self._parameters, **request.parameters}
+        tools = [*(self._parameters.get("tools") or ()), *(request.parameters.get("tools") or ())]
+        settings.pop("tools", None)
+        settings = {_RENAMED.get(name, name): value for name, value in settings.items() if value is not None}
+        if request.temperature is not None:
+            settings["temperature"] = request.temperature
+        if request.max_output_tokens is not None:
+            settings["max_tokens"] = request.max_output_tokens
+        level = request.reasoning or settings.pop("reasoning_effort", None) or self._reasoning
+        is_forced = request.tool_choice not in (None, "auto", "none")
+        if level is not None and not is_forced:
+            settings["thinking"] = False if level == "none" else level
+        if request.tool_choice is not None and (request.tool_specifications or tools):
+            known = {"any": "required", "auto": "auto", "none": "none", "required": "required"}
+            settings["tool_choice"] = known.get(request.tool_choice, [request.tool_choice])
+        if self._model.provider is not None and "max_retries" not in self._model.unsupported_settings:
+            settings["max_retries"] = 0
+        return _Bridge(request, settings, tools, self._max_reply_bytes)
+
+    async def _retried(self, ask: Callable[[], Awaitable[R]]) -> R:
+        """Return what `ask` returns, and call it again after failures that may pass."""
+        for attempt in range(self._max_retries):
+            try:
+                return await ask()
+            except Exception as error:
+                wait = wait_before_retry(error, attempt)
+                if wait is None:
+                    raise
+            await asyncio.sleep(wait)
+        return await ask()
+
+    async def _begun(self, stack: AsyncExitStack, bridge: _Bridge, deadline: float | None) -> tuple[Any, Any]:
+        """Open a stream and return its first event and the stream. Only this part is retried."""
+
+        async def begin() -> tuple[Any, Any]:
+            async with AsyncExitStack() as opened:
+                response = await opened.enter_async_context(self._model.request_stream(*bridge.arguments()))
+                events = aiter(response)
+                first = await anext(events, None)
+                stack.push_async_exit(opened.pop_all())
+            return (first, events), response
+
+        async with asyncio.timeout_at(deadline):
+            return await self._retried(begin)
+
+    def _converted(self, error: Exception, request: ChatRequest) -> Exception:
+        found = model_error(error, self.base_url or "", self._timeout, request)
+        if isinstance(found, ModelError):
+            hide_secrets(found, {each for each in secrets_in([self._parameters, request.parameters]) if len(each) > 7})
+            shorten(found)
+        return found
+
+
+_RENAMED = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens"}
+
+
+async def _until(deadline: float | None, first: tuple[Any, Any], response: Any) -> AsyncIterator[Any]:
+    event, events = first
+    while event is not None:
+        yield event
+        async with asyncio.timeout_at(deadline):
+            event = await anext(events, None)
+
+
+def _problems(
+    where: str, reasoning: object, timeout: object, max_retries: object, max_reply_bytes: object
+) -> Iterator[Problem]:
+    yield from reasoning_problems(reasoning, where)
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0):
+        yield Problem(where, f"invalid timeout {timeout!r}", "pass seconds above 0, or None for no limit")
+    for name, count, least in (("max_retries", max_retries, 0), ("max_reply_bytes", max_reply_bytes, 1)):
+        if (count is not None or name == "max_retries") and (
+            isinstance(count, bool) or not isinstance(count, int) or count < least
+        ):
+            yield Problem(where, f"invalid {name} {count!r}", f"pass an integer of at least {least}")
+
+
+def missing_package(where: str) -> Problem:
+    """Return the problem if the extra `pydantic-ai` is not installed."""
+    fix = "install it with: pip install 'toolbox-di[pydantic-ai]'"
+    return Problem(where, "the package pydantic-ai is missing", fix)
+
+
+def made_model(model: Any, where: str) -> Any:
+    """Return the library's model of this name, or the model itself. Raises `IllegalConfigurationError`."""
+    try:
+        from pydantic_ai.exceptions import UserError
+        from pydantic_ai.models import Model, infer_model
+    except ImportError as error:
+        raise IllegalConfigurationError([missing_package(where)]) from error
+    if isinstance(model, Model):
+        return model
+    fix = "pass 'provider:name', such as 'google:gemini-3-pro', or a Model of pydantic-ai"
+    if not isinstance(model, str) or not model.strip():
+        raise IllegalConfigurationError([Problem(where, f"expected a model, got {type(model).__name__}", fix)])
+    try:
+        return infer_model(model)
+    except ImportError as error:
+        what = f"a package of the provider is missing: {error}"
+        raise IllegalConfigurationError([Problem(where, what, "install it as the message says")]) from error
+    except (UserError, ValueError) as error:
+        raise IllegalConfigurationError([Problem(where, str(error), fix)]) from error
+
+
+# --- failures
+
+
+def wait_before_retry(error: BaseException, attempt: int) -> float | None:
+    """Return the seconds to wait before the next try, or None if the failure is final."""
+    from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError
+
+    if isinstance(error, ModelHTTPError):
+        if error.status_code not in (408, 409, 429) and error.status_code < 500:
+            return None
+    elif not isinstance(error, (ModelConnectionError, OSError)) and transport_error(error, "") is None:
+        return None
+    asked = error.retry_after if isinstance(error, ModelAPIError) else None
+    if asked is not None and asked > LONGEST_WAIT:
+        return None
+    return asked if asked is not None and asked > 0 else min(0.5 * 2**attempt, 8.0) * random.uniform(0.75, 1.0)
+
+
+def model_error(error: Exception, address: str, timeout: float | None, request: ChatRequest) -> Exception:
+    """Return the error of this library for one that pydantic-ai raised; another error unchanged."""
+    from pydantic_ai import exceptions as theirs
+
+    if isinstance(error, (ModelError, IllegalConfigurationError)):
+        return error
+    if isinstance(error, theirs.ModelHTTPError):
+        headers = error.headers or {}
+        body = error.body if isinstance(error.body, str) else compact_json(error.body) if error.body else ""
+        said = message_of(error.body) or error.message
+        request_id = headers.get("x-request-id") or headers.get("request-id")
+        return ModelHttpError(error.status_code, said, excerpt(body.encode("utf-8", "replace")), request_id)
+    if isinstance(error, TimeoutError) and type(error) is TimeoutError:
+        return ModelTimeoutError(f"no complete reply within {timeout or 0:g} s; raise timeout=")
+    if isinstance(error, theirs.ModelTimeoutError):
+        return ModelTimeoutError(f"timeout while waiting for the model server: {error.message}")
+    if isinstance(error, theirs.ModelAPIError):
+        return ModelConnectionError(f"the request to the model server failed: {error.message}")
+    if isinstance(error, theirs.ContentFilterError):
+        return ModelRefusedError(error.message)
+    if isinstance(error, theirs.UnexpectedModelBehavior):
+        return ModelProtocolError(error.message, str(getattr(error, "body", None) or ""))
+    kind = next((type(each).__name__ for message in request.messages for each in _media(message)), None)
+    if kind is not None and isinstance(error, (theirs.UserError, NotImplementedError)):
+        return UnsupportedContentError(kind, f"pydantic-ai cannot send it to this model: {error}")
+    if isinstance(error, theirs.UserError):
+        return IllegalConfigurationError([Problem("PydanticAiChatModel", str(error), "change the model's settings")])
+    return transport_error(error, address) or error
+
+
+def _media(message: Message) -> Sequence[Content]:
+    return media_in(message.contents) if isinstance(message, (UserMessage, ToolExecutionResultMessage)) else ()
+
+
+# --- translating
+
+
+class _Bridge:
+    """Translates one request and its reply, which may arrive in several parts."""
+
+    def __init__(self, request: ChatRequest, settings: dict[str, Any], tools: list[Any], largest: int | None) -> None:
+        from pydantic_ai.models import ModelRequestParameters
+        from pydantic_ai.output import OutputObjectDefinition
+        from pydantic_ai.tools import ToolDefinition
+
+        names = {each.name for each in request.tool_specifications}
+        self.reply = ReplyAccumulator(names, wants_json=request.response_format is not None)
+        self._messages = messages_of(request.messages)
+        self._settings = settings
+        self._replies: list[Any] = []
+        self._calls: dict[object, PartialCall] = {}
+        self._left = largest
+        self._largest = largest
+        parameters: dict[str, Any] = {}
+        if (wanted := request.response_format) is not None:
+            parameters["output_mode"] = "native"
+            parameters["output_object"] = OutputObjectDefinition(
+                dict(wanted.schema), name=wanted.name, description=wanted.description
+            )
+        self._parameters = ModelRequestParameters(
+            function_tools=[
+                ToolDefinition(
+                    name=each.name, description=each.description, parameters_json_schema=dict(each.parameters)
+                )
+                for each in request.tool_specifications
+            ],
+            native_tools=tools,
+            **parameters,
+        )
+
+    def arguments(self) -> tuple[list[Any], Any, Any]:
+        """Return the arguments of the library's request."""
+        return [*self._messages, *self._replies], self._settings, self._parameters
+
+    def take_whole(self, response: Any) -> None:
+        """Read a reply that is not streamed."""
+        for number, part in enumerate(response.parts):
+            self._start(number, part)
+
+    def take(self, event: Any) -> None:
+        """Read an event of a stream."""
+        match type(event).__name__:
+            case "PartStartEvent":
+                self._start(event.index, event.part)
+            case "PartDeltaEvent":
+                self._delta(event.index, event.delta)
+            case "PartEndEvent":
+                if (call := self._calls.get(event.index)) is not None:
+                    self.reply.end_call(call, event.part.args if not call.fragments else None)
+
+    def _start(self, index: int, part: Any) -> None:
+        match part.part_kind:
+            case "text":
+                self._count(part.content)
+                self.reply.text(part.content)
+            case "thinking":
+                self._count(part.content)
+                self.reply.reasoning(part.content)
+            case "tool-call":
+                key = (len(self._replies), index)
+                arguments = part.args if part.args not in (None, {}, "") else None
+                self._count(arguments)
+                self._calls[index] = self.reply.call_piece(str(key), part.tool_call_id, part.tool_name, arguments)
+
+    def _delta(self, index: int, delta: Any) -> None:
+        match delta.part_delta_kind:
+            case "text":
+                self._count(delta.content_delta)
+                self.reply.text(delta.content_delta)
+            case "thinking" if delta.content_delta:
+                self._count(delta.content_delta)
+                self.reply.reasoning(delta.content_delta)
+            case "tool_call":
+                key = (len(self._replies), index)
+                self._count(delta.args_delta)
+                call = self.reply.call_piece(str(key), None, delta.tool_name_delta, delta.args_delta)
+                self._calls[index] = call
+
+    def _count(self, piece: object) -> None:
+        if self._left is None or not piece:
+            return
+        self._left -= len(piece.encode("utf-8", "replace")) if isinstance(piece, str) else len(compact_json(piece))
+        if self._left < 0:
+            what = f"the model's reply is larger than {self._largest} bytes"
+            raise ModelProtocolError(f"{what}; raise max_reply_bytes= if you expect replies of this size")
+
+    def is_complete(self, response: Any) -> bool:
+        """Keep a reply, and return False if the server wants to continue it. Raises `ModelProtocolError`."""
+        self._replies.append(response)
+        self._calls.clear()
+        if response.state != "suspended":
+            return True
+        if len(self._replies) > MOST_CONTINUATIONS:
+            raise ModelProtocolError(f"the server paused the reply again after {MOST_CONTINUATIONS} continuations")
+        return False
+
+    def finish(self) -> ChatResponse:
+        """Return the whole reply. Raises `ModelError`."""
+        from pydantic_ai.messages import ModelMessagesTypeAdapter
+
+        reply, last = self.reply, self._replies[-1]
+        for each in self._replies:
+            usage = _usage(each.usage)
+            reply.usage = usage if reply.usage is None or usage is None else reply.usage + usage
+        reply.id, reply.model = last.provider_response_id, last.model_name
+        details = last.provider_details or {}
+        ending = last.finish_reason
+        if ending == "content_filter":
+            text = "".join(part.content for each in self._replies for part in each.parts if part.part_kind == "text")
+            said = details.get("refusal")
+            raise ModelRefusedError(str(said or text or "the server's content filter stopped the reply"), text or None)
+        reply.ending = str(details.get("finish_reason") or ending)
+        # A model that says nothing about the end has ended by itself.
+        reply.finish_reason = FinishReason.STOP if ending is None else _FINISH.get(ending, FinishReason.OTHER)
+        reply.of_response |= {name: value for name, value in details.items() if name != "timestamp"}
+        reply.attributes[PARTS] = ModelMessagesTypeAdapter.dump_python(self._replies, mode="json")
+        return reply.finish()
+
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "tool_call": FinishReason.TOOL_EXECUTION}
+
+
+def _usage(usage: Any) -> TokenUsage | None:
+    if not usage.has_values():
+        return None
+    details = usage.details or {}
+    thought = details.get("reasoning_tokens") or details.get("thoughts_tokens") or details.get("thinking_tokens") or 0
+    counts = (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, thought, usage.cache_write_tokens)
+    return TokenUsage(*(each or 0 for each in counts))
+
+
+def messages_of(messages: Sequence[Message]) -> list[Any]:
+    """Return the messages as those of pydantic-ai; what the user and the tools say in a row is one request."""
+    from pydantic_ai.messages import ModelRequest
+
+    found: list[Any] = []
+    parts: list[Any] = []
+    for message in messages:
+        if isinstance(message, AiMessage):
+            if parts:
+                found.append(ModelRequest(parts))
+                parts = []
+            found += _responses(message)
+        else:
+            parts.append(_request_part(message))
+    if parts:
+        found.append(ModelRequest(parts))
+    return found
+
+
+def _request_part(message: SystemMessage | UserMessage | ToolExecutionResultMessage) -> Any:
+    from pydantic_ai.messages import SystemPromptPart, ToolReturnPart, UserPromptPart
+
+    match message:
+        case SystemMessage(text):
+            return SystemPromptPart(text)
+        case UserMessage():
+            contents = [_content(each) for each in message.contents]
+            return UserPromptPart(message.text if all(isinstance(each, str) for each in contents) else contents)
+        case ToolExecutionResultMessage():
+            content: Any = message.text
+            if media_in(message.contents):
+                content = [_content(each) for each in message.contents]
+                if message.text and not any(isinstance(each, str) for each in content):
+                    content = [message.text, *content]
+            outcome: Any = "failed" if message.is_error else "success"
+            return ToolReturnPart(message.tool_name, content, message.id, outcome=outcome)
+        case _:
+            assert_never(message)
+
+
+def _content(content: Content) -> Any:
+    from pydantic_ai.messages import BinaryContent, DocumentUrl, ImageUrl
+
+    match content:
+        case TextContent(text):
+            return text
+        case ImageContent():
+            metadata = {"detail": content.detail} if content.detail else None
+            if (data := bytes_of(content)) is None:
+                return ImageUrl(content.url or "", vendor_metadata=metadata)
+            return BinaryContent(data, media_type=media_type_of(content), vendor_metadata=metadata)
+        case PdfContent():
+            if (data := bytes_of(content)) is None:
+                return DocumentUrl(content.url or "", media_type="application/pdf")
+            return BinaryContent(data, media_type="application/pdf")
+        case AudioContent():
+            return BinaryContent(bytes_of(content) or b"", media_type=media_type_of(content))
+        case _:
+            assert_never(content)
+
+
+def _responses(message: AiMessage) -> list[Any]:
+    """Return a reply as messages of the library: its own while text and calls are unchanged."""
+    from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, TextPart, ToolCallPart
+
+    if kept := message.attributes.get(PARTS):
+        try:
+            responses = ModelMessagesTypeAdapter.validate_python(kept)
+        except ValueError:
+            responses = []
+        if responses and _says_the_same(responses, message):
+            return responses
+    text = [TextPart(message.text)] if message.text else []
+    calls = [ToolCallPart(each.name, object_text(each.arguments), each.id) for each in message.tool_execution_requests]
+    return [ModelResponse([*text, *calls])] if text or calls else []
+
+
+def _says_the_same(responses: Sequence[Any], message: AiMessage) -> bool:
+    parts = [part for each in responses for part in getattr(each, "parts", ())]
+    text = "".join(part.content for part in parts if part.part_kind == "text")
+    calls = [
+        (part.tool_call_id, part.tool_name, part.args_as_dict()) for part in parts if part.part_kind == "tool-call"
+    ]
+    return text == (message.text or "") and calls == [_call(each) for each in message.tool_execution_requests]
+
+
+def _call(request: ToolExecutionRequest) -> tuple[str, str, dict[str, Any]]:
+    return request.id, request.name, strict_arguments(object_text(request.arguments)) or {}
