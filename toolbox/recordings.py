@@ -1,8 +1,8 @@
 """Records the traffic with a model server in a file, and plays it back without a network.
 
-`Recording` is the `transport=` of an `OpenAiChatModel`. A replayed test therefore runs everything but the socket: the
-bytes of each request and the chunks of each stream. Not here: the fixture (`pytest_plugin`), a model without a server
-(`testing`).
+`Recording` is the `transport=` of an `OpenAiChatModel` or an `AnthropicChatModel`. A replayed test therefore runs
+everything but the socket: the bytes of each request and the chunks of each stream. Not here: the fixture
+(`pytest_plugin`), a model without a server (`testing`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ RECORD_IT = f"run it once with {VARIABLE}=record and the server's key, and commi
 Json: TypeAlias = Any
 
 VERSION = 1
-PATHS = ("/chat/completions", "/responses")
+PATHS = ("/chat/completions", "/responses", "/messages")
 """The default endings of recorded paths. Nothing else of an address is written."""
 _FIELD_NAMES = """
-    frequency_penalty include input instructions logit_bias logprobs max_completion_tokens max_output_tokens
-    max_tokens messages min_p modalities model n parallel_tool_calls prediction presence_penalty
-    previous_response_id reasoning reasoning_effort repetition_penalty response_format seed service_tier stop
-    store stream stream_options temperature text tool_choice tools top_k top_logprobs top_p truncation verbosity
+    cache_control container frequency_penalty include input instructions logit_bias logprobs max_completion_tokens
+    max_output_tokens max_tokens messages min_p modalities model n output_config parallel_tool_calls prediction
+    presence_penalty previous_response_id reasoning reasoning_effort repetition_penalty response_format seed
+    service_tier stop stop_sequences store stream stream_options system temperature text thinking tool_choice tools
+    top_k top_logprobs top_p truncation verbosity
 """
 FIELDS = frozenset(_FIELD_NAMES.split())
 """The top-level fields of a body that are written with their values. Other fields are written by name only:
@@ -85,8 +86,8 @@ class Recording(httpx2.AsyncBaseTransport):
     change between runs.
 
     Headers, addresses and queries are never written. Of a body, only the known top-level fields are written with their
-    values; `fields` adds others. `paths` are the endings of the paths to record. For a server that does not use
-    OpenAI's paths, pass its `paths` and `fields`. Redirects, server errors and the statuses 401, 403, 408, 409 and 429
+    values; `fields` adds others. `paths` are the endings of the paths to record. For a server that uses other
+    paths, pass its `paths` and `fields`. Redirects, server errors and the statuses 401, 403, 408, 409 and 429
     are not recorded.
 
     Raises `RecordingError`.

@@ -187,7 +187,7 @@ def transport_error(error: BaseException, address: str, begun: bool = False) -> 
         return ModelProtocolError("the headers of the model server's reply are not valid text")
     said = next((str(each) for each in reversed(chain) if str(each)), type(error).__name__)
     kind = type(error).__module__.partition(".")[0]
-    if kind not in _TRANSPORTS and kind != "openai" and not isinstance(error, (OSError, EOFError)):
+    if kind not in _TRANSPORTS and kind not in ("openai", "anthropic") and not isinstance(error, (OSError, EOFError)):
         return None
     # Without credentials that an address may contain.
     parts = urlsplit(address)
