@@ -437,3 +437,61 @@ async def test_a_server_error_is_shown_with_status_request_id_and_excerpt(serve:
     assert (caught.value.status, caught.value.request_id) == (404, "req_1")
     assert caught.value.message == "no such model"
     assert "no such model" in caught.value.body
+
+
+@pytest.mark.parametrize("level", ["none", "minimal", "low", "medium", "high"])
+async def test_reasoning_is_sent_by_the_name_of_the_api(serve: Serve, level: Any) -> None:
+    of_model = await body_of(serve, HI, reasoning=level)
+    of_request = await body_of(serve, ChatRequest([UserMessage("Hi")], reasoning=level), reasoning="low")
+
+    assert of_model["reasoning_effort"] == of_request["reasoning_effort"] == level
+
+
+def test_unknown_levels_of_reasoning_are_problems() -> None:
+    with pytest.raises(IllegalConfigurationError, match="unknown reasoning 'much'; use one of: none, minimal"):
+        OpenAiChatModel("m", "http://127.0.0.1:1", reasoning="much")  # type: ignore[arg-type]  # not a level
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 2,
+                "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3},
+            },
+            (9, 4, 3),
+        ),
+        (
+            {
+                "input_tokens": 9,
+                "output_tokens": 2,
+                "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3},
+            },
+            (9, 4, 3),
+        ),
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 2,
+                "cache_read_input_tokens": 4,
+                "cache_creation_input_tokens": 3,
+            },
+            (9, 4, 3),
+        ),
+        (
+            {"input_tokens": 2, "output_tokens": 2, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 3},
+            (9, 4, 3),
+        ),
+        ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_cache_hit_tokens": 4}, (9, 4, 0)),
+    ],
+)
+async def test_input_tokens_count_all_input(serve: Serve, usage: Any, expected: tuple[int, int, int]) -> None:
+    server = await serve([completion({"content": "ok"}, usage=usage)])
+    model = OpenAiChatModel("m", server.url)
+    found = (await model.chat(HI)).token_usage
+    await model.aclose()
+
+    assert found is not None
+    assert (found.input_tokens, found.cached_input_tokens, found.cache_write_tokens) == expected

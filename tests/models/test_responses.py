@@ -268,3 +268,20 @@ async def test_calls_in_unusual_formats_run_once(serve: Serve, reply: Scripted) 
     await model.aclose()
 
     assert (answer, ran) == ("done", [("add", {"a": 2, "b": 3})])
+
+
+async def test_reasoning_is_an_effort_beside_other_settings_of_reasoning(serve: Serve) -> None:
+    said = {"type": "message", "content": [{"type": "output_text", "text": "ok"}]}
+    server = await serve([whole(said), whole(said)])
+    model = OpenAiChatModel(
+        "m", server.url, wire="responses", reasoning="low", parameters={"reasoning": {"summary": "auto"}}
+    )
+    await model.chat(ChatRequest([UserMessage("Hi")]))
+    await model.chat(ChatRequest([UserMessage("Hi")], reasoning="high"))
+    await model.aclose()
+
+    assert [each["reasoning"] for each in server.requests] == [
+        {"summary": "auto", "effort": "low"},
+        {"summary": "auto", "effort": "high"},
+    ]
+    assert "reasoning_effort" not in server.requests[0]

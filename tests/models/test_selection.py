@@ -2,16 +2,20 @@
 
 import inspect
 import json
-from typing import Any
+import sys
+from typing import Any, Protocol
 
 import pytest
 
+from tests.models.messages_api import message, text
 from tests.models.scripted_server import Scripted, Serve, chunk, completion, stream
 from toolbox import (
+    AnthropicChatModel,
     ChatModel,
     ChatRequest,
     ChatResponse,
     CompleteResponse,
+    Container,
     DemoChatModel,
     IllegalConfigurationError,
     ModelConnectionError,
@@ -19,8 +23,10 @@ from toolbox import (
     ModelRefusedError,
     ModelTimeoutError,
     OpenAiChatModel,
+    PydanticAiChatModel,
     ToolSpecification,
     UserMessage,
+    register_ai_service,
 )
 from toolbox.chat_streams import stream_of
 from toolbox.models.selection import NamedModels
@@ -199,7 +205,8 @@ def test_invalid_model_settings_are_reported_at_startup(settings: dict[str, Any]
 
 def test_every_argument_of_a_model_is_a_setting() -> None:
     renamed = {"extra_headers": "headers", "extra_query": "query"}
-    taken = {renamed.get(each, each) for each in inspect.signature(OpenAiChatModel).parameters}
+    kinds = (OpenAiChatModel, AnthropicChatModel, PydanticAiChatModel)
+    taken = {renamed.get(each, each) for kind in kinds for each in inspect.signature(kind).parameters}
 
     assert set(ModelSettings.model_fields) == {*taken, "provider"}
 
@@ -210,7 +217,10 @@ def test_an_unknown_provider_is_a_problem() -> None:
 
     assert problem is not None
     assert problem.what == "unknown provider 'openia' of model 'big-one'"
-    assert problem.fix == "set TOOLBOX_MODELS__BIG_ONE__PROVIDER to one of: openai, openai-responses"
+    assert (
+        problem.fix
+        == "set TOOLBOX_MODELS__BIG_ONE__PROVIDER to one of: openai, openai-responses, anthropic, pydantic-ai"
+    )
 
 
 async def test_a_provider_chooses_the_wire(serve: Serve) -> None:
@@ -222,6 +232,88 @@ async def test_a_provider_chooses_the_wire(serve: Serve) -> None:
     assert (await found.find().chat(HI)).ai_message.text == "ok"
     await found.aclose()
     assert server.paths == ["/v1/responses"]
+
+
+async def test_the_provider_anthropic_creates_an_anthropic_model(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await serve([message(text("ok"))])
+    for name, value in {
+        "PROVIDER": "anthropic",
+        "MODEL": "claude-sonnet-4-6",
+        "API_KEY": "a-key",
+        "BASE_URL": server.url.removesuffix("/v1"),
+        "MAX_TOKENS": "99",
+        "CACHE": "false",
+        "REASONING": "low",
+        "HEADERS": '{"x-team": "red"}',
+    }.items():
+        monkeypatch.setenv(f"TOOLBOX_MODELS__CLAUDE__{name}", value)
+    found = models()
+
+    assert found.problem("claude", "Assistant") is None
+    model = found.find("claude")
+    assert isinstance(model, AnthropicChatModel)
+    assert (await model.chat(HI)).ai_message.text == "ok"
+    await found.aclose()
+    [body] = server.requests
+    assert (body["model"], body["max_tokens"], body["thinking"]) == ("claude-sonnet-4-6", 99, {"type": "adaptive"})
+    assert "cache_control" not in json.dumps(body)
+    assert (server.headers[0]["authorization"], server.headers[0]["x-team"]) == ("Bearer a-key", "red")
+
+
+def test_the_provider_pydantic_ai_creates_a_model_of_that_library() -> None:
+    section = {"provider": "pydantic-ai", "model": "test", "reasoning": "low", "max_tokens": 99, "timeout": 5}
+    found = models(models={"default": section})
+
+    assert found.problem(None, "Assistant") is None
+    model = found.find()
+    assert isinstance(model, PydanticAiChatModel)
+    assert (model.model, model.parameters["max_tokens"]) == ("test", 99)
+
+
+@pytest.mark.parametrize(
+    ("section", "what", "fix"),
+    [
+        ({"provider": "anthropic", "seed": 1}, "has no setting seed", "TOOLBOX_MODELS__DEFAULT__SEED"),
+        ({"provider": "anthropic", "wire": "chat"}, "has no setting wire", "TOOLBOX_MODELS__DEFAULT__WIRE"),
+        ({"provider": "openai", "cache": True}, "has no setting cache", "TOOLBOX_MODELS__DEFAULT__CACHE"),
+        ({"provider": "openai-responses", "cache": "1h"}, "has no setting cache", "TOOLBOX_MODELS__DEFAULT__CACHE"),
+        ({"provider": "pydantic-ai", "base_url": "http://x"}, "has no setting base_url", "BASE_URL"),
+        ({"provider": "openai", "reasoning": "much"}, "unknown reasoning 'much'", "minimal"),
+        ({"provider": "anthropic", "reasoning": "much"}, "unknown reasoning 'much'", "minimal"),
+        ({"provider": "pydantic-ai", "model": "test", "reasoning": "much"}, "unknown reasoning 'much'", "minimal"),
+        ({"provider": "pydantic-ai", "model": "nobody:x"}, "nobody", "provider:name"),
+        ({"provider": "anthropic", "base_url": "localhost"}, "invalid base URL", "http"),
+    ],
+    ids=str,
+)
+def test_settings_that_a_provider_does_not_have_are_problems(section: dict[str, Any], what: str, fix: str) -> None:
+    problem = models(models={"default": {"model": "m", **section}}).problem(None, "Assistant")
+
+    assert problem is not None
+    assert what in problem.what
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(("provider", "package"), [("anthropic", "anthropic"), ("pydantic-ai", "pydantic_ai")])
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, provider: str, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    problem = models(models={"default": {"model": "m", "provider": provider}}).problem(None, "Assistant")
+
+    assert problem is not None
+    assert problem.fix == f"install it with: pip install 'toolbox-di[{provider}]'"
+
+
+def test_problems_of_models_keep_a_container_from_starting() -> None:
+    @register_ai_service
+    class Assistant(Protocol):
+        def chat(self, text: str) -> str: ...
+
+    section = {"model": "claude-opus-5", "provider": "anthropic", "seed": 1, "api_key": "k"}
+    settings = ToolboxSettings.model_validate({"models": {"default": section}})
+
+    [problem] = Container(settings=settings).register(Assistant).check()
+
+    assert "has no setting seed" in problem.what
 
 
 class Closing(ScriptedChatModel):

@@ -231,9 +231,11 @@ class OpenAiChatModel:
         for name, value in parameters.items():
             # Servers reject parallel_tool_calls without tools.
             if value is not None and (name != "parallel_tool_calls" or request.tool_specifications):
+                is_effort = name == "reasoning_effort"
                 name, value = self._wire.parameter(name, value)
-                if name == "reasoning" and isinstance(value, Mapping) and isinstance(parameters.get(name), Mapping):
-                    value = {**parameters[name], **({} if value is parameters[name] else value)}
+                if name == "reasoning" and name in fields:  # the effort, and other settings of reasoning
+                    both = (from_json(fields[name]), value)
+                    value = both[0] | both[1] if is_effort else both[1] | both[0]
                 form = json_bytes(value)
                 if name == "tools" and name in fields and form.startswith(b"["):
                     form = b"[%s]" % b",".join(filter(None, (fields[name][1:-1], form[1:-1])))
