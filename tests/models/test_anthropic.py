@@ -416,7 +416,7 @@ async def test_traffic_can_be_recorded_and_replayed(serve: Serve, tmp_path: Path
     assert "not recorded" not in written
 
 
-async def test_the_package_writes_no_spans_of_its_own(serve: Serve) -> None:
+async def test_the_package_writes_no_spans(serve: Serve) -> None:
     server = await serve([OK])
     model = AnthropicChatModel("claude-test", base_url=address(server))
     await model.chat(HI)

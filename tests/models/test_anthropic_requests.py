@@ -265,7 +265,7 @@ async def test_a_tool_choice_without_tools_is_not_sent(serve: Serve) -> None:
     assert "tool_choice" not in await body_of(serve, ChatRequest([HI], tool_choice="required"))
 
 
-async def test_server_side_tools_stand_beside_the_tools_of_the_service(serve: Serve) -> None:
+async def test_server_side_tools_are_added_to_the_tools_of_the_service(serve: Serve) -> None:
     search, code = (
         {"type": "web_search_20260318", "name": "web_search"},
         {"type": "code_execution_20260521", "name": "c"},
