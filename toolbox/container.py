@@ -69,7 +69,8 @@ class Container:
             assistant = await container.aget(Assistant)
 
     Start it with `async with` or `with`, then look up beans with `get` and `aget`. The container itself is a bean.
-    `models` maps names to models; tests can replace them before the start.
+    `models` maps names to models; tests can replace them before the start. With `take_over_runs=False` the container
+    does not continue runs whose process is gone, and a `RunEngine` only submits.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Container:
         settings: ToolboxSettings | None = None,
         seeds: Iterable[TypeForm[Any]] = (),
         run_seeds: Iterable[TypeForm[Any]] = (),
+        take_over_runs: bool = True,
     ) -> None:
         if models is not None and not isinstance(models, Mapping):
             raise TypeError(f'models= must map names to models: {{"default": {type(models).__name__}(…)}}')
@@ -93,6 +95,7 @@ class Container:
         if SecurityIdentity in declared:
             # A request scope without an identity belongs to an anonymous caller.
             self._registry.declare_seed(SecurityIdentity, SecurityIdentity.anonymous)
+        self._takes_over_runs = take_over_runs
         self._checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
         self._offers: list[Callable[[], Iterable[Offered]]] = []
         self._overrides: list[Override] = []
@@ -371,6 +374,7 @@ class Container:
                 override.apply(wiring)
             await wiring.start(self._registry.undefined())
             await host.find_listeners()
+            await host.open_runs(take_over=self._takes_over_runs)
         except BaseException as error:
             await self._stop(error)
             raise
@@ -529,6 +533,11 @@ class ContainerInternals:
         self._container = container
 
     # --- before start
+
+    def take_over_runs(self, wanted: bool) -> None:
+        """Decide whether the container continues runs of other processes, for commands."""
+        self._container._refuse_started("take_over_runs")
+        self._container._takes_over_runs = wanted
 
     def declare_seed(self, wanted: TypeForm[T], find: Callable[[], T | Missing] | None = None) -> None:
         """Declare another type that request scopes receive as a seed.

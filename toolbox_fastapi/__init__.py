@@ -17,6 +17,7 @@ from .endpoints import InjectRoute
 from .exchanges import ClientDisconnectedError
 from .health import health_router
 from .mcp_endpoint import mount_mcp
+from .run_routes import runs_router
 from .streaming import send_stream, sse
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "health_router",
     "install",
     "mount_mcp",
+    "runs_router",
     "send_stream",
     "sse",
 ]

@@ -22,6 +22,11 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 REQUEST = ToolExecutionRequest("c1", "add", "{}")
 
 
+async def here(work: Any) -> Any:
+    """Runs it on this loop."""
+    return await work()
+
+
 @pytest.fixture
 async def store() -> InMemoryRunStore:
     store = InMemoryRunStore()
@@ -41,7 +46,7 @@ def app(store: InMemoryRunStore) -> FastAPI:
         return store
 
     def events(after: str | None, run_id: str = "run") -> RunEvents:
-        return RunEvents(run_id, number_after(after), opened, RunSignals(), lambda run: None)
+        return RunEvents(run_id, number_after(after), here, opened, RunSignals(), lambda run: None)
 
     @app.get("/events")
     async def follow(last_event_id: Annotated[str | None, Header()] = None) -> Any:

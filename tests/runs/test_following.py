@@ -58,6 +58,11 @@ def test_invalid_events_are_rejected(text: str) -> None:
         event_from_json(text)
 
 
+async def here(work: Any) -> Any:
+    """Runs it on this loop."""
+    return await work()
+
+
 @pytest.fixture
 async def store() -> InMemoryRunStore:
     store = InMemoryRunStore()
@@ -72,7 +77,7 @@ def following(store: InMemoryRunStore, after: int | str | None = None, run_id: s
     async def opened() -> InMemoryRunStore:
         return store
 
-    return RunEvents(run_id, number_after(after), opened, RunSignals(), lambda run: "why")
+    return RunEvents(run_id, number_after(after), here, opened, RunSignals(), lambda run: "why")
 
 
 async def end(store: InMemoryRunStore) -> None:

@@ -1,4 +1,4 @@
-"""The commands of `toolbox`: check, graph, tools, chat, new, mcp.
+"""The commands of `toolbox`: check, graph, tools, chat, worker, new, mcp.
 
 The package `cli` is the home of typer and rich. Not here: the checks, the bean graph and the tool specifications.
 """
@@ -176,6 +176,7 @@ def chat(
     try:
         plan = plan_of(service, method)
         there = container_of(service, target, container)
+        internals_of(there).take_over_runs(False)
         conversation = Conversation(there, plan, memory_id, given, ShowJson() if as_json else ShowText(console))
         read = prompt_for(console, quiet=as_json)
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # keep tool output out of the JSON
@@ -217,6 +218,37 @@ def new(
     show("See README.md for more.")
 
 
+@app.command()
+def worker(
+    target: Target,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+) -> None:
+    """Continue the runs of a container whose process is gone, and those that its run engine delivers.
+
+    Needs a RunStore that keeps runs in a database, such as toolbox.sql.SqlRunStore. Any number of workers can share
+    one database: each run has one owner at a time. SIGTERM or Ctrl-C stops the worker: running tools may finish within
+    the container's stop_timeout, and other processes continue the runs at once.
+    """
+    import asyncio
+
+    from .worker import work
+
+    container = load_container(target)
+
+    def line(text: str) -> None:
+        if not quiet:
+            typer.echo(for_terminal(text))
+
+    try:
+        asyncio.run(work(container, line))
+    except LookupError as error:
+        fail(f"{target}: {error.args[0]}")
+    except IllegalConfigurationError as error:
+        fail_with_problems(error.problems)
+    except KeyboardInterrupt:
+        pass
+
+
 @app.command("mcp")
 def serve_mcp(
     target: Target,
@@ -234,6 +266,7 @@ def serve_mcp(
 
     with redirect_stdout(sys.stderr):  # standard output is for the MCP protocol only
         container = load_container(target)
+        internals_of(container).take_over_runs(False)
         sources = [_tool_source(each) for each in tools or ()] or list(internals_of(container).tool_beans())
     if not sources:
         fail(f"{target} has no bean with tools; add some with --tools module:Class")

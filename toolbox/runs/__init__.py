@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         ToolDeferred,
     )
     from .answers import Answer, HistoryEntry, Run, approve, fail, reject, respond, retry
+    from .following import RunEnded, RunEvent, RunEvents
+    from .starting import LocalRunEngine, RunEngine
     from .store import InMemoryRunStore, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
 
 _HOMES = {
@@ -48,6 +50,8 @@ _HOMES = {
         "ToolDeferred",
     ),
     ".answers": ("Answer", "HistoryEntry", "Run", "approve", "fail", "reject", "respond", "retry"),
+    ".following": ("RunEnded", "RunEvent", "RunEvents"),
+    ".starting": ("LocalRunEngine", "RunEngine"),
     ".store": (
         "InMemoryRunStore",
         "RunChanges",
@@ -80,6 +84,7 @@ __all__ = [
     "IdempotencyKey",
     "InMemoryRunStore",
     "LeaseLostError",
+    "LocalRunEngine",
     "PendingCall",
     "Run",
     "RunAnswerError",
@@ -87,6 +92,10 @@ __all__ = [
     "RunCancelledError",
     "RunChanges",
     "RunConflictError",
+    "RunEnded",
+    "RunEngine",
+    "RunEvent",
+    "RunEvents",
     "RunFailedError",
     "RunId",
     "RunIncompatibleError",

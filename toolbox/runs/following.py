@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..chat import ServiceEvent
-from ..errors import RunNotFoundError
+from ..errors import ContainerNotStartedError, RunNotFoundError
 from .event_log import event_from_json
 from .store import ENDED, RunStatus, RunStore, StoredRun
 
@@ -47,6 +47,13 @@ class RunSignals:
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End all waiting: `wait` raises `ContainerNotStartedError` from now on."""
+        self._is_closed = True
+        for run_id in [*self._waiting]:
+            self.announce(run_id)
 
     def announce(self, run_id: str) -> None:
         """Wake all who wait for this run. Call it on the container's loop."""
@@ -55,7 +62,7 @@ class RunSignals:
                 each.get_loop().call_soon_threadsafe(_wake, each)
 
     async def wait(self, run_id: str, seconds: float) -> None:
-        """Wait for a change, at most so long."""
+        """Wait for a change, at most so long. Raises `ContainerNotStartedError` when the container stops."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(run_id, set()).add(waiting)
         try:
@@ -68,6 +75,8 @@ class RunSignals:
                 others.discard(waiting)
                 if not others:
                     del self._waiting[run_id]
+        if self._is_closed:
+            raise ContainerNotStartedError(f"waiting for run {run_id}", "the container has stopped")
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:
@@ -102,12 +111,13 @@ class RunEvents(AsyncIterator[RunEvent]):
         self,
         run_id: str,
         after: int,
+        on_home: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Awaitable[Any]],
         opened: Callable[[], Awaitable[RunStore]],
         signals: RunSignals,
         error_of: Callable[[StoredRun], str | None],
     ) -> None:
         self.run_id = run_id
-        self._after, self._opened, self._error_of = after, opened, error_of
+        self._after, self._on_home, self._opened, self._error_of = after, on_home, opened, error_of
         self._pause = pauses(run_id, signals)
         self._ready: deque[RunEvent] = deque()
         self._is_over = False
@@ -117,12 +127,10 @@ class RunEvents(AsyncIterator[RunEvent]):
 
     async def __anext__(self) -> RunEvent:
         """Return the next event; wait for it. Raises `RunNotFoundError`."""
-        while not self._ready:
-            if self._is_over:
-                raise StopAsyncIteration
-            run = await self._read()
-            if not self._ready and not self._is_over:
-                await self._pause(run)
+        if not self._ready and not self._is_over:
+            await self._on_home(self._wait)
+        if not self._ready:
+            raise StopAsyncIteration
         event = self._ready.popleft()
         self._after = event.number
         return event
@@ -130,13 +138,19 @@ class RunEvents(AsyncIterator[RunEvent]):
     async def is_over(self) -> bool:
         """Return True if the run has ended and nothing is newer. Raises `RunNotFoundError`."""
         if not self._ready and not self._is_over:
-            await self._read()
+            await self._on_home(self._read)
         return self._is_over and not self._ready
 
     async def aclose(self) -> None:
         """End the iteration; the run goes on."""
         self._ready.clear()
         self._is_over = True
+
+    async def _wait(self) -> None:
+        while not self._ready and not self._is_over:
+            run = await self._read()
+            if not self._ready and not self._is_over:
+                await self._pause(run)
 
     async def _read(self) -> StoredRun:
         """Read the next events into `_ready`. After the last event of an ended run, add `RunEnded`."""

@@ -67,7 +67,7 @@ from .documents import GivenAnswer, RunDocument, UnreadableDocumentError, Waitin
 from .event_log import EventLog
 from .following import pauses
 from .places import RunSession
-from .starting import RunStarting
+from .starting import RunEngine, RunStarting
 from .store import ENDED, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
 from .suspending import StoringHost, conversation_key, describe, header
 
@@ -640,6 +640,12 @@ class Runs(RunStarting):
         return None
 
     # --- the rest
+
+    async def _run_engine(self) -> RunEngine:
+        return cast("RunEngine", await self._host.run_engine())
+
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return cast("asyncio.AbstractEventLoop | None", self._host.loop)
 
     async def _loaded(self, run_id: str) -> StoredRun:
         stored = await (await self._opened()).load(run_id)

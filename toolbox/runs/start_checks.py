@@ -9,10 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from ..di.graph import BeanGraph
+from ..di.decorators import Scope
+from ..di.graph import BeanGraph, SingleBean
+from ..di.points import point_of
 from ..errors import Problem
 from ..services.plans import MethodPlan
 from ..type_keys import type_name
+from .starting import RunEngine
+from .store import RunStore
 
 
 def run_problems(
@@ -20,6 +24,20 @@ def run_problems(
 ) -> Iterator[Problem]:
     """Yield problems of suspendable and durable methods, and of the kept seeds."""
     yield from _seed_problems(run_seeds)
+    yield from _bean_problems(graph)
+
+
+def _bean_problems(graph: BeanGraph) -> Iterator[Problem]:
+    for kind, subject in ((RunStore, "the store of the runs"), (RunEngine, "the engine of the runs")):
+        point = point_of(kind | None, subject)
+        yield from graph.problems_of(point)
+        value = graph.value_of(point)
+        if not isinstance(value, SingleBean):
+            continue
+        definition = graph.definitions[value.bean]
+        if definition.scope in (Scope.REQUEST, Scope.CALL):
+            fact = f"{definition.label} is {definition.scope.value}-scoped, but runs live longer than that"
+            yield Problem(point.where, fact, "mark it @application_scoped")
 
 
 def _seed_problems(run_seeds: Iterable[Any]) -> Iterator[Problem]:

@@ -12,8 +12,9 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from uuid import uuid4
@@ -77,7 +78,7 @@ class OwnedRuns:
         held = _Held(run_id, generation, task)
         self._held.add(held)
         if self._renewing is None or self._renewing.done():
-            self._renewing = asyncio.create_task(self._renew())
+            self._renewing = asyncio.get_running_loop().create_task(self._renew(), context=Context())
         try:
             yield
         except asyncio.CancelledError:
@@ -183,6 +184,16 @@ class RunStarting:
     async def _opened(self) -> RunStore:
         raise NotImplementedError
 
+    async def _on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        raise NotImplementedError
+
+    async def _run_engine(self) -> RunEngine:
+        raise NotImplementedError
+
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        """Return the loop of the container; None for the loop of the caller. Raises `ContainerNotStartedError`."""
+        raise NotImplementedError
+
     async def _drive(self, stored: StoredRun) -> None:
         raise NotImplementedError
 
@@ -199,7 +210,7 @@ class RunStarting:
         self, method: Callable[Concatenate[Any, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Run[T]: ...
 
-    async def start(self, method: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Run[Any]:
+    async def start(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Run[Any]:
         """Start a call of a service method as a run, and return without waiting for it.
 
             run = await runs.start(transfers.transfer, "order-7", order)
@@ -208,17 +219,20 @@ class RunStarting:
         when the caller leaves. If the run of this id exists with the same call, it is returned. Raises
         `RunConflictError` if it exists with another method, other arguments or another identity.
         """
+        return await self._on_own_loop(lambda: self._start(method, args, kwargs))
+
+    async def _start(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run[Any]:
+        wanted, records = await self._new_run(method, args, kwargs)
         store = await self._opened()
-        stored, records = await self._new_run(method, args, kwargs)
-        if await store.create(stored, records):
-            await self._submit(stored)
-            return self._public(stored)
-        found = await store.load(stored.id)
-        if found is None:  # deleted in between
-            return await self.start(method, *args, **kwargs)
-        if (reason := self._conflict(found, stored)) is not None:
-            raise RunConflictError(stored.id, reason)
-        return self._public(found)
+        while True:
+            if is_new := await store.create(wanted, records):
+                await self._submit(wanted)
+            found = await store.load(wanted.id)
+            if found is None:  # deleted in between
+                continue
+            if not is_new and (reason := self._conflict(found, wanted)) is not None:
+                raise RunConflictError(wanted.id, reason)
+            return self._public(found)
 
     async def execute(self, run_id: str, timeout: float | None = None) -> Run[Any]:
         """Continue one run in this process, and return it when it has ended or is suspended.
@@ -227,6 +241,9 @@ class RunStarting:
         that a queue can deliver the run again. Safe to call any number of times, in any process. If the caller is
         cancelled, the run stays `running` for another process. Raises `RunNotFoundError` and `RunIncompatibleError`.
         """
+        return await self._on_home(lambda: self._execute(run_id, timeout))
+
+    async def _execute(self, run_id: str, timeout: float | None) -> Run[Any]:
         store = await self._opened()
         until = None if timeout is None else time.monotonic() + timeout
         pause = pauses(run_id, self.signals)
@@ -250,7 +267,7 @@ class RunStarting:
         `after` is the number of the last event that the reader has, also as the text of the header `Last-Event-ID`;
         None yields all. The iteration raises `RunNotFoundError`.
         """
-        return RunEvents(_id(run_id), number_after(after), self._opened, self.signals, self._error_text)
+        return RunEvents(_id(run_id), number_after(after), self._on_home, self._opened, self.signals, self._error_text)
 
     @overload
     async def result(self, run: Run[T], timeout: float | None = None) -> T: ...
@@ -264,15 +281,25 @@ class RunStarting:
         Raises `RunFailedError`, `RunCancelledError`, `RunNotFoundError`, and `TimeoutError` after `timeout` seconds.
         """
         async with asyncio.timeout(timeout):
-            store, run_id = await self._opened(), _id(run)
-            pause = pauses(run_id, self.signals)
-            while True:
-                stored = await store.load(run_id)
-                if stored is None:
-                    raise RunNotFoundError(run_id)
-                if stored.status in ENDED:
-                    return self._outcome(stored)
-                await pause(stored)
+            stored = await self._on_home(lambda: self._until_ended(_id(run)))
+        return self._outcome(stored)
+
+    async def _until_ended(self, run_id: str) -> StoredRun:
+        store, pause = await self._opened(), pauses(run_id, self.signals)
+        while True:
+            stored = await store.load(run_id)
+            if stored is None:
+                raise RunNotFoundError(run_id)
+            if stored.status in ENDED:
+                return stored
+            await pause(stored)
+
+    async def _on_home(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await `work()` on the container's loop. The container does not wait for it when it stops."""
+        home = self._home()
+        if home is None or home is asyncio.get_running_loop():
+            return await work()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), home))
 
     # --- executing
 
@@ -299,7 +326,10 @@ class RunStarting:
         """Execute the run in a task, unless it already has one."""
         if run_id in self._background:
             return
-        task = self._background[run_id] = asyncio.create_task(self._execute_logged(run_id))
+        # In an empty context: the run belongs to no request, limit or trace of the code that happened to start it.
+        task = self._background[run_id] = asyncio.get_running_loop().create_task(
+            self._execute_logged(run_id), context=Context()
+        )
         task.add_done_callback(lambda _: self._ended(run_id))
 
     def _ended(self, run_id: str) -> None:
@@ -308,7 +338,7 @@ class RunStarting:
 
     async def _execute_logged(self, run_id: str) -> None:
         try:
-            await self.execute(run_id, timeout=0)
+            await self._execute(run_id, 0)
             self._refused.pop(run_id, None)
         except (RunBusyError, RunNotFoundError):
             return  # another process was faster
@@ -323,6 +353,8 @@ class RunStarting:
 
     async def _submit(self, stored: StoredRun) -> None:
         """Hand the run to the engine. An engine that fails is called again later, by a process that takes over runs."""
+        if self._engine is None:
+            await self.open(take_over=False)
         assert self._engine is not None
         try:
             await self._engine.submit(stored.id, stored.generation)
@@ -335,21 +367,27 @@ class RunStarting:
         """Return the opened store."""
         return await self._opened()
 
-    async def open(self, engine: RunEngine | None, *, take_over: bool) -> None:
-        """Open the store, and take over lapsed runs from now on if asked for; called when the container starts."""
+    async def open(self, *, take_over: bool) -> None:
+        """Open the store and the engine; take over lapsed runs from now on if asked for. Called at start."""
         store = await self._opened()
-        self._engine = engine or LocalRunEngine()
+        self._engine = await self._run_engine()
         if (attach := getattr(self._engine, "attach", None)) is not None:
             await attach(self, take_over)
         if take_over:
-            self._sweeping = asyncio.create_task(self._sweep(store))
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep(store), context=Context())
 
-    async def close(self) -> None:
-        """Stop taking over, cancel the runs that this process executes, and end their leases."""
+    async def stop_taking_over(self) -> None:
+        """Begin no more runs; those that run here go on. The first part of the stop."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
-        if (detach := getattr(self._engine, "detach", None)) is not None:
+            self._sweeping = None
+
+    async def close(self) -> None:
+        """Cancel the runs that this process executes, and end their leases and all waiting."""
+        engine, self._engine = self._engine, None
+        self.signals.close()
+        if (detach := getattr(engine, "detach", None)) is not None:
             await detach()
         running = [*self._background.values()]
         for task in running:

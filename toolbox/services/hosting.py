@@ -51,6 +51,7 @@ T = TypeVar("T")
 if TYPE_CHECKING:
     from ..models.selection import NamedModels
     from ..runs.inbox import Runs
+    from ..runs.starting import RunEngine
     from ..runs.store import RunStore
     from ..settings import ToolboxSettings
 
@@ -134,8 +135,12 @@ class ContainerHost:
         """
         timeout = self.settings.stop_timeout
         host_stopped(self)
+        if self._runs is not None:
+            await self._runs.stop_taking_over()
         late = await self.running.stop(timeout)
         stuck = await self.workers.stop(timeout if not late else 0.1)
+        if self._runs is not None:
+            await self._runs.close()
         if late:
             logger.warning("cancelled because the container is stopping (waited %g s): %s", timeout, ", ".join(late))
         if stuck:
@@ -261,6 +266,26 @@ class ContainerHost:
 
             self._runs = Runs(self)
         return self._runs
+
+    async def open_runs(self, *, take_over: bool) -> None:
+        """Open the `RunStore` and `RunEngine` beans, if there are any, and take over lapsed runs from now on."""
+        graph = self._graph
+        from ..runs.starting import RunEngine
+        from ..runs.store import RunStore
+
+        if graph is None or not any(isinstance(graph.choose(each, None), SingleBean) for each in (RunStore, RunEngine)):
+            return  # started when a run is
+        await self.runs.open(take_over=take_over)
+
+    async def run_engine(self) -> RunEngine:
+        """Return the `RunEngine` bean, or an engine that executes runs in this process."""
+        from ..runs.starting import LocalRunEngine, RunEngine
+
+        try:
+            engine: RunEngine = await self.application_bean(RunEngine)
+        except MissingBeanError:
+            engine = LocalRunEngine()
+        return engine
 
     async def run_store(self) -> RunStore:
         """Return the `RunStore` bean, or the store in memory without one; opened."""

@@ -47,6 +47,7 @@ from .running import Running
 
 if TYPE_CHECKING:
     from ..runs.inbox import Runs
+    from ..runs.starting import RunEngine
     from ..runs.store import RunStore
 
 T = TypeVar("T")
@@ -164,6 +165,11 @@ class _Host:
             await self._run_store.open()
             self._store_is_open = True
         return self._run_store
+
+    async def run_engine(self) -> RunEngine:
+        from ..runs.starting import LocalRunEngine
+
+        return LocalRunEngine()
 
     async def application_bean(self, wanted: Any) -> Any:
         raise MissingBeanError(type_name(wanted))
