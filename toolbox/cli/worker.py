@@ -24,14 +24,14 @@ async def work(container: Container, show: Callable[[str], None]) -> None:
     At a signal, running tools get the container's `stop_timeout` to finish; then the leases are released. Raises
     `LookupError` if the container has no persistent `RunStore`.
     """
-    progress = Progress(show)
+    report = WorkerReport(show)
     internals_of(container).take_over_runs(True)
     async with container:
         runs = container.runs
         store = await runs.store()
         if not store.persistent:
             raise LookupError("its runs are in memory, so a worker finds none; register toolbox.sql.SqlRunStore")
-        runs.progress = progress.report
+        runs.progress = report.tell
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
@@ -44,12 +44,12 @@ async def work(container: Container, show: Callable[[str], None]) -> None:
             for number in STOP_SIGNALS:
                 with suppress(NotImplementedError):
                     loop.remove_signal_handler(number)
-            count = progress.running
+            count = report.running
             show(f"{_now()} stopping" + (f"; {count} running {'run' if count == 1 else 'runs'}" if count else ""))
-    show(f"{_now()} stopped; {progress.ended} ended here")
+    show(f"{_now()} stopped; {report.ended} ended here")
 
 
-class Progress:
+class WorkerReport:
     """Counts the runs that this worker executes, and shows a line for each start and end."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -62,7 +62,7 @@ class Progress:
         """The number of runs that are executed now."""
         return len(self._began)
 
-    def report(self, what: str, run: StoredRun) -> None:
+    def tell(self, what: str, run: StoredRun) -> None:
         """Show that a run was taken (`executes`), or the status with which its execution here has ended."""
         where = f"{_now()} run {run.id} ({run.service}.{run.method})"
         if what == "executes":
