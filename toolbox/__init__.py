@@ -109,7 +109,13 @@ from .events import (
 )
 from .execution.markers import blocking, non_blocking, run_on, run_on_thread
 from .printable import protect_logs as _protect_logs
-from .tools.marks import ReturnBehavior, SearchBehavior as SearchBehavior, tool, toolbox
+from .tools.marks import (
+    ReturnBehavior,
+    compensate_for as compensate_for,
+    SearchBehavior as SearchBehavior,
+    tool,
+    toolbox,
+)
 
 if TYPE_CHECKING:
     from .container import Container

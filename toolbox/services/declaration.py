@@ -113,6 +113,8 @@ class ServiceOptions:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     reasoning: Reasoning | None = None
     tool_search: Any = None
+    compensate_on_tool_errors: bool = False
+    compensate_on_failure: bool = False
     durable: bool = False
     on_suspended: OnSuspended = "raise"
     limits: UsageLimits | None = None
@@ -149,6 +151,8 @@ def register_ai_service(
     parameters: Mapping[str, Any] | None = None,
     reasoning: Reasoning | None = None,
     tool_search: Any = None,
+    compensate_on_tool_errors: bool = False,
+    compensate_on_failure: bool = False,
     durable: bool = False,
     on_suspended: OnSuspended = "raise",
     limits: UsageLimits | None = None,
@@ -181,6 +185,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `on_unknown_tool`, `on_tool_arguments_error`, `on_tool_execution_error`: `(error, context) -> text for the model`.
     - `output_mode`: `"schema"`, `"tool"` or `"prompt"`: how a structured reply is requested.
     - `limits`: the `UsageLimits` of each call, including services that its tools call; then `UsageLimitExceededError`.
+    - `compensate_on_tool_errors`: when a tool fails, methods marked with `@compensate_for` undo the tools of this call
+      that succeeded, and the model reads that. `compensate_on_failure`: the same when the whole call fails.
     - `temperature`, `tool_choice`, `parameters`: sent with each request; `parameters` by the names of the server's API.
     - `reasoning`: `"none"`, `"minimal"`, `"low"`, `"medium"` or `"high"`: how much the model reasons.
     - `durable`: True records every effect of a call in the `RunStore`, so that it goes on after a crash.

@@ -464,7 +464,7 @@ class _Service:
             yield from reference_problems(named_at_method(self._cls, plan.name), graph)
             if isinstance(plan.system, FunctionMessage):
                 yield from injection_problems(f"{plan.where}, system message", plan.system.injected, graph)
-            for tool in plan.toolset.tools:
+            for tool in (*plan.toolset.tools, *plan.compensations.values()):
                 if (tool.where, tool.specification.name, tool.bean) not in seen:
                     seen.add((tool.where, tool.specification.name, tool.bean))
                     yield from self._host.tool_problems(plan.where, tool)

@@ -68,13 +68,13 @@ def method_layers(marks: MethodMarks, host: HostLayers, options: ServiceOptions,
     interceptors = (*host.interceptors, *marks.named_by("interceptors"))
     models = _model_interceptors(interceptors)
     invocation: tuple[InvocationLayer, ...] = _input_check(marks.named_by("input_guardrails"))
-    # Limits, tool search, recording, interceptors.
-    effects: tuple[EffectLayer, ...] = (*_tool_search(options), *_recording(in_run), *models)
+    # Compensation, limits, tool search, recording, interceptors.
+    effects: tuple[EffectLayer, ...] = (*_compensation(options), *_tool_search(options), *_recording(in_run), *models)
     output = marks.named_by("output_guardrails")
     return Layers(
         invocation=invocation,
         effects=effects,
-        tools=tool_layers(interceptors, marks, in_run=in_run),
+        tools=tool_layers(interceptors, marks, in_run=in_run, compensates=compensates(options)),
         whole_replies=bool(models or output),  # the reply may be changed, or asked for again
         check_answer=_output_check(output),
         max_answer_retries=marks.answer_retries() if output else 0,
@@ -82,7 +82,11 @@ def method_layers(marks: MethodMarks, host: HostLayers, options: ServiceOptions,
 
 
 def tool_layers(
-    interceptors: Sequence[BeanReference] = (), marks: MethodMarks | None = None, *, in_run: bool = False
+    interceptors: Sequence[BeanReference] = (),
+    marks: MethodMarks | None = None,
+    *,
+    in_run: bool = False,
+    compensates: bool = False,
 ) -> tuple[ToolLayer, ...]:
     """Return the layers of the tools of a method, or of tools without a service.
 
@@ -96,6 +100,8 @@ def tool_layers(
     before: tuple[ToolLayer, ...] = (_ToolInputGuards(named("tool_input_guardrails")), _approval)
     output = _ToolOutputGuards(named("tool_output_guardrails"))
     around: tuple[ToolLayer, ...] = (*before, output, _ToolInterceptors(tuple(interceptors), before))
+    if compensates:
+        around = (*around, _noting_runs)
     return (_answered, *around, _recorded) if in_run else around
 
 
@@ -175,6 +181,28 @@ class _ToolOutputGuards:
 
             return guarded_output(step, named)
         return step
+
+
+# --- compensation
+
+
+def compensates(options: ServiceOptions) -> bool:
+    """Return True if the service undoes tools."""
+    return options.compensate_on_tool_errors or options.compensate_on_failure
+
+
+def _compensation(options: ServiceOptions) -> tuple[EffectLayer, ...]:
+    if not compensates(options):
+        return ()
+    from .compensation import compensating
+
+    return (compensating,)
+
+
+def _noting_runs(step: ToolStep, tool: Tool) -> ToolStep:
+    from .compensation import noting_runs
+
+    return noting_runs(step, tool)
 
 
 # --- tool search

@@ -37,7 +37,7 @@ from ..errors import (
 from ..fast_dataclass import with_fast_init
 from ..tools.pipeline import ToolOutcome
 from .outputs import ANSWER_TOOL, Kind, OutputMode, Structure, answer_text, correction
-from .state import PendingToolCall, State
+from .state import PendingToolCall, State, identity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +434,10 @@ def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall])
     state = state.changed(
         messages=(*state.messages, *messages), executions=(*state.executions, *executions), pending=()
     )
+    if any(each.failed for each in outcomes):
+        first = len(state.executions) - len(executions)
+        failed = (first + index for index, each in enumerate(outcomes) if each.failed)
+        state = state.changed(failed=state.failed | frozenset(failed))
     if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
         return state, ended
     return state, CallModel(request_of(rules, state))
@@ -473,11 +477,11 @@ def _joined_by(
     early: Sequence[PendingToolCall], requests: Sequence[ToolExecutionRequest]
 ) -> tuple[PendingToolCall, ...]:
     """Return the calls that were started early, and the other calls of the complete reply."""
-    left = [_identity(each.request) for each in early]
+    left = [identity_of(each.request) for each in early]
     added = []
     for request in requests:
-        if _identity(request) in left:
-            left.remove(_identity(request))
+        if identity_of(request) in left:
+            left.remove(identity_of(request))
         else:
             added.append(PendingToolCall(request))
     return (*early, *added)
@@ -488,11 +492,7 @@ def _places(pending: Sequence[PendingToolCall], requests: Sequence[ToolExecution
     free = list(range(len(pending)))
     places = []
     for request in requests:
-        index = next(each for each in free if _identity(pending[each].request) == _identity(request))
+        index = next(each for each in free if identity_of(pending[each].request) == identity_of(request))
         free.remove(index)
         places.append(index)
     return places
-
-
-def _identity(request: ToolExecutionRequest) -> tuple[str, str, str]:
-    return request.id, request.name, request.arguments

@@ -188,6 +188,7 @@ class _MethodPlanner:
             call_limits=self.options.call_limits(self.limits),
             access=access_to_member(self.cls, self.name),
             failures=self.failures,
+            compensations=self._compensations(toolset),
             layers=method_layers(marks, self.host, self.options),
             run_layers=method_layers(marks, self.host, self.options, in_run=True),
             annotations={each.name: each.annotation for each in self.parameters.values()},
@@ -391,6 +392,17 @@ class _MethodPlanner:
             )
         return toolset
 
+    def _compensations(self, toolset: Toolset) -> Mapping[str, Tool]:
+        options = self.options
+        if not (options.compensate_on_tool_errors or options.compensate_on_failure):
+            return {}
+        from .compensation import compensations_of
+
+        own = toolbox_of(self.function)
+        found, problems = compensations_of(toolset.tools, as_sources(options.tools) if own is None else own)
+        self.problems += problems
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
@@ -491,6 +503,9 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
         yield Problem(where, f"on_suspended is {options.on_suspended!r}", 'use "raise" or "cancel"')
     if not isinstance(options.durable, bool):
         yield Problem(where, f"durable is {options.durable!r}", "use True or False")
+    for name in ("compensate_on_tool_errors", "compensate_on_failure"):
+        if not isinstance(getattr(options, name), bool):
+            yield Problem(where, f"{name} is {getattr(options, name)!r}", "use True or False")
     if not isinstance(options.concurrent_tools, (bool, Executor)):
         yield Problem(where, f"concurrent_tools is {options.concurrent_tools!r}", "use True, False or an Executor")
     if options.model is not None and not isinstance(options.model, str):

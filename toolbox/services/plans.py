@@ -163,6 +163,7 @@ class MethodPlan:
     options: ServiceOptions
     call_limits: CallLimits
     failures: ToolErrors
+    compensations: Mapping[str, Tool] = field(default_factory=dict)  # name of a tool -> what undoes it
     layers: Layers = Layers()
     run_layers: Layers = Layers()
     annotations: Mapping[str, Any] = field(default_factory=dict)

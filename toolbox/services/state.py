@@ -51,6 +51,11 @@ class PendingToolCall:
     details: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
+def identity_of(request: ToolExecutionRequest) -> tuple[str, str, str]:
+    """Return what distinguishes a call: models may repeat ids."""
+    return request.id, request.name, request.arguments
+
+
 @dataclass(frozen=True)
 class State:
     """All data of an invocation.
@@ -61,6 +66,7 @@ class State:
     - `offered`: the names of the tools, in the model's order.
     - `response`: the model's last reply; `pending`: its tool calls until all have finished, including calls that were
       started before the reply was complete.
+    - `failed`: positions in `executions` of tools that failed; `undone`: of those whose compensation was called.
     """
 
     system: SystemMessage | None
@@ -77,6 +83,8 @@ class State:
     token_usage: TokenUsage | None = None
     response: ChatResponse | None = None
     pending: tuple[PendingToolCall, ...] = ()
+    failed: frozenset[int] = frozenset()
+    undone: frozenset[int] = frozenset()
 
     def changed(self, **changes: Any) -> State:
         """Return the state with changed fields; faster than `dataclasses.replace`."""
@@ -128,6 +136,8 @@ class State:
                 "token_usage": _usage_to_dict(self.token_usage),
                 "response": response_to_dict(self.response),
                 "pending": [_pending_to_dict(each) for each in self.pending],
+                "failed": sorted(self.failed),
+                "undone": sorted(self.undone),
             }
         )
 
@@ -151,6 +161,8 @@ class State:
                 token_usage=_usage(written["token_usage"]),
                 response=response_from_dict(written["response"]),
                 pending=tuple(_pending(each) for each in written["pending"]),
+                failed=frozenset(written.get("failed", ())),
+                undone=frozenset(written.get("undone", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, TranscriptError):
@@ -250,6 +262,7 @@ def _pending_to_dict(call: PendingToolCall) -> Json:
     if call.outcome is not None:
         written["execution"] = execution_to_dict(call.outcome.execution)
         written["message"] = message_to_dict(call.outcome.message)
+        written["failed"] = call.outcome.failed
     return written
 
 
@@ -258,5 +271,7 @@ def _pending(written: Any) -> PendingToolCall:
     if "execution" in written:
         message = message_from_dict(written["message"], "pending")
         assert isinstance(message, ToolExecutionResultMessage)
-        outcome = ToolOutcome(execution_from_dict(written["execution"]), tuple(message.contents))
+        outcome = ToolOutcome(
+            execution_from_dict(written["execution"]), tuple(message.contents), written.get("failed", False)
+        )
     return PendingToolCall(request_from_dict(written["request"]), written["status"], outcome, written["details"])

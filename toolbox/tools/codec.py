@@ -338,6 +338,7 @@ class Encoded:
 
     __slots__ = ("text", "value")
     is_error = False
+    failed = False  # True if the tool failed, for compensation
     contents: Sequence[Content] = ()
     attributes: Mapping[str, Any] | None = None
 
@@ -352,7 +353,7 @@ class Encoded:
 class EncodedInFull(Encoded):
     """A result with more than text and value: an error flag, contents, attributes."""
 
-    __slots__ = ("attributes", "contents", "is_error")
+    __slots__ = ("attributes", "contents", "failed", "is_error")
 
     def __init__(
         self,
@@ -362,9 +363,10 @@ class EncodedInFull(Encoded):
         is_error: bool = False,
         contents: Sequence[Content] = (),
         attributes: Mapping[str, Any] | None = None,
+        failed: bool = False,
     ) -> None:
         super().__init__(text, value)
-        self.is_error, self.contents, self.attributes = is_error, contents, attributes
+        self.is_error, self.contents, self.attributes, self.failed = is_error, contents, attributes, failed
 
     @classmethod
     def of(cls, result: ToolExecutionResult) -> Encoded:

@@ -20,6 +20,7 @@ F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmetho
 
 TOOL_MARK = "__toolbox_tool__"
 TOOLBOX_MARK = "__toolbox_toolbox__"
+COMPENSATION_MARK = "__toolbox_compensates__"
 EFFECTS_MARK = "__toolbox_effects__"
 SERVICE_MARK = "__toolbox_service__"
 """At the class of an AI service, and at its methods as tools."""
@@ -191,6 +192,39 @@ def toolbox(*tools: Any) -> Callable[[F], F]:
         return target
 
     return apply
+
+
+def compensate_for(tool: Callable[..., Any] | str) -> Callable[[F], F]:
+    """Mark the method that undoes a tool of the same class: `tool` is the tool or its name.
+
+        class Accounts:
+            @tool
+            def credit(self, name: str, euros: Decimal) -> str: ...
+
+            @compensate_for(credit)
+            def uncredit(self, execution: ToolExecution) -> None: ...
+
+    The method takes the `ToolExecution`, or the tool's own parameters. It is called when another tool fails
+    (`compensate_on_tool_errors=True` in `@register_ai_service`), or when the whole call fails
+    (`compensate_on_failure=True`). A model never sees it.
+    """
+    if not isinstance(tool, str) and not callable(getattr(tool, "__func__", tool)):
+        raise TypeError(f"@compensate_for: expected a tool or its name, got {tool!r}")
+
+    def leave(target: F) -> F:
+        setattr(target, COMPENSATION_MARK, tool)
+        return target
+
+    return leave
+
+
+def compensated_by(member: object) -> Any:
+    """Return the tool, or its name, that a function or method compensates; None for others."""
+    for each in (member, getattr(member, "__func__", None)):
+        mark = getattr(each, "__dict__", {}).get(COMPENSATION_MARK)
+        if mark is not None:
+            return mark
+    return None
 
 
 def tool_mark_of(member: object) -> ToolMark | None:

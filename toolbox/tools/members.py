@@ -21,7 +21,7 @@ from ..security import access_to
 from ..signatures import EMPTY, Unresolved
 from ..type_keys import arguments_for
 from .codec import ArgumentDecoder, ResultEncoder
-from .marks import ToolMark, effects_of, tool_mark_of
+from .marks import ToolMark, compensated_by, effects_of, tool_mark_of
 from .parameters import Role, Taken, ToolParameter, read_parameters
 from .pipeline import InjectedParameter, Tool, has_own_tool_calls, member_of
 from .specification import describe_tool
@@ -70,7 +70,8 @@ def _member(cls: type, name: str) -> Member | None:
     found = definitions_of(cls, name)
     raw = found[0]
     function = getattr(raw, "__func__", raw)
-    if not callable(function):  # `name = None` in a subclass removes the tool
+    # `name = None` in a subclass removes the tool. A compensation is never offered to a model.
+    if not callable(function) or any(compensated_by(each) is not None for each in found):
         return None
     bound_to = "instance"
     if isinstance(raw, staticmethod):

@@ -272,6 +272,10 @@ class ToolEnvironment:
     failures: ToolErrors
     max_result_chars: int | None = None
     listeners: Listeners | None = None
+    ran: dict[int, ToolCall] | None = None
+    """The calls that ran successfully, by the id of their request, if somebody wants to undo them."""
+    watched: dict[int, ToolExecutionRequest] = field(default_factory=dict)
+    """The calls that were performed here, by the id of their request, if `ran` is set."""
     search_tool: str | None = None
     """The name of the tool that finds more tools."""
     on_progress: Callable[[ToolProgress], object] | None = None
@@ -284,10 +288,14 @@ class ToolEnvironment:
 @with_fast_init
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """The result of a tool call: `execution` for the program, `message` (with `contents`) for the model."""
+    """The result of a tool call: `execution` for the program, `message` (with `contents`) for the model.
+
+    `failed` is True if the tool's exception reached the handler of failed tools.
+    """
 
     execution: ToolExecution
     contents: Sequence[Content] = ()
+    failed: bool = False
 
     @property
     def message(self) -> ToolExecutionResultMessage:
@@ -360,6 +368,7 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment, 
                 encoded.attributes or {},
             ),
             contents,
+            encoded.failed or (raised is not None and is_failure(raised, request)),
         )
         if listeners is not None:
             listeners.tell(ToolExecutedEvent(context, outcome.execution, raised))
@@ -423,6 +432,21 @@ def _too_long(request: ToolExecutionRequest, encoded: Encoded, limit: int | None
 # --- results of failed calls
 
 
+def _option_for(error: Exception, request: ToolExecutionRequest) -> str:
+    """Return the name of the handler for this error of a call."""
+    # The same errors of a service that is called as a tool are failures of this tool.
+    if isinstance(error, ToolArgumentsError) and error.request == request:
+        return "on_tool_arguments_error"
+    if isinstance(error, UnknownToolError) and error.request is request and request.name not in error.tool_names:
+        return "on_unknown_tool"
+    return "on_tool_execution_error"
+
+
+def is_failure(error: Exception, request: ToolExecutionRequest) -> bool:
+    """Return True if the error is the tool's failure: not a request to try again, bad arguments or an unknown tool."""
+    return not isinstance(error, ToolRetry) and _option_for(error, request) == "on_tool_execution_error"
+
+
 async def error_result(
     error: Exception, request: ToolExecutionRequest, context: InvocationContext, environment: ToolEnvironment
 ) -> Encoded:
@@ -434,15 +458,8 @@ async def error_result(
         if environment.abandon_runs is not None:
             await environment.abandon_runs(error)
         raise error
-    handlers = environment.failures
-    handler: Handler | None
-    # The same errors of a service that is called as a tool are failures of this tool.
-    if isinstance(error, ToolArgumentsError) and error.request == request:
-        handler = handlers.on_tool_arguments_error or DEFAULTS.on_tool_arguments_error
-    elif isinstance(error, UnknownToolError) and error.request is request and request.name not in error.tool_names:
-        handler = handlers.on_unknown_tool or DEFAULTS.on_unknown_tool
-    else:
-        handler = handlers.on_tool_execution_error or DEFAULTS.on_tool_execution_error
+    option = _option_for(error, request)
+    handler: Handler | None = getattr(environment.failures, option) or getattr(DEFAULTS, option)
     assert handler is not None
     if handler in READY:
         answered = handler(error, context)

@@ -22,7 +22,7 @@ from ..security import access_to
 from ..signatures import takes
 from ..validation_text import brief
 from .codec import ResultEncoder
-from .marks import ReturnBehavior, SearchBehavior, effects_of
+from .marks import ReturnBehavior, SearchBehavior, compensated_by, effects_of
 from .members import members_of, read_function, read_member
 from .pipeline import Tool
 from .specification import limit_problems, name_problems
@@ -170,6 +170,8 @@ def _read(source: Any, where: str, problems: list[Problem]) -> Iterator[Tool]:
                 fact = f"invalid entry in a mapping of tools: {specification!r}: {executor!r}"
                 fix = "map each ToolSpecification to a function of the request and the memory id"
                 problems.append(Problem(where, fact, fix))
+    elif compensated_by(source) is not None:
+        return  # undoes a tool, and is none itself
     elif is_function(source):
         yield from _some(read_function(source, problems))
     elif isinstance(source, ModuleType):

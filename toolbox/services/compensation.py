@@ -1,0 +1,385 @@
+"""Compensation: undoes the tools of an invocation that succeeded, when another tool or the invocation fails.
+
+Reads and checks the methods marked with `@compensate_for`, and has the layers that call them. The list of tools to undo
+comes from the executions in the state. Not here: the decorator (`tools.marks`), the tool loop (`loop`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..bean_references import definitions_of
+from ..chat import AiMessage, ToolExecution, ToolExecutionRequest, ToolExecutionResultMessage, ToolSpecification
+from ..context import Cancellation, current_invocation
+from ..errors import Problem
+from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
+from ..execution.runners import LoopRunner
+from ..tools.codec import Encoded
+from ..tools.marks import compensated_by
+from ..tools.parameters import Role, ToolParameter, read_parameters
+from ..tools.pipeline import InjectedParameter, Tool, ToolCall, ToolStep, run_tool
+from ..type_keys import admits_none, unwrapped
+from .invocation import Invocation, Perform
+from .loop import CallModel, RunTool, request_of
+from .state import State, identity_of
+
+logger = logging.getLogger("toolbox.services")
+
+
+# --- reading compensations
+
+
+def compensations_of(tools: Sequence[Tool], sources: Iterable[object] = ()) -> tuple[dict[str, Tool], list[Problem]]:
+    """Return the compensation of each tool by the tool's name, and all problems.
+
+    Compensations are methods of the tools' classes, and functions among `sources`.
+    """
+    problems: list[Problem] = []
+    found: dict[str, Tool] = {}
+    marked = [*_of_classes(tools), *(_Marked.of_function(each) for each in sources if compensated_by(each) is not None)]
+    for each in marked:
+        tool = each.compensated(tools)
+        if tool is None:
+            named = each.target if isinstance(each.target, str) else getattr(each.target, "__name__", repr(each.target))
+            fact = f"@compensate_for names an unknown tool: {named!r}"
+            problems.append(Problem(each.where, fact, "name a tool that the service offers"))
+        elif tool.name in found:
+            fact = f"the tool {tool.name!r} has two compensations: {found[tool.name].where} and {each.where}"
+            problems.append(Problem(each.where, fact, "keep only one"))
+        elif (made := each.read(tool, problems)) is not None:
+            found[tool.name] = made
+    return found, problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """A function or method marked with `@compensate_for`, and the tools of the same class or object."""
+
+    where: str
+    function: Any
+    raw: Any
+    definitions: tuple[Any, ...]
+    target: Any
+    owner: type[Any] | None = None
+    attribute: str = ""
+    sibling: Tool | None = None
+    """A tool of the same class or object."""
+
+    @classmethod
+    def of_function(cls, function: Any) -> _Marked:
+        """Return a marked function."""
+        return cls(function.__name__, function, function, (function,), compensated_by(function))
+
+    def compensated(self, tools: Sequence[Tool]) -> Tool | None:
+        """Return the tool that this compensation undoes."""
+        if isinstance(self.target, str):
+            return next((tool for tool in tools if tool.name == self.target), None)
+        target = _plain(self.target)
+        for tool in tools:
+            candidates = (*tool.definitions, tool.function)
+            if (self.owner is None or tool.owner is self.owner) and any(_plain(each) is target for each in candidates):
+                return tool
+        return None
+
+    def read(self, tool: Tool, problems: list[Problem]) -> Tool | None:
+        """Return the compensation as something to call, or None if it has problems."""
+        count = len(problems)
+        bound = self.owner is not None and not isinstance(self.raw, staticmethod)
+        names = {**getattr(self.function, "__globals__", {})}
+        if self.owner is not None:
+            names |= {each.__name__: each for each in reversed(self.owner.__mro__)}
+        taken = read_parameters(self.function, self.where, names, problems, bound=bound)
+        visible = [each for each in taken.parameters if each.role is Role.MODEL]
+        if len(problems) == count and not _fits(visible, tool):
+            shown = ", ".join(each.name for each in tool.visible) or "none"
+            fact = f'@compensate_for("{tool.name}") has other parameters than the tool'
+            fix = f"take one ToolExecution, or the same parameter types as the tool ({shown})"
+            problems.append(Problem(self.where, fact, fix))
+        execution = self._execution(tool)
+        problems += execution_problems(self.where, self.function, execution)
+        if len(problems) > count:
+            return None
+
+        def names_of(role: Role) -> tuple[str, ...]:
+            return tuple(each.name for each in taken.parameters if each.role is role)
+
+        function, bean = self._callable()
+        kinds = taken.parameters
+        return Tool(
+            specification=ToolSpecification(self.function.__name__.lstrip("_") or tool.name),
+            execution=execution,
+            where=self.where,
+            function=function,
+            bean=bean,
+            member=self.attribute,
+            encode=lambda value: Encoded("", value),
+            decode=lambda request: {},  # the arguments are given
+            timeout=tool.timeout,
+            visible=tuple(visible),
+            positional=tuple((each.name, each.default) for each in kinds if each.kind is each.kind.POSITIONAL_ONLY),
+            memory_id_names=names_of(Role.MEMORY_ID),
+            context_names=names_of(Role.CONTEXT),
+            progress_names=names_of(Role.PROGRESS),
+            injected=tuple(
+                InjectedParameter(each.name, each.wanted, each.has_default)
+                for each in kinds
+                if each.role is Role.INJECTED
+            ),
+        )
+
+    def _execution(self, tool: Tool) -> Execution:
+        """Return where the compensation runs: where its marker says, else where the tool ran."""
+        marks = [getattr(_plain(each), EXECUTION_MARK, None) for each in self.definitions]
+        own = execution_of(self.function, next((mark for mark in marks if mark is not None), None))
+        if any(marks) or inspect.iscoroutinefunction(self.function) or tool.execution.is_coroutine:
+            return own
+        return tool.execution
+
+    def _callable(self) -> tuple[Any, Any]:
+        """Return the function to call, or the bean whose method is called."""
+        sibling = self.sibling
+        if self.owner is None or sibling is None:
+            return self.function, None
+        if isinstance(self.raw, (staticmethod, classmethod)):
+            return getattr(self.owner, self.attribute), None
+        if sibling.bean is not None:
+            return None, sibling.bean
+        return getattr(getattr(sibling.function, "__self__", None), self.attribute), None
+
+
+def _of_classes(tools: Sequence[Tool]) -> Iterator[_Marked]:
+    """Yield the marked methods of the tools' classes and objects, each once."""
+    seen: set[tuple[Any, ...]] = set()
+    for tool in tools:
+        if tool.owner is None:
+            continue
+        has_instance = tool.bean is not None or inspect.ismethod(tool.function)
+        for name in dict.fromkeys(name for base in reversed(tool.owner.__mro__) for name in vars(base)):
+            found = definitions_of(tool.owner, name)
+            target = next((mark for each in found if (mark := compensated_by(each)) is not None), None)
+            if target is None or not callable(getattr(found[0], "__func__", found[0])):
+                continue
+            needs_instance = not isinstance(found[0], (staticmethod, classmethod))
+            if (needs_instance and not has_instance) or (tool.owner, name) in seen:
+                continue
+            seen.add((tool.owner, name))
+            where = f"{tool.owner.__name__}.{name}"
+            yield _Marked(where, _plain(found[0]), found[0], found, target, tool.owner, name, tool)
+
+
+def _plain(function: Any) -> Any:
+    return getattr(function, "__func__", function)
+
+
+def _fits(visible: Sequence[ToolParameter], tool: Tool) -> bool:
+    """Return True for one `ToolExecution`, and for the parameters of the tool."""
+    if len(visible) == 1 and unwrapped(visible[0].annotation).type is ToolExecution:
+        return True
+    if tool.decode is None:
+        return False
+    return {each.name: _type_of(each) for each in visible} == {each.name: _type_of(each) for each in tool.visible}
+
+
+def _type_of(parameter: ToolParameter) -> tuple[Any, bool]:
+    return unwrapped(parameter.annotation).type, admits_none(parameter.annotation)
+
+
+# --- what ran
+
+
+def noting_runs(step: ToolStep, tool: Tool) -> ToolStep:
+    """Return the layer inside of guardrails and interceptors that notes calls which changed something.
+
+    An interceptor may skip the tool or change its arguments, and a guardrail may replace the result of a tool that ran.
+    """
+
+    async def run(call: ToolCall) -> Encoded:
+        encoded = await step(call)
+        if call.environment.ran is not None and not encoded.is_error:
+            call.environment.ran[id(call.request)] = call
+        return encoded
+
+    return run
+
+
+# --- the layers
+
+
+def compensating(perform: Perform) -> Perform:
+    """Return the layer that undoes the successful tools of the invocation after a round in which a tool failed."""
+
+    async def performed(effect: CallModel | RunTool, invocation: Invocation) -> Any:
+        if isinstance(effect, RunTool):
+            _watch(invocation, effect.request)
+        elif invocation.plan.options.compensate_on_tool_errors and (failed := _failed_in_last_round(invocation.state)):
+            await _protected(_undo_round(invocation, failed))
+            effect = CallModel(request_of(invocation.rules, invocation.state))
+        return await perform(effect, invocation)
+
+    return performed
+
+
+def _failed_in_last_round(state: State) -> str | None:
+    """Return the name of the first failed tool of a round that has just ended."""
+    last = len(state.messages) - 1
+    response = state.response
+    if not state.failed or response is None or last in state.unremembered:
+        return None
+    requests = response.ai_message.tool_execution_requests
+    if not requests or not isinstance(state.messages[last], ToolExecutionResultMessage):
+        return None
+    first = len(state.executions) - len(requests)
+    failed = {identity_of(state.executions[position].request) for position in state.failed if position >= first}
+    return next((each.name for each in requests if identity_of(each) in failed), None)
+
+
+@asynccontextmanager
+async def compensating_failure(invocation: Invocation) -> AsyncIterator[None]:
+    """Undo the successful tools of an invocation that fails as a whole: by an error, a limit or its cancellation."""
+    try:
+        yield
+    except BaseException as error:
+        if invocation.has_begun:
+            # The caller of a cancelled method may have left, so its thread cannot run anything.
+            has_left = isinstance(error, (asyncio.CancelledError, GeneratorExit))
+            await _protected(undo_all(invocation, caller_left=has_left))
+        raise
+
+
+async def undo_all(invocation: Invocation, *, caller_left: bool = False) -> None:
+    """Undo all tools of the invocation that succeeded and have not been undone, the last one first."""
+    await _undo(invocation, caller_left)
+
+
+async def _undo_round(invocation: Invocation, failed: str) -> None:
+    """Undo the successful tools, and tell the model which of its calls were rolled back."""
+    undone = await _undo(invocation)
+    state = invocation.state
+    messages = list(state.messages)
+    for position, index in _result_positions(state).items():
+        if position not in undone:
+            continue
+        message: Any = messages[index]
+        name = message.tool_name
+        text = f"Tool {name!r} was executed successfully but was rolled back due to failure of tool {failed!r}"
+        if not undone[position]:
+            text = f"Tool {name!r} was executed successfully; undoing it after the failure of tool {failed!r} failed"
+        messages[index] = ToolExecutionResultMessage(message.id, name, text, True, message.attributes)
+    invocation.state = state.changed(messages=tuple(messages))
+
+
+async def _undo(invocation: Invocation, caller_left: bool = False) -> dict[int, bool]:
+    """Call the compensations in reverse order. Returns True or False (failed) by the position of the execution."""
+    compensations = _compensations_in(invocation)
+    done: dict[int, bool] = {}
+    for position, execution in reversed(list(enumerate(invocation.state.all_executions))):
+        state = invocation.state
+        compensation = compensations.get(execution.request.name)
+        if compensation is None or position in state.undone or not _succeeded(execution, position, invocation):
+            continue
+        invocation.state = state.changed(undone=state.undone | {position})
+        try:
+            await _call(compensation, execution, invocation, caller_left)
+            done[position] = True
+        except Exception as error:
+            done[position] = False
+            logger.error(
+                "%s failed to undo tool %r: %s", compensation.where, execution.request.name, error, exc_info=error
+            )
+    return done
+
+
+def _succeeded(execution: ToolExecution, position: int, invocation: Invocation) -> bool:
+    """Return True if the tool of this execution ran successfully, whatever the model read."""
+    if position in invocation.state.failed:
+        return False
+    ran = invocation.environment.ran
+    if ran is not None and id(execution.request) in invocation.environment.watched:
+        return id(execution.request) in ran
+    return not execution.is_error
+
+
+def _watch(invocation: Invocation, request: ToolExecutionRequest) -> None:
+    """Note that this process performs the call, so that `ran` is complete for it."""
+    environment = invocation.environment
+    if environment.ran is None:
+        environment.ran = {}
+    environment.watched[id(request)] = request
+
+
+def _compensations_in(invocation: Invocation) -> Mapping[str, Tool]:
+    plan, toolset = invocation.plan, invocation.toolset
+    if toolset is plan.toolset:
+        return plan.compensations
+    found, problems = compensations_of(toolset.tools)
+    for each in problems:
+        logger.error("%s", each)
+    return {**found, **plan.compensations}
+
+
+async def _call(compensation: Tool, execution: ToolExecution, invocation: Invocation, caller_left: bool) -> None:
+    """Run one compensation where its tool ran, in a new call scope."""
+    environment, request = invocation.environment, execution.request
+    context = environment.context.in_tool(request, Cancellation())
+    if caller_left:
+        environment = replace(environment, runner=LoopRunner(invocation.host.workers))
+    arguments = _arguments(compensation, execution, invocation)
+    copied = copy_context()
+    copied.run(current_invocation.set, context)
+    step = run_tool(ToolCall(compensation, request, arguments, context, environment))
+    await asyncio.create_task(_awaiting(step), context=copied)
+
+
+async def _awaiting(step: Any) -> None:
+    await step
+
+
+def _arguments(compensation: Tool, execution: ToolExecution, invocation: Invocation) -> dict[str, Any]:
+    """Return the execution, or the arguments that the tool had, for the compensation's parameters."""
+    visible = compensation.visible
+    if len(visible) == 1 and unwrapped(visible[0].annotation).type is ToolExecution:
+        return {visible[0].name: execution}
+    ran = (invocation.environment.ran or {}).get(id(execution.request))
+    if ran is not None and ran.arguments is not None:
+        given = ran.visible_arguments()
+    else:
+        tool = invocation.toolset.by_name[execution.request.name]
+        assert tool.decode is not None
+        given = tool.decode(execution.request)
+        given = given if tool.complete is None else tool.complete(given)
+    return {each.name: given[each.name] for each in visible if each.name in given}
+
+
+def _result_positions(state: State) -> dict[int, int]:
+    """Return the position of the result message in `state.messages` for the position of each execution."""
+    found: dict[int, int] = {}
+    for index, message in enumerate(state.messages):
+        if not isinstance(message, AiMessage) or index in state.unremembered:
+            continue
+        for offset, request in enumerate(message.tool_execution_requests, start=1):
+            at = index + offset
+            if at >= len(state.messages) or not isinstance(state.messages[at], ToolExecutionResultMessage):
+                break
+            for position, execution in enumerate(state.executions):
+                if position not in found and identity_of(execution.request) == identity_of(request):
+                    found[position] = at
+                    break
+    return found
+
+
+_background: set[asyncio.Task[None]] = set()
+
+
+async def _protected(work: Any) -> None:
+    """Await `work`, which goes on if the waiting is cancelled."""
+    task: asyncio.Task[None] = asyncio.create_task(work)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+    await asyncio.shield(task)
