@@ -241,6 +241,8 @@ class UnknownToolError(ToolboxError):
     `.search_tool` is the name of the tool that finds more tools, or None.
     """
 
+    is_refusal = False  # True if the framework refused the call; a tool can raise this error too
+
     def __init__(
         self, request: ToolExecutionRequest, tool_names: Sequence[str], search_tool: str | None = None
     ) -> None:

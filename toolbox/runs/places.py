@@ -355,7 +355,9 @@ class RunSession:
         answers = [each.answer for each in self._answers(path)]
         supplied = [each for each in answers if each.kind in ("respond", "fail")]
         if supplied:
-            return _supplied(call.tool, supplied[-1])
+            encoded = _supplied(call.tool, supplied[-1])
+            # For compensation, a person's word that the call failed is a failure of the tool.
+            return EncodedInFull(encoded.text, is_error=True, failed=True) if supplied[-1].kind == "fail" else encoded
         mode = call.tool.on_unknown_outcome
         if mode == "retry" or len([each for each in answers if each.kind == "retry"]) >= starts:
             return None

@@ -393,7 +393,7 @@ def answer(
     Raises `UnknownToolError`, `ToolArgumentsError`, and the exceptions of the tool and its layers.
     """
     if tool is None:
-        raise UnknownToolError(request, tuple(environment.tools), environment.search_tool)
+        raise _not_offered(request, tuple(environment.tools), environment)
     if tool.access is not None:
         return _answer_if_allowed(tool, tool.access, request, context, environment)
     arguments = None if tool.decode is None else tool.decode(request)
@@ -407,13 +407,18 @@ async def _answer_if_allowed(
     identity = await identity_in(environment.scope)
     if not access.allows(identity):
         logger.warning("%s is not allowed to call tool %r", identity, request.name)
-        raise UnknownToolError(
-            request,
-            [name for name, each in environment.tools.items() if each.access is None or each.access.allows(identity)],
-            environment.search_tool,
-        )
+        names = [
+            name for name, each in environment.tools.items() if each.access is None or each.access.allows(identity)
+        ]
+        raise _not_offered(request, names, environment)
     arguments = None if tool.decode is None else tool.decode(request)
     return await tool.run(ToolCall(tool, request, arguments, context, environment))
+
+
+def _not_offered(request: ToolExecutionRequest, names: Sequence[str], environment: ToolEnvironment) -> UnknownToolError:
+    error = UnknownToolError(request, names, environment.search_tool)
+    error.is_refusal = True
+    return error
 
 
 def _too_long(request: ToolExecutionRequest, encoded: Encoded, limit: int | None) -> tuple[str, Sequence[Content]]:
@@ -437,7 +442,7 @@ def _option_for(error: Exception, request: ToolExecutionRequest) -> str:
     # The same errors of a service that is called as a tool are failures of this tool.
     if isinstance(error, ToolArgumentsError) and error.request == request:
         return "on_tool_arguments_error"
-    if isinstance(error, UnknownToolError) and error.request is request and request.name not in error.tool_names:
+    if isinstance(error, UnknownToolError) and error.request is request and error.is_refusal:
         return "on_unknown_tool"
     return "on_tool_execution_error"
 
