@@ -171,7 +171,7 @@ def _read(source: Any, where: str, problems: list[Problem]) -> Iterator[Tool]:
                 fix = "map each ToolSpecification to a function of the request and the memory id"
                 problems.append(Problem(where, fact, fix))
     elif compensated_by(source) is not None:
-        return  # undoes a tool, and is none itself
+        return  # it undoes a tool and is not offered
     elif is_function(source):
         yield from _some(read_function(source, problems))
     elif isinstance(source, ModuleType):
