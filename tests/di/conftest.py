@@ -1,4 +1,4 @@
-"""Every test of this folder runs on both ways over the graph."""
+"""Runs every test of this folder with generated functions and with providers."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from toolbox.di import wiring
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["generated", "providers"])
 def resolution(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The generated functions, and the graph of providers alone."""
+    """Select how beans are created: by generated functions, or by the graph of providers."""
     monkeypatch.setattr(wiring, "GENERATE", request.param)

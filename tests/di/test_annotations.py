@@ -1,4 +1,4 @@
-"""Annotations as text: of the module, of a function, of other modules' classes."""
+"""Annotations as text, with names of a module, a function or another module."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class CardPayments(Payments):
         return "card"
 
 
-async def test_names_of_the_module_that_come_later() -> None:
+async def test_annotations_can_name_classes_that_are_defined_later() -> None:
     async with Container().register(Checkout, CardPayments, Later) as c:
         assert isinstance(c.get(Checkout).payments, CardPayments)
         assert c.get(Checkout).named is None
         assert len(c.get(Checkout).all) == 1
 
 
-async def test_classes_local_to_a_function() -> None:
+async def test_annotations_can_name_classes_inside_a_function() -> None:
     class Local:
         pass
 
@@ -82,7 +82,7 @@ def _takes_local(local: Local) -> object:  # type: ignore[name-defined]  # noqa:
     return local
 
 
-async def test_a_local_class_hides_one_of_the_module() -> None:
+async def test_a_local_class_takes_precedence_over_a_module_class() -> None:
     class Later:
         pass
 
@@ -94,7 +94,7 @@ async def test_a_local_class_hides_one_of_the_module() -> None:
         assert type(c.get(Uses).later) is Later
 
 
-async def test_nested_classes() -> None:
+async def test_annotations_can_name_nested_classes() -> None:
     class Outer:
         class Inner:
             pass
@@ -127,7 +127,7 @@ class UserService(Service[User]):
     pass
 
 
-async def test_generics() -> None:
+async def test_annotations_can_name_generic_types() -> None:
     async with Container().register(UserRepository, UserService) as c:
         assert isinstance(c.get(UserService).repository, UserRepository)
         assert isinstance(c.get(UserService).instance.get(), UserRepository)
@@ -135,7 +135,9 @@ async def test_generics() -> None:
         assert isinstance(c.get(Service[User]).instance.get(), UserRepository)
 
 
-async def test_fields_of_dataclasses_of_several_modules(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inherited_fields_are_resolved_in_the_module_of_their_class(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import importlib
     import sys
 
@@ -159,7 +161,7 @@ async def test_fields_of_dataclasses_of_several_modules(tmp_path: object, monkey
     sys.modules.pop("inherited_fields")
 
 
-async def test_one_bad_annotation_hides_nothing() -> None:
+async def test_an_invalid_annotation_does_not_hide_other_problems() -> None:
     @application_scoped
     class Uses:
         def __init__(self, bad: Nowhere, worse: list[1 / 0], missing: Later) -> None: ...  # type: ignore  # noqa: F821

@@ -50,7 +50,7 @@ class Checkout:
     def __init__(self, payments: Payments) -> None: ...
 
 
-def test_a_missing_bean() -> None:
+def test_a_missing_bean_is_reported_with_a_fix() -> None:
     [problem] = Container().register(Checkout).check()
 
     assert problem.where == "Checkout.payments"
@@ -58,13 +58,13 @@ def test_a_missing_bean() -> None:
     assert "register an implementation" in problem.fix
 
 
-def test_a_look_alike_is_pointed_out() -> None:
+def test_a_missing_bean_suggests_classes_with_the_same_methods() -> None:
     [problem] = Container().register(Checkout, LookAlike).check()
 
     assert "bind(Payments, LookAlike)" in problem.fix
 
 
-def test_a_near_miss_is_pointed_out() -> None:
+def test_a_missing_bean_suggests_similar_names() -> None:
     class Payment:
         pass
 
@@ -82,7 +82,7 @@ def test_two_beans_for_one_interface_are_both_named() -> None:
     assert "bind(Payments" in problem.fix
 
 
-def test_a_missing_name_shows_the_names_there_are() -> None:
+def test_an_unknown_bean_name_lists_the_known_names() -> None:
     @produces(name="card")
     def card() -> Payments:
         return CardPayments()
@@ -96,7 +96,7 @@ def test_a_missing_name_shows_the_names_there_are() -> None:
     assert "Payments 'card'" in problem.fix
 
 
-def test_an_instance_of_a_missing_bean_is_a_problem_too() -> None:
+def test_an_instance_of_a_missing_bean_is_reported() -> None:
     class Uses:
         def __init__(self, payments: Instance[Payments], maybe: Instance[Payments | None]) -> None: ...
 
@@ -115,7 +115,7 @@ def test_lists_of_instances_are_rejected() -> None:
     assert named.fix == "write Instance[dict[str, Payments]]"
 
 
-def test_unannotated_parameters() -> None:
+def test_unannotated_parameters_are_reported() -> None:
     class Uses:
         def __init__(self, payments, amount=3, *args, **kwargs) -> None: ...  # type: ignore[no-untyped-def]
 
@@ -154,7 +154,7 @@ def test_cycles_are_reported_with_their_paths() -> None:
     assert "D -> D" in problems[1].what
 
 
-def test_all_cycles_that_share_a_bean() -> None:
+def test_all_cycles_that_share_a_bean_are_reported() -> None:
     class Left:
         def __init__(self, middle: "Middle") -> None: ...
 
@@ -303,7 +303,7 @@ def test_imports_under_type_checking_are_explained(tmp_path: Any, monkeypatch: p
     sys.modules.pop("checked_only")
 
 
-async def test_everything_is_reported_at_once() -> None:
+async def test_all_problems_are_reported_together() -> None:
     class Lost:
         def __init__(self, number: int, text) -> None: ...  # type: ignore[no-untyped-def]
 
@@ -329,7 +329,7 @@ async def test_everything_is_reported_at_once() -> None:
         assert problem.fix in text
 
 
-def test_a_container_that_was_refused_can_be_repaired_and_started() -> None:
+def test_a_container_can_be_started_after_its_problems_are_fixed() -> None:
     container = Container().register(Checkout)
     with pytest.raises(IllegalConfigurationError), container:
         pass
@@ -345,7 +345,7 @@ async def test_programs_can_add_checks() -> None:
 
 
 @pytest.mark.parametrize("kind", [Request, WebSocket])
-def test_a_missing_web_request_is_explained_by_where_it_comes_from(kind: type[Any]) -> None:
+def test_a_missing_web_request_suggests_install(kind: type[Any]) -> None:
     @request_scoped
     class Tenant:
         def __init__(self, request: kind) -> None: ...  # type: ignore[valid-type]
@@ -387,7 +387,7 @@ def test_classes_with_the_same_name_get_provider_names_with_their_modules(module
     assert names_of(*classes) == names
 
 
-def test_only_the_beans_of_a_clash_get_another_name() -> None:
+def test_only_beans_with_conflicting_names_are_renamed() -> None:
     assert names_of(class_in("orders"), class_in("users"), CardPayments) == {
         "orders_service",
         "users_service",
@@ -395,7 +395,7 @@ def test_only_the_beans_of_a_clash_get_another_name() -> None:
     }
 
 
-def test_a_name_with_its_module_takes_no_name_that_another_bean_has() -> None:
+def test_generated_names_do_not_conflict_with_other_beans() -> None:
     other = class_in("anywhere", "OrdersService")
 
     assert names_of(class_in("app.orders"), class_in("app.users"), other) == {
@@ -405,7 +405,7 @@ def test_a_name_with_its_module_takes_no_name_that_another_bean_has() -> None:
     }
 
 
-def test_a_given_name_stays_when_several_classes_have_it_too() -> None:
+def test_an_explicit_name_is_kept_if_classes_have_the_same_name() -> None:
     @produces(name="service")
     def given() -> int:
         return 1

@@ -1,4 +1,4 @@
-"""Many who want the same bean at once, and beans that want themselves."""
+"""Concurrent lookups of one bean, and beans that need themselves."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ from toolbox import (
 pytestmark = pytest.mark.anyio
 
 
-async def test_threads_make_one_instance() -> None:
+async def test_threads_create_one_instance() -> None:
     made: list[int] = []
     barrier = threading.Barrier(8)
 
@@ -43,7 +43,7 @@ async def test_threads_make_one_instance() -> None:
     assert len(set(map(id, found))) == 1
 
 
-async def test_tasks_make_one_instance() -> None:
+async def test_tasks_create_one_instance() -> None:
     made: list[int] = []
 
     @produces(scope="request")
@@ -75,7 +75,7 @@ async def test_tasks_make_one_instance() -> None:
     assert len(set(map(id, found))) == 1
 
 
-async def test_threads_and_tasks_at_once_make_one_instance() -> None:
+async def test_threads_and_tasks_together_create_one_instance() -> None:
     made: list[str] = []
     started, go_on = threading.Event(), threading.Event()
 
@@ -107,7 +107,7 @@ async def test_threads_and_tasks_at_once_make_one_instance() -> None:
     assert all(each.slow is slow and each is found[0] for each in found)
 
 
-async def test_tasks_of_several_loops_make_one_instance() -> None:
+async def test_tasks_of_several_loops_create_one_instance() -> None:
     made: list[int] = []
 
     @produces(scope="request")
@@ -147,7 +147,7 @@ async def test_a_failed_creation_is_not_remembered() -> None:
         assert await c.aget(int) == 1
 
 
-async def test_the_others_try_again_when_the_one_who_makes_it_fails() -> None:
+async def test_a_waiter_tries_again_if_the_creator_fails() -> None:
     attempts: list[int] = []
 
     @produces(scope="request")
@@ -191,7 +191,7 @@ async def test_a_waiter_takes_over_when_the_creator_is_cancelled() -> None:
                 await task
 
 
-async def test_a_cancelled_waiter_does_not_disturb_the_one_who_makes_it() -> None:
+async def test_a_cancelled_waiter_does_not_affect_the_creator() -> None:
     gate = asyncio.Event()
 
     @produces(scope="request")
@@ -213,7 +213,7 @@ async def test_a_cancelled_waiter_does_not_disturb_the_one_who_makes_it() -> Non
 # --- beans that want themselves
 
 
-async def test_a_bean_that_needs_itself_while_being_made_is_an_error() -> None:
+async def test_a_bean_that_looks_itself_up_during_creation_is_an_error() -> None:
     @application_scoped
     class A:
         def __init__(self, b: "Instance[B]") -> None:
@@ -231,7 +231,7 @@ async def test_a_bean_that_needs_itself_while_being_made_is_an_error() -> None:
             await c.aget(B)
 
 
-async def test_an_async_bean_that_needs_itself_while_being_made_is_an_error() -> None:
+async def test_an_async_bean_that_looks_itself_up_during_creation_is_an_error() -> None:
     @produces(scope="application")
     async def first(c: Container) -> int:
         return len(await c.aget(str))
@@ -311,7 +311,7 @@ async def test_beans_that_wait_for_each_other_in_threads_are_an_error() -> None:
     assert any(isinstance(each, IllegalConfigurationError) for each in found)
 
 
-async def test_slow_beans_do_not_hold_up_others() -> None:
+async def test_slow_beans_do_not_delay_others() -> None:
     making, go_on = threading.Event(), threading.Event()
 
     @application_scoped

@@ -72,7 +72,7 @@ def named_invoice() -> Payments:
     return InvoicePayments()
 
 
-async def test_an_only_subclass_needs_no_bind() -> None:
+async def test_a_single_subclass_needs_no_bind() -> None:
     class Checkout:
         def __init__(self, payments: Payments, shape: Shape) -> None:
             self.payments, self.shape = payments, shape
@@ -95,13 +95,13 @@ async def test_a_bound_class_need_not_be_registered() -> None:
         assert isinstance(c.get(Payments), LookAlike)
 
 
-async def test_bind_decides_between_several() -> None:
+async def test_bind_selects_one_of_several_implementations() -> None:
     async with Container().register(CardPayments, InvoicePayments).bind(Payments, InvoicePayments) as c:
         assert isinstance(c.get(Payments), InvoicePayments)
         assert [type(each) for each in c.get(list[Payments])] == [CardPayments, InvoicePayments]
 
 
-async def test_bind_under_names() -> None:
+async def test_bind_with_a_name() -> None:
     c = Container().bind(Payments, LookAlike, name="first").bind(Payments, CardPayments, name="second")
     async with c:
         assert isinstance(c.get(Payments, "first"), LookAlike)
@@ -131,7 +131,7 @@ async def test_the_class_itself_is_preferred_to_a_subclass() -> None:
         assert [type(each) for each in c.get(list[Base])] == [Derived, Base]
 
 
-async def test_named_beans() -> None:
+async def test_named_beans_are_injected_by_name() -> None:
     class Checkout:
         def __init__(
             self,
@@ -153,7 +153,7 @@ async def test_named_beans() -> None:
         assert checkout.all == [c.get(Payments, "card"), c.get(Payments, "invoice")]
 
 
-async def test_a_named_bean_is_found_without_its_name_only_when_it_is_alone() -> None:
+async def test_a_named_bean_is_found_without_its_name_if_it_is_the_only_one() -> None:
     async with Container().register(named_card) as c:
         assert c.get(Payments).pay(1) == "card 1"
     async with Container().register(named_card, InvoicePayments) as c:
@@ -163,7 +163,7 @@ async def test_a_named_bean_is_found_without_its_name_only_when_it_is_alone() ->
             c.get(Payments)
 
 
-async def test_optional_lists_and_defaults() -> None:
+async def test_optional_parameters_lists_and_defaults() -> None:
     class Everything:
         def __init__(
             self,
@@ -194,7 +194,7 @@ async def test_optional_lists_and_defaults() -> None:
         assert found["untyped"] == 5
 
 
-async def test_a_default_gives_way_to_a_bean() -> None:
+async def test_a_bean_takes_precedence_over_a_default() -> None:
     class Uses:
         def __init__(self, payments: Payments | None = None, *, shape: Shape = Square()) -> None:  # noqa: B008
             self.payments, self.shape = payments, shape
@@ -204,7 +204,7 @@ async def test_a_default_gives_way_to_a_bean() -> None:
         assert isinstance(c.get(Uses).shape, Square)
 
 
-async def test_positional_only_parameters() -> None:
+async def test_positional_only_parameters_are_injected() -> None:
     class Uses:
         def __init__(self, shape: Shape, amount: int = 3, payments: Payments | None = None, /) -> None:
             self.found = shape, amount, payments
@@ -243,7 +243,7 @@ async def test_instances_look_up_in_the_current_scope() -> None:
             assert shop.maybe.get() is None
 
 
-async def test_an_instance_of_one_of_several_is_found_by_its_name() -> None:
+async def test_instances_of_named_beans_are_found_by_name() -> None:
     @produces(scope="application", name="invoice")
     def invoice() -> Payments:
         return CardPayments()
@@ -256,7 +256,7 @@ async def test_an_instance_of_one_of_several_is_found_by_its_name() -> None:
         assert c.get(Shop).card.get() is c.get(Payments, "card")
 
 
-async def test_an_instance_of_a_missing_bean_may_be_left_out() -> None:
+async def test_an_optional_instance_of_a_missing_bean_is_none() -> None:
     no_shape: Any = object()
 
     class Shop:
@@ -278,7 +278,7 @@ async def test_the_container_is_a_bean() -> None:
         assert c.get(Container) is c
 
 
-async def test_a_bean_may_use_a_bean_of_a_union() -> None:
+async def test_a_bean_can_be_injected_by_a_union() -> None:
     class Uses:
         def __init__(self, payments: CardPayments | Square, old: Union[int, str] = 3) -> None:  # noqa: UP007
             self.payments, self.old = payments, old
@@ -323,7 +323,7 @@ async def test_settings_that_are_not_injected_anywhere_can_be_looked_up(monkeypa
         assert c.call(lambda settings: settings, settings=1) == 1
 
 
-async def test_settings_that_fail_are_a_problem_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_problems_of_settings_contain_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_DB_SIZE", "secret-value")
 
     class Uses:
@@ -342,7 +342,7 @@ async def test_settings_that_fail_are_a_problem_without_values(monkeypatch: pyte
     assert "secret-value" not in str(raised.value)
 
 
-async def test_settings_asked_for_late_fail_without_values_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_of_settings_after_start_contain_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_DB_SIZE", "secret-value")
     async with Container() as c:
         with pytest.raises(IllegalConfigurationError) as raised:
@@ -351,7 +351,7 @@ async def test_settings_asked_for_late_fail_without_values_too(monkeypatch: pyte
         assert raised.value.__cause__ is None
 
 
-async def test_given_settings_are_not_built() -> None:
+async def test_registered_settings_are_not_built_again() -> None:
     async with Container().register_instance(DbSettings(url="given")) as c:
         assert c.get(DbSettings).url == "given"
 
@@ -456,7 +456,7 @@ async def test_a_generic_class_can_be_registered_with_arguments() -> None:
         assert len(c.get(list[Uses])) == 2  # type: ignore[type-arg]  # the raw class
 
 
-async def test_an_inherited_constructor_knows_its_arguments() -> None:
+async def test_type_arguments_reach_inherited_constructors() -> None:
     class OfOrders(Uses[Order]):
         pass
 
@@ -465,7 +465,7 @@ async def test_an_inherited_constructor_knows_its_arguments() -> None:
         assert isinstance(c.get(Uses[Order]), OfOrders)
 
 
-async def test_a_generic_protocol() -> None:
+async def test_generic_protocols_are_bean_types() -> None:
     class Store(Protocol[T]):
         def load(self) -> T: ...
 
@@ -544,13 +544,13 @@ class Heir(FromProtocol):
 
 
 @pytest.mark.parametrize("cls", [Data, Tuple, Model, OnlyNew, Heir])
-async def test_all_kinds_of_classes_are_made(cls: Any) -> None:
+async def test_all_kinds_of_classes_can_be_beans(cls: Any) -> None:
     payments = [CardPayments] if cls is Data else []
     async with Container().register(cls, Square, *payments) as c:
         assert isinstance(c.get(cls).shape, Square)
 
 
-async def test_a_class_without_a_signature_is_made_without_arguments() -> None:
+async def test_a_class_without_a_signature_is_created_without_arguments() -> None:
     class Numbers(dict[str, int]):
         pass
 
@@ -561,7 +561,7 @@ async def test_a_class_without_a_signature_is_made_without_arguments() -> None:
 # --- producers
 
 
-async def test_all_kinds_of_producers() -> None:
+async def test_all_kinds_of_producers_are_supported() -> None:
     @produces(scope="request")
     def plain() -> int:
         return 1
@@ -603,7 +603,7 @@ def make_nothing(calls: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("making", [make_nothing, make_nothing_in_an_older_spelling])
-async def test_a_producer_may_make_none_once(making: Any) -> None:
+async def test_a_producer_that_returns_none_is_called_once(making: Any) -> None:
     calls: list[int] = []
     nothing = making(calls)
 
@@ -617,7 +617,7 @@ async def test_a_producer_may_make_none_once(making: Any) -> None:
         assert calls == [1]
 
 
-async def test_a_dependent_bean_may_be_awaited() -> None:
+async def test_dependent_beans_can_be_async() -> None:
     made: list[int] = []
 
     @produces()
@@ -655,7 +655,7 @@ async def test_a_dependent_bean_may_be_awaited() -> None:
         assert [each.number for each in await c.aget(list[Part])] == [6]
 
 
-async def test_application_beans_that_are_awaited_are_made_at_start_others_at_first_use() -> None:
+async def test_async_application_beans_are_created_at_start_and_others_at_first_use() -> None:
     made: list[str] = []
 
     @produces(scope="application")
@@ -698,7 +698,7 @@ async def test_get_of_an_async_bean_reports_the_path_to_the_async_producer() -> 
 # --- functions
 
 
-async def test_call_injects_what_is_not_given() -> None:
+async def test_call_injects_the_missing_arguments() -> None:
     @produces(scope="request")
     async def session() -> float:
         return 1.5
@@ -733,7 +733,7 @@ def _untyped(value):  # type: ignore[no-untyped-def]  # what this is about
     return value
 
 
-async def test_call_takes_bound_methods() -> None:
+async def test_call_accepts_bound_methods() -> None:
     class Service:
         def run(self, shape: Shape) -> Shape:
             return shape
@@ -745,7 +745,7 @@ async def test_call_takes_bound_methods() -> None:
 # --- looking up
 
 
-async def test_annotated_types_are_looked_up_as_what_they_annotate() -> None:
+async def test_annotated_types_are_looked_up_by_the_annotated_type() -> None:
     async with Container().register(Square) as c:
         assert isinstance(c.get(Annotated[Shape, "something", ["unhashable"]]), Square)
         assert isinstance(await c.aget(Annotated[Shape, "something", ["unhashable"]]), Square)
@@ -754,7 +754,7 @@ async def test_annotated_types_are_looked_up_as_what_they_annotate() -> None:
         assert isinstance(c.get(Instance[Shape]).get(), Square)
 
 
-async def test_a_missing_bean_comes_with_near_misses() -> None:
+async def test_the_error_of_a_missing_bean_suggests_similar_beans() -> None:
     async with Container().register(LookAlike, named_card) as c:
         with pytest.raises(MissingBeanError) as raised:
             c.get(Payments, "crad")
@@ -768,7 +768,7 @@ async def test_a_missing_bean_comes_with_near_misses() -> None:
             await c.aget(LookAlikes)
 
 
-async def test_before_start_and_after_stop_there_are_no_beans() -> None:
+async def test_lookups_before_start_and_after_stop_raise_an_error() -> None:
     c = Container().register(Square)
     for use in (c.get, internals_of(c).open_call_scope, c.request_scope):
         with pytest.raises(ContainerNotStartedError):
@@ -786,7 +786,7 @@ async def test_before_start_and_after_stop_there_are_no_beans() -> None:
 # --- seeds
 
 
-async def test_seeds_are_beans_of_their_request() -> None:
+async def test_seeds_are_beans_of_their_request_scope() -> None:
     class Uses:
         def __init__(self, user: User, maybe: Order | None) -> None:
             self.user, self.maybe = user, maybe
@@ -820,7 +820,7 @@ async def test_undeclared_types_can_be_seeded_and_looked_up() -> None:
 
 
 @pytest.mark.parametrize("scope", [application_scoped, request_scoped, dependent])
-async def test_a_seed_is_a_fake_for_one_task(scope: Any) -> None:
+async def test_a_seed_replaces_a_bean_for_one_task(scope: Any) -> None:
     @scope
     class Real:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Together with a program that already uses dependency_injector."""
+"""Interoperation with programs that already use dependency_injector."""
 
 import asyncio
 import sys
@@ -86,7 +86,7 @@ def legacy() -> Any:
     return Legacy
 
 
-async def test_its_providers_are_beans_under_their_types_and_names() -> None:
+async def test_providers_of_an_included_container_are_beans_by_type_and_name() -> None:
     log.clear()
 
     class Uses:
@@ -119,13 +119,13 @@ async def test_its_providers_are_beans_under_their_types_and_names() -> None:
     assert log == ["open", "close"]
 
 
-async def test_a_container_class_can_be_included_too() -> None:
+async def test_container_classes_can_be_included() -> None:
     old = legacy()
     async with Container().include(old) as c:
         assert c.get(Engine, "engine") is old.engine()
 
 
-async def test_its_overrides_count() -> None:
+async def test_overrides_of_an_included_container_apply() -> None:
     old = legacy()()
 
     @request_scoped
@@ -146,14 +146,14 @@ async def test_its_overrides_count() -> None:
         assert c.get(bytes) == b"file"
 
 
-async def test_our_override_of_its_beans() -> None:
+async def test_beans_of_an_included_container_can_be_overridden() -> None:
     old = legacy()()
     async with Container().include(old) as c:
         with c.override(Engine, Engine("fake"), name="engine"):
             assert c.get(Engine, "engine").url == "fake"
 
 
-async def test_our_override_of_its_beans_reaches_what_it_makes_of_them() -> None:
+async def test_an_override_of_an_included_bean_reaches_the_providers_that_use_it() -> None:
     class Legacy(containers.DeclarativeContainer):
         engine = providers.Singleton(Engine, url="real")
         mailer = providers.Factory(Mailer, engine=engine)
@@ -184,7 +184,7 @@ async def test_our_override_of_its_beans_reaches_what_it_makes_of_them() -> None
         assert Legacy.mailer().engine.url == "real"
 
 
-async def test_our_override_reaches_what_it_makes_of_our_beans() -> None:
+async def test_an_override_reaches_included_providers_that_use_the_bean() -> None:
     class Legacy(containers.DeclarativeContainer):
         engine = providers.Dependency(instance_of=Engine)
         mailer = providers.Singleton(Mailer, engine=engine)
@@ -201,7 +201,7 @@ async def test_our_override_reaches_what_it_makes_of_our_beans() -> None:
         assert c.get(Mailer) is mailer
 
 
-async def test_asynchronous_providers_are_awaited() -> None:
+async def test_async_providers_are_awaited() -> None:
     log.clear()
 
     class Legacy(containers.DeclarativeContainer):
@@ -219,7 +219,7 @@ async def test_asynchronous_providers_are_awaited() -> None:
     assert log == ["open session", "close session"]
 
 
-async def test_threads_make_one_instance_of_its_singletons() -> None:
+async def test_threads_create_one_instance_of_included_singletons() -> None:
     import threading
 
     made: list[int] = []
@@ -244,7 +244,7 @@ async def test_threads_make_one_instance_of_its_singletons() -> None:
     assert len(set(map(id, found))) == 1
 
 
-async def test_nested_containers() -> None:
+async def test_nested_containers_are_included() -> None:
     class Gateways(containers.DeclarativeContainer):
         engine = providers.Singleton(Engine, url="gateway")
 
@@ -258,12 +258,12 @@ async def test_nested_containers() -> None:
 
 
 @pytest.mark.parametrize("other", [5, Container()])
-def test_nothing_else_can_be_included(other: Any) -> None:
+def test_other_objects_cannot_be_included(other: Any) -> None:
     with pytest.raises(TypeError, match="dependency_injector container"):
         Container().include(other)
 
 
-def test_unsafe_providers_say_why() -> None:
+def test_unsafe_providers_are_reported_with_a_reason() -> None:
     class Legacy(containers.DeclarativeContainer):
         per_thread = providers.ThreadLocalSingleton(Engine)
         per_context = providers.ContextLocalSingleton(Report)
@@ -283,7 +283,7 @@ def test_unsafe_providers_say_why() -> None:
     assert all("@request_scoped" in problem.fix for problem in problems)
 
 
-def test_a_name_in_both_is_a_clash() -> None:
+def test_a_name_in_both_containers_is_reported() -> None:
     [problem] = Container().include(legacy()()).register(Engine).check()
 
     assert "'engine'" in problem.what
@@ -292,7 +292,7 @@ def test_a_name_in_both_is_a_clash() -> None:
 # --- our beans for its providers
 
 
-async def test_what_it_leaves_undefined_is_filled_with_our_beans() -> None:
+async def test_dependencies_of_an_included_container_are_filled_with_beans() -> None:
     class Legacy(containers.DeclarativeContainer):
         engine = providers.Dependency(instance_of=Engine)
         mailer = providers.Factory(Mailer, engine=engine)
@@ -313,7 +313,7 @@ async def test_what_it_leaves_undefined_is_filled_with_our_beans() -> None:
     assert "Engine" in problem.what
 
 
-async def test_what_it_keeps_must_not_hold_shorter_lived_beans_of_ours() -> None:
+async def test_included_singletons_cannot_hold_request_scoped_beans() -> None:
     class Legacy(containers.DeclarativeContainer):
         engine = providers.Dependency(instance_of=Engine)
         mailer = providers.Singleton(Mailer, engine=engine)
@@ -351,7 +351,7 @@ class HTTPClient:
 
 
 class Parent:
-    """Its provider's name is an attribute of every dependency_injector container."""
+    """A class whose provider name is an attribute of every dependency_injector container."""
 
 
 @produces(scope="request")
@@ -368,7 +368,7 @@ def ours() -> Container:
     return Container().register(Pool, Basket, Line, HTTPClient, Parent, session, answer)
 
 
-async def test_each_bean_is_a_provider_under_its_name() -> None:
+async def test_each_bean_is_a_provider_by_its_name() -> None:
     async with ours() as c:
         assert {"pool", "basket", "line", "http_client", "parent", "bytearray", "answer", "container"} <= set(
             c.providers.providers
@@ -404,7 +404,7 @@ async def test_overriding_a_provider_reaches_our_beans() -> None:
         assert c.get(Pool) is real
 
 
-async def test_our_beans_in_its_providers() -> None:
+async def test_beans_can_be_used_in_providers_of_another_container() -> None:
     async with ours() as c:
 
         class Legacy(containers.DeclarativeContainer):
@@ -425,7 +425,7 @@ async def awaited(value: Any = Provide["bytearray"], pool: Any = Provide["pool"]
     return value, pool
 
 
-async def test_its_wiring_works_with_our_providers() -> None:
+async def test_the_wiring_of_dependency_injector_works_with_beans() -> None:
     async with ours() as c:
         c.providers.wire(modules=[sys.modules[__name__]])
         try:
@@ -450,7 +450,7 @@ def still_injected(engine: Any = Provide["legacy_engine"]) -> Any:
     return engine
 
 
-async def test_its_own_wiring_goes_on_working() -> None:
+async def test_the_wiring_of_an_included_container_still_works() -> None:
     old = LegacyOfModule()
     old.wire(modules=[sys.modules[__name__]])
     try:

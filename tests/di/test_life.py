@@ -1,4 +1,4 @@
-"""Start, stop, start again; registering, scanning, describing."""
+"""Starting, stopping and restarting containers; registration, scanning and descriptions."""
 
 import asyncio
 import sys
@@ -56,7 +56,7 @@ async def test_a_container_can_be_started_again() -> None:
     assert await asyncio.to_thread(synchronously) is not first
 
 
-async def test_while_it_is_started_nothing_is_registered() -> None:
+async def test_registration_after_start_is_rejected() -> None:
     async with Container().register(Pool) as c:
         for attempt in (
             lambda: c.register(Basket),
@@ -73,7 +73,7 @@ async def test_while_it_is_started_nothing_is_registered() -> None:
         assert c.get(Pool) is c.get(Pool)
 
 
-async def test_registering_twice_changes_nothing() -> None:
+async def test_registering_twice_has_no_effect() -> None:
     number = 5
     c = Container().register(Pool, Pool).register(Pool).register_instance(number).register_instance(number)
     async with c:
@@ -81,7 +81,7 @@ async def test_registering_twice_changes_nothing() -> None:
         assert c.get(list[int]) == [5]
 
 
-async def test_instances_are_beans_as_they_are() -> None:
+async def test_registered_instances_are_beans() -> None:
     class Base:
         pass
 
@@ -96,7 +96,7 @@ async def test_instances_are_beans_as_they_are() -> None:
         assert c.get(Base, "three") is three
 
 
-async def test_a_failed_start_closes_what_was_made() -> None:
+async def test_a_failed_start_closes_the_created_beans() -> None:
     log: list[str] = []
 
     @produces(scope="application")
@@ -120,7 +120,7 @@ async def test_a_failed_start_closes_what_was_made() -> None:
         c.get(int)
 
 
-def test_a_failed_synchronous_start_leaves_nothing_behind() -> None:
+def test_a_failed_synchronous_start_leaves_no_threads() -> None:
     import threading
 
     @produces(scope="application")
@@ -134,7 +134,7 @@ def test_a_failed_synchronous_start_leaves_nothing_behind() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_program_without_a_loop() -> None:
+def test_a_program_without_an_event_loop_can_use_a_container() -> None:
     @produces(scope="application")
     async def connection() -> AsyncIterator[float]:
         await asyncio.sleep(0)
@@ -147,7 +147,7 @@ def test_a_program_without_a_loop() -> None:
         assert asyncio.run(c.aget(float)) == 1.5
 
 
-async def test_while_it_stops_its_beans_can_be_reached() -> None:
+async def test_beans_can_be_looked_up_while_the_container_stops() -> None:
     seen: list[bool] = []
 
     @application_scoped
@@ -163,7 +163,7 @@ async def test_while_it_stops_its_beans_can_be_reached() -> None:
     assert seen == [True]
 
 
-async def test_failures_while_stopping_are_one_group() -> None:
+async def test_errors_while_stopping_are_raised_as_one_group() -> None:
     @application_scoped
     class Broken:
         def stop(self) -> None:
@@ -187,7 +187,7 @@ async def test_failures_while_stopping_are_one_group() -> None:
 # --- scanning
 
 
-def test_scan_registers_what_is_marked_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_registers_the_marked_classes_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "scanned_app"
     (package / "deep").mkdir(parents=True)
     (package / "__init__.py").write_text("from toolbox import application_scoped\n")
@@ -224,7 +224,9 @@ def test_scan_registers_what_is_marked_in_a_package(tmp_path: Path, monkeypatch:
         del sys.modules[name]
 
 
-def test_a_module_that_cannot_be_imported_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_raises_the_error_of_a_module_that_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "broken_app"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -238,7 +240,7 @@ def test_a_module_that_cannot_be_imported_is_not_passed_over(tmp_path: Path, mon
 # --- the graph as data
 
 
-def test_the_graph_as_data() -> None:
+def test_the_graph_is_available_as_data() -> None:
     @dependent
     class Line:
         def __init__(self, basket: Basket, pools: list[Pool], amount: int = 3) -> None: ...
@@ -261,7 +263,7 @@ def test_the_graph_as_data() -> None:
     assert beans["container"].made_by == "instance"
 
 
-def test_a_broken_graph_can_be_described_too() -> None:
+def test_an_invalid_graph_can_be_described() -> None:
     class Broken:
         def __init__(self, missing: bytes, two: Pool) -> None: ...
 
@@ -270,7 +272,7 @@ def test_a_broken_graph_can_be_described_too() -> None:
     assert beans["broken"].dependencies == {"two": ("pool",)}
 
 
-def test_marks() -> None:
+def test_invalid_scope_decorators_are_rejected() -> None:
     with pytest.raises(TypeError, match="two scopes"):
         request_scoped(Pool)
     assert application_scoped(Pool) is Pool

@@ -1,4 +1,4 @@
-"""A chain of beans that passes the checks can be made, however long it is, and is closed again."""
+"""Chains of dependencies of any length can be created and closed."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ Mark = Callable[[type[Any]], type[Any]]
 
 
 def link(number: int, holds: Any, mark: Mark | None = None) -> type[Any]:
-    """A class whose instances hold `.below`, which is what `holds` means; nothing without it."""
+    """Return a class whose instances hold a bean of type `holds` as `below`, or no bean without `holds`."""
 
     def __init__(self: Any, below: Any = None) -> None:
         self.below = below
@@ -30,7 +30,7 @@ def link(number: int, holds: Any, mark: Mark | None = None) -> type[Any]:
 
 
 def chain(*marks: Mark, length: int = LENGTH) -> list[type[Any]]:
-    """Links that each hold the one before, marked in turn."""
+    """Return classes that each hold the previous one, with alternating marks."""
     links: list[type[Any]] = []
     for number in range(length):
         links.append(link(number, links[-1] if links else None, marks[number % len(marks)]))
@@ -50,7 +50,7 @@ def ordered(request: pytest.FixtureRequest) -> Callable[[list[Any]], list[Any]]:
 
 
 @pytest.mark.parametrize("mark", [application_scoped, dependent, request_scoped])
-def test_a_long_chain_of_one_scope_is_made(mark: Mark, ordered: Callable[[list[Any]], list[Any]]) -> None:
+def test_a_long_chain_of_one_scope_is_created(mark: Mark, ordered: Callable[[list[Any]], list[Any]]) -> None:
     links = chain(mark, length=5000)
     with Container().register(*ordered(links)) as container, container.request_scope():
         top = container.get(links[-1])
@@ -59,7 +59,7 @@ def test_a_long_chain_of_one_scope_is_made(mark: Mark, ordered: Callable[[list[A
         assert (container.get(links[-1]) is top) == (mark is not dependent)
 
 
-async def test_a_long_chain_of_mixed_scopes_is_made_with_and_without_awaiting() -> None:
+async def test_a_long_chain_of_mixed_scopes_is_created_with_and_without_await() -> None:
     links = chain(application_scoped, dependent, dependent, length=LENGTH // 2)
     for number in range(LENGTH // 2, LENGTH):
         links.append(link(number, links[-1], (request_scoped, dependent)[number % 2]))
@@ -70,7 +70,7 @@ async def test_a_long_chain_of_mixed_scopes_is_made_with_and_without_awaiting() 
             assert depth(await container.aget(links[-1])) == LENGTH
 
 
-async def test_a_long_chain_is_made_inside_a_call_scope() -> None:
+async def test_a_long_chain_is_created_inside_a_call_scope() -> None:
     links = chain(call_scoped, dependent)
     async with Container().register(*links) as container, container.request_scope():
         scope = internals_of(container).open_call_scope()
@@ -79,7 +79,7 @@ async def test_a_long_chain_is_made_inside_a_call_scope() -> None:
         await scope.aclose(None)
 
 
-def test_a_long_chain_through_lists_is_made() -> None:
+def test_a_long_chain_through_lists_is_created() -> None:
     links = [link(0, None, dependent)]
     for number in range(1, LENGTH):
         links.append(link(number, list[links[-1]], (dependent, application_scoped)[number % 2]))
@@ -92,7 +92,7 @@ def test_a_long_chain_through_lists_is_made() -> None:
 
 
 @pytest.mark.parametrize("scopes", [("application",), ("dependent",), ("application", "dependent")])
-async def test_a_long_chain_of_asynchronous_producers_is_made_and_closed(scopes: tuple[str, ...]) -> None:
+async def test_a_long_chain_of_async_producers_is_created_and_closed(scopes: tuple[str, ...]) -> None:
     links = [link(number, None) for number in range(LENGTH)]
     closed: list[int] = []
 
@@ -114,7 +114,7 @@ async def test_a_long_chain_of_asynchronous_producers_is_made_and_closed(scopes:
     assert closed == list(range(LENGTH))[::-1]
 
 
-async def test_asynchronous_and_plain_beans_may_take_turns_in_a_long_chain() -> None:
+async def test_async_and_plain_beans_can_alternate_in_a_long_chain() -> None:
     links = chain(dependent)
 
     def producer(number: int) -> Any:
@@ -190,7 +190,7 @@ async def test_a_seed_in_a_long_chain_ends_it(mark: Mark) -> None:
         assert depth(await container.aget(links[-1])) == LENGTH // 2
 
 
-def test_the_beans_of_a_long_chain_are_made_once_however_many_threads_ask() -> None:
+def test_many_threads_create_the_beans_of_a_long_chain_once() -> None:
     links = chain(application_scoped)
     made: list[Any] = []
     with Container().register(*links) as container:
@@ -210,7 +210,7 @@ def test_the_beans_of_a_long_chain_are_made_once_however_many_threads_ask() -> N
         assert [each is made[0] for each in made] == [True] * 4
 
 
-def test_a_constructor_that_fails_deep_in_a_long_chain_raises_its_own_error_and_may_be_tried_again() -> None:
+def test_an_error_deep_in_a_long_chain_is_raised_unchanged_and_creation_can_be_retried() -> None:
     links = chain(application_scoped)
     fails = [True]
 

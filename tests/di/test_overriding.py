@@ -1,4 +1,4 @@
-"""Fakes for the whole container."""
+"""Replacing beans with `override`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -96,7 +96,7 @@ async def test_overrides_nest_and_are_restored_after_an_error() -> None:
         assert c.get(Diary).stamp.clock.zone == "real"
 
 
-async def test_overrides_that_end_in_another_order() -> None:
+async def test_overrides_can_end_in_another_order() -> None:
     async with container() as c:
         first, second = c.override(Clock, Clock("first")), c.override(Clock, Clock("second"))
         first.__enter__()
@@ -108,7 +108,7 @@ async def test_overrides_that_end_in_another_order() -> None:
         assert c.get(Diary).stamp.clock.zone == "real"
 
 
-async def test_an_override_may_begin_before_the_start_and_outlive_a_restart() -> None:
+async def test_an_override_can_begin_before_start_and_outlive_a_restart() -> None:
     c = container()
     with c.override(Clock, Clock("fake")):
         async with c:
@@ -139,7 +139,7 @@ async def test_overridden_beans_are_not_created() -> None:
             assert made == []
 
 
-async def test_a_fake_for_an_awaited_bean_need_not_be_awaited() -> None:
+async def test_a_replacement_for_an_async_bean_can_be_synchronous() -> None:
     @produces(scope="request")
     async def session() -> AsyncIterator[float]:
         yield 1.0
@@ -157,7 +157,7 @@ async def test_a_fake_for_an_awaited_bean_need_not_be_awaited() -> None:
                 assert (await c.aget(Repo)).session == 2.0
 
 
-async def test_beans_made_inside_are_closed_at_its_end() -> None:
+async def test_beans_created_during_an_override_are_closed_at_its_end() -> None:
     log: list[str] = []
 
     @application_scoped
@@ -195,7 +195,7 @@ async def test_beans_made_inside_are_closed_at_its_end() -> None:
     await asyncio.to_thread(synchronously)
 
 
-async def test_only_a_bean_can_be_overridden() -> None:
+async def test_overriding_an_unknown_bean_is_rejected() -> None:
     async with container() as c:
         with pytest.raises(MissingBeanError), c.override(bytes, b""):
             pass
@@ -234,7 +234,7 @@ async def test_a_seed_can_be_overridden() -> None:
                 assert c.get(float) == 2.0
 
 
-async def test_generators_made_inside_end_with_it() -> None:
+async def test_generators_created_during_an_override_end_with_it() -> None:
     log: list[str] = []
 
     @produces(scope="application")

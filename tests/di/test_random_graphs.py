@@ -19,7 +19,7 @@ FAULTS = ("missing", "ambiguous", "unannotated", "missing instance")
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph: each bean's scope, the beans it wants and in what form, and the faults planted in it."""
+    """A random graph: the scope of each bean, its dependencies and their forms, and the planted faults."""
 
     scopes: tuple[str, ...]
     edges: tuple[tuple[int, int, str], ...]
@@ -27,7 +27,7 @@ class Plan:
 
     @property
     def held(self) -> dict[int, set[int]]:
-        """The beans that each has to hold."""
+        """Return the beans that each bean holds."""
         found: dict[int, set[int]] = {number: set() for number in range(len(self.scopes))}
         for here, there, form in self.edges:
             if form != "instance":
@@ -61,7 +61,7 @@ def plans(draw: st.DrawFn, *, sound: bool = False) -> Plan:
 
 
 class Twin:
-    """What two beans are, and so is ambiguous."""
+    """The base class of two beans, so that it is ambiguous."""
 
 
 class First(Twin):
@@ -73,7 +73,7 @@ class Second(Twin):
 
 
 class Absent:
-    """What no bean is."""
+    """A class that is not registered."""
 
 
 def build(plan: Plan) -> list[type]:
@@ -114,7 +114,7 @@ def annotation_of_fault(fault: str) -> Any:
 
 
 def reachable(held: dict[int, set[int]]) -> set[tuple[int, int]]:
-    """All pairs with a way of at least one step, by trying again and again."""
+    """Return all pairs of connected beans, by repeated extension."""
     found = {(here, there) for here, theirs in held.items() for there in theirs}
     while True:
         more = {(a, d) for (a, b), (c, d) in product(found, found) if b == c} - found
@@ -124,7 +124,7 @@ def reachable(held: dict[int, set[int]]) -> set[tuple[int, int]]:
 
 
 def captives(plan: Plan) -> set[tuple[int, int]]:
-    """Who would hold whom too long: ways that pass through dependent beans only."""
+    """Return the pairs of a bean and a shorter-lived bean that it would hold, through dependent beans only."""
     found = set()
     for start, scope in enumerate(plan.scopes):
         if scope == "dependent":
@@ -143,7 +143,7 @@ def captives(plan: Plan) -> set[tuple[int, int]]:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans())
-def test_check_finds_what_is_wrong_and_nothing_else(plan: Plan) -> None:
+def test_check_finds_exactly_the_planted_faults(plan: Plan) -> None:
     problems = Container().register(*build(plan), First, Second).check()
     texts = [f"{problem.where}: {problem.what}" for problem in problems]
     assert len(set(texts)) == len(texts)
@@ -189,7 +189,7 @@ def test_check_finds_what_is_wrong_and_nothing_else(plan: Plan) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans(sound=True))
-def test_sound_graphs_are_made_as_they_are_drawn(plan: Plan) -> None:
+def test_valid_graphs_are_created_as_declared(plan: Plan) -> None:
     classes = build(plan)
     container = Container().register(*classes)
     assert container.check() == []

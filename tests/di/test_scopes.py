@@ -53,7 +53,7 @@ def container() -> Container:
     return Container().register(Pool, Basket, Transaction, Line, Unmarked)
 
 
-async def test_an_application_bean_is_made_once() -> None:
+async def test_an_application_bean_is_created_once() -> None:
     async with container() as c:
         pool = c.get(Pool)
         async with c.request_scope():
@@ -61,7 +61,7 @@ async def test_an_application_bean_is_made_once() -> None:
             assert await c.aget(Pool) is pool
 
 
-async def test_a_request_bean_is_made_once_per_request_scope() -> None:
+async def test_a_request_bean_is_created_once_per_request_scope() -> None:
     async with container() as c:
         async with c.request_scope():
             first = c.get(Basket)
@@ -78,7 +78,7 @@ async def test_a_dependent_bean_is_created_for_each_lookup() -> None:
         assert c.get(Unmarked) is not c.get(Unmarked)
 
 
-async def test_a_call_bean_is_made_once_per_tool_call() -> None:
+async def test_a_call_bean_is_created_once_per_tool_call() -> None:
     async with container() as c, c.request_scope():
         call = internals_of(c).open_call_scope()
         with call:
@@ -92,7 +92,7 @@ async def test_a_call_bean_is_made_once_per_tool_call() -> None:
         await other.aclose(None)
 
 
-async def test_outside_a_tool_call_a_call_bean_is_made_once_per_request() -> None:
+async def test_outside_a_tool_call_a_call_bean_is_created_once_per_request() -> None:
     async with container() as c, c.request_scope():
         assert c.get(Transaction) is c.get(Transaction)
 
@@ -144,7 +144,7 @@ async def test_a_request_scope_can_be_entered_synchronously() -> None:
             assert c.get(Basket) is c.get(Basket)
 
 
-async def test_a_scope_is_entered_once() -> None:
+async def test_a_scope_can_be_entered_only_once() -> None:
     async with container() as c:
         scope = c.request_scope()
         async with scope:
@@ -165,7 +165,7 @@ async def test_tasks_and_threads_of_a_request_share_its_beans() -> None:
         assert len(set(map(id, found))) == 1
 
 
-async def test_anyio_tasks_share_them_too() -> None:
+async def test_anyio_tasks_of_a_request_share_its_beans() -> None:
     import anyio
 
     found: list[Basket] = []
@@ -196,7 +196,7 @@ async def test_a_generator_consumed_elsewhere_keeps_the_scope_of_its_context() -
         await stream.aclose()  # type: ignore[attr-defined]  # a generator behind the annotation
 
 
-async def test_two_containers_do_not_mix() -> None:
+async def test_scopes_of_two_containers_are_independent() -> None:
     async with container() as a, container() as b, a.request_scope():
         of_a = a.get(Basket)
         with pytest.raises(ScopeNotActiveError):
@@ -244,7 +244,7 @@ def test_beans_are_closed_in_reverse_order_of_creation() -> None:
         assert log == ["third", "second", "first"]
 
 
-async def test_asynchronous_beans_are_closed_too() -> None:
+async def test_async_beans_are_closed() -> None:
     log = Log()
 
     @produces(scope="application")
@@ -267,7 +267,7 @@ async def test_asynchronous_beans_are_closed_too() -> None:
     assert log == ["second", "first"]
 
 
-async def test_a_dependent_bean_is_closed_with_what_holds_it() -> None:
+async def test_a_dependent_bean_is_closed_with_its_owner() -> None:
     log = Log()
 
     @dependent
@@ -327,7 +327,7 @@ async def test_an_instance_closes_dependent_beans_with_the_current_scope() -> No
         assert log == ["part", "part"]
 
 
-async def test_dependent_beans_do_not_pile_up_in_an_application_bean() -> None:
+async def test_dependent_beans_do_not_accumulate_in_an_application_bean() -> None:
     import gc
     import weakref
 
@@ -346,7 +346,7 @@ async def test_dependent_beans_do_not_pile_up_in_an_application_bean() -> None:
         assert [each for each in made if each() is not None] == []
 
 
-async def test_all_are_closed_when_one_fails() -> None:
+async def test_all_beans_are_closed_if_one_fails_to_close() -> None:
     log = Log()
 
     @produces(scope="request")
@@ -417,7 +417,7 @@ async def test_the_exception_that_ends_a_scope_is_thrown_into_its_generators(asy
 
 
 @pytest.mark.parametrize("error", [StopIteration("a"), StopAsyncIteration("b"), KeyError("c"), KeyboardInterrupt()])
-async def test_any_exception_comes_through_the_generators_as_it_was(error: BaseException) -> None:
+async def test_exceptions_pass_through_generators_unchanged(error: BaseException) -> None:
     @produces(scope="request")
     def first() -> Iterator[int]:
         yield 1
@@ -476,7 +476,7 @@ async def test_an_exception_that_ends_the_container_is_thrown_into_application_b
     assert len(seen) == 1
 
 
-async def test_a_producer_yields_once() -> None:
+async def test_a_producer_must_yield_once() -> None:
     @produces(scope="request")
     def twice() -> Iterator[int]:
         yield 1
@@ -521,10 +521,10 @@ async def test_only_stop_methods_without_arguments_are_called() -> None:
 
 class Engine:
     def stop(self) -> None:
-        raise AssertionError("nobody but a producer's own code closes what it made")
+        raise AssertionError("only the code of a producer closes its bean")
 
 
-async def test_what_was_made_is_closed_when_the_rest_fails() -> None:
+async def test_created_beans_are_closed_if_the_creation_of_others_fails() -> None:
     log = Log()
 
     @produces(scope="request")
@@ -602,7 +602,7 @@ async def test_a_second_cancellation_during_closing_closes_everything() -> None:
         assert log == ["bytes", "float CancelledError", "str CancelledError", "int CancelledError"]
 
 
-async def test_a_cancellation_that_comes_while_closing_is_not_lost() -> None:
+async def test_a_cancellation_during_closing_is_not_lost() -> None:
     closing = asyncio.Event()
     go_on = asyncio.Event()
 
@@ -627,7 +627,7 @@ async def test_a_cancellation_that_comes_while_closing_is_not_lost() -> None:
             await task
 
 
-async def test_a_time_out_inside_a_close_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_timeout_inside_a_close_method_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolbox.di.closing.CANCELLATION_GRACE", 0.01)
     log: list[str] = []
 
@@ -646,7 +646,7 @@ async def test_a_time_out_inside_a_close_still_works(monkeypatch: pytest.MonkeyP
         assert log == ["given up"]
 
 
-async def test_an_anyio_scope_inside_a_close_still_works() -> None:
+async def test_an_anyio_scope_inside_a_close_method_works() -> None:
     import anyio
 
     log: list[str] = []
@@ -664,7 +664,7 @@ async def test_an_anyio_scope_inside_a_close_still_works() -> None:
         assert log == ["given up"]
 
 
-async def test_an_anyio_scope_that_was_cancelled_lets_everything_be_closed() -> None:
+async def test_all_beans_are_closed_in_a_cancelled_anyio_scope() -> None:
     import anyio
 
     log: list[str] = []
@@ -709,7 +709,7 @@ def _slow_to_close(log: list[str]) -> tuple[Any, ...]:
     return first, second, third
 
 
-async def test_a_cancelled_scope_stays_cancelled_when_a_close_fails(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_scope_stays_cancelled_if_a_close_method_fails(caplog: pytest.LogCaptureFixture) -> None:
     @produces(scope="request")
     async def failing() -> AsyncIterator[int]:
         try:
@@ -769,7 +769,7 @@ async def test_lookups_in_a_request_scope_that_has_ended_are_rejected() -> None:
         assert "request scope has ended" in str(errors[0])
 
 
-async def test_a_bean_that_is_finished_too_late_is_closed() -> None:
+async def test_a_bean_that_is_created_too_late_is_closed() -> None:
     log: list[str] = []
     making, go_on = asyncio.Event(), asyncio.Event()
 
@@ -790,7 +790,7 @@ async def test_a_bean_that_is_finished_too_late_is_closed() -> None:
         assert log == ["closed"]
 
 
-async def test_while_a_scope_closes_nothing_new_is_made_in_it() -> None:
+async def test_no_beans_are_created_in_a_scope_that_closes() -> None:
     seen: list[str] = []
 
     @produces(scope="request")
@@ -806,7 +806,7 @@ async def test_while_a_scope_closes_nothing_new_is_made_in_it() -> None:
     assert "has ended" in seen[0]
 
 
-async def test_a_bean_of_own_task_may_hold_a_task_group() -> None:
+async def test_a_producer_with_its_own_task_can_hold_a_task_group() -> None:
     import anyio
 
     log: list[str] = []
@@ -834,7 +834,7 @@ async def test_a_bean_of_own_task_may_hold_a_task_group() -> None:
         assert log == ["closed", "seen", "closed"]
 
 
-async def test_errors_in_an_own_task_producer_reach_the_caller() -> None:
+async def test_errors_in_a_producer_with_its_own_task_reach_the_caller() -> None:
     @produces(scope="request", own_task=True)
     async def failing() -> AsyncIterator[int]:
         raise OSError("no server")
@@ -845,7 +845,7 @@ async def test_errors_in_an_own_task_producer_reach_the_caller() -> None:
             await c.aget(int)
 
 
-async def test_an_asynchronous_bean_is_refused_in_a_scope_that_cannot_await_its_end() -> None:
+async def test_an_async_bean_is_rejected_in_a_scope_that_cannot_await_its_end() -> None:
     @produces(scope="request")
     async def session() -> AsyncIterator[int]:
         yield 1
@@ -855,7 +855,7 @@ async def test_an_asynchronous_bean_is_refused_in_a_scope_that_cannot_await_its_
             await c.aget(int)
 
 
-def test_a_synchronous_program_closes_asynchronous_beans_on_the_container_s_loop() -> None:
+def test_a_synchronous_program_closes_async_beans_on_the_containers_loop() -> None:
     log: list[tuple[str, str]] = []
 
     @produces(scope="application")
@@ -874,7 +874,7 @@ def test_a_synchronous_program_closes_asynchronous_beans_on_the_container_s_loop
     assert log == [("sync", "MainThread"), ("async", "toolbox-loop")]
 
 
-async def test_a_container_that_is_stopped_synchronously_on_a_running_loop_does_not_wait_for_it() -> None:
+async def test_stopping_synchronously_on_a_running_loop_does_not_block() -> None:
     log: list[str] = []
 
     @application_scoped
@@ -895,7 +895,7 @@ async def test_a_container_that_is_stopped_synchronously_on_a_running_loop_does_
     assert log == ["toolbox-loop"] * 3
 
 
-async def test_a_call_scope_closes_on_its_thread_what_was_made_there() -> None:
+async def test_a_call_scope_closes_beans_on_the_thread_that_created_them() -> None:
     log: list[tuple[str, int]] = []
 
     @produces(scope="call")
@@ -931,7 +931,7 @@ async def test_a_call_scope_closes_on_its_thread_what_was_made_there() -> None:
         assert log == [("connection", 0), ("session", threading.get_ident())]
 
 
-async def test_prepare_serves_a_dependent_bean_that_is_awaited() -> None:
+async def test_prepare_creates_async_dependent_beans() -> None:
     @produces(scope="dependent")
     async def client() -> int:
         return 7
@@ -949,7 +949,7 @@ async def test_prepare_serves_a_dependent_bean_that_is_awaited() -> None:
             assert c.get(int) == 7
 
 
-async def test_a_task_group_may_span_a_yield_when_one_task_makes_and_closes_it() -> None:
+async def test_a_task_group_can_span_a_yield_if_one_task_creates_and_closes_it() -> None:
     import anyio
     from anyio.abc import TaskGroup
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Made(Counter[str]):
-    """How often each thing was made and closed."""
+    """Counts how often each bean was created and closed."""
 
 
 @application_scoped
@@ -80,7 +80,7 @@ BASKETS: weakref.WeakSet[Basket] = weakref.WeakSet()
 CLOSED: list[int] = []
 
 
-async def test_sixty_four_threads_and_a_thousand_tasks() -> None:
+async def test_many_threads_and_tasks_create_each_bean_once() -> None:
     made = Made()
     CLOSED.clear()
     container = Container().register(Pool, engine, session, Basket, Line, Order, Call).register_instance(made)
@@ -140,7 +140,7 @@ async def test_many_threads_share_one_request() -> None:
                 assert len({id(each) for each in found[:-1]} | {id(found[-1].basket)}) == 1
 
 
-async def test_scopes_leave_nothing_behind() -> None:
+async def test_scopes_leave_no_objects_behind() -> None:
     @request_scoped
     class Bean:
         pass
