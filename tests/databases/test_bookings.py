@@ -72,7 +72,7 @@ async def statuses(container: Container) -> dict[int, Status]:
         (99, "Speedy McWheels has no booking 99"),
     ],
 )
-async def test_what_the_rules_are_against_is_not_cancelled(database_url: str, number: int, why: str) -> None:
+async def test_a_cancellation_against_the_rules_is_rejected(database_url: str, number: int, why: str) -> None:
     async with desk(database_url) as container:
         before = await statuses(container)
         [told] = await tell(container, "a", tool_call("cancel_booking", {"booking_id": number, **SPEEDY}))
@@ -123,7 +123,7 @@ async def add_cars_and_bookings(engine: AsyncEngine) -> list[int]:
         return [row.id for row in rows]
 
 
-async def test_200_customers_at_once_lose_no_update_and_leave_nothing_open(postgres_url: str) -> None:
+async def test_200_concurrent_customers_lose_no_update_and_leave_no_connection_open(postgres_url: str) -> None:
     """100 want one of 25 cars; 100 cancel one of 40 bookings, most of them one that others cancel as well."""
     async with desk(postgres_url) as container:
         engine = container.get(AsyncEngine)

@@ -104,7 +104,7 @@ async def test_a_containers_own_engine_serves_its_sessions(database_url: str) ->
         ("postgresql+asyncpg://h/d", "postgresql+asyncpg", "postgresql+psycopg"),
     ],
 )
-async def test_one_address_serves_both_kinds_of_engine(url: str, asynchronous: str, synchronous: str) -> None:
+async def test_one_url_works_for_sync_and_async_engines(url: str, asynchronous: str, synchronous: str) -> None:
     pytest.importorskip("psycopg")
     async with sql.open_engine(url) as engine:
         assert engine.url.drivername == asynchronous
@@ -112,7 +112,7 @@ async def test_one_address_serves_both_kinds_of_engine(url: str, asynchronous: s
         assert sync_engine.url.drivername == synchronous
 
 
-async def test_another_database_is_left_to_sqlalchemy() -> None:
+async def test_other_databases_keep_the_defaults_of_sqlalchemy() -> None:
     with pytest.raises(ModuleNotFoundError, match="aiomysql"):
         async with sql.open_engine("mysql+aiomysql://h/d"):
             pass

@@ -51,7 +51,7 @@ async def test_a_conversation_outlives_its_container(database_url: str) -> None:
     assert model.requests[0].messages == (UserMessage("hi"), AiMessage("hello"), UserMessage("and now?"))
 
 
-async def test_nothing_is_open_while_the_model_thinks(database_url: str) -> None:
+async def test_no_transaction_is_open_while_the_model_replies(database_url: str) -> None:
     async def reply(request: ChatRequest) -> str:
         engine = container.get(AsyncEngine)
         if engine.dialect.name == "postgresql":
@@ -104,7 +104,7 @@ async def test_a_long_write_of_a_tool_in_sqlite_does_not_lose_the_conversation(s
         assert len(await container.chat_memory(Working, "room 7").messages()) == 4
 
 
-async def test_a_call_that_lost_its_conversation_fails_and_is_not_kept(database_url: str, another_writes: Any) -> None:
+async def test_a_call_that_lost_its_lease_fails_and_writes_nothing(database_url: str, another_writes: Any) -> None:
     key = ChatMemoryKey.of(Assistant, "room 7")
 
     @produces(scope="application")
@@ -133,7 +133,7 @@ def test_a_conversation_can_be_used_on_another_loop_than_the_containers(database
         assert asyncio.run(memory.messages()) == []
 
 
-def test_a_use_of_a_conversation_on_another_loop_is_refused_within_a_call_of_it() -> None:
+def test_using_a_conversation_inside_its_own_call_on_another_loop_is_rejected() -> None:
     refused: list[str] = []
 
     async def reply(request: ChatRequest) -> str:

@@ -113,7 +113,7 @@ async def test_two_processes_write_one_conversation_and_lose_nothing(
 @pytest.mark.parametrize(
     ("note", "where", "kept"), [("never committed", "in the tool", []), ("committed", "after the tool", ["committed"])]
 )
-async def test_a_process_is_killed_and_another_goes_on(
+async def test_another_process_continues_after_one_is_killed(
     places: tuple[str, str],
     engine: AsyncEngine,
     here: Container,

@@ -63,7 +63,7 @@ async def other(stores: Callable[[], Awaitable[RunStore]]) -> RunStore:
     return await stores()
 
 
-async def test_a_run_comes_back_as_it_was(store: RunStore, other: RunStore) -> None:
+async def test_a_stored_run_is_read_unchanged(store: RunStore, other: RunStore) -> None:
     run = new_run(conversation="room 7", document='{"text": "ä 🦜 \\u0000 \'quoted\' \\\\"}')
     before = datetime.now(UTC) - timedelta(seconds=1)
 
@@ -229,7 +229,7 @@ async def test_an_owner_that_is_only_late_keeps_its_run(store: RunStore, other: 
     assert await other.acquire(run.id, "other") is None
 
 
-async def test_a_released_run_is_free_at_once(store: RunStore, other: RunStore) -> None:
+async def test_a_released_run_is_available_immediately(store: RunStore, other: RunStore) -> None:
     run = new_run()
     await store.create(run, owner="one")
 
@@ -256,7 +256,7 @@ async def test_only_running_runs_are_taken_over(store: RunStore, other: RunStore
 # --- changes from elsewhere
 
 
-async def test_of_two_changes_one_wins(store: RunStore, other: RunStore) -> None:
+async def test_one_of_two_concurrent_changes_wins(store: RunStore, other: RunStore) -> None:
     run = new_run()
     await store.create(run, owner="one")
     await store.append(run.id, 1, [], RunChanges(status="suspended"))
@@ -284,7 +284,7 @@ async def test_of_two_changes_one_wins(store: RunStore, other: RunStore) -> None
     await store.append(run.id, 2, [StoredRecord("0", "result", "a")])
 
 
-async def test_a_resumed_run_without_an_owner_is_free_at_once(store: RunStore, other: RunStore) -> None:
+async def test_a_resumed_run_without_an_owner_is_available_immediately(store: RunStore, other: RunStore) -> None:
     run = new_run()
     await store.create(run, owner="one")
     await store.append(run.id, 1, [], RunChanges(status="suspended"))
@@ -462,7 +462,7 @@ async def test_ten_thousand_suspended_runs_stay_fast(database_url: str) -> None:
 # --- databases
 
 
-async def test_a_database_that_no_program_has_used_is_prepared_by_all_at_once(database_url: str) -> None:
+async def test_concurrent_programs_can_prepare_a_new_database(database_url: str) -> None:
     async with AsyncExitStack() as stack:
         stores = [SqlRunStore(await stack.enter_async_context(sql.open_engine(database_url))) for _ in range(6)]
 
@@ -546,7 +546,7 @@ async def test_the_stores_database_is_recognized(sqlite_url: str, postgres_url: 
             assert store.uses(connection.sync_connection)
 
 
-async def test_mistakes_are_named() -> None:
+async def test_invalid_declarations_are_reported() -> None:
     with pytest.raises(TypeError, match="SqlRunStore needs an AsyncEngine"):
         SqlRunStore(create_engine("sqlite://"))  # type: ignore[arg-type]
     engine = create_async_engine("sqlite+aiosqlite://")
@@ -555,7 +555,7 @@ async def test_mistakes_are_named() -> None:
             SqlRunStore(engine, lease=lease)
 
 
-async def test_a_newer_database_is_left_alone(database_url: str) -> None:
+async def test_a_database_with_a_newer_schema_is_not_changed(database_url: str) -> None:
     async with sql.open_engine(database_url) as engine:
         await SqlRunStore(engine).open()
         async with engine.begin() as connection:

@@ -26,7 +26,7 @@ def broken(connection: Connection) -> None:
     raise LookupError("half done")
 
 
-async def test_a_database_takes_each_step_once(database_url: str) -> None:
+async def test_a_database_applies_each_migration_once(database_url: str) -> None:
     async with sql.open_engine(database_url) as engine:
         await migrate(engine, "things", [first])
         await migrate(engine, "things", [first, second])

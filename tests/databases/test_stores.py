@@ -91,9 +91,7 @@ async def test_messages_are_replaced_and_forgotten(new_store: Any, key: ChatMemo
 
 
 @pytest.mark.parametrize("memory_id", ["", " ", "a:b", "{x}", "}", "%s", "'; --", "日本", "x" * 1000])
-async def test_any_text_is_a_memory_id_and_means_itself_only(
-    new_store: Any, key: ChatMemoryKey, memory_id: str
-) -> None:
+async def test_memory_ids_can_be_any_text_and_never_collide(new_store: Any, key: ChatMemoryKey, memory_id: str) -> None:
     store = await new_store()
     odd = ChatMemoryKey(f"{key.service}.{key.memory_id}", memory_id)
 
@@ -228,7 +226,7 @@ async def test_a_lease_that_another_has_taken_is_not_renewed(new_store: Any, key
 
 
 @pytest.mark.parametrize("steps", range(8))
-async def test_given_up_at_any_moment_the_conversation_is_free_again(
+async def test_a_conversation_is_released_after_cancellation_at_any_moment(
     new_store: Any, key: ChatMemoryKey, steps: int
 ) -> None:
     store, other = await new_store(), await new_store()
@@ -270,7 +268,7 @@ def test_stores_reject_arguments_that_are_not_connections(store: Any) -> None:
         store("sqlite:///conversations.db")
 
 
-async def test_a_database_that_is_not_there_is_named_without_its_password() -> None:
+async def test_the_error_of_an_unreachable_database_hides_the_password() -> None:
     async with sql.open_engine("postgresql://shop:sesame@127.0.0.1:1/shop") as engine:
         with pytest.raises(OSError, match=r"127\.0\.0\.1") as caught:
             await SqlChatMemoryStore(engine).get_messages(ChatMemoryKey("service", "room 7"))

@@ -129,7 +129,7 @@ async def test_transactions_are_committed_before_the_model_gets_the_result(new_c
         assert (await container.get(Assistant).chat("?")).content == "['a'] 0"
 
 
-async def test_nothing_of_a_failed_tool_is_kept(new_container: NewContainer) -> None:
+async def test_a_failed_tool_is_rolled_back(new_container: NewContainer) -> None:
     replies = [tool_call("add_and_fail", {"note": "a"}), tool_call("add", {"note": "b"}), "done"]
     container = new_container(Assistant, replies=replies)
     async with started(container):
@@ -139,7 +139,7 @@ async def test_nothing_of_a_failed_tool_is_kept(new_container: NewContainer) -> 
         assert await notes_in(container) == ["b"]
 
 
-async def test_nothing_of_an_aborted_tool_is_kept(new_container: NewContainer) -> None:
+async def test_an_aborted_tool_is_rolled_back(new_container: NewContainer) -> None:
     container = new_container(Assistant, replies=[tool_call("add_and_abort", {"note": "a"})])
     async with started(container):
         with pytest.raises(ToolAbort, match="stop"):
@@ -148,7 +148,7 @@ async def test_nothing_of_an_aborted_tool_is_kept(new_container: NewContainer) -
         assert await notes_in(container) == []
 
 
-async def test_nothing_of_a_cancelled_tool_is_kept(new_container: NewContainer) -> None:
+async def test_a_cancelled_tool_is_rolled_back(new_container: NewContainer) -> None:
     waiting = Notes.waiting = asyncio.Event()
     container = new_container(Assistant, replies=[tool_call("add_and_wait", {"note": "a"})])
     async with started(container):
@@ -161,7 +161,7 @@ async def test_nothing_of_a_cancelled_tool_is_kept(new_container: NewContainer) 
         assert await notes_in(container) == []
 
 
-async def test_nothing_is_kept_of_a_tool_whose_thread_came_too_late(new_container: NewContainer) -> None:
+async def test_the_work_of_an_abandoned_tool_is_rolled_back(new_container: NewContainer) -> None:
     told, ended = threading.Event(), threading.Event()
 
     @tool(timeout=0.1)
@@ -193,7 +193,7 @@ async def test_nothing_is_kept_of_a_tool_whose_thread_came_too_late(new_containe
         assert await notes_in(container) == []
 
 
-async def test_without_it_nothing_is_committed(new_container: NewContainer) -> None:
+async def test_work_without_transactional_is_not_committed(new_container: NewContainer) -> None:
     container = new_container(Assistant, replies=[tool_call("forget_to_commit", {"note": "a"}), "done"])
     async with started(container):
         await container.get(Assistant).chat("?")
@@ -474,7 +474,7 @@ def test_synchronous_code_has_the_same(new_container: NewContainer) -> None:
 # --- which session
 
 
-async def test_without_a_container_a_session_is_given_as_any_other_argument(database_url: str) -> None:
+async def test_without_a_container_the_session_is_an_ordinary_argument(database_url: str) -> None:
     @sql.transactional
     async def create(session: AsyncSession) -> None:
         await session.execute(text("CREATE TABLE notes (note VARCHAR)"))
@@ -488,7 +488,7 @@ async def test_without_a_container_a_session_is_given_as_any_other_argument(data
             assert (await connection.scalars(text("SELECT note FROM notes"))).all() == ["a"]
 
 
-async def test_of_two_sessions_one_must_be_meant(new_container: NewContainer, sqlite_url: str) -> None:
+async def test_two_sessions_among_the_arguments_are_rejected(new_container: NewContainer, sqlite_url: str) -> None:
     @produces(scope="application", name="audit_engine")
     async def audit_engine() -> AsyncIterator[AsyncEngine]:
         async with sql.open_engine("sqlite://") as engine:

@@ -175,7 +175,7 @@ async def test_a_limit_of_0_refuses_the_first_call() -> None:
     assert model.requests == []
 
 
-async def test_of_a_reply_with_too_many_tool_calls_none_runs() -> None:
+async def test_no_tool_runs_if_a_reply_has_too_many_calls() -> None:
     service = assistant(asks(NOTE, NOTE, NOTE), says("never"), **limits(tool_calls=2))
     with pytest.raises(UsageLimitExceededError) as caught:
         await service.ask("q")

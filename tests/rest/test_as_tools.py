@@ -58,7 +58,7 @@ async def test_a_method_is_a_tool_like_any_other(server) -> None:
     assert server.last.query == [("days", "7"), ("latitude", "49.5")]
 
 
-async def test_of_a_whole_response_the_model_reads_the_body(server) -> None:
+async def test_the_model_reads_the_body_of_a_response(server) -> None:
     server.answer([{"high": 1.0}])
     weather = rest.create_rest_client(Weather, url=server.url)
     [executor] = [executor for spec, executor in tools_from(weather).items() if spec.name == "whole"]

@@ -127,7 +127,7 @@ async def test_compressed_bodies_are_read_only_when_the_program_asks_for_them(se
         await asking.raw()
 
 
-async def test_a_bomb_in_a_stream_comes_in_pieces(server) -> None:
+async def test_a_compressed_bomb_in_a_stream_is_decoded_in_pieces(server) -> None:
     server.answer(Answer(gzip.compress(bytes(4 * 2**20)), headers={"Content-Encoding": "gzip"}))
     client = rest.create_rest_client(
         Bounded, url=server.url, max_reply_bytes=2**20, headers={"Accept-Encoding": "gzip"}

@@ -35,7 +35,7 @@ def test_the_decorator_returns_the_same_class_and_subclasses_are_not_clients() -
     assert rest.register_rest_client(Plain) is Plain
 
 
-def test_without_a_url_the_problem_names_the_ways_to_give_one() -> None:
+def test_the_problem_of_a_missing_url_lists_the_ways_to_set_one() -> None:
     @rest.register_rest_client(config_key="open-meteo.v1")
     class Weather(Protocol):
         @rest.get("/x")
@@ -79,7 +79,7 @@ def test_bodies_of_get_head_and_delete_are_problems(verb) -> None:
     assert "thing" in problem.what
 
 
-def test_all_problems_of_a_class_are_said_at_once() -> None:
+def test_all_problems_of_a_class_are_reported_together() -> None:
     @rest.register_rest_client(path="/v1")
     class Api(Protocol):
         @rest.get("/a/{missing}")
@@ -251,7 +251,7 @@ def test_a_class_path_may_name_parameters(server) -> None:
     assert server.last.path == "/a%20b/v1/x"
 
 
-def test_the_url_of_the_decorator_serves_where_the_settings_have_none(server) -> None:
+def test_the_url_of_the_decorator_is_used_without_a_setting(server) -> None:
     @rest.register_rest_client(base_url=server.url)
     class Api(Protocol):
         @rest.get("/x")

@@ -87,7 +87,7 @@ async def test_settings_may_be_made_by_a_producer(server) -> None:
     assert len(server.received) == 1
 
 
-def test_every_setting_can_be_said_in_the_environment(monkeypatch) -> None:
+def test_every_setting_can_be_set_in_the_environment(monkeypatch) -> None:
     for name, value in {
         "URL": "http://127.0.0.1:1",
         "VERIFY": "false",
@@ -109,7 +109,7 @@ def test_every_setting_can_be_said_in_the_environment(monkeypatch) -> None:
     assert settings.max_connections == 5
 
 
-def test_without_a_url_start_is_refused_and_names_the_ways() -> None:
+def test_start_without_a_url_fails_and_lists_the_ways_to_set_one() -> None:
     [problem] = Container(settings=ToolboxSettings(rest={})).register(Weather).check()
 
     assert problem.where == "Weather"

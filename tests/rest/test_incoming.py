@@ -64,9 +64,7 @@ def test_a_request_without_them_sends_none(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("names", "sent"), [(None, None), ("baggage", "user=ann")])
-def test_baggage_goes_to_other_services_only_when_it_is_named(
-    server: Server, names: str | None, sent: str | None
-) -> None:
+def test_baggage_is_sent_only_if_it_is_named(server: Server, names: str | None, sent: str | None) -> None:
     from opentelemetry import baggage, context
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -84,7 +82,7 @@ def test_baggage_goes_to_other_services_only_when_it_is_named(
     assert server.last.header("traceparent") is not None
 
 
-def test_without_names_nothing_of_a_span_is_sent(server: Server) -> None:
+def test_span_headers_are_sent_only_if_they_are_named(server: Server) -> None:
     from opentelemetry.sdk.trace import TracerProvider
 
     server.answer("sunny")

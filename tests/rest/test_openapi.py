@@ -185,7 +185,7 @@ async def test_bodies_are_sent_as_json_or_as_a_form(server) -> None:
     assert server.last.body == b"user=a%20b"
 
 
-async def test_missing_arguments_are_said_before_anything_is_sent(server) -> None:
+async def test_missing_arguments_are_reported_before_a_request_is_sent(server) -> None:
     _, executor = tools_by_name(STORE, server.url)["getPet"]
 
     with pytest.raises(ToolArgumentsError, match="X-Tenant"):

@@ -81,7 +81,7 @@ async def test_an_api_key_does_not_follow_to_another_host(server, other_server) 
     assert "k3y-one" not in str(other_server.last)
 
 
-async def test_credentials_do_not_come_back_with_a_redirect_from_another_host(server, other_server) -> None:
+async def test_credentials_are_not_sent_again_after_a_redirect_from_another_host(server, other_server) -> None:
     server.answer(redirect(f"{other_server.url}/there"), "home")
     other_server.answer(redirect(f"{server.url}/home"))
     moving = rest.create_rest_client(Moving, url=server.url, follow_redirects=True, bearer_token="t0ken")

@@ -196,7 +196,7 @@ def test_a_list_of_models_is_the_body(server) -> None:
     assert [each["itemName"] for each in server.last.json] == ["a", "b"]
 
 
-def test_bytes_come_back_as_they_are(server) -> None:
+def test_bytes_are_returned_unchanged(server) -> None:
     server.answer(b"\x00\xff")
     orders = rest.create_rest_client(Orders, url=server.url)
 
@@ -212,7 +212,7 @@ def test_a_model_in_the_query_gives_its_fields(server) -> None:
     assert server.last.query == [("status", "open"), ("status", "late")]
 
 
-def test_text_and_bytes_are_bodies_as_they_are(server) -> None:
+def test_text_and_bytes_are_sent_unchanged(server) -> None:
     orders = rest.create_rest_client(Orders, url=server.url)
 
     orders.note("grüße")

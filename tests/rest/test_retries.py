@@ -92,7 +92,7 @@ async def test_other_failures_are_not_sent_again(server, status) -> None:
     assert len(server.received) == 1
 
 
-async def test_without_retries_in_the_settings_nothing_is_sent_again(server) -> None:
+async def test_requests_are_not_repeated_without_retries_in_the_settings(server) -> None:
     server.answer(Answer("", 503))
     flaky = rest.create_rest_client(Flaky, url=server.url)
 

@@ -92,7 +92,7 @@ async def test_a_hostile_value_stays_one_segment_and_one_parameter(server, value
 
 @given(value=st.text(min_size=1))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_arrives_as_it_was_in_the_one_segment(server, value) -> None:
+def test_path_values_arrive_unchanged_in_one_segment(server, value) -> None:
     from urllib.parse import unquote
 
     @rest.register_rest_client(config_key="safe")
@@ -176,7 +176,7 @@ async def test_a_header_cannot_hold_a_line_end(server, value) -> None:
 
 
 @pytest.mark.parametrize("value", ["a; admin=1", "a\r\nX: 1", "a,b", 'a"', "a b", "ü"])
-async def test_a_cookie_cannot_hold_another(server, value) -> None:
+async def test_a_cookie_value_cannot_add_another_cookie(server, value) -> None:
     api = rest.create_rest_client(Api, url=server.url)
 
     with pytest.raises(RestClientError):
@@ -195,7 +195,7 @@ async def test_a_mapping_cannot_replace_a_fixed_parameter(server) -> None:
     assert server.last.query == [("key", "k"), ("a&b", "c=d")]
 
 
-async def test_a_url_that_is_too_long_is_an_error_of_ours(server) -> None:
+async def test_a_url_that_is_too_long_is_reported(server) -> None:
     api = rest.create_rest_client(Api, url=server.url)
 
     with pytest.raises(RestClientError, match="too long"):

@@ -92,7 +92,7 @@ async def test_an_event_has_its_name_and_id(server) -> None:
     assert server.last.header("Accept") == "text/event-stream"
 
 
-async def test_bytes_come_through_as_they_are(server) -> None:
+async def test_bytes_are_passed_on_unchanged(server) -> None:
     server.answer(Answer(iter([b"\x00\xff", b"\x01"])))
     ticks = rest.create_rest_client(Ticks, url=server.url)
 

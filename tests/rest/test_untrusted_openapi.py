@@ -253,7 +253,7 @@ async def test_bodies_are_validated_and_forms_hold_declared_fields_only(server) 
     assert len(server.received) == 2
 
 
-async def test_a_pattern_that_takes_for_ever_does_not(server) -> None:
+async def test_a_slow_pattern_does_not_block(server) -> None:
     tools = tools_from_openapi(document(query({"type": "string", "pattern": "^(a+)+$"})), server.url)
     started = time.monotonic()
 
@@ -263,7 +263,7 @@ async def test_a_pattern_that_takes_for_ever_does_not(server) -> None:
     assert time.monotonic() - started < 5
 
 
-async def test_a_type_that_refers_to_itself_at_once_is_an_error_of_ours(server) -> None:
+async def test_a_directly_recursive_type_is_reported(server) -> None:
     components = {"schemas": {"A": {"$ref": "#/components/schemas/B"}, "B": {"$ref": "#/components/schemas/A"}}}
     tools = tools_from_openapi(document(query({"$ref": "#/components/schemas/A"}), components=components), server.url)
 

@@ -46,7 +46,7 @@ EVENTS: list[Any] = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda each: type(each).__name__)
-def test_an_event_comes_back_as_it_was(event: Any) -> None:
+def test_a_stored_event_is_read_unchanged(event: Any) -> None:
     assert event_from_json(event_to_json(event)) == event
 
 
@@ -84,7 +84,7 @@ async def end(store: InMemoryRunStore) -> None:
     await store.append("run", 1, [], RunChanges(status="failed"))
 
 
-async def test_a_reader_gets_what_was_and_what_comes(store: InMemoryRunStore) -> None:
+async def test_a_reader_gets_past_and_future_events(store: InMemoryRunStore) -> None:
     await store.add_events("run", 1, [event_to_json(PartialResponse("a"))])
     reader = following(store)
     first = await anext(reader)
@@ -143,7 +143,7 @@ async def test_a_run_without_events_has_an_end(store: InMemoryRunStore) -> None:
     assert [each.number async for each in following(store, 1)] == []
 
 
-async def test_more_events_than_one_reading_takes(store: InMemoryRunStore) -> None:
+async def test_events_are_read_in_several_batches(store: InMemoryRunStore) -> None:
     await store.add_events("run", 1, [event_to_json(PartialResponse("a"))] * 1201)
     await end(store)
 

@@ -481,7 +481,7 @@ async def test_the_largest_declared_budget_counts() -> None:
     assert await create_ai_service(Shop, chat_model=model).patient("hello") == "fine!"
 
 
-async def test_a_budget_of_zero_never_asks_again() -> None:
+async def test_a_retry_budget_of_zero_disables_retries() -> None:
     @register_ai_service
     class Strict(Protocol):
         @output_guardrails(Polite, max_retries=0)
@@ -780,7 +780,7 @@ def test_without_a_container_a_guardrail_that_needs_arguments_is_a_problem() -> 
         create_ai_service(guarded(Needy), chat_model=ScriptedChatModel([]))
 
 
-def test_decorators_without_names_or_parentheses_are_refused_at_once() -> None:
+def test_decorators_without_names_or_parentheses_are_rejected() -> None:
     with pytest.raises(TypeError, match="names nothing"):
         input_guardrails()
     with pytest.raises(TypeError, match="with parentheses"):
