@@ -546,7 +546,7 @@ async def test_the_stores_database_is_recognized(sqlite_url: str, postgres_url: 
             assert store.uses(connection.sync_connection)
 
 
-async def test_invalid_declarations_are_reported() -> None:
+async def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(TypeError, match="SqlRunStore needs an AsyncEngine"):
         SqlRunStore(create_engine("sqlite://"))  # type: ignore[arg-type]
     engine = create_async_engine("sqlite+aiosqlite://")

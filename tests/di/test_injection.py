@@ -256,7 +256,7 @@ async def test_instances_of_named_beans_are_found_by_name() -> None:
         assert c.get(Shop).card.get() is c.get(Payments, "card")
 
 
-async def test_an_optional_instance_of_a_missing_bean_is_none() -> None:
+async def test_optional_instances_of_missing_beans_keep_their_default() -> None:
     no_shape: Any = object()
 
     class Shop:

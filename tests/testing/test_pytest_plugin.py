@@ -172,7 +172,7 @@ ASYNC_TEST = """
         assert toolbox_container.get(Basket).user == "ann"
         assert container.is_started
 
-    def test_no_tasks_or_threads_remain():
+    def test_the_container_is_stopped_after_the_module():
         assert not container.is_started
 """
 
