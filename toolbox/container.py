@@ -150,13 +150,15 @@ class Container:
         """Return True if `scan` registers this object."""
         from .rest.annotations import client_mark_of
         from .services.declaration import service_options_of
+        from .tools.marks import mcp_marked
         from .tools.sources import bean_types
 
         if isinstance(member, type):
             marks = (scope_mark_of(member), service_options_of(member), client_mark_of(member))
             is_marked = any(mark is not None for mark in marks) or GLOBAL_INTERCEPTOR_MARK in vars(member)
             # Subclasses offer the tools of an abstract class.
-            return is_marked or (bool(bean_types([member])) and not inspect.isabstract(member))
+            offers = bool(bean_types([member])) or bool(mcp_marked(member))
+            return is_marked or (offers and not inspect.isabstract(member))
         return producer_mark_of(member) is not None
 
     def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
@@ -575,6 +577,16 @@ class ContainerInternals:
 
         graph = self._container._read()[1].graph
         return bean_types(dict.fromkeys(each.provides for each in graph.definitions))
+
+    def mcp_beans(self) -> tuple[type[Any], ...]:
+        """Return the bean classes that have tools, resources or prompts for MCP clients, in registration order."""
+        from .tools.marks import mcp_marked
+        from .tools.sources import bean_types
+
+        graph = self._container._read()[1].graph
+        classes = dict.fromkeys(each.provides for each in graph.definitions)
+        with_tools = set(bean_types(classes))
+        return tuple(each for each in classes if each in with_tools or (isinstance(each, type) and mcp_marked(each)))
 
     def describe(self) -> tuple[BeanDescription, ...]:
         """Return all beans in registration order, for tools that show the graph."""

@@ -31,8 +31,8 @@ def mount_mcp(
 
         mount_mcp(app, container, [Orders], dependencies=[Depends(authenticate)])
 
-    `tools` are classes, functions, instances, AI services, or single tools of them, such as `Orders.find`. `name` is
-    the server's name in the protocol.
+    `tools` are classes, functions, instances, AI services, or single tools of them, such as `Orders.find`. Their
+    resources and prompts (`@mcp_resource`, `@mcp_prompt`) are served too. `name` is the server's name in the protocol.
 
     `dependencies` run before each request, like those of a route. The dependencies of `FastAPI(dependencies=[…])` do
     not run here. Requests must use a local host name or one of `allowed_hosts`: `example.org` or `example.org:*`.
@@ -122,8 +122,11 @@ class _McpApplication:
             from mcp.server.transport_security import TransportSecuritySettings
 
             from toolbox.mcp import mcp_server_of
+            from toolbox.mcp.serving import reports_progress
 
             server = mcp_server_of(self._container, self.tools, self._name)
+            # Only a stream of events can carry progress; without it, a plain JSON reply suits every client.
+            is_plain = not reports_progress(self.tools, self._container)
             local = ["127.0.0.1", "127.0.0.1:*", "localhost", "localhost:*", "[::1]", "[::1]:*"]
             security = TransportSecuritySettings(
                 allowed_hosts=[*local, *self._hosts],
@@ -132,7 +135,7 @@ class _McpApplication:
                 ],
             )
             asgi = server.streamable_http_app(
-                streamable_http_path="/", stateless_http=True, json_response=True, transport_security=security
+                streamable_http_path="/", stateless_http=True, json_response=is_plain, transport_security=security
             )
             async with lifespan(app) as state, server.session_manager.run():
                 self._app = asgi

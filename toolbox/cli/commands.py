@@ -256,18 +256,18 @@ def serve_mcp(
         list[str] | None,
         typer.Option(
             help="Tools to serve: module:Class, module:Class.method, module:function or module:object; repeatable. "
-            "Default: all tools of all beans."
+            "Default: all tools, resources and prompts of all beans."
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="The server's name.")] = "toolbox",
 ) -> None:
-    """Serve a container's tools as an MCP server on standard input and output."""
+    """Serve a container's tools, resources and prompts as an MCP server on standard input and output."""
     import asyncio
 
     with redirect_stdout(sys.stderr):  # standard output is for the MCP protocol only
         container = load_container(target)
         internals_of(container).take_over_runs(False)
-        sources = [_tool_source(each) for each in tools or ()] or list(internals_of(container).tool_beans())
+        sources = [_tool_source(each) for each in tools or ()] or list(internals_of(container).mcp_beans())
     if not sources:
         fail(f"{target} has no bean with tools; add some with --tools module:Class")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .resources import mcp_prompt, mcp_resource
 from .servers import McpServer, McpServers, mcp_server, mcp_toolbox, mcp_tools
 from .serving import mcp_server_of, serve_stdio
 from .session import (
@@ -26,6 +27,8 @@ __all__ = [
     "McpServers",
     "McpTimeoutError",
     "McpToolChanged",
+    "mcp_prompt",
+    "mcp_resource",
     "mcp_server",
     "mcp_server_of",
     "mcp_toolbox",

@@ -5,29 +5,47 @@ Not here: mounting the server in FastAPI (`toolbox_fastapi`), tools of other MCP
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import redirect_stdout
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
-from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutionResultMessage
+from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutionResultMessage, ToolProgress
 from ..container import Container, internals_of
 from ..contents import CONTENT_TYPES, TextContent
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolAbort
 from ..execution.markers import non_blocking
 from ..json_text import compact_json
+from ..security import identity_in
 from ..signatures import EMPTY, Unresolved
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model
+from ..tools.marks import tool_mark_of
 from ..tools.members import Member, members_of, read_member
 from ..tools.pipeline import Tool
-from ..tools.sources import bean_types, clashes, read_tools
+from ..tools.sources import AiServiceTool, bean_types, clashes, is_function, read_tools
+from ..validation_text import brief
 from .blocks import block_of
+from .resources import (
+    OfferedPrompt,
+    OfferedResource,
+    Offers,
+    list_of_prompts,
+    list_of_resources,
+    list_of_templates,
+    mark_of,
+    marked_members,
+    prompt_answer,
+    resource_answer,
+)
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -35,7 +53,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("toolbox.mcp")
 
+Offer = TypeVar("Offer")
+
 INTERNAL_ERROR = -32603
+INVALID_PARAMS = -32602
+MAX_WAITING_PROGRESS = 100
+"""Reports of progress that wait for a slow client; older ones are dropped."""
 
 
 class McpEndpoint:
@@ -51,29 +74,62 @@ class ToolMember:
 
 
 def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolbox") -> Server[Any]:
-    """Return an `mcp.server.Server` that offers `tools`.
+    """Return an `mcp.server.Server` that offers `tools`, and the resources and prompts beside them.
 
         server = mcp_server_of(container, [Orders, Stock.count])
 
-    `tools` are classes, functions, instances, services, or single tools such as `Orders.find`. `name` is the server's
-    name for clients. Call this function before the container starts, because classes in `tools` become beans; tool
-    calls need the started container. Raises `IllegalConfigurationError` if an item is not a tool.
+    `tools` are classes, functions, instances, services, or single tools such as `Orders.find`. Methods of them that are
+    marked with `@mcp_resource` or `@mcp_prompt` are offered too. `name` is the server's name for clients. Call this
+    function before the container starts, because classes in `tools` become beans; calls need the started container.
+    Raises `IllegalConfigurationError` if an item has nothing to offer.
     """
     from mcp.server import Server
 
     where = f"MCP server {name!r}"
     sources = tuple(_with_owner(each, container) for each in tools)
     read: list[Tool] = []
+    offers = Offers()
     problems: list[Problem] = []
     for source in sources:
-        read += _read(source, where, problems)
+        read += _read(source, offers, where, problems)
     problems += clashes(read, where)
+    problems += offers.clashes(where)
+    problems += _approval_problems(read)
     if problems:
         raise IllegalConfigurationError(problems)
-    beans = bean_types([each.owner if isinstance(each, ToolMember) else each for each in sources])
-    container.register(*(each for each in dict.fromkeys(beans) if not internals_of(container).knows(each)))
-    handlers = _Handlers(container, read)
-    return Server(name, on_list_tools=handlers.list_tools, on_call_tool=handlers.call_tool)
+    owners = [each.owner if isinstance(each, ToolMember) else each for each in sources]
+    beans = dict.fromkeys((*bean_types(owners), *filter(_has_bean_offers, owners)))
+    container.register(*(each for each in beans if not internals_of(container).knows(each)))
+    handlers = _Handlers(container, read, offers)
+    more: dict[str, Any] = {}
+    if read or not (offers.resources or offers.prompts):
+        more |= {"on_list_tools": handlers.list_tools, "on_call_tool": handlers.call_tool}
+    if offers.resources:
+        more |= {
+            "on_list_resources": handlers.list_resources,
+            "on_list_resource_templates": handlers.list_templates,
+            "on_read_resource": handlers.read_resource,
+        }
+    if offers.prompts:
+        more |= {"on_list_prompts": handlers.list_prompts, "on_get_prompt": handlers.get_prompt}
+    return Server(name, **more)
+
+
+def _approval_problems(tools: Iterable[Tool]) -> Iterator[Problem]:
+    """Yield a problem for each tool that a client could call without the approval that it needs."""
+    for each in tools:
+        if each.requires_approval is not False:
+            fix = "leave it out, or serve an AI service that offers it"
+            yield Problem(each.where, "needs approval, which MCP clients cannot give", fix)
+
+
+def reports_progress(tools: Iterable[Any], container: Container) -> bool:
+    """Return True if one of `tools`, or a resource or prompt beside them, reports its progress to clients."""
+    offers = Offers()
+    found = [tool for each in tools for tool in _read(_with_owner(each, container), offers, "", [])]
+    found += [each.tool for each in offers.resources]
+    found += [each.tool for each in offers.prompts]
+    return any(each.progress_names for each in found)
 
 
 async def serve_stdio(container: Container, tools: Iterable[Any], name: str = "toolbox") -> None:
@@ -96,22 +152,61 @@ async def serve_stdio(container: Container, tools: Iterable[Any], name: str = "t
 # --- single tools of a class
 
 
-def _read(source: Any, where: str, problems: list[Problem]) -> Sequence[Tool]:
-    if not isinstance(source, ToolMember):
-        tools, found = read_tools([source], where)
-        problems += found
-        return tools
-    member = _member_of(source.owner, source.attribute)
+def _read(source: Any, offers: Offers, where: str, problems: list[Problem]) -> Sequence[Tool]:
+    """Return the tools of a source, and add its resources and prompts to `offers`."""
+    if isinstance(source, ToolMember):
+        return _read_single(source, offers, where, problems)
+    offered: Sequence[Member] = ()
+    has_offers = has_tools = False
+    if is_function(source):
+        if has_offers := mark_of(source) is not None:
+            offers.add_function(source, problems)
+        has_tools = tool_mark_of(source) is not None
+    elif isinstance(owner := _class_of(source), type):
+        offered = marked_members(owner)
+        has_offers, has_tools = bool(offered), any(True for _ in members_of(owner))
+    for member in offered:
+        bean, instance = (source, None) if source is owner or get_origin(source) is not None else (None, source)
+        offers.add_member(member, bean, instance, problems)
+    if has_offers and not has_tools:
+        return ()
+    tools, found = read_tools([source], where)
+    problems += found
+    return tools
+
+
+def _class_of(source: Any) -> Any:
+    """Return the class of an item: itself, the class of an annotation such as `Annotated[Orders, …]`, or its type."""
+    if isinstance(source, (type, Mapping, AiServiceTool)):
+        return source
+    if get_origin(source) is Annotated:
+        return _class_of(get_args(source)[0])
+    return get_origin(source) or type(source)
+
+
+def _read_single(source: ToolMember, offers: Offers, where: str, problems: list[Problem]) -> Sequence[Tool]:
+    """Return a single method of a class as a tool, or add it to `offers`, or both."""
+    offered = [each for each in marked_members(source.owner) if each.attribute == source.attribute]
+    for each in offered:
+        offers.add_member(each, source.owner, None, problems)
+    member = next((each for each in members_of(source.owner) if each.attribute == source.attribute), None)
     if member is None:
-        fact = f"{source.owner.__name__}.{source.attribute} is not a tool"
-        problems.append(Problem(where, fact, "mark the method with @tool"))
+        if not offered:
+            fact = f"{source.owner.__name__}.{source.attribute} is not a tool"
+            problems.append(Problem(where, fact, "mark the method with @tool, @mcp_resource or @mcp_prompt"))
         return ()
     tool = read_member(member, source.owner, None, problems)
     return () if tool is None else (tool,)
 
 
+def _has_bean_offers(owner: Any) -> bool:
+    """Return True for a class whose resources or prompts need an instance."""
+    return isinstance(owner, type) and any(each.bound_to == "instance" for each in marked_members(owner))
+
+
 def _member_of(owner: type, attribute: str) -> Member | None:
-    return next((each for each in members_of(owner) if each.attribute == attribute), None)
+    found = (*members_of(owner), *marked_members(owner))
+    return next((each for each in found if each.attribute == attribute), None)
 
 
 def _with_owner(source: Any, container: Container) -> Any:
@@ -129,9 +224,7 @@ def _beans_with(function: Any, container: Container) -> Iterator[type]:
     """Yield the bean class that has this method, possibly inherited, if there is exactly one."""
     if container.is_started:
         return
-    found = [
-        each for each in internals_of(container).tool_beans() if getattr(each, function.__name__, None) is function
-    ]
+    found = [each for each in internals_of(container).mcp_beans() if getattr(each, function.__name__, None) is function]
     if len(found) == 1:
         yield found[0]
 
@@ -162,8 +255,8 @@ def _classes_with(function: Any) -> Iterator[type]:
 class _Handlers:
     """Answers the requests of MCP clients."""
 
-    def __init__(self, container: Container, tools: Sequence[Tool]) -> None:
-        self._container = container
+    def __init__(self, container: Container, tools: Sequence[Tool], offers: Offers) -> None:
+        self._container, self._offers = container, offers
         self._tools = {tool.specification.name: tool for tool in tools}
         self._outputs = {name: StructuredOutput.of(tool) for name, tool in self._tools.items()}
 
@@ -177,7 +270,9 @@ class _Handlers:
         from mcp_types import Tool as McpTool
 
         offered = []
-        for each in (tool.specification for tool in self._tools.values()):
+        async with self._container.request_scope():
+            tools = await self._allowed(self._tools.values(), _same)
+        for each in (tool.specification for tool in tools):
             output = self._output_of(each.name)
             offered.append(
                 McpTool(
@@ -201,8 +296,13 @@ class _Handlers:
             on_tool_execution_error=host.failures.on_tool_execution_error or hide_details,
         )
         try:
-            async with self._container.request_scope():
-                outcome = await host.execute(self._tools, request, McpEndpoint, failures)
+            async with (
+                self._container.request_scope(),
+                _progress_to(context, self._tools.get(params.name)) as on_progress,
+            ):
+                # A tool that the identity may not call is an unknown tool, and no error names it.
+                tools = {each.name: each for each in await self._allowed(self._tools.values(), _same)}
+                outcome = await host.execute(tools, request, McpEndpoint, failures, on_progress=on_progress)
         except ToolAbort as error:
             return _answer(ToolExecutionResultMessage.of(request, str(error)), None, failed=True)
         except Exception as error:
@@ -220,6 +320,163 @@ class _Handlers:
                 text = f"The tool {params.name!r} failed."
                 return _answer(ToolExecutionResultMessage.of(request, text), None, failed=True)
         return _answer(message, structured, failed=message.is_error)
+
+    # --- resources and prompts
+
+    async def _allowed(self, offers: Iterable[Offer], tool_of: Callable[[Offer], Tool]) -> list[Offer]:
+        """Return what the identity of the current request scope may use."""
+        found = list(offers)
+        if all(tool_of(each).access is None for each in found):
+            return found
+        identity = await identity_in(internals_of(self._container))
+        return [each for each in found if (access := tool_of(each).access) is None or access.allows(identity)]
+
+    async def list_resources(self, context: Any, params: Any) -> Any:
+        async with self._container.request_scope():
+            return list_of_resources(await self._allowed(self._offers.resources, _tool_of_resource))
+
+    async def list_templates(self, context: Any, params: Any) -> Any:
+        async with self._container.request_scope():
+            return list_of_templates(await self._allowed(self._offers.resources, _tool_of_resource))
+
+    async def list_prompts(self, context: Any, params: Any) -> Any:
+        async with self._container.request_scope():
+            return list_of_prompts(await self._allowed(self._offers.prompts, _tool_of_prompt))
+
+    async def read_resource(self, context: Any, params: Any) -> Any:
+        uri = str(params.uri)
+        found = self._offers.resource(uri)
+        unknown = f"unknown resource {brief(uri, 200)!r}"
+        if found is None:
+            raise _refused(unknown)
+        resource, values = found
+        what = f"read the resource {resource.uri}"
+        value = await self._value(resource.tool, values, context, what, unknown)
+        if value is None:
+            raise _refused(unknown)
+        return self._converted(lambda: resource_answer(resource, uri, value), what)
+
+    async def get_prompt(self, context: Any, params: Any) -> Any:
+        prompt = next((each for each in self._offers.prompts if each.name == params.name), None)
+        unknown = f"unknown prompt {brief(params.name, 200)!r}"
+        if prompt is None:
+            raise _refused(unknown)
+        what = f"write the prompt {prompt.name}"
+        value = await self._value(prompt.tool, params.arguments or {}, context, what, unknown)
+        return self._converted(lambda: prompt_answer(prompt, value), what)
+
+    @staticmethod
+    def _converted(convert: Callable[[], Any], what: str) -> Any:
+        from mcp import MCPError
+
+        try:
+            return convert()
+        except Exception as error:  # serializers of user types can raise anything
+            logger.exception("could not %s: its value cannot be sent", what)
+            raise MCPError(INTERNAL_ERROR, f"could not {what}") from error
+
+    async def _value(self, tool: Tool, arguments: Mapping[str, Any], context: Any, what: str, unknown: str) -> Any:
+        """Run the method of a resource or prompt like a tool, and return its value.
+
+        `what` completes "could not …" in errors; `unknown` is the error for an identity that may not use it. Raises
+        `MCPError`.
+        """
+        from mcp import MCPError
+
+        host, name = internals_of(self._container).host, tool.specification.name
+        request = ToolExecutionRequest(str(context.request_id), name, compact_json(dict(arguments)))
+        wrong: list[str] = []
+
+        @non_blocking
+        def on_arguments_error(error: Exception, context: InvocationContext) -> str:
+            wrong.append(_argument_errors(error, context))
+            return wrong[0]
+
+        @non_blocking
+        def on_error(error: Exception, context: InvocationContext) -> str:
+            logger.error("could not %s", what, exc_info=error)
+            return f"could not {what}"
+
+        failures = ToolErrors(
+            on_unknown_tool=return_to_model,
+            on_tool_arguments_error=on_arguments_error,
+            on_tool_execution_error=host.failures.on_tool_execution_error or on_error,
+        )
+        try:
+            async with self._container.request_scope(), _progress_to(context, tool) as on_progress:
+                if not await self._allowed([tool], _same):
+                    raise _refused(unknown)
+                outcome = await host.execute({name: tool}, request, McpEndpoint, failures, on_progress=on_progress)
+        except ToolAbort as error:
+            raise MCPError(INTERNAL_ERROR, str(error)) from error
+        except MCPError:
+            raise
+        except Exception as error:
+            logger.exception("could not %s", what)
+            raise MCPError(INTERNAL_ERROR, f"could not {what}") from error
+        if wrong:
+            raise _refused(wrong[0])
+        if outcome.execution.is_error:
+            raise MCPError(INTERNAL_ERROR, outcome.execution.result)
+        return outcome.execution.result_object
+
+
+def _same(tool: Tool) -> Tool:
+    return tool
+
+
+def _tool_of_resource(resource: OfferedResource) -> Tool:
+    return resource.tool
+
+
+def _tool_of_prompt(prompt: OfferedPrompt) -> Tool:
+    return prompt.tool
+
+
+def _refused(text: str) -> Exception:
+    """Return the error for a request that names something unknown, or has invalid arguments."""
+    from mcp import MCPError
+
+    return MCPError(INVALID_PARAMS, text)
+
+
+@asynccontextmanager
+async def _progress_to(context: Any, tool: Tool | None) -> AsyncIterator[Callable[[ToolProgress], None] | None]:
+    """Yield a function that sends the progress of a tool to the client, if it reports any.
+
+    All is sent before the end of the block. The session sends nothing to clients that did not ask for progress.
+    """
+    if tool is None or not tool.progress_names:
+        yield None
+        return
+    waiting: deque[ToolProgress] = deque(maxlen=MAX_WAITING_PROGRESS)
+    arrived, ended = asyncio.Event(), False
+
+    async def send() -> None:
+        last = -inf
+        while waiting or not ended:
+            await arrived.wait()
+            arrived.clear()
+            while waiting:
+                each = waiting.popleft()
+                if each.done > last:  # the protocol wants numbers that increase
+                    last = each.done
+                    await context.session.report_progress(each.done, each.total, each.message)
+
+    def on_progress(progress: ToolProgress) -> None:
+        waiting.append(progress)
+        arrived.set()
+
+    sending = asyncio.create_task(send())
+    try:
+        yield on_progress
+    except BaseException:
+        sending.cancel()
+        raise
+    ended = True
+    arrived.set()
+    with suppress(Exception):  # the client has left
+        await sending
 
 
 @non_blocking

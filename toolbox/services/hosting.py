@@ -28,9 +28,9 @@ from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.runners import LoopRunner
 from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
-from ..security import SecurityIdentity, class_access, identity_in, marked_access
+from ..security import SecurityIdentity, access_to_member, class_access, identity_in, marked_access
 from ..tools.failures import ToolErrors
-from ..tools.marks import toolbox_of
+from ..tools.marks import mcp_marked, toolbox_of
 from ..tools.members import members_of
 from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool
 from ..tools.sources import bean_types, read_tools
@@ -543,6 +543,10 @@ def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan]) -> Iterator[str
     """Yield the places of all tools and methods that are not for everybody."""
     for cls in bean_types(dict.fromkeys(each.provides for each in graph.definitions)):
         yield from (tool.where for tool in read_tools([cls], cls.__name__)[0] if tool.access is not None)
+    for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):
+        for name in mcp_marked(cls) if isinstance(cls, type) else ():
+            if access_to_member(cls, name) is not None:
+                yield f"{cls.__name__}.{name}"
     for plan in plans:
         if plan.access is not None:
             yield plan.where
@@ -554,7 +558,7 @@ def access_problems(graph: BeanGraph) -> Iterator[Problem]:
     for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):
         if not isinstance(cls, type):
             continue
-        effective = {each.attribute for each in members_of(cls)}
+        effective = {each.attribute for each in members_of(cls)} | set(mcp_marked(cls))
         if service_options_of(cls) is not None:
             effective |= set(method_names(cls))
         fix = "put it on a tool, on a class with tools, or on a method of an AI service that has no body"

@@ -21,6 +21,8 @@ F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmetho
 TOOL_MARK = "__toolbox_tool__"
 TOOLBOX_MARK = "__toolbox_toolbox__"
 COMPENSATION_MARK = "__toolbox_compensates__"
+MCP_MARK = "__toolbox_mcp__"
+"""The attribute of methods that `@mcp_resource` and `@mcp_prompt` mark."""
 EFFECTS_MARK = "__toolbox_effects__"
 SERVICE_MARK = "__toolbox_service__"
 """At the class of an AI service, and at its methods as tools."""
@@ -231,6 +233,15 @@ def tool_mark_of(member: object) -> ToolMark | None:
     """Return the mark of a function, bound, static or class method (in either order of the decorators), or None."""
     mark = getattr(member, TOOL_MARK, None) or getattr(getattr(member, "__func__", None), TOOL_MARK, None)
     return mark if isinstance(mark, ToolMark) else None
+
+
+def mcp_marked(cls: type[Any]) -> tuple[str, ...]:
+    """Return the names of the methods of a class that are resources or prompts for MCP clients."""
+    return tuple(dict.fromkeys(name for base in cls.__mro__ for name, raw in vars(base).items() if _has_mcp_mark(raw)))
+
+
+def _has_mcp_mark(raw: object) -> bool:
+    return hasattr(raw, MCP_MARK) or hasattr(getattr(raw, "__func__", None), MCP_MARK)
 
 
 def with_effects(function: F, *effects: str | Callable[[type | None], str]) -> F:

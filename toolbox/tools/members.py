@@ -58,15 +58,18 @@ class Member:
         return arguments_for(self.owner, next(definers, self.owner))
 
 
-def members_of(cls: type) -> Iterator[Member]:
-    """Yield the tools of a class and its bases, those of bases first. An override without a mark keeps the mark."""
+def members_of(cls: type, mark_of: Callable[[object], ToolMark | None] = tool_mark_of) -> Iterator[Member]:
+    """Yield the tools of a class and its bases, those of bases first. An override without a mark keeps the mark.
+
+    `mark_of` returns the mark of a member that is run like a tool, or None.
+    """
     names: dict[str, None] = {}
     for base in reversed(cls.__mro__):
-        names.update(dict.fromkeys(name for name, raw in vars(base).items() if tool_mark_of(raw) is not None))
-    return (member for name in names if (member := _member(cls, name)) is not None)
+        names.update(dict.fromkeys(name for name, raw in vars(base).items() if mark_of(raw) is not None))
+    return (member for name in names if (member := _member(cls, name, mark_of)) is not None)
 
 
-def _member(cls: type, name: str) -> Member | None:
+def _member(cls: type, name: str, mark_of: Callable[[object], ToolMark | None]) -> Member | None:
     found = definitions_of(cls, name)
     raw = found[0]
     function = getattr(raw, "__func__", raw)
@@ -78,7 +81,7 @@ def _member(cls: type, name: str) -> Member | None:
         bound_to = "nothing"
     elif isinstance(raw, classmethod):
         bound_to = "class"
-    mark = next(mark for each in found if (mark := tool_mark_of(each)) is not None)
+    mark = next(mark for each in found if (mark := mark_of(each)) is not None)
     documentation = next((text for each in found if (text := getattr(each, "__doc__", None))), None)
     return Member(cls, name, raw, function, bound_to, mark, _execution_mark(found), documentation, found)
 
@@ -123,9 +126,9 @@ def _describe_member(member: Member, problems: list[Problem]) -> tuple[Tool, boo
     return reading.tool(taken)
 
 
-def read_function(function: Any, problems: list[Problem]) -> Tool | None:
+def read_function(function: Any, problems: list[Problem], mark: ToolMark | None = None) -> Tool | None:
     """Return the tool of a function or bound method, marked or not; None if it has problems."""
-    mark = tool_mark_of(function) or _NO_MARK
+    mark = mark or tool_mark_of(function) or _NO_MARK
     inner = getattr(function, "func", function)
     inner = getattr(inner, "__func__", inner)
     instance = function.__self__ if inspect.ismethod(function) else None
