@@ -474,6 +474,10 @@ def time_limit(seconds: float) -> Iterator[None]:
 # --- recording in a transaction
 
 
+TRANSACTIONAL_MARK = "__toolbox_transactional__"
+"""At functions made by `@transactional`: the function itself."""
+
+
 class TransactionRecorder(Protocol):
     """Records the result of a tool call in the database transaction of the tool."""
 
@@ -487,6 +491,10 @@ class TransactionRecorder(Protocol):
 
     async def outside(self) -> None:
         """Note that the transaction cannot contain the record. Raises if that cannot be written."""
+        ...
+
+    def outside_waiting(self) -> None:
+        """Do the same as `outside`, on a thread without an event loop."""
         ...
 
     def outside_in(self, connection: Any) -> None:

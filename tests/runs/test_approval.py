@@ -1,5 +1,7 @@
 """Approval: calls wait for a person, in memory or in a database, at any depth, and run once."""
 
+import asyncio
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -10,12 +12,29 @@ from toolbox import (
     ChatResponse,
     Container,
     FinishReason,
+    IllegalConfigurationError,
+    Inject,
+    InvocationContext,
     Result,
     TokenUsage,
+    produces,
     register_ai_service,
     tool,
 )
-from toolbox.runs import InMemoryRunStore, RunStore, approve, reject
+from toolbox.runs import (
+    InMemoryRunStore,
+    RunAnswerError,
+    RunNotFoundError,
+    RunStore,
+    RunSuspendedError,
+    ToolDeferred,
+    approve,
+    fail,
+    reject,
+    respond,
+    retry,
+)
+from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -110,3 +129,417 @@ async def test_a_run_is_continued_by_another_container_with_the_same_store() -> 
 
     assert result.content == "done"
     assert ran == [("refund", 7, Decimal("12.50"))]
+
+
+# --- nested services
+
+
+class Cellar:
+    @tool(requires_approval=True)
+    async def open(self, bottle: int) -> str:
+        ran.append(("open", bottle))
+        return f"opened {bottle}"
+
+
+@register_ai_service(tools=Cellar)
+class Sommelier(Protocol):
+    @tool
+    async def advise(self, wish: str) -> str:
+        """Advise."""
+        ...
+
+
+@register_ai_service(tools=Sommelier)
+class Waiter(Protocol):
+    @tool
+    async def serve(self, order: str) -> str:
+        """Serve."""
+        ...
+
+
+@register_ai_service(tools=[Waiter, Refunds])
+class Restaurant(Protocol):
+    async def host(self, text: str) -> Result[str]: ...
+    async def plain(self, text: str) -> str: ...
+
+
+def nested(**options: Any) -> Container:
+    serve = tool_call("serve", {"order": "dinner"}, id="same")
+    advise = tool_call("advise", {"wish": "red"}, id="same")
+    opening = [tool_call("open", {"bottle": n}, id="same") for n in (1, 2)]
+    replies = [
+        asks(LOOK, serve),
+        asks(advise, advise),
+        asks(opening[0]),
+        asks(opening[1]),
+        says("bottle one is open"),
+        says("bottle two is open"),
+        says("both are served"),
+        says("enjoy"),
+    ]
+    services = (Restaurant, Waiter, Sommelier)
+    return container(*replies, services=services, **options)
+
+
+async def test_pending_calls_of_nested_services_are_listed_flat_with_unique_ids() -> None:
+    async with nested() as here:
+        result = await here.get(Restaurant).host("dinner")
+
+        assert [(each.id, each.tool_name, each.arguments) for each in result.pending] == [
+            ("1/0/0", "open", {"bottle": 1}),
+            ("1/1/0", "open", {"bottle": 2}),
+        ]
+        assert {each.service for each in result.pending} == {f"{__name__}:Sommelier"}
+
+
+async def test_services_at_any_depth_go_on_where_they_stopped_without_asking_again() -> None:
+    async with nested() as here:
+        waiting = await here.get(Restaurant).host("dinner")
+        result = await here.runs.resume(waiting.run_id or "", {each.id: approve() for each in waiting.pending})
+
+    assert result.content == "enjoy"
+    assert ran == [("look", 7), ("open", 1), ("open", 2)]
+
+
+async def test_some_answers_leave_the_run_suspended_with_the_others() -> None:
+    async with nested() as here:
+        waiting = await here.get(Restaurant).host("dinner")
+        run_id = waiting.run_id or ""
+        half = await here.runs.resume(run_id, {"1/1/0": approve()})
+
+        assert [each.id for each in half.pending] == ["1/0/0"]
+        assert (await here.runs.get(run_id)).pending == half.pending
+        assert ran == [("look", 7), ("open", 2)]
+        again = await here.runs.resume(run_id, {})
+        assert again.pending == half.pending
+
+        result = await here.runs.resume(run_id, {"1/0/0": approve()})
+        assert result.content == "enjoy"
+        assert ran == [("look", 7), ("open", 2), ("open", 1)]
+
+
+async def test_other_return_types_raise_the_suspension() -> None:
+    async with container(asks(REFUND), says("done"), services=(Restaurant, Waiter, Sommelier)) as here:
+        with pytest.raises(RunSuspendedError) as raised:
+            await here.get(Restaurant).plain("refund")
+
+        assert [each.id for each in raised.value.pending] == ["0"]
+        result = await here.runs.resume(raised.value.run_id, {"0": approve()})
+        assert result.content == "done"
+
+
+# --- answers
+
+
+async def test_edited_arguments_replace_all_and_are_validated() -> None:
+    async with container(asks(REFUND), says("done")) as here:
+        run_id = (await here.get(Desk).chat("refund")).run_id or ""
+
+        with pytest.raises(RunAnswerError) as raised:
+            await here.runs.resume(run_id, {"0": approve(arguments={"order": "x"})})
+        assert [path for path, _ in raised.value.problems] == ["order", "euros"]
+        with pytest.raises(RunAnswerError, match="unknown"):
+            await here.runs.resume(run_id, {"0": approve(arguments={"order": 7, "euros": 1, "to": "me"})})
+        assert (await here.runs.get(run_id)).status == "suspended"
+
+        await here.runs.resume(run_id, {"0": approve(arguments={"order": 8, "euros": "2.50"})})
+    assert ran == [("refund", 8, Decimal("2.50"))]
+
+
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [
+        ({"1": approve()}, "no pending call has the id '1'"),
+        ({"same": approve()}, "no pending call"),
+        ({"0": respond("x")}, "does not fit"),
+        ({"0": retry()}, "does not fit"),
+        ({"0": "yes"}, "expected an answer"),
+        ({"0": approve(), "7": approve()}, "no pending call has the id '7'"),
+    ],
+)
+async def test_answers_that_do_not_fit_change_nothing(answers: Any, text: str) -> None:
+    async with container(asks(REFUND)) as here:
+        run_id = (await here.get(Desk).chat("refund")).run_id or ""
+        before = await here.runs.get(run_id)
+        with pytest.raises(RunAnswerError, match=text):
+            await here.runs.resume(run_id, answers)
+
+        assert await here.runs.get(run_id) == before
+    assert ran == []
+
+
+async def test_an_answer_given_twice_is_refused() -> None:
+    async with container(asks(REFUND), says("done")) as here:
+        run_id = (await here.get(Desk).chat("refund")).run_id or ""
+        await here.runs.resume(run_id, {"0": approve()})
+        with pytest.raises(RunAnswerError, match="completed"):
+            await here.runs.resume(run_id, {"0": approve()})
+        with pytest.raises(RunNotFoundError):
+            await here.runs.resume("unknown", {"0": approve()})
+    assert len(ran) == 1
+
+
+async def test_of_two_who_answer_at_once_one_wins() -> None:
+    async with container(asks(REFUND), says("done")) as here:
+        run_id = (await here.get(Desk).chat("refund")).run_id or ""
+        answers: list[Any] = [here.runs.resume(run_id, {"0": approve()}) for _ in range(3)]
+        results = await asyncio.gather(*answers, return_exceptions=True)
+
+    assert sorted(type(each).__name__ for each in results) == ["Result", "RunAnswerError", "RunAnswerError"]
+    assert len(ran) == 1
+
+
+# --- who may approve
+
+ANN = SecurityIdentity("ann", {"support"})
+BOB = SecurityIdentity("bob", {"manager"})
+
+
+class WriteOffs:
+    @tool(requires_approval=True, approvers=("manager",), not_self=True)
+    def write_off(self, order: int, context: InvocationContext) -> str:
+        ran.append(("write_off", order, context.approved_by))
+        current = InvocationContext.current()
+        assert current is not None
+        assert current.approved_by == context.approved_by
+        return "written off"
+
+
+@register_ai_service(tools=WriteOffs)
+class Books(Protocol):
+    async def ask(self, text: str) -> Result[str]: ...
+
+
+WRITE_OFF = tool_call("write_off", {"order": 7})
+
+
+async def suspended_by(identity: SecurityIdentity, here: Container) -> str:
+    async with here.request_scope({SecurityIdentity: identity}):
+        return (await here.get(Books).ask("write off")).run_id or ""
+
+
+@pytest.mark.parametrize("by", [None, "bob", ANN, SecurityIdentity("carl")])
+async def test_only_identities_with_the_role_may_approve(by: Any) -> None:
+    async with container(asks(WRITE_OFF), services=(Books,)) as here:
+        run_id = await suspended_by(ANN, here)
+        with pytest.raises(RunAnswerError):
+            await here.runs.resume(run_id, {"0": approve()}, by=by)
+        assert (await here.runs.get(run_id)).status == "suspended"
+    assert ran == []
+
+
+async def test_the_person_who_asked_may_not_approve() -> None:
+    async with container(asks(WRITE_OFF), services=(Books,)) as here:
+        run_id = await suspended_by(BOB, here)
+        with pytest.raises(RunAnswerError, match="another person"):
+            await here.runs.resume(run_id, {"0": approve()}, by=BOB)
+    assert ran == []
+
+
+async def test_the_tool_sees_who_approved_and_the_history_names_the_person() -> None:
+    async with container(asks(WRITE_OFF), says("done"), services=(Books,)) as here:
+        run_id = await suspended_by(ANN, here)
+        await here.runs.resume(run_id, {"0": approve()}, by=BOB)
+        run = await here.runs.get(run_id)
+
+    assert ran == [("write_off", 7, BOB)]
+    [entry] = run.history
+    assert (entry.by, entry.call_id, entry.tool_name, entry.answer, entry.reason) == (
+        "bob",
+        "0",
+        "write_off",
+        "approve",
+        None,
+    )
+    assert run.status == "completed"
+
+
+async def test_approved_by_is_none_without_approval() -> None:
+    seen: list[Any] = []
+
+    @tool
+    def plain(context: InvocationContext) -> str:
+        seen.append(context.approved_by)
+        return "ok"
+
+    @register_ai_service(tools=plain)
+    class Plain(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    async with container(asks(tool_call("plain")), says("done"), services=(Plain,)) as here:
+        await here.get(Plain).ask("x")
+    assert seen == [None]
+
+
+# --- approval functions
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_function_decides_about_approval_from_arguments_with_defaults(is_async: bool) -> None:
+    seen: list[Any] = []
+
+    def decide(arguments: dict[str, Any], context: InvocationContext) -> bool:
+        seen.append((arguments, context.request is not None))
+        return bool(arguments["euros"] > 100)
+
+    async def decide_later(arguments: dict[str, Any], context: InvocationContext) -> bool:
+        return decide(arguments, context)
+
+    @tool(requires_approval=decide_later if is_async else decide)
+    def pay(euros: int, to: str = "the shop") -> str:
+        ran.append(euros)
+        return "paid"
+
+    @register_ai_service(tools=pay)
+    class Payments(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    calls = tool_call("pay", {"euros": 5}), tool_call("pay", {"euros": 500})
+    async with container(asks(*calls), says("done"), services=(Payments,)) as here:
+        result = await here.get(Payments).ask("pay")
+        assert [(each.id, each.arguments) for each in result.pending] == [("1", {"euros": 500, "to": "the shop"})]
+        assert ran == [5]
+        await here.runs.resume(result.run_id or "", {"1": approve()})
+
+    assert ran == [5, 500]
+    assert seen == [({"euros": 5, "to": "the shop"}, True), ({"euros": 500, "to": "the shop"}, True)]
+
+
+async def test_an_approval_function_that_raises_asks_for_approval(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(arguments: dict[str, Any], context: InvocationContext) -> bool:
+        raise LookupError("no limits")
+
+    @tool(requires_approval=broken)
+    def pay(euros: int) -> str:
+        ran.append(euros)
+        return "paid"
+
+    @register_ai_service(tools=pay)
+    class Payments(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(tool_call("pay", {"euros": 5})), services=(Payments,)) as here:
+        result = await here.get(Payments).ask("pay")
+
+    assert len(result.pending) == 1
+    assert ran == []
+    assert "no limits" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"requires_approval": lambda: True},
+        {"approvers": ("manager",)},
+        {"not_self": True},
+        {"requires_approval": True, "approvers": "manager"},
+        {"on_unknown_outcome": "guess"},
+    ],
+)
+def test_invalid_options_are_refused_where_they_are_written(options: Any) -> None:
+    with pytest.raises(TypeError, match="@tool"):
+        tool(**options)
+
+
+# --- deferred results
+
+
+class Warehouse:
+    @tool(deferred=True)
+    async def stock(self, item: str) -> int:
+        ran.append(("stock", item))
+        if item == "known":
+            return 3
+        raise ToolDeferred(reason="asked by mail", attributes={"ticket": 7})
+
+    @tool
+    def impatient(self) -> str:
+        raise ToolDeferred()
+
+
+@register_ai_service(tools=Warehouse)
+class Stock(Protocol):
+    async def ask(self, text: str) -> Result[str]: ...
+
+
+STOCK = tool_call("stock", {"item": "unknown"})
+
+
+@pytest.mark.parametrize(("answer", "text", "is_error"), [(respond(12), "12", False), (fail("closed"), "closed", True)])
+async def test_the_result_of_a_deferred_call_comes_later(answer: Any, text: str, is_error: bool) -> None:
+    async with container(asks(STOCK), says("done"), services=(Stock,)) as here:
+        waiting = await here.get(Stock).ask("how many?")
+        [call] = waiting.pending
+        assert (call.kind, call.reason, call.attributes) == ("deferred", "asked by mail", {"ticket": 7})
+        result = await here.runs.resume(waiting.run_id or "", {call.id: answer})
+
+    [execution] = result.tool_executions
+    assert (execution.result, execution.is_error) == (text, is_error)
+    assert ran == [("stock", "unknown")]
+
+
+async def test_only_deferred_tools_may_defer() -> None:
+    async with container(asks(tool_call("impatient")), services=(Stock,)) as here:
+        with pytest.raises(IllegalConfigurationError, match="deferred=True"):
+            await here.get(Stock).ask("x")
+    async with container(asks(STOCK), services=(Stock,)) as here:
+        run_id = (await here.get(Stock).ask("x")).run_id or ""
+        with pytest.raises(RunAnswerError, match="does not fit"):
+            await here.runs.resume(run_id, {"0": approve()})
+        with pytest.raises(RunAnswerError, match="JSON"):
+            await here.runs.resume(run_id, {"0": respond(object())})
+
+
+async def test_a_deferred_tool_may_also_need_approval() -> None:
+    @tool(deferred=True, requires_approval=True)
+    def ask_bank(euros: int) -> str:
+        ran.append(euros)
+        raise ToolDeferred
+
+    @register_ai_service(tools=ask_bank)
+    class Bank(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(tool_call("ask_bank", {"euros": 5})), says("done"), services=(Bank,)) as here:
+        waiting = await here.get(Bank).ask("x")
+        assert [each.kind for each in waiting.pending] == ["approval"]
+        waiting = await here.runs.resume(waiting.run_id or "", {"0": approve(arguments={"euros": 6})})
+        assert [(each.kind, each.arguments) for each in waiting.pending] == [("deferred", {"euros": 6})]
+        assert ran == [6]
+        result = await here.runs.resume(waiting.run_id or "", {"0": respond("granted")})
+
+    assert result.tool_executions[0].result == "granted"
+    assert ran == [6]
+
+
+async def test_the_call_scope_of_a_deferred_call_ends_normally() -> None:
+    ends: list[Any] = []
+
+    class Ticket: ...
+
+    @produces(scope="call")
+    def ticket() -> Iterator[Ticket]:
+        try:
+            yield Ticket()
+        except BaseException as error:
+            ends.append(error)
+            raise
+        ends.append("ended")
+
+    @tool(deferred=True)
+    def later(ticket: Inject[Ticket]) -> str:
+        raise ToolDeferred
+
+    @tool(deferred=True)
+    async def later_async(ticket: Inject[Ticket]) -> str:
+        raise ToolDeferred
+
+    @register_ai_service(tools=[later, later_async])
+    class Bank(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(tool_call("later"), tool_call("later_async")), services=(Bank, ticket)) as here:
+        waiting = await here.get(Bank).ask("x")
+
+    assert len(waiting.pending) == 2
+    assert ends == ["ended", "ended"]

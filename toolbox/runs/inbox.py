@@ -34,11 +34,13 @@ from ..errors import (
     MissingBeanError,
     RunAnswerError,
     RunCancelledError,
+    RunConflictError,
     RunFailedError,
     RunIncompatibleError,
     RunNotFoundError,
     RunStateError,
     RunStoreError,
+    RunSuspendedError,
     ScopeNotActiveError,
     ToolArgumentsError,
 )
@@ -46,7 +48,7 @@ from ..events import Listeners, RunAnsweredEvent, RunResumedEvent
 from ..services.driver import run, stream
 from ..services.invocation import Invocation
 from ..services.loop import Finish, Suspend
-from ..services.outputs import Kind, Result
+from ..services.outputs import Kind, Result, Shape
 from ..services.plans import MethodPlan, without_added_tools
 from ..tools.failures import message_of
 from ..tools.pipeline import Tool
@@ -605,6 +607,54 @@ class Runs(RunStarting):
     ) -> tuple[StoredRun, List[StoredRecord]]:
         plan, bound = self._host.bound_call(method, args, kwargs)
         return await self.new_run(plan, bound, follows=True), []
+
+    async def call(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
+        """Call a durable method: start its run, or wait for the run with the same id, and return the method's value.
+
+        Cancelling the caller ends the waiting, not the run. Raises the errors of the method, or `RunFailedError` if
+        the run failed earlier, and `RunConflictError`.
+        """
+        return await self._on_own_loop(lambda: self._call(plan, arguments))
+
+    async def _call(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
+        store = await self._opened()
+        wanted = await self.new_run(plan, arguments, follows=False)
+        if await store.create(wanted, owner=self.owner):
+            result = await asyncio.shield(self._in_background(replace(wanted, generation=1, owner=self.owner)))
+        else:
+            found = await self._loaded(wanted.id)
+            if (reason := self._conflict(found, wanted)) is not None:
+                raise RunConflictError(wanted.id, reason)
+            stored = await self._taken(wanted.id, store)
+            if stored.status == "running":
+                result = await asyncio.shield(self._in_background(stored))
+            else:
+                result = self._result_of(stored)
+        if plan.output.shape is Shape.RESULT:
+            return result
+        if result.pending:
+            raise RunSuspendedError(wanted.id, result.pending)
+        return result.content
+
+    def _in_background(self, owned: StoredRun) -> asyncio.Task[Result[Any]]:
+        """Execute a run that this process owns in a task, which goes on when its caller leaves."""
+
+        async def work() -> Result[Any]:
+            try:
+                async with self._owned.owned(owned.id, owned.generation):
+                    return await self._execute_owned(owned)
+            finally:
+                self.signals.announce(owned.id)
+
+        task = asyncio.create_task(work())
+        self._background[owned.id] = cast("asyncio.Task[Any]", task)
+        task.add_done_callback(lambda done: self._noted(owned.id, done))
+        return task
+
+    def _noted(self, run_id: str, task: asyncio.Task[Any]) -> None:
+        self._ended(run_id)
+        if not task.cancelled() and (error := task.exception()) is not None:  # also reads it, if the caller has left
+            logger.debug("run %s ended with %s", run_id, type(error).__name__)
 
     async def new_run(self, plan: MethodPlan, arguments: Mapping[str, Any], *, follows: bool) -> StoredRun:
         """Return the header of a new run, with a new id unless the method has a `RunId` parameter.

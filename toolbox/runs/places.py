@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from ..chat import PendingCall, RunSuspended
-from ..context import InvocationContext, TransactionRecorder, current_recorder
+from ..context import TRANSACTIONAL_MARK, InvocationContext, TransactionRecorder, current_recorder
 from ..errors import (
     EndsInvocation,
     IllegalConfigurationError,
@@ -76,6 +76,11 @@ class RunPlace:
     def run_id(self) -> str:
         """The id of the run."""
         return self.session.id
+
+    @property
+    def is_entered(self) -> bool:
+        """True if a service already runs as the tool at this place."""
+        return self.session.is_entered(self.path)
 
 
 class Suspendable(Protocol):
@@ -149,6 +154,10 @@ class RunSession:
     def root(self) -> RunPlace:
         """The place of the run itself."""
         return RunPlace(self, "", "")
+
+    def is_entered(self, path: str) -> bool:
+        """Return True if a service already runs as the tool at this place."""
+        return path in self._entered
 
     def enter(self, place: RunPlace) -> RunPlace | None:
         """Return the place of a service that runs as the tool at `place`; None if it is taken.
@@ -463,13 +472,17 @@ class _Recorder(TransactionRecorder):
     def __init__(self, session: RunSession, call: ToolCall, path: str, function: Any) -> None:
         self._session, self._call, self._path, self._function = session, call, path, function
         self.is_written = False
+        self._loop = asyncio.get_running_loop()
 
     @classmethod
     def of(cls, session: RunSession, call: ToolCall, path: str) -> _Recorder | None:
         """Return the recorder of a call; None if its tool is not transactional, or the store has no database."""
-        function = transactional_function(call.tool)
+        tool = call.tool
+        function = transactional_function(tool)
         if function is None or not hasattr(session.store, "record_in"):
             return None
+        if not tool.execution.is_coroutine and call.environment.runner.is_on_loop(tool.execution):
+            return None  # it blocks the event loop, on which the store writes
         return cls(session, call, path, function)
 
     def belongs_to(self, function: object) -> bool:
@@ -486,6 +499,10 @@ class _Recorder(TransactionRecorder):
         session = self._session
         session._outside.add(self._path)
         await session._write(StoredRecord(f"{self._path}#outside", "outside", '{"version":1}'))
+
+    def outside_waiting(self) -> None:
+        """See `TransactionRecorder`."""
+        asyncio.run_coroutine_threadsafe(self.outside(), self._loop).result()
 
     def outside_in(self, connection: Any) -> None:
         """See `TransactionRecorder`."""
@@ -510,7 +527,7 @@ def transactional_function(tool: Tool) -> Any:
     if function is None and isinstance(tool.bean, type):
         function = getattr(tool.bean, tool.member, None)
     function = getattr(function, "__func__", function)
-    return function if getattr(function, "__toolbox_transactional__", False) else None
+    return function if getattr(function, TRANSACTIONAL_MARK, None) is function else None
 
 
 # --- the layers

@@ -16,7 +16,7 @@ from ..execution.runners import CallerRunner
 from ..execution.threads import refuse_on_event_loop
 from ..tools.marks import SERVICE_MARK
 from .driver import run, stream
-from .invocation import Invocation, ServiceHost
+from .invocation import Invocation, ServiceHost, is_part_of_run
 from .layers import admit
 from .outputs import Shape
 from .plans import MethodPlan
@@ -50,6 +50,8 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
         async def asynchronous(self: object, *args: Any, **kwargs: Any) -> Any:
             with WhileCallerWaits():
                 home = host.loop
+                if plan.durable:
+                    return await host.runs.call(plan, bound_arguments(plan, args, kwargs))
                 invocation = Invocation(plan, host, bound_arguments(plan, args, kwargs))
                 if home is None or home is asyncio.get_running_loop():
                     return await run(invocation)
@@ -105,6 +107,8 @@ def bound_arguments(plan: MethodPlan, args: tuple[Any, ...], kwargs: Mapping[str
 async def _awaited(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:
     with WhileCallerWaits():
         home = host.loop
+        if plan.durable and not is_part_of_run():
+            return await host.runs.call(plan, arguments)
         invocation = Invocation(plan, host, arguments, as_tool=as_tool)
         if home is None or home is asyncio.get_running_loop():
             return await run(invocation)
@@ -119,6 +123,9 @@ async def _on_loop(home: asyncio.AbstractEventLoop, invocation: Invocation) -> A
 def _waited_for(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any], as_tool: bool = False) -> Any:
     refuse_on_event_loop(f"{plan.where}()")
     loop = host.sync_loop()
+    if plan.durable and not (as_tool and is_part_of_run()):
+        calling = asyncio.run_coroutine_threadsafe(host.runs.call(plan, arguments), loop)
+        return given_up_with_outer(calling).result()
     invocation = Invocation(plan, host, arguments, as_tool=as_tool)
     runner = _caller_runner(invocation)  # before the invocation can start on the loop's thread
     running = asyncio.run_coroutine_threadsafe(_while_caller_waits(invocation), loop)

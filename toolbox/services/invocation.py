@@ -85,6 +85,11 @@ class ServiceHost(Protocol):
     listeners: Listeners | None
 
     @property
+    def runs(self) -> Any:
+        """The runs, for durable methods."""
+        ...
+
+    @property
     def abandon_runs(self) -> Callable[[BaseException], Awaitable[None]]:
         """Return the function that cancels the runs of a `RunSuspendedError` that left a tool."""
         ...
@@ -552,6 +557,12 @@ class Invocation:
         if self.has_begun:
             for record in _records.get():
                 record.add(self.state)
+
+
+def is_part_of_run() -> bool:
+    """Return True in a tool call of a run: a service that is the tool becomes a part of the run."""
+    outer = current_invocation.get()
+    return outer is not None and outer.place is not None and not outer.place.is_entered
 
 
 def _place_of(plan: MethodPlan, outer: InvocationContext | None, arguments: Mapping[str, Any]) -> Any:

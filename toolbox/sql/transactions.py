@@ -13,16 +13,25 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
+from sqlalchemy import event
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from ..context import ActiveScope, current_invocation
+from ..context import (
+    TRANSACTIONAL_MARK,
+    ActiveScope,
+    TransactionRecorder,
+    current_invocation,
+    current_recorder,
+)
 from ..di.scopes import innermost_scope
 from ..errors import (
     IllegalConfigurationError,
     MissingBeanError,
     Problem,
     ScopeNotActiveError,
+    ToolDeferred,
     TransactionRolledBackError,
 )
 from ..tools.marks import with_effects
@@ -92,18 +101,32 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
             with _join_or_begin(session, label) as transaction:
                 if transaction is None:
                     return await function(*args, **kwargs)
+                recorder = _recorder_of(awaited)
+                if recorder is not None and not recorder.writes_to(_bind_of(session.sync_session)):
+                    await recorder.outside()
+                    recorder = None
+                deferred: ToolDeferred | None = None
                 try:
                     if options := _options(session.sync_session, isolation):
                         await session.connection(execution_options=options)
-                    value = await function(*args, **kwargs)
+                    with _noting_commits(session.sync_session, recorder):
+                        try:
+                            value = await function(*args, **kwargs)
+                        except ToolDeferred as error:  # the call ends normally, and its result comes later
+                            value = deferred = error
                     _check_commit_allowed(transaction, label)
+                    if recorder is not None:
+                        await session.flush()  # the record comes last
+                        await (await session.connection()).run_sync(recorder.record_in, value)
                     await session.commit()
                 except BaseException:
                     await _rollback_async(session)
                     raise
+                if deferred is not None:
+                    raise deferred
                 return value
 
-        return with_effects(awaited, "transactional")
+        return _marked(awaited)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -113,18 +136,72 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
         with _join_or_begin(session, label) as transaction:
             if transaction is None:
                 return function(*args, **kwargs)
+            recorder = _recorder_of(called)
+            if recorder is not None and not recorder.writes_to(_bind_of(session)):
+                recorder.outside_waiting()
+                recorder = None
+            deferred: ToolDeferred | None = None
             try:
                 if options := _options(session, isolation):
                     session.connection(execution_options=options)
-                value = function(*args, **kwargs)
+                with _noting_commits(session, recorder):
+                    try:
+                        value = function(*args, **kwargs)
+                    except ToolDeferred as error:  # as above
+                        value = deferred = error
                 _check_commit_allowed(transaction, label)
+                if recorder is not None:
+                    session.flush()  # the record comes last
+                    recorder.record_in(session.connection(), value)
                 session.commit()
             except BaseException:
                 _rollback(session)
                 raise
+            if deferred is not None:
+                raise deferred
             return value
 
-    return with_effects(called, "transactional")
+    return _marked(called)
+
+
+def _marked(function: F) -> F:
+    """Mark a transactional function, for the durable runs of which it is a tool, and for reports."""
+    setattr(function, TRANSACTIONAL_MARK, function)  # itself: decorators around it copy its attributes
+    return with_effects(function, "transactional")
+
+
+# --- recording the result of a tool in a durable run
+
+
+def _recorder_of(function: object) -> TransactionRecorder | None:
+    """Return the recorder of the current tool call, if this function is the tool."""
+    recorder = current_recorder.get()
+    return recorder if recorder is not None and recorder.belongs_to(function) else None
+
+
+def _bind_of(session: Session) -> Any:
+    try:
+        return session.get_bind()
+    except InvalidRequestError:  # it has several engines
+        return None
+
+
+@contextmanager
+def _noting_commits(session: Session, recorder: TransactionRecorder | None) -> Iterator[None]:
+    """Note the commits of the function itself, which do not contain the record of its result."""
+    if recorder is None:
+        yield
+        return
+
+    def committing(committed: Session) -> None:
+        if committed.get_nested_transaction() is None:
+            recorder.outside_in(committed.connection())
+
+    event.listen(session, "before_commit", committing)
+    try:
+        yield
+    finally:
+        event.remove(session, "before_commit", committing)
 
 
 # --- finding the session
