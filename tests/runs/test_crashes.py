@@ -108,7 +108,7 @@ class Outer(Protocol):
 
 
 def program(store: Any, asked: list[str]) -> Container:
-    made = Container(models={"default": Once(asked)}, take_over_runs=False)
+    made = Container(models={"default": Once(asked)})
     return made.register(Outer, Inner).register_instance(store, RunStore)
 
 
@@ -199,7 +199,7 @@ async def test_a_durable_run_goes_on_after_a_crash_at_any_write(after: bool) -> 
     asked: list[str] = []
     kept = Kept(lease=0.02)
     count = await writes_of(kept, lambda store: first_call(store, asked, True))
-    assert count > 8
+    assert count >= 8
 
     for at in range(1, count + 1):
         kept, asked = Kept(lease=0.02), []

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
         RunSuspendedError,
         ToolDeferred,
     )
+    from ..services.declaration import durable
     from .answers import Answer, HistoryEntry, Run, approve, fail, reject, respond, retry
     from .following import RunEnded, RunEvent, RunEvents
     from .starting import LocalRunEngine, RunEngine
+    from .inbox import IdentityLoader, Runs, runs_of
     from .store import InMemoryRunStore, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
 
 _HOMES = {
@@ -49,6 +51,8 @@ _HOMES = {
         "RunSuspendedError",
         "ToolDeferred",
     ),
+    "..services.declaration": ("durable",),
+    ".inbox": ("IdentityLoader", "Runs", "runs_of"),
     ".answers": ("Answer", "HistoryEntry", "Run", "approve", "fail", "reject", "respond", "retry"),
     ".following": ("RunEnded", "RunEvent", "RunEvents"),
     ".starting": ("LocalRunEngine", "RunEngine"),
@@ -81,6 +85,7 @@ __all__ = [
     "Answer",
     "ConversationSuspendedError",
     "HistoryEntry",
+    "IdentityLoader",
     "IdempotencyKey",
     "InMemoryRunStore",
     "LeaseLostError",
@@ -106,13 +111,16 @@ __all__ = [
     "RunStoreError",
     "RunSuspended",
     "RunSuspendedError",
+    "Runs",
     "StoredEvent",
     "StoredRecord",
     "StoredRun",
     "ToolDeferred",
     "approve",
+    "durable",
     "fail",
     "reject",
     "respond",
     "retry",
+    "runs_of",
 ]

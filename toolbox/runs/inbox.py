@@ -740,3 +740,16 @@ async def _next_of(events: AsyncGenerator[ServiceEvent, None]) -> ServiceEvent |
 
 async def _close(events: AsyncGenerator[ServiceEvent, None]) -> None:
     await events.aclose()
+
+
+def runs_of(service: object) -> Runs:
+    """Return the runs of a service that `create_ai_service` made.
+
+        await runs_of(desk).resume(run_id, {call.id: approve()})
+
+    Raises `TypeError` for other objects; in a container use `container.runs`, or inject `Runs`.
+    """
+    find: Callable[[], Runs] | None = getattr(type(service), "__toolbox_runs__", None)
+    if find is None:
+        raise TypeError(f"runs_of: expected a service made by create_ai_service, got {type(service).__name__}")
+    return find()

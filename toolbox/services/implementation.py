@@ -36,6 +36,7 @@ def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: Ser
         "__qualname__": f"{cls.__qualname__}Implementation",
         "__doc__": cls.__doc__,
         "__toolbox_tool_call__": tool_call,
+        "__toolbox_runs__": staticmethod(lambda: host.runs),
     }
     for name, plan in plans.items():
         namespace[name] = _method(cls, plan, host)
