@@ -250,10 +250,13 @@ def state_from_dict(written: Mapping[str, Any], before: State | None) -> State:
     return state.changed(**changes)
 
 
-def reply_to_json(state: State, before: State | None, replied: ModelReplied) -> str:
-    """Write the state before a model's reply, and the reply."""
+def reply_to_json(
+    state: State, before: State | None, replied: ModelReplied, usage: Mapping[str, Any] | None = None
+) -> str:
+    """Write the state before a model's reply, the usage counted before it, and the reply."""
     reply = State(None, (), tuple(replied.aside), response=replied.response).to_json()
-    return f'{{"version":{VERSION},"before":{state_to_json(state, before)},"reply":{reply}}}'
+    counted = json.dumps(usage)
+    return f'{{"version":{VERSION},"usage":{counted},"before":{state_to_json(state, before)},"reply":{reply}}}'
 
 
 def reply_from_dict(written: Mapping[str, Any]) -> ModelReplied:
@@ -263,12 +266,18 @@ def reply_from_dict(written: Mapping[str, Any]) -> ModelReplied:
     return ModelReplied(reply.response, reply.messages)
 
 
-def snapshot_to_json(state: State, replies: int, remaining: float | None, notes: Mapping[str, Any]) -> str:
+def snapshot_to_json(
+    state: State,
+    replies: int,
+    remaining: float | None,
+    notes: Mapping[str, Any],
+    usage: Mapping[str, Any] | None = None,
+) -> str:
     """Write an invocation that is suspended.
 
     `replies` counts the replies of the model so far; `remaining` are the seconds until its deadline.
     """
-    about = json.dumps({"replies": replies, "remaining": remaining, "notes": dict(notes)})
+    about = json.dumps({"replies": replies, "remaining": remaining, "notes": dict(notes), "usage": usage})
     return f'{{"version":{VERSION},"about":{about},"state":{state_to_json(state, None)}}}'
 
 

@@ -13,11 +13,12 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from decimal import Decimal
 from typing import Any, Protocol
 from uuid import uuid4
 
-from ..chat import PendingCall, RunSuspended
+from ..chat import PendingCall, RunSuspended, TokenUsage
 from ..context import TRANSACTIONAL_MARK, InvocationContext, TransactionRecorder, current_recorder
 from ..errors import (
     EndsInvocation,
@@ -29,6 +30,7 @@ from ..errors import (
     ToolDeferred,
 )
 from ..execution.markers import EXECUTION_MARK, execution_of
+from ..limits import Account, Usage
 from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
 from ..services.state import PendingToolCall, State
 from ..tools.codec import Encoded, EncodedInFull, printable
@@ -91,15 +93,23 @@ class Suspendable(Protocol):
     context: InvocationContext
     environment: Any
     deadline: Any
+    account: Account | None
 
 
 class Restored:
     """An invocation as it was stored: its state, the seconds until its deadline, and its notes."""
 
-    __slots__ = ("notes", "remaining", "state")
+    __slots__ = ("notes", "remaining", "state", "usage")
 
-    def __init__(self, state: State, remaining: float | None, notes: Mapping[str, Any]) -> None:
-        self.state, self.remaining, self.notes = state, remaining, notes
+    def __init__(
+        self, state: State, remaining: float | None, notes: Mapping[str, Any], usage: Mapping[str, Any] | None
+    ) -> None:
+        self.state, self.remaining, self.notes, self.usage = state, remaining, notes, usage
+
+    def account_for(self, account: Account) -> None:
+        """Let an account with limits continue with the usage of the invocation so far."""
+        if self.usage is not None and account.limits is not None:
+            account.usage = usage_from_dict(self.usage)
 
 
 class RunSession:
@@ -172,22 +182,24 @@ class RunSession:
     def restored(self, path: str) -> Restored | None:
         """Return the stored state of the invocation at this place; None if it begins now."""
         state: State | None = None
-        remaining, notes = None, {}
+        remaining, notes, usage = None, {}, None
         first = 0
         if count := self._snapshots.get(path):
             written = read(self._records[f"{path}#s{count}"].data)
             state, about = state_from_dict(written["state"], None), written["about"]
             first, remaining, notes = about["replies"], about["remaining"], about["notes"]
+            usage = about["usage"]
         replies = first
         while (record := self._records.get(f"{path}#r{replies}")) is not None:
-            state = state_from_dict(read(record.data)["before"], state)
+            written = read(record.data)
+            state, usage = state_from_dict(written["before"], state), written["usage"]
             replies += 1
         if state is None:
             return None
         self._written[path] = state
         # The last reply is given again, by `ask`.
         self._replies[path] = max(replies - 1, first) if replies > first else first
-        return Restored(self._with_answered(path, state), remaining, notes)
+        return Restored(self._with_answered(path, state), remaining, notes, usage)
 
     def _with_answered(self, path: str, state: State) -> State:
         """Return the state in which the answered calls wait to be run."""
@@ -211,11 +223,13 @@ class RunSession:
         key = f"{path}#r{number}"
         self._replies[path] = number + 1
         if (record := self._records.get(key)) is not None:
-            return reply_from_dict(read(record.data))
+            return replace(reply_from_dict(read(record.data)), is_replayed=True)
+        usage = usage_of(invocation)
         replied: ModelReplied = await perform(effect, invocation)
         if self.generation is not None:
             state = invocation.state
-            await self._write(StoredRecord(key, "reply", reply_to_json(state, self._written.get(path), replied)))
+            data = reply_to_json(state, self._written.get(path), replied, usage)
+            await self._write(StoredRecord(key, "reply", data))
             self._written[path] = state
         return replied
 
@@ -419,7 +433,8 @@ class RunSession:
             deadline = invocation.deadline
             remaining = None if deadline is None else max(deadline.at - time.monotonic(), 0.0)
             notes = json_items(invocation.context.notes)
-            data = snapshot_to_json(invocation.state, self._replies.get(path, 0), remaining, notes)
+            replies, usage = self._replies.get(path, 0), usage_of(invocation)
+            data = snapshot_to_json(invocation.state, replies, remaining, notes, usage)
             records.append(StoredRecord(f"{path}#s{number}", "snapshot", data))
         return records
 
@@ -617,6 +632,23 @@ def recording(step: ToolStep, tool: Tool) -> ToolStep:
 
 
 # --- values
+
+
+def usage_of(invocation: Suspendable) -> dict[str, Any] | None:
+    """Return the usage that an invocation with limits has counted, as JSON values."""
+    account = invocation.account
+    if account is None or account.limits is None:
+        return None
+    usage = account.usage
+    tokens = {each.name: getattr(usage.tokens, each.name) for each in fields(usage.tokens)}
+    cost = None if usage.cost is None else str(usage.cost)
+    return {"model_calls": usage.model_calls, "tool_calls": usage.tool_calls, "tokens": tokens, "cost": cost}
+
+
+def usage_from_dict(written: Mapping[str, Any]) -> Usage:
+    """Return the usage that `usage_of` wrote."""
+    cost = None if written["cost"] is None else Decimal(written["cost"])
+    return Usage(written["model_calls"], written["tool_calls"], TokenUsage(**written["tokens"]), cost)
 
 
 def json_arguments(call: ToolCall) -> dict[str, Any]:

@@ -232,6 +232,8 @@ class Invocation:
         account = current_account.get()
         if account is not None or plan.options.limits is not None:
             self.account = Account(plan.options.limits, account, self)
+            if restored is not None:
+                restored.account_for(self.account)
 
     def _continue(self, restored: Any) -> None:
         """Take the user message and the deadline of an invocation that was stored."""
@@ -285,7 +287,8 @@ class Invocation:
     @property
     def starts_early(self) -> bool:
         """True if tools may start before a reply is complete. A limit may still refuse the whole reply."""
-        return self.together and self.account is None
+        is_recorded = self.place is not None and self.place.session.generation is not None
+        return self.together and self.account is None and not is_recorded
 
     @property
     def transcript(self) -> tuple[Message, ...]:

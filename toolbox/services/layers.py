@@ -99,12 +99,15 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
     assert window is not None
     memories = await invocation.host.memories()
     async with memories.turn(key, invocation):
-        if invocation.plan.checks_suspended or invocation.plan.providers:
+        if (invocation.plan.checks_suspended or invocation.plan.providers) and not invocation.is_resumed:
             await _refuse_suspended(key, invocation)
         invocation.history = history = await memories.load(key, window)
         yield
         if isinstance(invocation.end, Finish):
-            kept = window.newest((*history, *invocation.state.remembered))
+            remembered = invocation.state.remembered
+            if invocation.is_resumed and history[-len(remembered) :] == remembered:
+                return  # written before a crash
+            kept = window.newest((*history, *remembered))
             await memories.store.update_messages(key, kept)
             if invocation.host.listeners is not None:
                 invocation.host.listeners.tell(MemoryWrittenEvent(invocation.context, kept))
