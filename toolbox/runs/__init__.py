@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ..services.declaration import durable
     from .answers import Answer, HistoryEntry, Run, approve, fail, reject, respond, retry
     from .following import RunEnded, RunEvent, RunEvents
-    from .starting import LocalRunEngine, RunEngine
     from .inbox import IdentityLoader, Runs, runs_of
+    from .starting import LocalRunEngine, RunEngine
     from .store import InMemoryRunStore, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
 
 _HOMES = {
