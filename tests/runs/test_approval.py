@@ -354,7 +354,7 @@ async def test_the_tool_sees_who_approved_and_the_history_names_the_person() -> 
     assert run.status == "completed"
 
 
-async def test_approved_by_is_none_without_approval() -> None:
+async def test_tools_without_approval_see_nobody_who_approved() -> None:
     seen: list[Any] = []
 
     @tool
