@@ -208,10 +208,15 @@ class _AroundTool:
         if bean is None:
             bean = await call.environment.scope.aget(self.interceptor.bean)
         invocation = ToolInvocation(call.request, call.tool.specification, call.visible_arguments(), call.context)
-        proceed = _ProceedWithTool(self, call, invocation)
-        result = await _never_swallowing(proceed, bean.around_tool(invocation, proceed))
-        if result is proceed.result:
-            assert proceed.encoded is not None
+        ending = _Ending()
+        proceed = _ProceedWithTool(self, call, invocation, ending)
+        try:
+            result = await bean.around_tool(invocation, proceed)
+        except Exception:
+            ending.check()
+            raise
+        ending.check()
+        if proceed.encoded is not None and result is proceed.result:
             return proceed.encoded
         if not isinstance(result, ToolExecutionResult):
             raise _wrong_value(bean, "around_tool", result, ToolExecutionResult)
@@ -219,19 +224,17 @@ class _AroundTool:
 
 
 class _ProceedWithTool:
-    """The `proceed` of one interceptor in one call. `ending` is the error that ends the invocation, if there is one."""
+    """The `proceed` of one interceptor in one call."""
 
-    __slots__ = ("_around", "_call", "_invocation", "encoded", "ending", "result")
+    __slots__ = ("_around", "_call", "_ending", "_invocation", "encoded", "result")
 
-    def __init__(self, around: _AroundTool, call: ToolCall, invocation: ToolInvocation) -> None:
-        self._around, self._call, self._invocation = around, call, invocation
-        self.ending: BaseException | None = None
+    def __init__(self, around: _AroundTool, call: ToolCall, invocation: ToolInvocation, ending: _Ending) -> None:
+        self._around, self._call, self._invocation, self._ending = around, call, invocation, ending
         self.encoded: Encoded | None = None
         self.result: ToolExecutionResult | None = None
 
     async def __call__(self, invocation: ToolInvocation) -> ToolExecutionResult:
-        if self.ending is not None:
-            raise self.ending
+        self._ending.check()
         call, step = self._call, self._around.step
         if invocation is not self._invocation and (changes := self._changes(invocation)):
             call, step = call.with_changed(changes), self._around.changed
@@ -239,8 +242,7 @@ class _ProceedWithTool:
             try:
                 self.encoded = encoded = await step(call)
             except BaseException as error:
-                if _ends_invocation(error):
-                    self.ending = error
+                self._ending.note(error)
                 raise
         self.result = result = encoded.as_result()
         return result
@@ -257,26 +259,33 @@ class _ProceedWithTool:
         }
 
 
-async def _never_swallowing(proceed: Any, around: Awaitable[Any]) -> Any:
-    """Await an interceptor, and raise the errors and the cancellation that it must not swallow."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # a tool without a service and an event loop
-        task = None
-    cancelling = task.cancelling() if task is not None else 0
-    try:
-        result = await around
-    except Exception as error:
-        if proceed.ending is not None and proceed.ending is not error:
-            raise proceed.ending from error
-        if task is not None and task.cancelling() > cancelling:
-            raise asyncio.CancelledError from error
-        raise
-    if proceed.ending is not None:
-        raise proceed.ending
-    if task is not None and task.cancelling() > cancelling:
-        raise asyncio.CancelledError
-    return result
+class _Ending:
+    """Knows if the invocation must end: an error that ends it was raised, or its task was cancelled.
+
+    `error` is the first such error that `proceed` raised.
+    """
+
+    __slots__ = ("_cancelling", "_task", "error")
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        try:
+            self._task = asyncio.current_task()
+        except RuntimeError:  # a tool without a service and an event loop
+            self._task = None
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+
+    def check(self) -> None:
+        """Raise the error that ends the invocation, if there is one."""
+        if self.error is not None:
+            raise self.error
+        if self._task is not None and self._task.cancelling() > self._cancelling:
+            raise asyncio.CancelledError
+
+    def note(self, error: BaseException) -> None:
+        """Remember an error that an interceptor must not swallow."""
+        if self.error is None and _ends_invocation(error):
+            self.error = error
 
 
 def _ends_invocation(error: BaseException) -> bool:
@@ -313,9 +322,15 @@ class _AroundModel:
     def __call__(self, perform: Perform) -> Perform:
         async def ask(effect: CallModel, invocation: Invocation) -> ModelReplied:
             bean = await self._interceptor.find(invocation.host.scope)
-            proceed = _ProceedWithModel(perform, invocation)
+            ending = _Ending()
+            proceed = _ProceedWithModel(perform, invocation, ending)
             call = ModelInvocation(effect.request, invocation.model_name, invocation.context)
-            response = await _never_swallowing(proceed, bean.around_model(call, proceed))
+            try:
+                response = await bean.around_model(call, proceed)
+            except Exception:
+                ending.check()
+                raise
+            ending.check()
             if not isinstance(response, ChatResponse):
                 raise _wrong_value(bean, "around_model", response, ChatResponse)
             return ModelReplied(response, proceed.aside)
@@ -329,16 +344,14 @@ class _AroundModel:
 class _ProceedWithModel:
     """The `proceed` of one interceptor in one request."""
 
-    __slots__ = ("_invocation", "_perform", "aside", "ending")
+    __slots__ = ("_ending", "_invocation", "_perform", "aside")
 
-    def __init__(self, perform: Perform, invocation: Invocation) -> None:
-        self._perform, self._invocation = perform, invocation
-        self.ending: BaseException | None = None
+    def __init__(self, perform: Perform, invocation: Invocation, ending: _Ending) -> None:
+        self._perform, self._invocation, self._ending = perform, invocation, ending
         self.aside: Sequence[Message] = ()
 
     async def __call__(self, call: ModelInvocation) -> ChatResponse:
-        if self.ending is not None:
-            raise self.ending
+        self._ending.check()
         if not isinstance(call, ModelInvocation) or call.model != self._invocation.model_name:
             fact = "proceed was called with something else than the ModelInvocation, or with another model"
             fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"
@@ -346,8 +359,7 @@ class _ProceedWithModel:
         try:
             replied: Any = await self._perform(CallModel(call.request), self._invocation)
         except BaseException as error:
-            if _ends_invocation(error):
-                self.ending = error
+            self._ending.note(error)
             raise
         self.aside = replied.aside
         response: ChatResponse = replied.response

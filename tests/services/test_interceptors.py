@@ -1,17 +1,51 @@
 """Tests interceptors around tool calls and model requests: order, results, errors, streams, problems at start."""
 
-from typing import Any, Protocol
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Annotated, Any, Protocol
 
 import pytest
+from pydantic import AfterValidator, Field
 
 from toolbox import (
+    AiMessage,
+    AiServiceTool,
+    ChatRequest,
     ChatResponse,
+    CompleteResponse,
     Container,
+    EventListener,
+    IllegalConfigurationError,
+    Inject,
+    InvocationContext,
+    InvocationEvent,
+    InvocationTimeoutError,
+    MemoryId,
+    ModelRequestEvent,
+    PartialResponse,
     Result,
+    StreamEvent,
+    TokenStream,
+    ToolAbort,
+    ToolArgumentsError,
+    ToolExecuted,
+    ToolExecution,
+    ToolExecutionRequest,
     ToolExecutionResult,
+    ToolProviderResult,
+    ToolRetry,
+    ToolSpecification,
+    application_scoped,
+    call_scoped,
     create_ai_service,
     register_ai_service,
+    request_scoped,
+    return_to_model,
+    time_limit,
     tool,
+    tool_executor_from,
 )
 from toolbox.interceptors import (
     ModelInterceptor,
@@ -89,29 +123,990 @@ class Desk(Protocol):
     async def ask(self, question: str) -> Result[str]: ...
 
 
-def scripted(*replies: Any) -> dict[str, Any]:
-    return {"default": ScriptedChatModel([*replies] or [ADD, "done"])}
-
-
 ADD = tool_call("add", {"a": 1})
 
 
+def scripted(*replies: Any) -> ScriptedChatModel:
+    return ScriptedChatModel([*replies] or [ADD, "done"])
+
+
+def around(function: Any) -> ToolInterceptor:
+    """Return an interceptor with this function as its `around_tool`."""
+
+    class Around(ToolInterceptor):
+        async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+            return await function(call, proceed)  # type: ignore[no-any-return]  # of a test
+
+    return Around()
+
+
+def asking(function: Any) -> ModelInterceptor:
+    """Return an interceptor with this function as its `around_model`."""
+
+    class Asking(ModelInterceptor):
+        async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+            return await function(call, proceed)  # type: ignore[no-any-return]  # of a test
+
+    return Asking()
+
+
+class Assistant(Protocol):
+    async def ask(self, question: str) -> Result[str]: ...
+    def wait(self, question: str) -> Result[str]: ...
+    def events(self, question: str) -> TokenStream: ...
+
+
+@tool
+def plus(a: int, b: int = 5) -> int:
+    """Add two numbers."""
+    LOG.append(f"plus {a} {b}")
+    return a + b
+
+
+PLUS = tool_call("plus", {"a": 1})
+
+
+def assistant(*used: Any, model: Any = None, tools: Any = (plus,), **options: Any) -> Any:
+    model = model or scripted(PLUS, "done")
+    return create_ai_service(Assistant, chat_model=model, tools=tools, interceptors=used, **options)
+
+
+async def execution(*used: Any, **options: Any) -> ToolExecution:
+    """Return the execution of one call of `plus`."""
+    [done] = (await assistant(*used, **options).ask("go")).tool_executions
+    return done
+
+
+# --- order and kinds
+
+
 async def test_interceptors_run_by_priority_then_class_method_and_tool() -> None:
-    async with Container(models=scripted()).register(First, Desk, Second, Outermost) as container:
+    model = scripted(ADD, "done")
+    async with Container(models={"default": model}).register(First, Desk, Second, Outermost) as container:
         result = await container.get(Desk).ask("1 + 5?")
 
     names = ["Outermost", "First", "Second", "OfClass", "OfMethod", "OfTool"]
-    asking = [f"{each} asks default" for each in names[:-1]]
-    around = [f"{each} add" for each in names], [f"{each} 6" for each in reversed(names)]
-    assert [*asking, *around[0], "add 1 5", *around[1], *asking] == LOG
+    asks = [f"{each} asks default" for each in names[:-1]]
+    calls = [f"{each} add" for each in names], [f"{each} 6" for each in reversed(names)]
+    assert [*asks, *calls[0], "add 1 5", *calls[1], *asks] == LOG
     assert result.content == "done"
 
 
 async def test_a_service_without_a_container_instantiates_named_classes_and_takes_global_ones() -> None:
-    desk = create_ai_service(Desk, chat_model=scripted()["default"], interceptors=[First(), Outermost])
+    desk = create_ai_service(Desk, chat_model=scripted(ADD, "done"), interceptors=[First(), Outermost])
 
     await desk.ask("1 + 5?")
 
     assert [each for each in LOG if each.endswith(" add")] == [
         f"{each} add" for each in ("Outermost", "First", "OfClass", "OfMethod", "OfTool")
     ]
+
+
+async def test_decorators_above_each_other_apply_from_top_to_bottom_and_base_classes_come_first() -> None:
+    @interceptors(OfClass)
+    class Base(Protocol):
+        @interceptors(OfMethod, OfTool)
+        @interceptors(First)
+        async def ask(self, question: str) -> str: ...
+
+    @register_ai_service(tools=[plus])
+    @interceptors(Second)
+    class Child(Base, Protocol): ...
+
+    await create_ai_service(Child, chat_model=scripted(PLUS, "done")).ask("x")
+
+    names = [each.split()[0] for each in LOG if each.endswith(" plus")]
+    assert names == ["OfClass", "Second", "OfMethod", "OfTool", "First"]
+
+
+async def test_interceptors_on_a_class_of_tools_wrap_all_its_tools() -> None:
+    @interceptors(OfClass)
+    class Tools:
+        @tool
+        @interceptors(OfTool)
+        def one(self) -> str:
+            return "1"
+
+        @tool
+        def two(self) -> str:
+            return "2"
+
+    @register_ai_service(tools=Tools)
+    class Caller(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    model = scripted(tool_call("one"), tool_call("two"), "done")
+    async with Container(models={"default": model}).register(Caller) as container:
+        await container.get(Caller).ask("x")
+
+    assert LOG == ["OfClass one", "OfTool one", "OfTool 1", "OfClass 1", "OfClass two", "OfClass 2"]
+
+
+async def test_an_override_of_a_tool_keeps_the_interceptors_unless_it_names_its_own() -> None:
+    class Base:
+        @tool
+        @interceptors(OfTool)
+        def one(self) -> str:
+            return "1"
+
+        @tool
+        @interceptors(OfTool)
+        def two(self) -> str:
+            return "2"
+
+    class Child(Base):
+        def one(self) -> str:
+            return "one"
+
+        @interceptors(OfMethod)
+        def two(self) -> str:
+            return "two"
+
+    model = scripted(tool_call("one"), tool_call("two"), "done")
+    await create_ai_service(Assistant, chat_model=model, tools=[Child()]).ask("x")
+    assert LOG == ["OfTool one", "OfTool one", "OfMethod two", "OfMethod two"]
+
+
+async def test_a_registered_interceptor_that_is_neither_global_nor_named_is_not_used() -> None:
+    class Unused(Noting): ...
+
+    class ChildOfGlobal(First): ...
+
+    @register_ai_service(tools=[plus])
+    class Plain(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    model = scripted(PLUS, "done")
+    async with Container(models={"default": model}).register(Plain, Unused, ChildOfGlobal) as container:
+        await container.get(Plain).ask("x")
+    assert LOG == ["plus 1 5"]
+
+
+async def test_global_interceptors_may_be_instances_and_producers_and_are_found_by_scan() -> None:
+    import sys
+
+    from toolbox import produces
+
+    @global_interceptor
+    class Given(Noting): ...
+
+    class Product(Noting): ...
+
+    global_interceptor(priority=5)(Product)
+
+    @produces(scope="application", name="special")
+    def product() -> Product:
+        return Product()
+
+    @register_ai_service(tools=[plus])
+    class Plain(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    container = Container(models={"default": scripted(PLUS, "done")}).register(Plain, product)
+    container.register_instance(Given(), ToolInterceptor)
+    async with container:
+        await container.get(Plain).ask("x")
+    assert [each.split()[0] for each in LOG if each.endswith(" plus")] == ["Given", "Product"]
+
+    scanned = Container(models={"default": scripted()}).scan(sys.modules[__name__])
+    async with scanned:
+        assert isinstance(scanned.get(First), First)
+
+
+async def test_a_service_method_that_is_a_tool_has_its_interceptors_in_its_own_calls() -> None:
+    @register_ai_service(tools=[plus])
+    @interceptors(OfClass)
+    class Inner(Protocol):
+        @tool
+        @interceptors(OfMethod)
+        async def inner(self, question: str) -> str:
+            """Answer."""
+            ...
+
+    @register_ai_service(tools=[Inner])
+    class Outer(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    model = scripted(tool_call("inner", {"question": "x"}), PLUS, "in", "out")
+    async with Container(models={"default": model}).register(Outer, Inner, First) as container:
+        assert await container.get(Outer).ask("x") == "out"
+
+    calls = [each for each in LOG if each.endswith((" inner", " plus"))]
+    assert calls == ["First inner", "First plus", "OfClass plus", "OfMethod plus"]
+    assert LOG.count("OfMethod asks default") == 2
+    assert LOG.count("First asks default") == 4
+
+
+# --- what an interceptor sees and changes
+
+
+async def test_an_interceptor_sees_validated_arguments_with_defaults_by_parameter_name() -> None:
+    seen: list[ToolInvocation] = []
+
+    @tool
+    def find(
+        kind: Annotated[str, Field(alias="type")], numbers: list[int], context: InvocationContext, n: int = 3
+    ) -> str:
+        return f"{kind} {numbers} {n}"
+
+    async def look(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        seen.append(call)
+        return await proceed(call)
+
+    model = scripted(tool_call("find", {"type": "book", "numbers": ["1", 2]}), "done")
+    await assistant(around(look), model=model, tools=[find]).ask("x")
+
+    [call] = seen
+    assert call.arguments == {"kind": "book", "numbers": [1, 2], "n": 3}
+    assert call.request.arguments == '{"type": "book", "numbers": ["1", 2]}'
+    assert call.specification.name == "find"
+    assert call.context.request == call.request
+    assert call.context.method == "ask"
+
+
+async def test_changed_arguments_are_validated_again_and_the_request_stays() -> None:
+    async def more(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        changed = call.with_arguments(b="7")
+        assert call.arguments == {"a": 1, "b": 5}
+        assert changed.arguments == {"a": 1, "b": "7"}
+        return await proceed(changed)
+
+    done = await execution(around(more), OfTool())
+    assert done.result == "8"
+    assert done.request.arguments == '{"a": 1}'
+    assert LOG[0] == "OfTool asks default"
+
+
+async def test_invalid_changed_arguments_are_an_arguments_error_for_the_handlers() -> None:
+    async def wrong(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        with pytest.raises(ToolArgumentsError) as caught:
+            await proceed(call.with_arguments(b="many"))
+        assert caught.value.problems[0][0] == "b"
+        return await proceed(call.with_arguments(b="many"))
+
+    with pytest.raises(ToolArgumentsError):
+        await execution(around(wrong))
+    done = await execution(around(wrong), on_tool_arguments_error=return_to_model)
+    assert done.is_error
+    assert "not valid" in done.result
+    assert LOG == []
+
+
+async def test_unknown_names_of_arguments_are_a_type_error() -> None:
+    async def unknown(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        with pytest.raises(TypeError, match="tool 'plus' has no argument 'c'; it has: a, b"):
+            call.with_arguments(c=1)
+        return await proceed(call)
+
+    assert (await execution(around(unknown))).result == "6"
+
+
+async def test_only_changed_values_are_validated_again() -> None:
+    @tool
+    def note(text: Annotated[str, AfterValidator(lambda text: text + "!")], n: int = 1) -> str:
+        return f"{text} {n}"
+
+    async def change(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        return await proceed(call.with_arguments(n=2))
+
+    model = scripted(tool_call("note", {"text": "hi"}), "done")
+    [done] = (await assistant(around(change), model=model, tools=[note]).ask("x")).tool_executions
+    assert done.result == "hi! 2"
+
+
+async def test_changing_the_dictionary_of_arguments_in_place_has_no_effect() -> None:
+    async def sneak(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        call.arguments["a"] = "not a number"  # type: ignore[index]  # the attack
+        return await proceed(call)
+
+    assert (await execution(around(sneak))).result == "6"
+
+
+async def test_an_inner_interceptor_sees_the_arguments_that_an_outer_one_changed() -> None:
+    seen = []
+
+    async def outer(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        return await proceed(call.with_arguments(a=10))
+
+    async def inner(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        seen.append(dict(call.arguments))
+        return await proceed(call.with_arguments(b=call.arguments["a"] + 1))
+
+    assert (await execution(around(outer), around(inner))).result == "21"
+    assert seen == [{"a": 10, "b": 5}]
+
+
+async def test_executors_written_by_hand_get_changed_arguments_as_json() -> None:
+    def execute(request: ToolExecutionRequest, memory_id: object) -> str:
+        return request.arguments
+
+    specification = ToolSpecification("echo", "", {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}})
+
+    async def change(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        assert call.arguments == {"a": 1}
+        return await proceed(call.with_arguments(b=[2]))
+
+    model = scripted(tool_call("echo", {"a": 1}), "done")
+    used = assistant(around(change), model=model, tools=[AiServiceTool(specification, execute)])
+    [done] = (await used.ask("x")).tool_executions
+    assert done.result == '{"a":1,"b":[2]}'
+    assert done.request.arguments == '{"a": 1}'
+
+
+# --- results
+
+
+async def test_the_execution_and_the_events_show_what_the_outermost_interceptor_returned() -> None:
+    async def shout(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        result = await proceed(call)
+        return ToolExecutionResult(f"{result.text}!", result_object=result.result_object, attributes={"loud": True})
+
+    model = scripted(PLUS, "done")
+    used = assistant(around(shout), model=model)
+    [event] = [each async for each in used.events("x") if isinstance(each, ToolExecuted)]
+    assert (event.execution.result, event.execution.result_object) == ("6!", 6)
+    assert event.execution.attributes == {"loud": True}
+    message: Any = model.requests[-1].messages[-1]
+    assert message.text == "6!"
+
+
+async def test_an_interceptor_may_skip_the_tool_or_run_it_again() -> None:
+    async def skip(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        return ToolExecutionResult("cached", 42)
+
+    done = await execution(around(skip))
+    assert (done.result, done.result_object, LOG) == ("cached", 42, [])
+
+    async def twice(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        first = await proceed(call)
+        return await proceed(call.with_arguments(a=first.result_object))
+
+    assert (await execution(around(twice))).result == "11"
+    assert LOG == ["plus 1 5", "plus 6 5"]
+
+
+async def test_each_run_of_a_tool_has_its_own_call_scope_which_is_closed_when_proceed_returns() -> None:
+    @call_scoped
+    class Session:
+        def __init__(self) -> None:
+            LOG.append("opened")
+
+        def stop(self) -> None:
+            LOG.append("closed")
+
+    class Tools:
+        @tool
+        def use(self, session: Inject[Session]) -> str:
+            LOG.append("used")
+            return "ok"
+
+    async def twice(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        await proceed(call)
+        LOG.append("between")
+        return await proceed(call)
+
+    @register_ai_service(tools=Tools)
+    @interceptors(around(twice))
+    class Caller(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    container = Container(models={"default": scripted(tool_call("use"), "done")}).register(Caller, Session)
+    async with container:
+        await container.get(Caller).ask("x")
+    once = ["opened", "used", "closed"]
+    assert [*once, "between", *once] == LOG
+
+
+async def test_a_failure_to_close_the_call_scope_is_raised_by_proceed() -> None:
+    @call_scoped
+    class Session:
+        def stop(self) -> None:
+            raise OSError("commit failed")
+
+    class Tools:
+        @tool
+        def use(self, session: Inject[Session]) -> str:
+            return "ok"
+
+    async def catch(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        try:
+            return await proceed(call)
+        except OSError as error:
+            return ToolExecutionResult(f"caught: {error}")
+
+    @register_ai_service(tools=Tools)
+    @interceptors(around(catch))
+    class Caller(Protocol):
+        async def ask(self, question: str) -> Result[str]: ...
+
+    container = Container(models={"default": scripted(tool_call("use"), "done")}).register(Caller, Session)
+    async with container:
+        result = await container.get(Caller).ask("x")
+    assert result.tool_executions[0].result == "caught: commit failed"
+
+
+@pytest.mark.parametrize("value", [None, "text", 3])
+async def test_an_interceptor_that_returns_something_else_is_a_mistake_for_the_caller(value: Any) -> None:
+    async def wrong(call: ToolInvocation, proceed: ToolProceed) -> Any:
+        return value
+
+    with pytest.raises(IllegalConfigurationError, match="return a ToolExecutionResult"):
+        await execution(around(wrong))
+
+
+async def test_proceed_needs_the_invocation() -> None:
+    async def wrong(call: ToolInvocation, proceed: Any) -> Any:
+        return await proceed(call.arguments)
+
+    with pytest.raises(IllegalConfigurationError, match="pass the ToolInvocation"):
+        await execution(around(wrong))
+
+
+# --- errors
+
+
+@tool
+def fails() -> str:
+    raise LookupError("not there")
+
+
+async def test_proceed_raises_what_the_tool_raised_and_handlers_get_what_the_interceptor_raised() -> None:
+    async def translate(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        try:
+            return await proceed(call)
+        except LookupError as error:
+            raise RuntimeError("translated") from error
+
+    handled: list[Exception] = []
+
+    def handler(error: Exception, context: InvocationContext) -> str:
+        handled.append(error)
+        return f"handled {error}"
+
+    model = scripted(tool_call("fails"), "done")
+    used = assistant(around(translate), model=model, tools=[fails], on_tool_execution_error=handler)
+    [done] = (await used.ask("x")).tool_executions
+    assert (done.result, done.is_error) == ("handled translated", True)
+    assert isinstance(handled[0].__cause__, LookupError)
+
+
+async def test_an_interceptor_may_recover_from_a_failure_and_ask_the_model_to_retry() -> None:
+    async def recover(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        try:
+            return await proceed(call)
+        except LookupError:
+            raise ToolRetry("try another") from None
+
+    model = scripted(tool_call("fails"), "done")
+    [done] = (await assistant(around(recover), model=model, tools=[fails]).ask("x")).tool_executions
+    assert (done.result, done.is_error) == ("try another", True)
+
+
+class Stop(ToolAbort): ...
+
+
+@tool
+def aborts() -> str:
+    LOG.append("aborts")
+    raise Stop("stop")
+
+
+async def swallowing(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+    for _ in range(3):
+        try:
+            return await proceed(call)
+        except BaseException as error:
+            LOG.append(type(error).__name__)
+    return ToolExecutionResult("swallowed")
+
+
+async def translating(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+    try:
+        return await proceed(call)
+    except BaseException as error:
+        raise ValueError("hidden") from error
+
+
+@pytest.mark.parametrize("attack", [swallowing, translating])
+async def test_errors_that_end_the_invocation_pass_an_interceptor_that_swallows_or_replaces_them(attack: Any) -> None:
+    model = scripted(tool_call("aborts"), "never")
+    with pytest.raises(Stop):
+        await assistant(around(attack), OfTool(), model=model, tools=[aborts]).ask("x")
+    assert len(model.requests) == 1
+    assert LOG.count("aborts") == 1  # proceed does not run it again
+
+
+@pytest.mark.parametrize("attack", [swallowing, translating])
+async def test_errors_that_end_the_invocation_end_the_outer_ones_too(attack: Any) -> None:
+    @register_ai_service(tools=[aborts])
+    class Inner(Protocol):
+        @tool
+        async def inner(self, question: str) -> str:
+            """Answer."""
+            ...
+
+    @register_ai_service(tools=[Inner])
+    @interceptors(around(attack))
+    class Outer(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    model = scripted(tool_call("inner", {"question": "x"}), tool_call("aborts"), "never")
+    async with Container(models={"default": model}).register(Outer, Inner) as container:
+        with pytest.raises(Stop):
+            await container.get(Outer).ask("x")
+
+
+@pytest.mark.parametrize("attack", [swallowing, translating])
+async def test_a_cancelled_call_ends_although_an_interceptor_swallows_the_cancellation(attack: Any) -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def hangs() -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    model = scripted(tool_call("hangs"), "never")
+    used = assistant(around(attack), model=model, tools=[hangs])
+    task = asyncio.create_task(used.ask("x"))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(model.requests) == 1
+
+    with pytest.raises(InvocationTimeoutError), time_limit(0.02):
+        await assistant(around(attack), model=scripted(tool_call("hangs"), "never"), tools=[hangs]).ask("x")
+
+
+async def test_an_interceptor_may_limit_the_time_of_a_tool_itself() -> None:
+    @tool
+    async def hangs() -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    async def limited(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        try:
+            async with asyncio.timeout(0.01):
+                return await proceed(call)
+        except TimeoutError:
+            return ToolExecutionResult("too slow", is_error=True)
+
+    model = scripted(tool_call("hangs"), "done")
+    result = await assistant(around(limited), model=model, tools=[hangs]).ask("x")
+    assert (result.content, result.tool_executions[0].result) == ("done", "too slow")
+
+
+async def test_a_tool_that_was_late_gets_a_fresh_cancellation_when_it_runs_again() -> None:
+    @tool(timeout=0.02)
+    async def late_once(context: InvocationContext) -> str:
+        LOG.append(context.cancelled)
+        if len(LOG) == 1:
+            await asyncio.Event().wait()
+        current = InvocationContext.current()
+        assert current is not None
+        return f"{context.cancelled} {current.cancelled}"
+
+    async def retry(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        try:
+            return await proceed(call)
+        except TimeoutError:
+            return await proceed(call)
+
+    model = scripted(tool_call("late_once"), "done")
+    [done] = (await assistant(around(retry), model=model, tools=[late_once]).ask("x")).tool_executions
+    assert (done.result, LOG) == ("False False", [False, False])
+
+
+# --- where calls come from
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+async def test_synchronous_services_and_concurrent_tools_have_interceptors(concurrent: bool) -> None:
+    calls = AiMessage(None, (PLUS, tool_call("plus", {"a": 2})))
+    used = assistant(OfTool(), model=scripted(calls, "done", calls, "done"), concurrent_tools=concurrent)
+    result = await asyncio.to_thread(used.wait, "x")
+    assert [each.result for each in result.tool_executions] == ["6", "7"]
+    assert LOG.count("OfTool plus") == 2
+    result = await used.ask("x")
+    assert [each.result for each in result.tool_executions] == ["6", "7"]
+    assert LOG.count("OfTool plus") == 4
+
+
+async def test_around_tool_runs_on_the_event_loop_and_a_def_tool_on_its_thread() -> None:
+    threads: dict[str, threading.Thread] = {}
+
+    @tool
+    def where() -> str:
+        threads["tool"] = threading.current_thread()
+        return "ok"
+
+    async def look(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        threads["around"] = threading.current_thread()
+        return await proceed(call)
+
+    await assistant(around(look), model=scripted(tool_call("where"), "done"), tools=[where]).ask("x")
+    assert threads["around"] is threading.current_thread()
+    assert threads["tool"] is not threading.current_thread()
+
+
+async def test_tools_of_providers_and_of_endpoints_have_interceptors() -> None:
+    def provide(request: Any) -> ToolProviderResult:
+        return ToolProviderResult([plus])
+
+    used = assistant(OfTool(), tools=(), tool_provider=provide)
+    await used.ask("x")
+    assert "OfTool plus" in LOG
+
+
+async def test_an_executor_without_a_service_runs_the_interceptors_of_the_tool() -> None:
+    request = ToolExecutionRequest("1", "add", '{"a": 1}')
+    assert tool_executor_from(add)(request, None).text == "6"
+    assert LOG == ["OfTool add", "add 1 5", "OfTool 6"]
+
+    async def waits(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        await asyncio.sleep(0)
+        return await proceed(call)
+
+    @tool
+    @interceptors(around(waits))
+    def slow(a: int) -> int:
+        return a
+
+    pending: Any = tool_executor_from(slow)(ToolExecutionRequest("1", "slow", '{"a": 1}'), None)
+    assert (await pending).text == "1"
+
+
+# --- models
+
+
+async def test_a_model_interceptor_may_change_the_request_and_the_reply() -> None:
+    async def change(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        request = replace(call.request, temperature=0.5)
+        response = await proceed(replace(call, request=request))
+        return replace(response, ai_message=AiMessage(f"{response.ai_message.text}!"))
+
+    model = scripted("done")
+    result = await assistant(asking(change), model=model).ask("x")
+    assert result.content == "done!"
+    assert result.messages[-1] == AiMessage("done!")
+    assert model.requests[0].temperature == 0.5
+
+
+async def test_a_model_interceptor_sees_the_configured_name_and_the_context() -> None:
+    seen: list[ModelInvocation] = []
+
+    async def look(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        seen.append(call)
+        return await proceed(call)
+
+    @register_ai_service(model="clever")
+    @interceptors(asking(look))
+    class Clever(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    async with Container(models={"default": scripted(), "clever": scripted("hi")}).register(Clever) as container:
+        await container.get(Clever).ask("x")
+    assert [(each.model, each.context.service) for each in seen] == [("clever", Clever)]
+
+
+async def test_what_a_model_interceptor_raises_ends_the_invocation() -> None:
+    async def fail(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        raise LookupError("no model today")
+
+    with pytest.raises(LookupError):
+        await assistant(asking(fail)).ask("x")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_model_interceptor_may_answer_from_a_cache_or_ask_again(streamed: bool) -> None:
+    replies: dict[str, ChatResponse] = {}
+
+    async def cached(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        key = repr(call.request)
+        if key not in replies:
+            replies[key] = await proceed(call)
+        return replies[key]
+
+    async def until_done(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        while "done" not in str((response := await proceed(call)).ai_message.text):
+            pass
+        return response
+
+    model = scripted("not yet", "done now")
+    used = assistant(asking(cached), asking(until_done), model=model)
+    for number in range(2):
+        if not streamed:
+            assert (await used.ask("x")).content == "done now"
+            continue
+        events = [each async for each in used.events("x")]
+        texts = [each.text for each in events if isinstance(each, PartialResponse)]
+        # The pieces of the first try were sent; a reply from the cache is one piece.
+        assert texts == (["not ", "yet", "done ", "now"] if number == 0 else ["done now"])
+        assert isinstance(events[-1], CompleteResponse)
+        assert events[-1].response.ai_message.text == "done now"
+    assert len(model.requests) == 2
+
+
+async def test_in_a_stream_proceed_returns_when_the_reply_is_complete_and_pieces_stay_sent() -> None:
+    gate = asyncio.Event()
+
+    class Slow:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise AssertionError("streams only")
+
+        async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
+            yield PartialResponse("one ")
+            await gate.wait()
+            yield PartialResponse("two")
+            yield CompleteResponse(ChatResponse(AiMessage("one two")))
+
+    async def change(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        response = await proceed(call)
+        LOG.append("complete")
+        return replace(response, ai_message=AiMessage("three"))
+
+    @register_ai_service
+    @interceptors(asking(change))
+    class Streaming(Protocol):
+        def events(self, room: MemoryId[str], question: str) -> TokenStream: ...
+
+    container = Container(models={"default": Slow()}).register(Streaming)
+    async with container:
+        events: list[Any] = []
+        async for event in container.get(Streaming).events("r", "x"):
+            events.append(event)
+            if not gate.is_set():
+                assert LOG == []
+                gate.set()
+        messages = await container.chat_memory(Streaming, "r").messages()
+
+    assert [each.text for each in events[:-1]] == ["one ", "two"]
+    assert events[-1].response.ai_message == AiMessage("three")
+    assert messages[-1] == AiMessage("three")
+
+
+async def test_with_a_model_interceptor_no_tool_starts_before_the_reply_is_final() -> None:
+    async def without_tools(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        response = await proceed(call)
+        return replace(response, ai_message=AiMessage("no tools"))
+
+    calls = AiMessage(None, (PLUS, PLUS))
+    used = assistant(asking(without_tools), model=scripted(calls), concurrent_tools=True)
+    _ = [each async for each in used.events("x")]
+    assert LOG == []
+
+
+async def test_a_model_interceptor_cannot_swallow_errors_that_end_the_invocation() -> None:
+    class Broken:
+        async def chat(self, request: ChatRequest) -> ChatResponse:
+            raise Stop("stop")
+
+    async def swallow(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        try:
+            return await proceed(call)
+        except BaseException:
+            return ChatResponse(AiMessage("swallowed"))
+
+    with pytest.raises(Stop):
+        await assistant(asking(swallow), model=Broken()).ask("x")
+
+
+@pytest.mark.parametrize("value", [None, "text", AiMessage("x")])
+async def test_a_model_interceptor_that_returns_something_else_is_a_mistake(value: Any) -> None:
+    async def wrong(call: ModelInvocation, proceed: ModelProceed) -> Any:
+        return value
+
+    with pytest.raises(IllegalConfigurationError, match="return a ChatResponse"):
+        await assistant(asking(wrong)).ask("x")
+
+
+async def test_a_model_interceptor_cannot_choose_another_model() -> None:
+    async def other(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        return await proceed(replace(call, model="other"))
+
+    with pytest.raises(IllegalConfigurationError, match="change only its request"):
+        await assistant(asking(other)).ask("x")
+
+
+async def test_a_reply_from_an_interceptor_causes_no_model_event() -> None:
+    @application_scoped
+    class Requests(EventListener):
+        def on_event(self, event: InvocationEvent) -> None:
+            if isinstance(event, ModelRequestEvent):
+                LOG.append("request")
+
+    async def cached(call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        return ChatResponse(AiMessage("cached"))
+
+    @register_ai_service
+    @interceptors(asking(cached))
+    class Quick(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    async with Container(models={"default": scripted()}).register(Quick, Requests) as container:
+        assert await container.get(Quick).ask("x") == "cached"
+    assert LOG == []
+
+
+# --- beans
+
+
+async def test_interceptors_are_beans_with_a_scope_and_can_be_overridden() -> None:
+    class Clock:
+        def __init__(self) -> None:
+            self.name = "clock"
+
+    class Timed(ToolInterceptor):
+        def __init__(self, clock: Clock) -> None:
+            self.clock = clock
+
+        async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+            LOG.append((self.clock.name, self))
+            return await proceed(call)
+
+    @request_scoped
+    class PerRequest(Timed): ...
+
+    class Fake(Timed):
+        def __init__(self) -> None:
+            self.clock = Clock()
+            self.clock.name = "fake"
+
+    @register_ai_service(tools=[plus])
+    @interceptors(Timed, PerRequest)
+    class Caller(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    model = scripted(*[PLUS, "done"] * 3)
+    async with Container(models={"default": model}).register(Caller, Clock) as container:
+        for _ in range(2):
+            async with container.request_scope():
+                await container.get(Caller).ask("x")
+        (_, first), (_, one), _, (_, second), (_, two), _ = LOG
+        assert first is second
+        assert one is not two
+        LOG.clear()
+        with container.override(Timed, Fake()):
+            async with container.request_scope():
+                await container.get(Caller).ask("x")
+        assert LOG[0][0] == "fake"
+
+
+# --- problems at start
+
+
+class Plain:
+    async def around_tool(self, call: Any, proceed: Any) -> Any: ...
+
+
+class Synchronous(ToolInterceptor):
+    def around_tool(self, call: Any, proceed: Any) -> Any: ...  # the mistake
+
+
+class OnlyModel(ModelInterceptor):
+    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        return await proceed(call)
+
+
+class Needy(OnlyModel):
+    def __init__(self, missing: Plain) -> None: ...
+
+
+def problems_of(*classes: Any) -> list[str]:
+    return [str(each) for each in Container(models={"default": scripted()}).register(*classes).check()]
+
+
+def service_with(*named: Any) -> Any:
+    @register_ai_service
+    @interceptors(*named)
+    class Service(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    return Service
+
+
+def test_wrong_interceptors_are_problems_at_start() -> None:
+    assert problems_of(service_with(Plain, Plain(), Synchronous)) == [
+        "Service, @interceptors: Plain is neither a ToolInterceptor nor a ModelInterceptor; inherit from one of them",
+        "Synchronous.around_tool: is not a coroutine function; declare it `async def around_tool(…)`",
+    ]
+
+
+def test_a_missing_dependency_of_an_interceptor_is_a_problem_at_start() -> None:
+    [problem] = problems_of(service_with(Needy))
+    assert "Needy" in problem
+    assert "no bean provides Plain" in problem
+    with pytest.raises(IllegalConfigurationError, match="Needy needs arguments, so it needs a container"):
+        create_ai_service(service_with(Needy), chat_model=scripted())
+
+
+def test_a_model_interceptor_on_a_tool_is_a_problem_at_start() -> None:
+    @tool
+    @interceptors(OnlyModel)
+    def find(text: str) -> str:
+        return text
+
+    @register_ai_service(tools=[find])
+    class Finder(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    [problem] = problems_of(Finder)
+    assert "OnlyModel is a ModelInterceptor, but a tool asks no model" in problem
+
+
+def test_a_global_interceptor_of_a_wrong_kind_is_a_problem_at_start() -> None:
+    @global_interceptor
+    class Wrong: ...
+
+    @global_interceptor
+    class AlsoWrong(Synchronous): ...
+
+    first, second = problems_of(Wrong, AlsoWrong)
+    assert "Wrong is neither a ToolInterceptor nor a ModelInterceptor" in first
+    assert "AlsoWrong.around_tool: is not a coroutine function" in second
+
+
+def test_decorators_refuse_what_cannot_be_meant() -> None:
+    with pytest.raises(TypeError, match="names nothing"):
+        interceptors()
+    with pytest.raises(TypeError, match="priority"):
+        global_interceptor(priority="high")  # type: ignore[call-overload]  # the mistake
+    with pytest.raises(TypeError, match="with parentheses"):
+
+        @interceptors
+        def find(text: str) -> str:
+            return text
+
+
+def test_wrong_interceptors_of_tools_that_no_service_offers_are_found_too() -> None:
+    class Tools:
+        @tool
+        @interceptors(Plain)
+        def find(self, text: str) -> str:
+            return text
+
+    [problem] = problems_of(Tools)
+    assert problem.startswith("Tools.find, @interceptors: Plain is neither")
+    with pytest.raises(IllegalConfigurationError, match="Plain is neither"):
+        tool_executor_from(Tools().find)
+
+
+def test_a_program_without_interceptors_does_not_load_them() -> None:
+    import subprocess
+    import sys
+
+    program = """
+import sys
+from typing import Protocol
+from toolbox import create_ai_service, tool
+from toolbox.testing import ScriptedChatModel, tool_call
+@tool
+def add(a: int) -> int: return a
+class Desk(Protocol):
+    def ask(self, text: str) -> str: ...
+desk = create_ai_service(Desk, chat_model=ScriptedChatModel([tool_call("add", {"a": 1}), "done"]), tools=[add])
+assert desk.ask("x") == "done"
+assert not {"toolbox.interceptors", "toolbox.guardrails", "toolbox.ready_guardrails"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
