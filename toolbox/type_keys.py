@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -101,6 +101,18 @@ def is_hashable(annotation: Any) -> bool:
 def is_union(annotation: Any) -> bool:
     """Return True for `A | B` and `Union[A, B]`."""
     return get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def with_lists(annotation: Any) -> Any:
+    """Return the annotation with `list[T]` for `collections.abc.Collection[T]`, which pydantic does not support."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is Collection or origin is Collection:
+        return types.GenericAlias(list, (with_lists(arguments[0]) if arguments else Any,))
+    if origin is Annotated:
+        return Annotated[(with_lists(arguments[0]), *annotation.__metadata__)]
+    if is_union(annotation) and any(with_lists(each) is not each for each in arguments):
+        return typing.Union[tuple(with_lists(each) for each in arguments)]  # noqa: UP007 - of a tuple made here
+    return annotation
 
 
 def class_of(form: Any) -> Any:

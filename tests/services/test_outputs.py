@@ -310,3 +310,59 @@ def test_invalid_items_are_rejected_at_their_position() -> None:
 def test_items_are_parsed_in_linear_time(text: str, size: int, count: int) -> None:
     """With quadratic cost, each case would take minutes."""
     assert len(items(str | int, text, size)) == count
+
+
+# --- lists without JSON
+
+
+@pytest.mark.parametrize(
+    ("type_", "text", "value"),
+    [
+        (list[str], "- red wine\n- bread", ["red wine", "bread"]),
+        (list[str], "* a\n\n* b", ["a", "b"]),
+        (list[str], "1. a\n2) b\n10. c", ["a", "b", "c"]),
+        (list[str], "• a\n• b", ["a", "b"]),
+        (list[str], "a\nb", ["a", "b"]),
+        (list[str], "Here they are:\n- a\n- b\nAnything else?", ["a", "b"]),
+        (list[str], "- only one", ["only one"]),
+        (list[int], "1\n2", [1, 2]),
+        (list[int], "- 7", [7]),
+        (list[Mood], "- GOOD\n- bad", [Mood.GOOD, Mood.BAD]),
+        (list[Mood], "good\nbad", [Mood.GOOD, Mood.BAD]),
+        (set[Literal["a", "b"]], "a\nb", {"a", "b"}),
+        (tuple[str, ...], "- a\n- b", ("a", "b")),
+        (Mood, "[GOOD]", Mood.GOOD),
+        (Mood, "['bad']", Mood.BAD),
+    ],
+)
+def test_lists_in_lines_and_enums_in_brackets_are_read(type_: Any, text: str, value: Any) -> None:
+    assert read(type_, text) == value
+
+
+@pytest.mark.parametrize(
+    ("type_", "text"),
+    [
+        (list[str], "I do not know."),
+        (list[str], '["a", "b"'),
+        (list[str], "- a\nand then\n- b"),
+        (list[int], "- one\n- two"),
+        (list[Mood], "- good\n- mediocre"),
+        (list[City], "- Bern\n- Bonn"),
+        (str | int, "- a\n- b\n- ["),
+        (Mood, "[GOOD, BAD]"),
+        (City, "- Bern"),
+    ],
+)
+def test_other_texts_are_not_read_as_lists(type_: Any, text: str) -> None:
+    if type_ == str | int:
+        assert read(type_, text) == text
+        return
+    with pytest.raises(OutputParsingError):
+        read(type_, text)
+
+
+def test_a_list_in_lines_that_was_cut_off_is_not_read() -> None:
+    structure = read_output(list[str]).structure
+    assert structure is not None
+    with pytest.raises(OutputParsingError):
+        structure.read("- a\n- b", complete=False)

@@ -1,6 +1,6 @@
 """Parameters of tools: descriptions, defaults, hidden parameters and schemas."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -419,3 +419,22 @@ def test_arguments_are_converted_to_every_pydantic_type(kind: Any, json: str, va
     [given] = call(f, f'{{"a": {json}}}')
     assert given == value
     assert type(given) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "arguments", "value"),
+    [
+        (Collection[int], '{"x": ["1", 2]}', [1, 2]),
+        (Collection, '{"x": ["a"]}', ["a"]),
+        (Collection[Collection[str]] | None, '{"x": [["a"]]}', [["a"]]),
+        (Annotated[Collection[str], "names"], '{"x": ["a"]}', ["a"]),
+    ],
+)
+def test_a_collection_is_a_list(annotation: Any, arguments: str, value: Any) -> None:
+    def take(x: Any) -> Any:
+        return x
+
+    take.__annotations__["x"] = annotation
+    assert "array" in str(tool_specification_from(take).parameters["properties"]["x"])
+    result = tool_executor_from(take)(ToolExecutionRequest("1", "take", arguments), None)
+    assert result.result_object == value

@@ -379,7 +379,7 @@ def _finish(rules: Rules, response: ChatResponse, text: str) -> Finish:
     if rules.structure is None or not rules.reads_answer:
         value = text if rules.kind is Kind.TEXT else response.ai_message if rules.kind is Kind.MESSAGE else None
         return Finish(value, response.finish_reason, response)
-    value = rules.structure.read(text)
+    value = rules.structure.read(text, complete=response.finish_reason is not FinishReason.LENGTH)
     reason = FinishReason.STOP if response.finish_reason is FinishReason.TOOL_EXECUTION else response.finish_reason
     return Finish(value, reason, response)
 

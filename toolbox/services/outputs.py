@@ -240,6 +240,8 @@ _STRING = r'"(?:[^"\\]++|\\.)*+"'
 _VALUE_BEGINS = re.compile(
     rf"\{{(?=\s*+(?:\}}|{_STRING}\s*+:))|\[(?=\s*+(?:[\[{{\]\d-]|{_STRING}\s*+[,\]]|true|false|null))", re.DOTALL
 )
+_LOOKS_LIKE_JSON = re.compile(r"```|[\[{]\s*[\"{\[\d-]|\[\s*\Z|\{\s*\Z")
+_BULLET = re.compile(r"(?:[-*•–]|\d{1,4}[.)])\s+")
 _SCALARS = {"string", "integer", "number", "boolean", "null"}
 
 
@@ -301,8 +303,11 @@ class Structure:
         """The request as a tool, for output mode `tool`."""
         return ToolSpecification(ANSWER_TOOL, "Gives the final answer. Call it once, when you know it.", self.schema)
 
-    def read(self, text: str) -> Any:
-        """Return the value in `text`, which may contain other text too. Raises `OutputParsingError`."""
+    def read(self, text: str, *, complete: bool = True) -> Any:
+        """Return the value in `text`, which may contain other text too. Raises `OutputParsingError`.
+
+        `complete` is False if the text was cut off; lists without JSON are not read then.
+        """
         try:
             return self._validated(text.strip())
         except ValueError as error:
@@ -318,7 +323,29 @@ class Structure:
                 return self._validated(value)
             except ValueError as error:
                 faults = _faults_in(error)
+        if complete and not _LOOKS_LIKE_JSON.search(text):
+            for value in self._listed(text):
+                return value
         raise OutputParsingError(text, faults)
+
+    def _listed(self, text: str) -> Iterator[Any]:
+        """Yield the list in a text with one item per line, with or without bullets or numbers, if it is valid."""
+        if not self._wants_list or not self._has_scalar_items:
+            return
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        bullets = [index for index, line in enumerate(lines) if _BULLET.match(line)]
+        if bullets:  # text before and after the list is ignored
+            lines = lines[bullets[0] : bullets[-1] + 1]
+            if len(lines) != len(bullets):
+                return
+        elif "string" in self._item_kinds and len(lines) < 2:
+            return  # one line may be a sentence
+        items: list[Any] = [_BULLET.sub("", line) for line in lines]
+        member = next(iter(get_args(self.adapter._type)), None)
+        if isinstance(member, type) and issubclass(member, Enum):
+            items = [_member_of(member, item) or item for item in items]
+        with suppress(ValueError):
+            yield self.adapter.validate_python(items)
 
     def _readable(self, text: str) -> Iterator[Any]:
         """Yield the value if the text is valid."""
@@ -362,16 +389,34 @@ class Structure:
         return self.adapter.validate_json(text)
 
     def _scalar(self, text: str) -> Any:
-        """Validate a scalar without JSON quotes. An enum's member may be given by its name, too."""
+        """Validate a scalar without JSON quotes. An enum's member may be given by its name, and in brackets."""
         try:
             return self.adapter.validate_python(text)
         except ValidationError:
             kind = self.adapter._type
-            if isinstance(kind, type) and issubclass(kind, Enum):
-                for member in kind:
-                    if text.casefold() in (member.name.casefold(), str(member.value).casefold()):
-                        return member
+            if isinstance(kind, type) and issubclass(kind, Enum) and (member := _member_of(kind, text)) is not None:
+                return member
             raise
+
+    @property
+    def _item_kinds(self) -> set[str]:
+        """The JSON types of the items of a list."""
+        listed = self.schema["properties"]["value"]
+        items = listed.get("items", {})
+        reference = items.get("$ref", "").rpartition("/")[2]
+        if reference:
+            items = self.schema.get("$defs", {}).get(reference, {})
+        return {"enum"} if "enum" in items or "const" in items else _kinds_of(items)
+
+    @property
+    def _has_scalar_items(self) -> bool:
+        return bool(self._item_kinds) and self._item_kinds <= {*_SCALARS, "enum"}
+
+
+def _member_of(kind: type[Enum], text: str) -> Enum | None:
+    """Return the member with this name or value, in any case and with or without brackets or quotes."""
+    wanted = text.strip().strip("[]\"'`").strip().casefold()
+    return next((each for each in kind if wanted in (each.name.casefold(), str(each.value).casefold())), None)
 
 
 ANSWER_TOOL = "final_answer"

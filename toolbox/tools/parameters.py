@@ -27,7 +27,7 @@ from ..context import (
 )
 from ..errors import Problem
 from ..signatures import EMPTY, Unresolved, names_around, resolve
-from ..type_keys import admits_none, substitute, unwrapped
+from ..type_keys import admits_none, substitute, unwrapped, with_lists
 
 
 class Role(Enum):
@@ -158,6 +158,7 @@ def _read(declared: inspect.Parameter, annotation: Any, where: str, problems: li
 
 
 def _described(name: str, kind: Any, annotation: Any, default: Any) -> ToolParameter:
+    annotation = with_lists(annotation)
     taken, optional = unwrapped(annotation), admits_none(annotation)
     bare, metadata = taken.type, taken.metadata
     role, wanted = Role.MODEL, None
