@@ -458,7 +458,7 @@ class Invocation:
             raise IllegalConfigurationError(problems)
         may_suspend = self.dynamic_providers or any(self.host.tool_may_suspend(tool) for tool in toolset.tools)
         if self.place is None and may_suspend:
-            self.place = _place_of(plan, None, self.arguments)
+            self.place = _place_in_new_run(plan, self.arguments)
             self.plan = plan.in_run
             toolset = Toolset.of([tool.with_layers(self.plan.layers.tools) for tool in toolset.tools])
         return toolset
@@ -574,8 +574,10 @@ def _place_of(plan: MethodPlan, outer: InvocationContext | None, arguments: Mapp
         place = outer.place.session.enter(outer.place)
         if place is not None:
             return place
-    if not plan.may_suspend:
-        return None
+    return _place_in_new_run(plan, arguments) if plan.may_suspend else None
+
+
+def _place_in_new_run(plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
     from ..runs.places import RunSession
 
     run_id = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
