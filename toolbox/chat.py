@@ -85,12 +85,14 @@ class ToolSpecification(Encodable):
     """A tool as the model sees it: name, description and the JSON schema of its arguments.
 
     `metadata` is for your program. It is sent to the model server only if you configure it (`send_tool_metadata=`).
+    `strict` says if arguments must match the schema, for servers that can enforce it; None leaves it to the model.
     """
 
     name: str
     description: str | None = field(default=None, hash=False)
     parameters: Mapping[str, Any] = field(default_factory=no_parameters, hash=False)
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    strict: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,11 +299,15 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat(Encodable):
-    """The JSON schema that the text of a reply must match, with a name and a description for the model."""
+    """The JSON schema that the text of a reply must match, with a name and a description for the model.
+
+    The server enforces the schema if it can; with `strict=False` the model only tries to follow it.
+    """
 
     name: str
     schema: Mapping[str, Any] = field(hash=False)
     description: str | None = None
+    strict: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,7 @@ class ModelSettings(_Section):
     supports_response_format: bool | None = None
     send_tool_metadata: Names = ()
     strict_tools: bool | None = None
+    send_reasoning: Literal["always", "with_calls", "never"] | None = None
     stream_usage: bool | None = None
     max_reply_bytes: PositiveInt | None = None
     transport: Literal["aiohttp", "httpx2"] | None = None

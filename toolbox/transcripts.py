@@ -216,7 +216,8 @@ def _content(written: Any, path: str) -> Content:
 def specification_to_dict(specification: ToolSpecification) -> Json:
     """Return a tool specification as a dictionary of JSON values, without a version."""
     more = {"description": specification.description, "metadata": dict(specification.metadata)}
-    return {"name": specification.name, **_without_empty(more), "parameters": dict(specification.parameters)}
+    strict = {} if specification.strict is None else {"strict": specification.strict}
+    return {"name": specification.name, **_without_empty(more), "parameters": dict(specification.parameters), **strict}
 
 
 def specification_from_dict(written: Any, path: str = "") -> ToolSpecification:
@@ -226,6 +227,7 @@ def specification_from_dict(written: Any, path: str = "") -> ToolSpecification:
         read_field(written, "description", (str, type(None)), path, None),
         read_field(written, "parameters", dict, path),
         read_field(written, "metadata", dict, path, {}),
+        read_field(written, "strict", (bool, type(None)), path, None),
     )
 
 

@@ -119,7 +119,7 @@ async def test_details_of_the_response_are_kept(serve: Serve) -> None:
     assert (reply.id, reply.finish_reason) == ("resp_1", FinishReason.STOP)
     assert reply.token_usage is not None
     assert (reply.token_usage.total_tokens, reply.token_usage.reasoning_tokens) == (8, 1)
-    assert reply.ai_message == AiMessage("Hello", reasoning="Hm.")
+    assert (reply.ai_message.text, reply.ai_message.reasoning) == ("Hello", "Hm.")
 
 
 async def test_a_request_has_the_format_of_the_responses_api(serve: Serve) -> None:

@@ -144,6 +144,11 @@ class ReplyAccumulator:
         """Return True if there is a text, a refusal or a call so far."""
         return bool(self._text or self._refusal or self._calls)
 
+    @property
+    def has_calls(self) -> bool:
+        """Return True if there is a call so far."""
+        return bool(self._calls)
+
     # --- the end
 
     def finish(self) -> ChatResponse:

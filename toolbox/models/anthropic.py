@@ -385,7 +385,8 @@ class AnthropicChatModel:
         """Set the schema of the reply; one that the server cannot enforce becomes a part of the system message."""
         if request.response_format is None:
             return request
-        schema = closed_schema(request.response_format.schema)
+        wanted_strict = request.response_format.strict is not False
+        schema = closed_schema(request.response_format.schema) if wanted_strict else None
         if schema is not None:
             format_ = {"type": "json_schema", "schema": schema}
             values["output_config"] = {"format": format_} | (values.get("output_config") or {})

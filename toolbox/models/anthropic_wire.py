@@ -146,7 +146,8 @@ class AnthropicWire:
         form: dict[str, Any] = {"name": tool.name}
         if tool.description:
             form["description"] = tool.description
-        schema = closed_schema(tool.parameters) if self._strict_tools else None
+        wanted = self._strict_tools if tool.strict is None else tool.strict
+        schema = closed_schema(tool.parameters) if wanted else None
         form["input_schema"] = dict(tool.parameters) if schema is None else schema
         if schema is not None:
             form["strict"] = True

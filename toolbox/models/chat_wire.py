@@ -5,7 +5,8 @@ Not here: assembling the fragments of a reply (`accumulator`), sending and recei
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, assert_never
 
 from ..chat import (
@@ -40,6 +41,7 @@ from .server_errors import error_in
 from .wire_encoding import (
     DOCUMENT,
     Fields,
+    SendReasoning,
     ToolBytes,
     encoded_messages,
     encoded_parts,
@@ -77,11 +79,16 @@ class ChatWire:
 
     path = "/chat/completions"
 
-    def __init__(self, send_tool_metadata: tuple[str, ...] = (), strict_tools: bool = False) -> None:
+    def __init__(
+        self,
+        send_tool_metadata: tuple[str, ...] = (),
+        strict_tools: bool = False,
+        send_reasoning: SendReasoning = "with_calls",
+    ) -> None:
         self._send_tool_metadata = send_tool_metadata
         self._strict_tools = strict_tools
         # Always the same function object, because encoded forms are cached by function.
-        self._encode_message = encode_message
+        self._encode_message = _ENCODERS[send_reasoning]
         self._tools = ToolBytes(self._encode_tool)
 
     def fields(self, request: ChatRequest) -> Fields:
@@ -109,16 +116,15 @@ class ChatWire:
 
     def _messages(self, messages: Sequence[Message]) -> bytes:
         forms = b",".join(filter(None, encoded_messages(self._encode_message, messages)))
-        return forms if MEDIA_FOLLOW not in forms else b",".join(_with_media(messages))
+        return forms if MEDIA_FOLLOW not in forms else b",".join(_with_media(messages, self._encode_message))
 
     def _encode_tool(self, tool: ToolSpecification) -> bytes:
         function: dict[str, Any] = {"name": tool.name}
         if tool.description:
             function["description"] = tool.description
-        schema, strict = strict_tool(tool.parameters) if self._strict_tools else (dict(tool.parameters), False)
-        function["parameters"] = schema
-        if strict:
-            function["strict"] = True
+        function["parameters"], strict = strict_tool(tool, self._strict_tools)
+        if strict or tool.strict is False:
+            function["strict"] = strict
         function |= {key: tool.metadata[key] for key in self._send_tool_metadata if key in tool.metadata}
         return json_bytes({"type": "function", "function": function})
 
@@ -126,7 +132,7 @@ class ChatWire:
 # --- requests
 
 
-def encode_message(message: Message) -> bytes:
+def encode_message(message: Message, send_reasoning: SendReasoning = "with_calls") -> bytes:
     """Encode one message. An empty reply becomes `b""`, because servers reject it in a history."""
     match message:
         case SystemMessage():
@@ -140,7 +146,14 @@ def encode_message(message: Message) -> bytes:
             encoded_parts(_part, message.contents)  # raises for a part that the user message cannot carry
             return form + MEDIA_FOLLOW
         case AiMessage():
-            return _encode_reply(message)
+            return _encode_reply(message, send_reasoning)
+
+
+_ENCODERS: dict[SendReasoning, Callable[[Message], bytes]] = {
+    "with_calls": encode_message,
+    "always": partial(encode_message, send_reasoning="always"),
+    "never": partial(encode_message, send_reasoning="never"),
+}
 
 
 def _said(content: str | list[dict[str, Any]], message: Message) -> dict[str, Any]:
@@ -187,14 +200,14 @@ def _part(content: Content) -> dict[str, Any]:
             assert_never(content)
 
 
-def _with_media(messages: Sequence[Message]) -> Iterator[bytes]:
+def _with_media(messages: Sequence[Message], encode: Callable[[Message], bytes]) -> Iterator[bytes]:
     """Yield the encoded messages. Images, documents and audio of tool results follow the round's last result."""
     media: list[Media] = []
     for message in messages:
         if media and not isinstance(message, ToolExecutionResultMessage):
             yield _user_of_media(media)
             media = []
-        if form := message.encoded_by(encode_message, message):
+        if form := message.encoded_by(encode, message):
             yield form.removesuffix(MEDIA_FOLLOW)
         if isinstance(message, ToolExecutionResultMessage):
             media += media_in(message.contents)
@@ -206,20 +219,21 @@ def _user_of_media(media: Sequence[Media]) -> bytes:
     return json_bytes({"role": "user", "content": [_part(each) for each in media]})
 
 
-def _encode_reply(message: AiMessage) -> bytes:
+def _encode_reply(message: AiMessage, send_reasoning: SendReasoning) -> bytes:
     fields: dict[str, Any] = {"role": "assistant", **_name(message)}
     if message.text:
         fields |= _said(message.text, message)
     elif mark := message.attributes.get(CACHE_CONTROL):
         fields[CACHE_CONTROL] = mark
     fields |= {name: True for name in CONTINUED if message.attributes.get(name) is True}
-    if message.tool_execution_requests:
-        # Reasoning models expect their reasoning again together with the call.
+    # Reasoning models expect their reasoning again together with the call, some servers with every reply.
+    if send_reasoning == "always" or (send_reasoning == "with_calls" and message.tool_execution_requests):
         name = message.attributes.get(REASONING_FIELD)
-        if message.reasoning and name in REASONING_FIELDS:
-            fields[name] = message.reasoning
+        if name in REASONING_FIELDS and (message.reasoning or message.tool_execution_requests):
+            fields[name] = message.reasoning or ""
         if details := message.attributes.get(REASONING_DETAILS):
             fields[REASONING_DETAILS] = details
+    if message.tool_execution_requests:
         fields["tool_calls"] = [_encode_call(each) for each in message.tool_execution_requests]
     elif not message.text:
         return b""
@@ -244,12 +258,12 @@ def _tool_choice(request: ChatRequest) -> bytes:
 
 
 def _encode_format(response_format: ResponseFormat) -> bytes:
-    schema, strict = strict_answer(response_format.schema)
+    schema, strict = strict_answer(response_format)
     named: dict[str, Any] = {"name": function_name(response_format.name), "schema": schema}
     if response_format.description:
         named["description"] = response_format.description
-    if strict:
-        named["strict"] = True
+    if strict or response_format.strict is False:
+        named["strict"] = strict
     return json_bytes({"type": "json_schema", "json_schema": named})
 
 
@@ -301,6 +315,7 @@ class ChatInterpreter:
         self._is_whole = False
         self._said_again: dict[str, Any] | None = None
         self._lacks_message = False
+        self._empty_thought: str | None = None
         self._others: dict[object, dict[str, Any]] = {}
 
     @property
@@ -315,6 +330,8 @@ class ChatInterpreter:
             self._delta(self._said_again, whole=True)
         if self._lacks_message and not reply.says_something and not self._by_deltas:
             raise ModelProtocolError("the reply's message is null")
+        if self._empty_thought is not None and reply.has_calls:  # DeepSeek wants it again beside the call
+            reply.attributes.setdefault(REASONING_FIELD, self._empty_thought)
         if self._others:
             reply.of_response["choices"] = list(self._others.values())
 
@@ -425,6 +442,8 @@ class ChatInterpreter:
                 reply.attributes.setdefault(REASONING_FIELD, name)
                 if reply.attributes[REASONING_FIELD] == name:
                     reply.reasoning(thought)
+            elif thought == "":
+                self._empty_thought = name
         if refusal := delta.get("refusal"):
             reply.refusal(str(refusal))
         if calls := delta.get("tool_calls"):

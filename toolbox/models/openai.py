@@ -37,7 +37,7 @@ from .openai_settings import (
 from .server_errors import secrets_in
 from .sse import EventReader, excerpt
 from .transport import Stream, Transport
-from .wire_encoding import Fields, joined, json_bytes
+from .wire_encoding import Fields, SendReasoning, joined, json_bytes
 
 
 class Interpreter(Protocol):
@@ -118,7 +118,8 @@ class OpenAiChatModel:
         self.supports_response_format = settings.supports_response_format
         self._parameters = settings.body_parameters()
         self._settings = settings
-        self._wire: Wire = _wire(settings.wire, names_of(settings.send_tool_metadata), settings.strict_tools)
+        metadata, thoughts = names_of(settings.send_tool_metadata), settings.sent_reasoning
+        self._wire: Wire = _wire(settings.wire, metadata, settings.strict_tools, thoughts)
         self._stream_usage = settings.stream_usage
         self._transport = Transport(settings, OpenAiPackage())
 
@@ -319,13 +320,13 @@ def located(error: ModelError, status: int, request_id: str | None) -> ModelErro
     return error
 
 
-def _wire(name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool) -> Wire:
+def _wire(name: str, send_tool_metadata: tuple[str, ...], strict_tools: bool, send_reasoning: SendReasoning) -> Wire:
     if name == "chat":
-        return ChatWire(send_tool_metadata, strict_tools)
+        return ChatWire(send_tool_metadata, strict_tools, send_reasoning)
     if name == "responses":
         from .responses_wire import ResponsesWire
 
-        return ResponsesWire(send_tool_metadata, strict_tools)
+        return ResponsesWire(send_tool_metadata, strict_tools, send_reasoning)
     raise ValueError(f"wire={name!r}; use 'chat' or 'responses'")
 
 

@@ -99,6 +99,8 @@ class OpenAiSettings:
     - `supports_response_format=False`: the server does not support JSON schemas for replies. The schema is added to the
       prompt instead.
     - `send_tool_metadata`: the keys of tool metadata that are sent to the server.
+    - `send_reasoning`: send a reply's reasoning back `"always"`, `"with_calls"` (only beside tool calls) or `"never"`.
+      None means always for the Responses API, Z.ai and Ollama, otherwise with calls.
     - `strict_tools`: require arguments that match the schema, for tools whose schema allows it.
     - `stream_usage=False`: do not request token counts in streams. After a server has rejected the option, it is
       not sent again.
@@ -127,6 +129,7 @@ class OpenAiSettings:
     supports_response_format: bool = True
     send_tool_metadata: Sequence[str] = ()
     strict_tools: bool = False
+    send_reasoning: Literal["always", "with_calls", "never"] | None = None
     stream_usage: bool = True
     transport: TransportChoice = None
     max_reply_bytes: int | None = LARGEST_REPLY
@@ -142,6 +145,13 @@ class OpenAiSettings:
     def address(self) -> str:
         """The base URL of the server's API."""
         return self.base_url or PUBLIC_URL
+
+    @property
+    def sent_reasoning(self) -> Literal["always", "with_calls", "never"]:
+        """Which replies are sent back with their reasoning, by default what the server's own clients send."""
+        if self.send_reasoning is not None:
+            return self.send_reasoning
+        return "always" if self.wire == "responses" or _keeps_reasoning(self.address) else "with_calls"
 
     @property
     def key(self) -> ApiKey:
@@ -173,6 +183,20 @@ def is_from_environment(base_url: str) -> bool:
     if is_same_address(base_url, os.environ.get("OPENAI_BASE_URL")):
         return True
     return is_openai_address(base_url)
+
+
+_KEEPING = ("z.ai", "bigmodel.cn", "ollama.com")
+_OLLAMA_PORT = 11434
+
+
+def _keeps_reasoning(url: str) -> bool:
+    """Return True for servers whose models are trained to read the reasoning of all earlier replies."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return False
+    return port == _OLLAMA_PORT or any(host == each or host.endswith(f".{each}") for each in _KEEPING)
 
 
 def is_openai_address(url: str) -> bool:
@@ -222,6 +246,9 @@ def problems_of(settings: OpenAiSettings) -> Iterator[Problem]:
     example = "set base_url= or OPENAI_BASE_URL, for example to http://localhost:11434/v1"
     yield from server_problems(settings, model, where, example, "OPENAI_API_KEY")
     yield from reasoning_problems(settings.reasoning, where)
+    if settings.send_reasoning not in (None, "always", "with_calls", "never"):
+        what = f"invalid send_reasoning {settings.send_reasoning!r}"
+        yield Problem(where, what, "use 'always', 'with_calls', 'never' or None")
 
 
 def reasoning_problems(level: object, where: str) -> Iterator[Problem]:

@@ -361,12 +361,15 @@ class _Bridge:
         if (wanted := request.response_format) is not None:
             parameters["output_mode"] = "native"
             parameters["output_object"] = OutputObjectDefinition(
-                dict(wanted.schema), name=wanted.name, description=wanted.description
+                dict(wanted.schema), name=wanted.name, description=wanted.description, strict=wanted.strict
             )
         self._parameters = ModelRequestParameters(
             function_tools=[
                 ToolDefinition(
-                    name=each.name, description=each.description, parameters_json_schema=dict(each.parameters)
+                    name=each.name,
+                    description=each.description,
+                    parameters_json_schema=dict(each.parameters),
+                    strict=each.strict,
                 )
                 for each in request.tool_specifications
             ],

@@ -5,8 +5,11 @@ Not here: assembling the fragments of a reply (`accumulator`), sending and recei
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, assert_never
+
+from typing_extensions import TypeIs
 
 from ..chat import (
     AiMessage,
@@ -29,6 +32,7 @@ from .sse import excerpt
 from .wire_encoding import (
     DOCUMENT,
     Fields,
+    SendReasoning,
     ToolBytes,
     encoded_messages,
     encoded_parts,
@@ -41,7 +45,11 @@ from .wire_encoding import (
 )
 
 LAYOUT = "responses_output"
-"""The attribute of a reply with the order of its items: whole reasoning items, `""` for the text, ids of calls."""
+"""The attribute of a reply with the order of its items: whole reasoning items, ids of calls, and for the text whole
+messages or `""`."""
+
+LARGEST_ITEM = 2**14
+"""Characters of an item of a server-side tool that is sent back between the reasoning and the text."""
 
 _RENAMED = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 
@@ -51,11 +59,16 @@ class ResponsesWire:
 
     path = "/responses"
 
-    def __init__(self, send_tool_metadata: tuple[str, ...] = (), strict_tools: bool = False) -> None:
+    def __init__(
+        self,
+        send_tool_metadata: tuple[str, ...] = (),
+        strict_tools: bool = False,
+        send_reasoning: SendReasoning = "always",
+    ) -> None:
         self._send_tool_metadata = send_tool_metadata
         self._strict_tools = strict_tools
         # Always the same function object, because encoded forms are cached by function.
-        self._encode_message = encode_items
+        self._encode_message = _ENCODERS[send_reasoning]
         self._tools = ToolBytes(self._encode_tool)
 
     def fields(self, request: ChatRequest) -> Fields:
@@ -89,9 +102,7 @@ class ResponsesWire:
         if tool.description:
             form["description"] = tool.description
         # This API treats every schema as strict unless `strict` is false.
-        form["parameters"], form["strict"] = (
-            strict_tool(tool.parameters) if self._strict_tools else (dict(tool.parameters), False)
-        )
+        form["parameters"], form["strict"] = strict_tool(tool, self._strict_tools)
         form |= {key: tool.metadata[key] for key in self._send_tool_metadata if key in tool.metadata}
         return json_bytes(form)
 
@@ -99,7 +110,7 @@ class ResponsesWire:
 # --- requests
 
 
-def encode_items(message: Message) -> bytes:
+def encode_items(message: Message, send_reasoning: SendReasoning = "always") -> bytes:
     """Encode the items of one message, separated by commas. An empty reply becomes `b""`."""
     match message:
         case SystemMessage():
@@ -114,7 +125,14 @@ def encode_items(message: Message) -> bytes:
                 output = encoded_parts(_part, message.contents)
             return json_bytes({"type": "function_call_output", "call_id": message.id, "output": output})
         case AiMessage():
-            return b",".join(json_bytes(each) for each in _reply_items(message))
+            return b",".join(json_bytes(each) for each in _reply_items(message, send_reasoning))
+
+
+_ENCODERS: dict[SendReasoning, Callable[[Message], bytes]] = {
+    "always": encode_items,
+    "with_calls": partial(encode_items, send_reasoning="with_calls"),
+    "never": partial(encode_items, send_reasoning="never"),
+}
 
 
 def _part(content: Content) -> dict[str, Any]:
@@ -135,22 +153,42 @@ def _part(content: Content) -> dict[str, Any]:
             assert_never(content)
 
 
-def _reply_items(message: AiMessage) -> Iterator[dict[str, Any]]:
+def _reply_items(message: AiMessage, send_reasoning: SendReasoning) -> Iterator[dict[str, Any]]:
     calls = {each.id: each for each in message.tool_execution_requests}
     text = message.text
+    phase = {"phase": found} if isinstance(found := message.attributes.get("phase"), str) else {}
     # A reasoning item must precede the item that followed it. Without an order from the server, text comes first.
-    for entry in message.attributes.get(LAYOUT) or ("", *calls):
-        if isinstance(entry, Mapping):
-            if calls:
+    layout = message.attributes.get(LAYOUT) or ("", *calls)
+    wholes = [each for each in layout if _is_message(each)]
+    is_unchanged = not wholes or "".join(map(_text_of_message, wholes)) == (text or "")
+    thinks = send_reasoning == "always" or (send_reasoning == "with_calls" and bool(calls))
+    for entry in layout:
+        if _is_message(entry):
+            if is_unchanged:
+                # The server rejects the id of a message whose reasoning is missing.
+                yield {key: value for key, value in entry.items() if key != "id" or thinks}
+            elif text:
+                yield {"role": "assistant", "content": text, **phase}
+                text = None
+        elif isinstance(entry, Mapping):
+            if (calls or is_unchanged) and (thinks or entry.get("type") != "reasoning"):
                 yield dict(entry)
         elif not entry:
             if text:
-                yield {"role": "assistant", "content": text}
+                yield {"role": "assistant", "content": text, **phase}
                 text = None
         elif (call := calls.pop(entry, None)) is not None:
             arguments = object_text(call.arguments)
             name = function_name(call.name)
             yield {"type": "function_call", "call_id": call.id, "name": name, "arguments": arguments}
+
+
+def _is_message(entry: object) -> TypeIs[Mapping[str, Any]]:
+    return isinstance(entry, Mapping) and entry.get("type") == "message"
+
+
+def _text_of_message(item: Mapping[str, Any]) -> str:
+    return "".join(str(part.get("text") or "") for part in _message_parts(item))
 
 
 def _tool_choice(request: ChatRequest) -> bytes:
@@ -161,7 +199,7 @@ def _tool_choice(request: ChatRequest) -> bytes:
 
 
 def _encode_format(response_format: ResponseFormat) -> bytes:
-    schema, strict = strict_answer(response_format.schema)
+    schema, strict = strict_answer(response_format)
     name = function_name(response_format.name)
     form: dict[str, Any] = {"type": "json_schema", "name": name, "schema": schema, "strict": strict}
     if response_format.description:
@@ -403,7 +441,13 @@ class ResponsesInterpreter:
         for item in self._output.values():
             self._keep(item)
         thoughts = [each for each in self._layout if isinstance(each, dict) and self._can_return(each)]
-        if not thoughts or not any(isinstance(each, PartialCall) for each in self._layout):
+        calls = any(isinstance(each, PartialCall) for each in self._layout)
+        phases = sum(1 for item in self._output.values() if item.get("phase"))
+        needs_whole = (thoughts and not calls) or phases > 1 or (phases and thoughts)
+        if needs_whole and (whole := self._whole_layout(thoughts)) is not None:
+            self.reply.attributes[LAYOUT] = whole
+            return
+        if not thoughts or not calls:
             return
         layout: list[Any] = []
         for each in self._layout:
@@ -412,6 +456,36 @@ class ResponsesInterpreter:
             elif each == "" or each in thoughts:
                 layout.append(each)
         self.reply.attributes[LAYOUT] = layout
+
+    def _whole_layout(self, thoughts: list[dict[str, Any]]) -> list[Any] | None:
+        """Return the order of the items with whole messages, or None if it is not known."""
+        layout: list[Any] = []
+        for key, item in self._output.items():
+            match item.get("type"):
+                case "reasoning":
+                    layout += [each for each in (_without_nulls(item),) if each in thoughts]
+                case "function_call":
+                    if (call := self._calls.get(key)) is None or call.name is None:
+                        return None
+                    layout.append(self.reply.id_of(call))
+                case "message":
+                    parts = _message_parts(item)
+                    if any(part.get("type") not in ("output_text", "text", None) for part in parts):
+                        return None
+                    about = {name: item[name] for name in ("id", "phase") if item.get(name)}
+                    if not self._stored:
+                        about.pop("id", None)
+                    said = [{"type": "output_text", "text": _text_of_message(item), "annotations": []}]
+                    layout.append(
+                        {"type": "message", "role": "assistant", "status": "completed", **about, "content": said}
+                    )
+                case _:
+                    if not thoughts:
+                        continue
+                    if len(compact_json(dict(item))) > LARGEST_ITEM:
+                        return None
+                    layout.append(dict(item))
+        return layout
 
     def _keep(self, item: Mapping[str, Any]) -> None:
         """Keep other fields of a complete item as attributes, and whole items of server-side tools."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from ..chat import ChatRequest, Encodable, Message, ToolSpecification
+from ..chat import ChatRequest, Encodable, Message, ResponseFormat, ToolSpecification
 from ..contents import Content
 from ..errors import UnsupportedContentError
 from ..json_text import compact_json
 from ..schemas import strict_output, strict_parameters
+
+SendReasoning: TypeAlias = Literal["always", "with_calls", "never"]
+"""Which replies are sent back with their reasoning: all, those with tool calls, or none."""
 
 Fields: TypeAlias = dict[str, bytes]
 """The top-level fields of a request, each value as JSON."""
@@ -59,16 +62,20 @@ def function_name(name: str) -> str:
     return _ILLEGAL.sub("_", name.strip())[:64] or "unknown"
 
 
-def strict_tool(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return a tool's parameters and True if they have a strict form, else unchanged and False."""
-    form = strict_parameters(schema)
-    return (dict(schema), False) if form is None else (form, True)
+def strict_tool(tool: ToolSpecification, by_default: bool) -> tuple[dict[str, Any], bool]:
+    """Return a tool's parameters in their strict form and True, or unchanged and False.
+
+    They are unchanged if they have no strict form, or if the tool (or else `by_default`) does not want it.
+    """
+    wanted = by_default if tool.strict is None else tool.strict
+    form = strict_parameters(tool.parameters) if wanted else None
+    return (dict(tool.parameters), False) if form is None else (form, True)
 
 
-def strict_answer(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the schema of a reply and True if it has a strict form, else unchanged and False."""
-    form = strict_output(schema)
-    return (dict(schema), False) if form is None else (form, True)
+def strict_answer(wanted: ResponseFormat) -> tuple[dict[str, Any], bool]:
+    """Return the schema of a reply in its strict form and True, or unchanged and False if it has none."""
+    form = strict_output(wanted.schema) if wanted.strict is not False else None
+    return (dict(wanted.schema), False) if form is None else (form, True)
 
 
 class ToolBytes:

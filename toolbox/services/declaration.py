@@ -112,6 +112,7 @@ class ServiceOptions:
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     reasoning: Reasoning | None = None
+    strict: bool | None = None
     tool_search: Any = None
     compensate_on_tool_errors: bool = False
     compensate_on_failure: bool = False
@@ -150,6 +151,7 @@ def register_ai_service(
     tool_choice: Literal["auto", "none", "required"] | str | None = None,
     parameters: Mapping[str, Any] | None = None,
     reasoning: Reasoning | None = None,
+    strict: bool | None = None,
     tool_search: Any = None,
     compensate_on_tool_errors: bool = False,
     compensate_on_failure: bool = False,
@@ -189,6 +191,8 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
       that succeeded, and the model reads that. `compensate_on_failure`: the same when the whole call fails.
     - `temperature`, `tool_choice`, `parameters`: sent with each request; `parameters` by the names of the server's API.
     - `reasoning`: `"none"`, `"minimal"`, `"low"`, `"medium"` or `"high"`: how much the model reasons.
+    - `strict`: True asks the server to enforce the schemas of tools and replies, False not to, where it can. A tool's
+      own `strict=` wins; None leaves it to the model's settings.
     - `durable`: True records every effect of a call in the `RunStore`, so that it goes on after a crash.
     - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, or with
       `"cancel"` cancels that run.

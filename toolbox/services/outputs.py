@@ -259,6 +259,7 @@ class Structure:
     scalar: bool
     item_adapter: TypeAdapter[Any] | None = None
     item_beginnings: str = ""
+    strict: bool | None = None
 
     @classmethod
     def of(cls, type_: Any, streamed: bool) -> Structure:
@@ -288,7 +289,7 @@ class Structure:
     @property
     def response_format(self) -> ResponseFormat:
         """The request for models that support response formats."""
-        return ResponseFormat(self.name, self.schema)
+        return ResponseFormat(self.name, self.schema, strict=self.strict)
 
     @property
     def instructions(self) -> str:

@@ -245,6 +245,12 @@ class MethodPlan:
     def rules_for(self, toolset: Toolset) -> Rules:
         """Return the loop's rules for a call that offers `toolset`."""
         structure, options = self.output.structure, self.options
+        specifications = toolset.specifications
+        if options.strict is not None:
+            structure = None if structure is None else replace(structure, strict=options.strict)
+            specifications = tuple(
+                replace(each, strict=options.strict) if each.strict is None else each for each in specifications
+            )
         choice = options.tool_choice
         if choice in self.toolset.by_name and choice not in toolset.by_name:
             choice = None  # the identity may not call this tool, so the model must not read its name
@@ -258,8 +264,8 @@ class MethodPlan:
             kind=self.output.kind,
             structure=structure,
             reads_answer=not self.output.is_stream,
-            specifications=toolset.specifications,
-            answer_too=(*toolset.specifications, structure.tool) if structure is not None else (),
+            specifications=specifications,
+            answer_too=(*specifications, structure.tool) if structure is not None else (),
             tool_choice=choice,
             parameters=dict(options.parameters),
             temperature=options.temperature,

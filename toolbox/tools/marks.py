@@ -71,6 +71,7 @@ class ToolMark:
     deferred: bool = False
     on_unknown_outcome: UnknownOutcome = "tell"
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
+    strict: bool | None = None
     local_names: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
 
@@ -93,6 +94,7 @@ def tool(
     deferred: bool = False,
     on_unknown_outcome: UnknownOutcome = "tell",
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE,
+    strict: bool | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -110,6 +112,7 @@ def tool(
     deferred: bool = False,
     on_unknown_outcome: UnknownOutcome = "tell",
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE,
+    strict: bool | None = None,
 ) -> Any:
     """Mark a function or method as a tool that a language model may call. The function itself is not changed.
 
@@ -133,6 +136,8 @@ def tool(
     - `deferred`: the tool may raise `ToolDeferred`; its result comes later.
     - `on_unknown_outcome`: in a durable run, after a crash during the call: `"tell"` the model that the outcome is
       unknown, `"ask"` a person, or `"retry"` the call.
+    - `strict`: True asks the server to enforce the schema of the arguments, False not to; None leaves it to the
+      service and the model.
     - `search_behavior`: `SearchBehavior.ALWAYS_VISIBLE` shows the tool without a search, in services with
       `tool_search=`.
 
@@ -153,6 +158,7 @@ def tool(
         max_result_chars,
         *_run_options(requires_approval, approvers, not_self, deferred, on_unknown_outcome),
         search_behavior=SearchBehavior(search_behavior),
+        strict=strict,
     )
     return lambda target: _mark(target, mark, sys._getframe(1))
 

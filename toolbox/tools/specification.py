@@ -66,7 +66,7 @@ def describe_tool(
     if len(problems) > found:
         return None
     description = docstring.first_paragraph if mark.description is None else mark.description
-    specification = ToolSpecification(name, description or None, schema, mark.metadata)
+    specification = ToolSpecification(name, description or None, schema, mark.metadata, mark.strict)
     return Described(specification, visible, adapter)
 
 
