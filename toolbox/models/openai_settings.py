@@ -148,7 +148,7 @@ class OpenAiSettings:
 
     @property
     def sent_reasoning(self) -> Literal["always", "with_calls", "never"]:
-        """Which replies are sent back with their reasoning, by default what the server's own clients send."""
+        """Return which replies are sent back with their reasoning: by default what the server's own clients send."""
         if self.send_reasoning is not None:
             return self.send_reasoning
         return "always" if self.wire == "responses" or _keeps_reasoning(self.address) else "with_calls"
