@@ -315,6 +315,14 @@ def test_no_class_name_stands_for_two_things() -> None:
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
+def test_the_architecture_page_lists_every_module() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = page[page.index("## Packages and modules") : page.index("## The tool loop")]
+    stems = [name.rpartition(".")[2] for name, path in LIBRARY.items() if path.stem not in ("__init__", "__main__")]
+
+    assert [stem for stem in stems if f"`{stem}`" not in page] == []
+
+
 def test_module_names_are_specific() -> None:
     empty_words = {"utils", "util", "helpers", "helper", "manager", "base", "common", "misc"}
 

@@ -104,7 +104,9 @@ class AmbiguousBeanError(FrameworkError):
 
     def __str__(self) -> str:
         beans = ", ".join(self.candidates)
-        return f"{self.wanted} is provided by {beans}; ask for one by its class or name, or choose one with bind()"
+        return (
+            f"several beans provide {self.wanted}: {beans}; request one by its class or name, or choose one with bind()"
+        )
 
 
 class AsyncBeanError(FrameworkError):

@@ -40,6 +40,8 @@ from .document import (
     request_schema,
 )
 
+__all__ = ["tools_from_openapi"]
+
 logger = logging.getLogger("toolbox.openapi")
 
 Include: TypeAlias = Iterable[str] | Callable[[Operation], bool]
