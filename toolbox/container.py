@@ -541,13 +541,16 @@ class ContainerInternals:
         self._container._refuse_started("take_over_runs")
         self._container._takes_over_runs = wanted
 
-    def declare_seed(self, wanted: TypeForm[T], find: Callable[[], T | Missing] | None = None) -> None:
+    def declare_seed(
+        self, wanted: TypeForm[T], find: Callable[[], T | Missing] | None = None, is_optional: bool = False
+    ) -> None:
         """Declare another type that request scopes receive as a seed.
 
-        In a scope without this seed, `find()` is called each time; it returns `MISSING` if it has no value.
+        In a scope without this seed, `find()` is called each time; it returns `MISSING` if it has no value. An optional
+        one is a seed only if nothing else provides its type.
         """
         self._container._refuse_started("declare_seed")
-        self._container._registry.declare_seed(wanted, find)
+        self._container._registry.declare_seed(wanted, find, is_optional)
 
     def add_check(self, check: Callable[[BeanGraph], Iterable[Problem]]) -> None:
         """Add a check of code that uses the container, for `check()` and start."""

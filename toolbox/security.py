@@ -7,6 +7,7 @@ Not here: filtering the tools of a call (`services.invocation`), computing the r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -99,6 +100,16 @@ def identity_now(scope: ActiveScope) -> SecurityIdentity:
     except (MissingBeanError, ScopeNotActiveError):
         return _ANONYMOUS
     return identity_from(found, "the producer of the SecurityIdentity")
+
+
+caller_of_request: ContextVar[SecurityIdentity | None] = ContextVar("toolbox.caller_of_request", default=None)
+"""The identity that a server has found for the request it handles; it goes into the request scopes opened there."""
+
+
+def caller_seeds() -> dict[Any, Any]:
+    """Return the seeds of a request scope for the caller that a server has found, if there is one."""
+    caller = caller_of_request.get()
+    return {} if caller is None else {SecurityIdentity: caller}
 
 
 # --- errors

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -32,16 +32,18 @@ from toolbox.container import APPLICATION_CONTAINER, Container, internals_of
 from toolbox.context import current_caller
 from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
 from toolbox.rest import propagate_headers
+from toolbox.security import SecurityIdentity
 from toolbox.settings import ToolboxSettings
 
 from .dev_ui.access import DevUi
-from .endpoints import InjectRoute
+from .endpoints import IDENTITY_DEPENDENCY, InjectRoute, identity_dependency
 from .exchanges import (
     EXCHANGE_KEY,
     ApplicationStoppingError,
     ClientDisconnectedError,
     ClientExchange,
     current_connection,
+    current_identity,
     record_failure,
     unwrapped_error,
 )
@@ -52,7 +54,13 @@ if TYPE_CHECKING:
     from .dev_ui.routes import DevUiApplication
 
 
-def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = False) -> None:
+def install(
+    app: FastAPI,
+    container: Container,
+    *,
+    dev_ui: bool | str | DevUi = False,
+    identity: Callable[..., Any] | None = None,
+) -> None:
     """Connect `container` to `app`. Call it once, before you add routes.
 
         app = FastAPI()
@@ -66,6 +74,13 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
     `/dev-ui`), a path, or a `DevUi`. Its address is printed at startup. `FastAPI(dependencies=[…])` does not protect
     it, `DevUi(dependencies=[…])` does.
 
+    `identity` is a FastAPI dependency that returns the caller's `SecurityIdentity`, or None for an anonymous caller:
+
+        async def current_user(token: Annotated[str, Depends(scheme)]) -> SecurityIdentity | None: ...
+
+    It runs once for each request and each WebSocket, before the endpoint, also for the calls of the dev UI and for
+    `mount_mcp`; its exceptions are those of the application. `Inject[SecurityIdentity]` gets the result.
+
     Raises `TypeError` if `app` is not a FastAPI application, and `IllegalConfigurationError` if it already has a
     container.
     """
@@ -74,12 +89,17 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
     if app in installed:
         what, fix = "the application already has a container", "call install once, with one container for everything"
         raise IllegalConfigurationError([Problem("install(app, container)", what, fix)])
-    installation = Installation(app, container)
+    resolve_identity = None if identity is None else identity_dependency(identity, "install(app, container)")
+    installation = Installation(app, container, resolve_identity)
     internals = internals_of(container)
     installed.add(app)
     setattr(app.state, APPLICATION_CONTAINER, container)
     for kind in (HTTPConnection, Request, WebSocket):
         internals.declare_seed(kind, partial(current_connection, kind))
+    if resolve_identity is not None:
+        internals.declare_seed(SecurityIdentity, current_identity)
+        setattr(app.state, IDENTITY_DEPENDENCY, resolve_identity)
+        app.router.dependencies.insert(0, Depends(resolve_identity))
     internals.add_implied(lambda: tools_of_endpoints(app.routes))
     internals.add_offers(lambda: offers_of_endpoints(app.routes))
     internals.add_check(lambda graph: endpoint_problems(app.routes, graph))
@@ -99,8 +119,8 @@ def install(app: FastAPI, container: Container, *, dev_ui: bool | str | DevUi = 
 class Installation:
     """An application with its container; `shutdown` is set while the lifespan runs."""
 
-    def __init__(self, app: FastAPI, container: Container) -> None:
-        self.app, self.container = app, container
+    def __init__(self, app: FastAPI, container: Container, resolve_identity: Callable[..., Any] | None) -> None:
+        self.app, self.container, self._resolve_identity = app, container, resolve_identity
         self.shutdown: Shutdown | None = None
         self.dev_ui: DevUiApplication | None = None
 
@@ -109,7 +129,7 @@ class Installation:
 
         @asynccontextmanager
         async def started(app: FastAPI) -> AsyncIterator[Any]:
-            complete_dependencies(app.routes)
+            complete_dependencies(app.routes, self._resolve_identity)
             for each in mounted_apps(app.routes):
                 record_failures(each)
             async with self._started(), lifespan(app) as state:

@@ -28,6 +28,7 @@ from toolbox.context import Inject, InjectMark, support_endpoints
 from toolbox.di.decorators import scope_mark_of
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
 from toolbox.rest.annotations import client_mark_of
+from toolbox.security import SecurityIdentity, identity_from
 from toolbox.services.declaration import left_without_parentheses, service_options_of
 from toolbox.services.plans import tools_added
 from toolbox.services.streams import ServiceStream
@@ -40,6 +41,9 @@ from toolbox.type_keys import metadata_of, unwrapped
 from .exchanges import EXCHANGE_KEY, ClientExchange
 
 ENDPOINT_MARK = "__toolbox_endpoint__"
+
+IDENTITY_DEPENDENCY = "toolbox_identity"
+"""Name of the attribute of an application's `state` that has the dependency which resolves the identity."""
 
 CONNECTION = "toolbox_connection"
 """The parameter through which FastAPI passes its `Request` to an endpoint with injected parameters."""
@@ -356,6 +360,23 @@ def enter_route(exchange: ClientExchange, connection: HTTPConnection) -> None:
         if _is_generator(endpoint):  # it runs until the response has been sent
             stack = cast("AsyncExitStack", connection.scope["fastapi_inner_astack"])
         stack.enter_context(tools_added(endpoint_tools(endpoint)))
+
+
+def identity_dependency(identity: Any, where: str) -> Callable[..., Any]:
+    """Return the dependency that resolves `identity`, a FastAPI dependency, for the beans of the request.
+
+    Raises `IllegalConfigurationError` if it is not a dependency; `where` is the place.
+    """
+    dependency = identity if isinstance(identity, params.Depends) else Depends(identity)
+    if not callable(dependency.dependency) or isinstance(identity, SecurityIdentity):
+        fix = "pass a function that FastAPI can call, such as `async def current_user(…) -> SecurityIdentity | None`"
+        raise IllegalConfigurationError([Problem(where, f"identity={identity!r} is not a FastAPI dependency", fix)])
+    name = getattr(dependency.dependency, "__name__", repr(dependency.dependency))
+
+    async def resolve_identity(connection: HTTPConnection, found: Any = dependency) -> None:
+        exchange_of(connection).identity = identity_from(found, f"the dependency {name}, identity= of install(…),")
+
+    return resolve_identity
 
 
 async def enter_route_dependency(connection: HTTPConnection) -> None:

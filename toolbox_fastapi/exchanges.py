@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from toolbox.context import current_caller
 from toolbox.di.beans import MISSING, Missing
 from toolbox.errors import ToolboxError
+from toolbox.security import SecurityIdentity, caller_of_request
 
 if TYPE_CHECKING:
     from toolbox.container import Container
@@ -56,6 +57,7 @@ class ClientExchange:
 
     # Defaults are class attributes: an object is created for each request, and most never change them.
     connection: HTTPConnection | None = None
+    identity: SecurityIdentity | None = None
     failure: BaseException | None = None
     completed = ended = left = entered = False
     _receiving = 0
@@ -226,6 +228,13 @@ def current_connection(kind: type[C]) -> C | Missing:
         of_kind = Request if exchange.scope["type"] == "http" else WebSocket
         connection = exchange.connection = of_kind(exchange.scope, exchange.receive, exchange.send)
     return connection if isinstance(connection, kind) else MISSING
+
+
+def current_identity() -> SecurityIdentity:
+    """Return the identity of the running request or WebSocket; the anonymous one outside, or before it is known."""
+    exchange = current_exchange()
+    found = None if exchange is None else exchange.identity
+    return found or caller_of_request.get() or SecurityIdentity.anonymous()
 
 
 def current_exchange() -> ClientExchange | None:

@@ -5,16 +5,23 @@ Not here: the MCP server itself (`toolbox.mcp`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from toolbox import Container
+from toolbox.container import internals_of
+from toolbox.security import SecurityIdentity, caller_of_request, identity_from
+
+from .endpoints import IDENTITY_DEPENDENCY
+from .exchanges import current_identity
 
 
 def mount_mcp(
@@ -26,6 +33,7 @@ def mount_mcp(
     name: str = "toolbox",
     allowed_hosts: Sequence[str] = (),
     dependencies: Sequence[Depends] = (),
+    identity: Callable[[Request], Any] | None = None,
 ) -> None:
     """Serve `tools` to MCP clients at `path`. Call it after `install`. Each call of a tool has its own request scope.
 
@@ -38,6 +46,10 @@ def mount_mcp(
     not run here. Requests must use a local host name or one of `allowed_hosts`: `example.org` or `example.org:*`.
     Only POST is supported: the server has no sessions and sends nothing on its own.
 
+    `identity` is a function of the `Request`, `def` or `async def`, that returns the caller's `SecurityIdentity`, or
+    None for an anonymous caller. Without it, the `identity` of `install` applies. A client sees only the tools that its
+    identity may call.
+
     Raises `IllegalConfigurationError` for a source without tools, and `ImportError` if the extra `mcp` is not
     installed.
     """
@@ -45,19 +57,39 @@ def mount_mcp(
 
     endpoint = _McpApplication(container, tuple(tools), name, tuple(allowed_hosts))
     mcp_server_of(container, endpoint.tools, name)  # raises for invalid tools
+    known = getattr(app.state, IDENTITY_DEPENDENCY, None)
+    if identity is not None:
+        internals_of(container).declare_seed(SecurityIdentity, current_identity, is_optional=True)
+    elif known is not None:
+        dependencies = [*dependencies, Depends(known)]
     bare = path.rstrip("/")
     # Two routes and no redirect: proxies and clients follow redirects of a POST incorrectly.
     for each in (bare, f"{bare}/") if bare else ("/",):
-        app.router.routes.append(_McpRoute(each, endpoint, dependencies, app))
+        app.router.routes.append(_McpRoute(each, endpoint, dependencies, app, identity))
     app.router.lifespan_context = endpoint.wrap_lifespan(app.router.lifespan_context)
 
 
 class _McpRoute(APIRoute):
     """A FastAPI route that runs dependencies, then passes the request to an ASGI application."""
 
-    def __init__(self, path: str, application: ASGIApp, dependencies: Sequence[Depends], app: FastAPI) -> None:
+    def __init__(
+        self,
+        path: str,
+        application: ASGIApp,
+        dependencies: Sequence[Depends],
+        app: FastAPI,
+        identity: Callable[[Request], Any] | None,
+    ) -> None:
         async def mcp(request: Request) -> Response:
-            return _McpResponse(application)
+            if identity is None:
+                return _McpResponse(application)
+            found = (
+                identity(request)
+                if inspect.iscoroutinefunction(identity)
+                else await run_in_threadpool(identity, request)
+            )
+            caller = identity_from(await found if inspect.isawaitable(found) else found, "identity= of mount_mcp(…)")
+            return _McpResponse(application, caller)
 
         super().__init__(
             path,
@@ -97,14 +129,18 @@ class _Replayed:
 class _McpResponse(Response):
     """A response that lets an ASGI application answer the request."""
 
-    def __init__(self, application: ASGIApp) -> None:
+    def __init__(self, application: ASGIApp, caller: SecurityIdentity | None = None) -> None:
         super().__init__()
-        self._application = application
+        self._application, self._caller = application, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(receive, _Replayed):
             receive.rewind()
-        await self._application(scope, receive, send)
+        token = caller_of_request.set(self._caller)
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            caller_of_request.reset(token)
 
 
 class _McpApplication:

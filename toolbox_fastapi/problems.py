@@ -19,6 +19,8 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from toolbox.errors import InputGuardrailError, InvalidMemoryIdError, ModelError, OutputGuardrailError, ToolboxError
+from toolbox.limits import UsageLimitExceededError
+from toolbox.security import ForbiddenError, UnauthenticatedError
 
 from .exchanges import ApplicationStoppingError, ClientDisconnectedError
 
@@ -46,6 +48,12 @@ def status_of(error: BaseException) -> int:
         return HTTPStatus.BAD_GATEWAY
     if isinstance(error, (InvalidMemoryIdError, InputGuardrailError)):
         return HTTPStatus.UNPROCESSABLE_ENTITY
+    if isinstance(error, UnauthenticatedError):
+        return HTTPStatus.UNAUTHORIZED
+    if isinstance(error, ForbiddenError):
+        return HTTPStatus.FORBIDDEN
+    if isinstance(error, UsageLimitExceededError):
+        return HTTPStatus.TOO_MANY_REQUESTS
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
@@ -65,6 +73,12 @@ def problem_details(error: BaseException) -> dict[str, Any]:
         problem["detail"] = "The message was refused."
     elif isinstance(error, InvalidMemoryIdError):
         problem["detail"] = "The conversation id is invalid."
+    elif isinstance(error, UnauthenticatedError):
+        problem["detail"] = "This needs a known identity."
+    elif isinstance(error, ForbiddenError):
+        problem["detail"] = "You are not allowed to do this."
+    elif isinstance(error, UsageLimitExceededError):
+        problem["detail"] = "The usage limit is reached."
     elif status == HTTPStatus.BAD_GATEWAY:
         problem["detail"] = "The language model did not return a usable answer."
     return problem
@@ -91,7 +105,8 @@ async def answer_with_problem(connection: Request | WebSocket, error: Exception)
     if isinstance(connection, WebSocket):
         ended = WebSocketState.DISCONNECTED in (connection.client_state, connection.application_state)
         if not ended and not isinstance(error, ClientDisconnectedError):
-            await connection.close(code=1011, reason=problem["title"])
+            refused = problem["status"] in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+            await connection.close(code=1008 if refused else 1011, reason=problem["title"])
         return None
     return Response(json.dumps(problem), status_code=problem["status"], media_type="application/problem+json")
 

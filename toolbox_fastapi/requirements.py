@@ -6,7 +6,7 @@ Not here: how an endpoint gets its beans (`endpoints`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ForwardRef, cast
 from weakref import WeakSet
 
@@ -21,7 +21,8 @@ from toolbox.container import Offered
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.graph import BeanGraph
 from toolbox.errors import Problem
-from toolbox.services.hosting import registrable, tool_bean_problems
+from toolbox.security import marked_access
+from toolbox.services.hosting import identity_problems, registrable, tool_bean_problems
 from toolbox.signatures import EMPTY
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.sources import bean_types, read_tools
@@ -82,6 +83,10 @@ def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator
             yield Problem(where, what, "put @toolbox below the route decorator, next to the function")
         tools, problems = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
         yield from problems
+        yield from identity_problems(graph, (f"{where}, tool {tool.name}" for tool in tools if tool.access is not None))
+        if marked_access(context.endpoint) is not None:
+            fix = "put it on the tools and AI services that the endpoint uses, and protect the endpoint with Depends(…)"
+            yield Problem(where, "the roles have no effect on an endpoint", fix)
         for tool in tools:
             yield from tool_bean_problems(f"{where}, tool {tool.specification.name}", tool, graph)
 
@@ -106,8 +111,11 @@ def _points_in(dependant: Dependant, where: str) -> Iterator[InjectionPoint]:
         )
 
 
-def complete_dependencies(routes: Sequence[BaseRoute]) -> None:
-    """Add to FastAPI's own routes what they cannot know: the defaults of `Inject[…]` and the endpoints' tools."""
+def complete_dependencies(routes: Sequence[BaseRoute], resolve_identity: Callable[..., Any] | None = None) -> None:
+    """Add to FastAPI's own routes what they cannot know: the defaults of `Inject[…]` and the endpoints' tools.
+
+    `resolve_identity` is added to routes that do not have it, such as those of mounted applications.
+    """
     for where, context in endpoints_of(routes):
         dependant: Dependant | None = getattr(context, "dependant", None)
         if dependant is None:
@@ -121,6 +129,9 @@ def complete_dependencies(routes: Sequence[BaseRoute]) -> None:
         if toolbox_of(context.endpoint) is not None and not is_entered and not hasattr(context.endpoint, ENDPOINT_MARK):
             entering = get_parameterless_sub_dependant(depends=Depends(enter_route_dependency), path=context.path or "")
             dependant.dependencies.insert(0, entering)
+        if resolve_identity is not None and not any(each.call is resolve_identity for each in dependant.dependencies):
+            identity = get_parameterless_sub_dependant(depends=Depends(resolve_identity), path=context.path or "")
+            dependant.dependencies.insert(0, identity)
 
 
 def _beans_in(dependant: Dependant, where: str) -> Iterator[tuple[Dependant, Dependant, str]]:

@@ -43,7 +43,7 @@ class Registry:
 
     def __init__(self, seeds: Iterable[Any] = (), optional_seeds: Iterable[Any] = ()) -> None:
         """`optional_seeds` are seeds only if nothing else provides their types."""
-        self._optional_seeds = tuple(optional_seeds)
+        self._optional_seeds: dict[Any, Callable[[], Any] | None] = dict.fromkeys(optional_seeds)
         self._entries: dict[object, object] = {}
         self._bindings: dict[Binding, None] = {}
         self._seeds: dict[Any, Callable[[], Any] | None] = dict.fromkeys(seeds)
@@ -53,9 +53,9 @@ class Registry:
         """Register an object. Repeated registration has no effect."""
         self._entries.setdefault(_identity(entry), entry)
 
-    def declare_seed(self, wanted: Any, find: Callable[[], Any] | None) -> None:
-        """Register the type of a seed."""
-        self._seeds[wanted] = find
+    def declare_seed(self, wanted: Any, find: Callable[[], Any] | None, is_optional: bool = False) -> None:
+        """Register the type of a seed; an optional one is a seed only if nothing else provides its type."""
+        (self._optional_seeds if is_optional else self._seeds)[wanted] = find
 
     def add_implied(self, find: Callable[[], Iterable[object]]) -> None:
         """Register the results of `find()` at each `read`."""
@@ -67,7 +67,7 @@ class Registry:
         if any(isinstance(each, IncludedContainer) for each in entries):
             return None
         implied = (each for find in self._implied for each in find())
-        return (*self._entries, *self._bindings, *self._seeds.items(), *implied)
+        return (*self._entries, *self._bindings, *self._seeds.items(), *self._optional_seeds.items(), *implied)
 
     def knows(self, entry: object) -> bool:
         """Return True if the object is registered, or if this type has an instance or binding."""
@@ -116,7 +116,8 @@ class Registry:
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
         definitions += (seed_of(each, find) for each, find in self._seeds.items())
         provided = [each.provides for each in definitions]
-        definitions += (seed_of(each) for each in self._optional_seeds if each not in provided)
+        optional = self._optional_seeds.items()
+        definitions += (seed_of(each, find) for each, find in optional if each not in provided)
         definitions += own
         graph = BeanGraph(definitions, self._bindings, names)
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))

@@ -24,7 +24,8 @@ from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolAbort
 from ..execution.markers import non_blocking
 from ..json_text import compact_json
-from ..security import identity_in
+from ..security import caller_seeds, identity_in
+from ..services.hosting import identity_problems
 from ..signatures import EMPTY, Unresolved
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model
@@ -100,6 +101,10 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
     owners = [each.owner if isinstance(each, ToolMember) else each for each in sources]
     beans = dict.fromkeys((*bean_types(owners), *filter(_has_bean_offers, owners)))
     container.register(*(each for each in beans if not internals_of(container).knows(each)))
+    if not container.is_started:
+        served = (*read, *(each.tool for each in (*offers.resources, *offers.prompts)))
+        restricted = [each.where for each in served if each.access is not None]
+        internals_of(container).add_check(lambda graph: identity_problems(graph, restricted))
     handlers = _Handlers(container, read, offers)
     more: dict[str, Any] = {}
     if read or not (offers.resources or offers.prompts):
@@ -270,7 +275,7 @@ class _Handlers:
         from mcp_types import Tool as McpTool
 
         offered = []
-        async with self._container.request_scope():
+        async with self._container.request_scope(caller_seeds()):
             tools = await self._allowed(self._tools.values(), _same)
         for each in (tool.specification for tool in tools):
             output = self._output_of(each.name)
@@ -297,7 +302,7 @@ class _Handlers:
         )
         try:
             async with (
-                self._container.request_scope(),
+                self._container.request_scope(caller_seeds()),
                 _progress_to(context, self._tools.get(params.name)) as on_progress,
             ):
                 # A tool that the identity may not call is an unknown tool, and no error names it.
@@ -332,15 +337,15 @@ class _Handlers:
         return [each for each in found if (access := tool_of(each).access) is None or access.allows(identity)]
 
     async def list_resources(self, context: Any, params: Any) -> Any:
-        async with self._container.request_scope():
+        async with self._container.request_scope(caller_seeds()):
             return list_of_resources(await self._allowed(self._offers.resources, _tool_of_resource))
 
     async def list_templates(self, context: Any, params: Any) -> Any:
-        async with self._container.request_scope():
+        async with self._container.request_scope(caller_seeds()):
             return list_of_templates(await self._allowed(self._offers.resources, _tool_of_resource))
 
     async def list_prompts(self, context: Any, params: Any) -> Any:
-        async with self._container.request_scope():
+        async with self._container.request_scope(caller_seeds()):
             return list_of_prompts(await self._allowed(self._offers.prompts, _tool_of_prompt))
 
     async def read_resource(self, context: Any, params: Any) -> Any:
@@ -403,7 +408,7 @@ class _Handlers:
             on_tool_execution_error=host.failures.on_tool_execution_error or on_error,
         )
         try:
-            async with self._container.request_scope(), _progress_to(context, tool) as on_progress:
+            async with self._container.request_scope(caller_seeds()), _progress_to(context, tool) as on_progress:
                 if not await self._allowed([tool], _same):
                     raise _refused(unknown)
                 outcome = await host.execute({name: tool}, request, McpEndpoint, failures, on_progress=on_progress)

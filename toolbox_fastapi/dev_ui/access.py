@@ -338,7 +338,13 @@ class ForwardedResponse(Response):
 
 
 def guarded_route(
-    app: FastAPI, path: str, inner: ASGIApp, dependencies: Sequence[params.Depends], *, below: str = ""
+    app: FastAPI,
+    path: str,
+    inner: ASGIApp,
+    dependencies: Sequence[params.Depends],
+    *,
+    below: str = "",
+    methods: Sequence[str] = METHODS,
 ) -> InjectRoute:
     """Return a route at `path` that runs `dependencies` and then passes the request to `inner`.
 
@@ -348,7 +354,7 @@ def guarded_route(
     return InjectRoute(
         path,
         _endpoint(inner, below),
-        methods=list(METHODS),
+        methods=list(methods),
         dependencies=list(dependencies),
         dependency_overrides_provider=app,
         include_in_schema=False,

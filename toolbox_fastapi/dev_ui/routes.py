@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.sse import ServerSentEvent
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -38,6 +38,7 @@ from toolbox.tools.marks import toolbox_of
 from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
 
+from ..endpoints import IDENTITY_DEPENDENCY
 from ..requirements import endpoints_of
 from ..streaming import EVENTS, as_json, close_stream, iterate, sse
 from .access import TOKEN_KEY, DevUi, Token, guarded_route, print_address, server_address, take_token
@@ -106,6 +107,10 @@ def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> DevUiApp
     container.register_instance(DevUiListener(journal), name="toolbox_dev_ui")
     app.add_route(options.path, to_the_page, include_in_schema=False)
     served = DevUiApplication(app, container, options, journal)
+    if (resolve_identity := getattr(app.state, IDENTITY_DEPENDENCY, None)) is not None:
+        # Only calls have an identity: a browser cannot send an Authorization header for the page itself.
+        calls, dependencies = f"{options.path}/api/{{call}}", [*options.dependencies, Depends(resolve_identity)]
+        app.router.routes.append(guarded_route(app, calls, served, dependencies, below=options.path, methods=["POST"]))
     if options.dependencies:
         below = f"{options.path}/{{rest:path}}"
         app.router.routes.append(guarded_route(app, below, served, options.dependencies, below=options.path))
