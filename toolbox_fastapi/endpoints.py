@@ -42,6 +42,9 @@ from .exchanges import EXCHANGE_KEY, ClientExchange
 
 ENDPOINT_MARK = "__toolbox_endpoint__"
 
+OWN_IDENTITY_MARK = "__toolbox_own_identity__"
+"""Marks an endpoint that does not get the identity of the application."""
+
 IDENTITY_DEPENDENCY = "toolbox_identity"
 """Name of the attribute of an application's `state` that has the dependency which resolves the identity."""
 

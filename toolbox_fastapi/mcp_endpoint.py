@@ -20,7 +20,7 @@ from toolbox import Container
 from toolbox.container import internals_of
 from toolbox.security import SecurityIdentity, caller_of_request, identity_from
 
-from .endpoints import IDENTITY_DEPENDENCY
+from .endpoints import IDENTITY_DEPENDENCY, OWN_IDENTITY_MARK
 from .exchanges import current_identity
 
 
@@ -91,6 +91,8 @@ class _McpRoute(APIRoute):
             caller = identity_from(await found if inspect.isawaitable(found) else found, "identity= of mount_mcp(…)")
             return _McpResponse(application, caller)
 
+        if identity is not None:
+            setattr(mcp, OWN_IDENTITY_MARK, True)
         super().__init__(
             path,
             mcp,

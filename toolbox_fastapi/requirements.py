@@ -27,7 +27,7 @@ from toolbox.signatures import EMPTY
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.sources import bean_types, read_tools
 
-from .endpoints import ENDPOINT_MARK, BeanDependency, enter_route_dependency, unresolved_inject
+from .endpoints import ENDPOINT_MARK, OWN_IDENTITY_MARK, BeanDependency, enter_route_dependency, unresolved_inject
 
 installed: WeakSet[Starlette] = WeakSet()
 """The applications that have their own container."""
@@ -129,7 +129,9 @@ def complete_dependencies(routes: Sequence[BaseRoute], resolve_identity: Callabl
         if toolbox_of(context.endpoint) is not None and not is_entered and not hasattr(context.endpoint, ENDPOINT_MARK):
             entering = get_parameterless_sub_dependant(depends=Depends(enter_route_dependency), path=context.path or "")
             dependant.dependencies.insert(0, entering)
-        if resolve_identity is not None and not any(each.call is resolve_identity for each in dependant.dependencies):
+        if resolve_identity is None or hasattr(context.endpoint, OWN_IDENTITY_MARK):
+            continue
+        if not any(each.call is resolve_identity for each in dependant.dependencies):
             identity = get_parameterless_sub_dependant(depends=Depends(resolve_identity), path=context.path or "")
             dependant.dependencies.insert(0, identity)
 

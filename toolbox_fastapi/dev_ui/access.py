@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from toolbox.errors import IllegalConfigurationError, Problem
 
-from ..endpoints import InjectRoute
+from ..endpoints import OWN_IDENTITY_MARK, InjectRoute
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,4 +367,5 @@ def _endpoint(inner: ASGIApp, below: str) -> Callable[[Request], Coroutine[Any, 
     async def pass_on(request: Request) -> Response:
         return ForwardedResponse(inner, below)
 
+    setattr(pass_on, OWN_IDENTITY_MARK, True)
     return pass_on
