@@ -102,7 +102,7 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
     beans = dict.fromkeys((*bean_types(owners), *filter(_has_bean_offers, owners)))
     container.register(*(each for each in beans if not internals_of(container).knows(each)))
     if not container.is_started:
-        served = (*read, *(each.tool for each in (*offers.resources, *offers.prompts)))
+        served = (*read, *(each.tool for each in offers.resources), *(each.tool for each in offers.prompts))
         restricted = [each.where for each in served if each.access is not None]
         internals_of(container).add_check(lambda graph: identity_problems(graph, restricted))
     handlers = _Handlers(container, read, offers)
