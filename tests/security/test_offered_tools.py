@@ -428,7 +428,7 @@ def test_synchronous_methods_need_a_role() -> None:
             assert list(service.texts("q")) == ["hi"]
 
 
-async def test_listeners_are_told_of_refused_calls() -> None:
+async def test_listeners_receive_events_of_refused_calls() -> None:
     events: list[InvocationEvent] = []
 
     @application_scoped
