@@ -16,6 +16,7 @@ from .context import InvocationContext
 from .errors import UnknownToolError
 from .events import (
     EventListener,
+    GuardrailExecutedEvent,
     InvocationEvent,
     MemoryWrittenEvent,
     ModelFailedEvent,
@@ -69,8 +70,8 @@ class LoggingListener(EventListener):
 
     The records have the attributes `event`, those of `InvocationLogFilter`, and depending on the event `duration`
     (seconds), `input_tokens`, `output_tokens`, `finish_reason`, `model`, `messages` and `tool_calls` (counts),
-    `is_error`, `error_type`. Messages, arguments, results and error texts are not logged. Failures are logged as
-    warnings, cancellations at `level`.
+    `is_error`, `error_type`, `guardrail`, `outcome`. Messages, arguments, results and error texts are not logged.
+    Failures are logged as warnings, cancellations at `level`.
     """
 
     def __init__(self, logger: logging.Logger | str = "toolbox.invocations", level: int = logging.INFO) -> None:
@@ -136,6 +137,8 @@ def _facts_of(event: InvocationEvent) -> tuple[str, Facts]:
             }
         case ToolFailedEvent(error=error, duration=duration):
             return "tool_failed", {"duration": duration, "error_type": type(error).__name__}
+        case GuardrailExecutedEvent(guardrail=guardrail, outcome=outcome, duration=duration):
+            return "guardrail_executed", {"guardrail": guardrail.__name__, "outcome": outcome, "duration": duration}
         case MemoryWrittenEvent(messages=messages):
             return "memory_written", {"messages": len(messages)}
     return type(event).__name__, {}

@@ -23,6 +23,7 @@ from contextlib import suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import lru_cache
+from time import time_ns
 from typing import Any, assert_never
 from urllib.parse import urlsplit
 
@@ -50,6 +51,7 @@ from .di.decorators import application_scoped
 from .errors import ModelHttpError
 from .events import (
     EventListener,
+    GuardrailExecutedEvent,
     InvocationEvent,
     ModelFailedEvent,
     ModelRequestEvent,
@@ -131,9 +133,9 @@ class OpenTelemetryListener(EventListener):
 
         container.register(OpenTelemetryListener)
 
-    Spans: `invoke_agent <service>`, inside it `chat <model>` and `execute_tool <tool>`. Spans that a tool creates are
-    inside `execute_tool`. `tracer_provider` and `meter_provider`: by default the beans of these types, otherwise the
-    global providers.
+    Spans: `invoke_agent <service>`, inside it `chat <model>`, `execute_tool <tool>` and `guardrail <class>`. Spans that
+    a tool creates are inside `execute_tool`. `tracer_provider` and `meter_provider`: by default the beans of these
+    types, otherwise the global providers.
 
     `capture_content`: record messages, arguments, results and error texts, which can contain secrets. None means:
     only if `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` is `span_only`, `span_and_event` or `true`.
@@ -159,6 +161,7 @@ class OpenTelemetryListener(EventListener):
             ToolStartedEvent: self._tool_started,
             ToolExecutedEvent: self._tool_executed,
             ToolFailedEvent: self._tool_failed,
+            GuardrailExecutedEvent: self._guardrail_executed,
         }
 
     def on_event(self, event: InvocationEvent) -> None:
@@ -257,6 +260,20 @@ class OpenTelemetryListener(EventListener):
 
     def _tool_failed(self, event: ToolFailedEvent) -> None:
         self._end(event.context, self._instruments.tool_duration, event.duration, error=event.error)
+
+    # --- guardrails
+
+    def _guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
+        """Record a finished span: it begins as long ago as the guardrail took."""
+        name, ended = event.guardrail.__name__, time_ns()
+        operation = self._open.get(_key(event.context)) or self._open.get(event.invocation_id)
+        outer = get_current() if operation is None else operation.context
+        attributes: Attributes = {"toolbox.guardrail.name": name, "toolbox.guardrail.outcome": event.outcome}
+        began = ended - int(event.duration * 1e9)
+        span = self._tracer.start_span(f"guardrail {name}", outer, SpanKind.INTERNAL, attributes, start_time=began)
+        if event.outcome == "fatal":
+            span.set_status(StatusCode.ERROR)
+        span.end(ended)
 
     # --- spans
 

@@ -122,10 +122,10 @@ _NAMES = (
     r"(?:api|access|private|signing|encryption|client|account|auth|master|shared|subscription|ssh|service)[_ -]?key"
 )
 _SECRET_NAME = re.compile(_NAMES + r"|\bpwd\b|\bpin\b|\bcvv\b|\bcvc\b|cookie", re.IGNORECASE)
-_TOKEN_NAME = re.compile(r"token(?!s|ize|_?type|_?count)", re.IGNORECASE)
+_TOKEN_NAME = re.compile(r"token(?!ize|_?type|_?count)", re.IGNORECASE)
 # An assignment in text: `password=…`, `"api_key": "…"`, `token: …`. The length limits keep the search linear.
 _ASSIGNED = re.compile(
-    rf"""((?:{_NAMES}|token)[\w-]{{0,30}}["']?\s{{0,5}}(?:[:=]|=>)\s{{0,5}})"""
+    rf"""((?:{_NAMES}|token(?!s|ize|_?type|_?count))[\w-]{{0,30}}["']?\s{{0,5}}(?:[:=]|=>)\s{{0,5}})"""
     r"""("(?:[^"\\\n]|\\.){1,4096}"|'(?:[^'\\\n]|\\.){1,4096}'|(?:(?:bearer|basic)\s{1,5})?[^\s,;&"'<>{}\[\]]{1,4096})""",
     re.IGNORECASE,
 )

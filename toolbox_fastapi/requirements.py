@@ -23,6 +23,7 @@ from toolbox.di.graph import BeanGraph
 from toolbox.errors import Problem
 from toolbox.security import marked_access
 from toolbox.services.hosting import identity_problems, registrable, tool_bean_problems
+from toolbox.services.listing import named_beans
 from toolbox.signatures import EMPTY
 from toolbox.tools.marks import toolbox_of
 from toolbox.tools.sources import bean_types, read_tools
@@ -51,9 +52,11 @@ def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tupl
 
 
 def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type]:
-    """Yield the classes in the endpoints' `@toolbox`: beans that do not need to be registered."""
+    """Yield the classes in the endpoints' `@toolbox`, and those that decorators name at them: beans by themselves."""
     for _, context in endpoints_of(routes):
-        yield from registrable(bean_types(toolbox_of(context.endpoint) or ()))
+        tools = toolbox_of(context.endpoint) or ()
+        yield from registrable(bean_types(tools))
+        yield from named_beans(tools)
 
 
 def offers_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[Offered]:

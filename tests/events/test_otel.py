@@ -48,6 +48,7 @@ from toolbox import (
     TokenUsage,
     ToolAbort,
     ToolExecutionResult,
+    ToolGuardrailError,
     UnknownToolError,
     UserMessage,
     register_ai_service,
@@ -56,6 +57,15 @@ from toolbox import (
     system_message,
     tool,
     user_message,
+)
+from toolbox.guardrails import (
+    GuardrailResult,
+    InputGuardrail,
+    InputGuardrailRequest,
+    ToolInputGuardrail,
+    ToolInputGuardrailRequest,
+    input_guardrails,
+    tool_input_guardrails,
 )
 from toolbox.mcp import mcp_server, mcp_toolbox
 from toolbox.models.selection import FallbackModel
@@ -955,3 +965,42 @@ def test_importing_toolbox_does_not_import_opentelemetry() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
 
     assert done.stdout == "False\n"
+
+
+async def test_each_run_of_a_guardrail_is_a_span_inside_its_call(telemetry: Telemetry) -> None:
+    class Careful(InputGuardrail):
+        def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            return self.success()
+
+    class Strict(ToolInputGuardrail):
+        def validate(self, request: ToolInputGuardrailRequest) -> GuardrailResult:
+            raise ValueError(SECRET)
+
+    @tool
+    @tool_input_guardrails(Strict)
+    def look(text: str) -> str:
+        return text
+
+    @register_ai_service(tools=[look])
+    @input_guardrails(Careful)
+    class Guarded(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("look", {"text": "x"})])
+    container = Container(models={"default": model}).register(Guarded)
+    container.register_instance(telemetry.listener())
+    async with container:
+        with pytest.raises(ToolGuardrailError):
+            await container.get(Guarded).ask("x")
+
+    spans = {each.name: each for each in telemetry.exporter.get_finished_spans()}
+    careful, strict = spans["guardrail Careful"], spans["guardrail Strict"]
+    assert careful.parent is not None
+    assert strict.parent is not None
+    assert careful.parent.span_id == spans["invoke_agent Guarded"].context.span_id
+    assert strict.parent.span_id == spans["execute_tool look"].context.span_id
+    assert careful.attributes == {"toolbox.guardrail.name": "Careful", "toolbox.guardrail.outcome": "success"}
+    assert (strict.attributes or {})["toolbox.guardrail.outcome"] == "fatal"
+    assert (careful.status.status_code, strict.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
+    assert all((each.end_time or 0) > (each.start_time or 0) for each in (careful, strict))
+    assert SECRET not in "".join(each.to_json() for each in (careful, strict))

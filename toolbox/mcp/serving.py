@@ -25,7 +25,9 @@ from ..errors import IllegalConfigurationError, Problem, ToolAbort
 from ..execution.markers import non_blocking
 from ..json_text import compact_json
 from ..security import caller_seeds, identity_in
-from ..services.hosting import identity_problems
+from ..services.hosting import identity_problems, reference_problems
+from ..services.layering import named_at_tool
+from ..services.listing import named_beans
 from ..signatures import EMPTY, Unresolved
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model
@@ -51,6 +53,8 @@ from .resources import (
 if TYPE_CHECKING:
     from mcp.server import Server
     from pydantic import TypeAdapter
+
+    from ..di.graph import BeanGraph
 
 logger = logging.getLogger("toolbox.mcp")
 
@@ -105,6 +109,9 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
         served = (*read, *(each.tool for each in offers.resources), *(each.tool for each in offers.prompts))
         restricted = [each.where for each in served if each.access is not None]
         internals_of(container).add_check(lambda graph: identity_problems(graph, restricted))
+        named = tuple(named_beans(owners))
+        internals_of(container).add_implied(lambda: named)
+        internals_of(container).add_check(lambda graph: _reference_problems(read, graph))
     handlers = _Handlers(container, read, offers)
     more: dict[str, Any] = {}
     if read or not (offers.resources or offers.prompts):
@@ -118,6 +125,12 @@ def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolb
     if offers.prompts:
         more |= {"on_list_prompts": handlers.list_prompts, "on_get_prompt": handlers.get_prompt}
     return Server(name, **more)
+
+
+def _reference_problems(tools: Iterable[Tool], graph: BeanGraph) -> Iterator[Problem]:
+    """Yield problems with the interceptors and guardrails that decorators name at the tools."""
+    for each in tools:
+        yield from reference_problems(named_at_tool(each), graph)
 
 
 def _approval_problems(tools: Iterable[Tool]) -> Iterator[Problem]:
@@ -266,9 +279,11 @@ class _Handlers:
         self._outputs = {name: StructuredOutput.of(tool) for name, tool in self._tools.items()}
 
     def _output_of(self, name: str) -> StructuredOutput | None:
-        """Return the structured output of a tool; None if it has none or if its results can be truncated."""
-        limit = self._tools[name].max_result_chars or internals_of(self._container).host.limits.max_result_chars
-        return self._outputs[name] if limit is None else None
+        """Return the structured output of a tool; None if it has none, or if its results can be cut or replaced."""
+        tool = self._tools[name]
+        limit = tool.max_result_chars or internals_of(self._container).host.limits.max_result_chars
+        is_guarded = bool(tool.named_by("tool_output_guardrails"))
+        return self._outputs[name] if limit is None and not is_guarded else None
 
     async def list_tools(self, context: Any, params: Any) -> Any:
         from mcp_types import ListToolsResult

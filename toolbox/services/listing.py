@@ -5,6 +5,7 @@ Not here: reading tools (`tools.sources`), the tools of one method (`planning`).
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from ..chat import ToolSpecification
 from ..errors import Problem
 from ..signatures import takes
 from ..tools.marks import toolbox_of
-from ..tools.sources import bean_types
+from ..tools.sources import AiServiceTool, bean_types
 from .declaration import PROVIDERS_MARK, ServiceOptions, method_names, service_options_of
 from .plans import Provider
 
@@ -92,13 +93,26 @@ def named_beans(listed: Iterable[Any]) -> Iterator[type[Any]]:
         if isinstance(each, Mapping):
             yield from named_beans(each.values())
             continue
-        target = get_args(each)[0] if get_origin(each) is Annotated else getattr(each, "executor", each)
-        for found in (target, type(target)) if not isinstance(target, type) else (target,):
-            for reference in all_named(found):
+        for target in _definitions_in(each):
+            for reference in all_named(target):
                 named = reference.type
                 # An interface is bound to a bean. A class of a wrong kind is reported as such.
                 if reference.bean is not None and hasattr(named, DEFAULT_SCOPE_MARK) and not inspect.isabstract(named):
                     yield named
+
+
+def _definitions_in(listed: Any) -> tuple[Any, ...]:
+    """Return the functions and classes with the marks of something that can be listed as a tool."""
+    target = get_args(listed)[0] if get_origin(listed) is Annotated else listed
+    if isinstance(target, AiServiceTool):
+        target = target.executor
+    if isinstance(target, functools.partial):
+        target = target.func
+    if isinstance(target, type):
+        return (target,)
+    if inspect.ismethod(target):
+        return target, type(target.__self__)
+    return (target,) if inspect.isroutine(target) else (target, type(target))
 
 
 def strategies(options: ServiceOptions) -> Iterator[type[Any]]:

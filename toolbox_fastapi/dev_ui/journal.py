@@ -38,6 +38,7 @@ from toolbox.contents import (
 from toolbox.context import InvocationContext, current_invocation
 from toolbox.events import (
     EventListener,
+    GuardrailExecutedEvent,
     InvocationEvent,
     MemoryWrittenEvent,
     ModelFailedEvent,
@@ -157,6 +158,8 @@ class DevUiListener(EventListener):
                 self._tool_ended(context, event.execution.duration, event.execution.result, event.execution.is_error)
             case ToolFailedEvent():
                 self._tool_ended(context, event.duration, failure_line(event.error), is_error=True)
+            case GuardrailExecutedEvent():
+                self._guardrail_executed(event)
             case MemoryWrittenEvent():
                 self._add(context, {"type": "memory", "messages": len(event.messages)})
 
@@ -255,6 +258,21 @@ class DevUiListener(EventListener):
         self._add(context, shown)
         if context.invocation_id not in self._open:
             self._ended(context, duration)
+
+    # --- guardrails
+
+    def _guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
+        self._counted += 1
+        shown = {
+            "type": "guardrail",
+            "call": f"guardrail {self._counted}",
+            "name": f"guardrail {event.guardrail.__name__}",
+            "at": (time.time() - event.duration) * 1000,
+            "duration": event.duration,
+            "result": event.outcome,
+            "refused": event.outcome not in ("success", "modified"),
+        }
+        self._add(event.context, shown)
 
 
 # --- entries: events as JSON

@@ -88,8 +88,9 @@ export class Timeline {
     parts.name.lastChild.textContent = each.name;
     parts.thread.textContent = each.thread ?? (each.usage ? tokens(each.usage) : "");
     parts.time.textContent = each.left ? "stopped" : each.duration === undefined ? "running" : duration(each.duration);
-    if (each.is_error) parts.time.prepend(make("span", {class: "bad"}, "failed "));
-    element.classList.toggle("failed", Boolean(each.is_error));
+    if (each.is_error || each.refused)
+      parts.time.prepend(make("span", {class: "bad"}, each.refused ? "refused " : "failed "));
+    element.classList.toggle("failed", Boolean(each.is_error || each.refused));
     element.classList.toggle("running", each.duration === undefined && !each.left);
     body.replaceChildren(facts(each));
   }
@@ -119,7 +120,7 @@ export class Timeline {
 // Adds a log entry to a timeline; returns false if the entry is not for a timeline. `root` is the timeline's run.
 export function feed(timeline, entry, root) {
   const [kind, started] = (entry.type ?? "").split("_");
-  if ((kind !== "tool" && kind !== "model") || (started && started !== "started")) return false;
+  if (!["tool", "model", "guardrail"].includes(kind) || (started && started !== "started")) return false;
   const {run, call, ...facts} = entry;
   delete facts.type;
   timeline.set(`${run} ${call}`, run === root ? kind : `${kind} inner`, facts);
