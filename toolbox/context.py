@@ -520,6 +520,23 @@ class Caller(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DeferredAnswer:
+    """The answer to a deferred call, for a tool that goes on with it.
+
+    `attributes` are those of the `ToolDeferred`; `value` is that of `respond`.
+    """
+
+    attributes: Mapping[str, Any]
+    value: Any
+
+
+current_answer: ContextVar[DeferredAnswer | None] = ContextVar("toolbox.answer", default=None)
+"""Set while a deferred tool runs again with its answer."""
+
+TAKES_ANSWERS = "__toolbox_takes_answers__"
+"""The attribute of tools that run again with the answer to a deferred call; for others, it is the result."""
+
 current_caller: ContextVar[Caller | None] = ContextVar("toolbox.caller", default=None)
 
 

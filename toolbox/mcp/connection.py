@@ -28,6 +28,7 @@ from .session import (
     McpConnectionError,
     McpError,
     McpEvent,
+    McpInputRequiredError,
     McpProgress,
     McpSession,
     McpTimeoutError,
@@ -66,6 +67,8 @@ MAX_ITEMS = 10_000
 """Number of tools, resources or prompts after which no further page is read."""
 MAX_MESSAGE_CHARS = 4000
 """Characters that are kept of a server's error message."""
+FIRST_WAIT, LAST_WAIT = 0.05, 0.25
+"""Seconds between two calls of a tool whose server only returns a state."""
 MAX_GROUPS = 64
 """Sessions of one server with different headers; the one that was not used for the longest time is closed first."""
 
@@ -201,17 +204,35 @@ class McpConnection:
         new_name = self.settings.names.get(name)
         return _INVALID_IN_NAMES.sub("_", f"{self.settings.prefix}{name}")[:64] if new_name is None else new_name
 
-    async def call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
-        """Call a tool and return its result. `tool` is the server's name of the tool. Raises `McpError`."""
+    async def takes_input(self) -> bool:
+        """Return True if the server can return questions instead of results. Raises `McpError`."""
+        session = self._current_session(await self._current_group())
+        await session.client()
+        return session.takes_input
+
+    async def call(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        answers: Mapping[str, Mapping[str, Any]] | None = None,
+        state: str | None = None,
+    ) -> CallToolResult:
+        """Call a tool and return its result. `tool` is the server's name of the tool.
+
+        Raises `McpInputRequiredError` if the server needs input. Then call the tool again with `answers` by the keys of
+        its requests, such as `{"action": "accept", "content": {…}}`, and with its `state`. Raises `McpError`.
+        """
         if tool in self._refused:
             raise McpError(self.name, f"the tool {tool} has changed since it was listed first, and is refused")
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             self._notify(McpProgress(self.name, tool, progress, total, message))
 
-        return await self._request(
-            f"run {tool}", lambda client: client.call_tool(tool, arguments, progress_callback=on_progress)
-        )
+        async def call(client: Client) -> CallToolResult:
+            return await _call_tool(self.name, client, tool, arguments, answers, state, on_progress)
+
+        return await self._request(f"run {tool}", call)
 
     async def resources(self) -> list[Resource]:
         """Return the resources of the server. Raises `McpError`."""
@@ -434,6 +455,61 @@ class McpConnection:
     def _broken(self, action: str, reason: str) -> McpConnectionError:
         text = f"could not {action}: the connection broke ({reason}); the next call opens a new connection"
         return McpConnectionError(self.name, text)
+
+
+# --- calls
+
+
+async def _call_tool(
+    server: str,
+    client: Client,
+    tool: str,
+    arguments: dict[str, Any],
+    answers: Mapping[str, Mapping[str, Any]] | None,
+    state: str | None,
+    on_progress: Any,
+) -> CallToolResult:
+    """Call a tool once, or repeatedly while the server only returns a state. Raises `McpInputRequiredError`."""
+    from mcp import MCPError
+    from mcp_types import HEADER_MISMATCH, ElicitResult, InputRequiredResult
+
+    responses: Any = None if answers is None else {key: ElicitResult(**each) for key, each in answers.items()}
+    wait, listed = FIRST_WAIT, False
+    while True:
+        try:
+            result = await client.session.call_tool(
+                tool,
+                arguments,
+                progress_callback=on_progress,
+                input_responses=responses,
+                request_state=state,
+                allow_input_required=True,
+            )
+        except MCPError as error:
+            if error.code != HEADER_MISMATCH or listed:
+                raise
+            listed = True
+            await client.list_tools(cache_mode="bypass")  # headers repeat arguments, as the listed schema says
+            continue
+        if not isinstance(result, InputRequiredResult):
+            return result
+        if result.input_requests:
+            requests = {key: _question(server, each) for key, each in result.input_requests.items()}
+            raise McpInputRequiredError(server, requests, result.request_state)
+        responses, state = None, result.request_state
+        await asyncio.sleep(wait)  # the limit of the call ends this
+        wait = min(wait * 2, LAST_WAIT)
+
+
+def _question(server: str, request: Any) -> dict[str, Any]:
+    """Return a question of a server as JSON values. Raises `McpError` for deprecated kinds."""
+    params = request.params
+    if request.method != "elicitation/create":
+        raise McpError(server, f"the server asks for {request.method}, which is not supported")
+    message = visible(brief(params.message, MAX_MESSAGE_CHARS))
+    if params.mode == "url":
+        return {"message": message, "url": params.url}
+    return {"message": message, "schema": params.requested_schema}
 
 
 # --- pinned tools

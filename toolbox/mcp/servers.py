@@ -17,10 +17,11 @@ from pydantic import SecretStr
 
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolSpecification
 from ..container import Container
+from ..context import TAKES_ANSWERS, DeferredAnswer, InvocationContext, current_answer
 from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
 from ..di.points import point_of, points_of
-from ..errors import Problem, ToolArgumentsError
+from ..errors import Problem, ToolArgumentsError, ToolDeferred
 from ..json_text import compact_json, read_arguments
 from ..rest.encoding import header_value, is_header_name
 from ..services.declaration import provided_by
@@ -30,7 +31,7 @@ from ..validation_text import brief
 from .blocks import resource_result, tool_result
 from .connection import INVALID_PARAMS, McpConnection
 from .screening import visible
-from .session import McpError, McpEvent, McpListener
+from .session import McpError, McpEvent, McpInputRequiredError, McpListener
 
 logger = logging.getLogger("toolbox.mcp")
 
@@ -264,7 +265,9 @@ class McpTools:
         servers = [self._servers.server(name) for name in self.server_names or self._servers.names]
         for server in servers:
             try:
-                offered = [_service_tool(server, tool) for tool in await server.tools()]
+                listed = await server.tools()
+                takes_input = await server.takes_input()
+                offered = [_service_tool(server, tool, takes_input) for tool in listed]
             except McpError as error:
                 logger.warning("MCP server %r: its tools are not offered: %s", server.name, error)
                 continue
@@ -289,16 +292,32 @@ class McpTools:
                 )
 
 
-def _service_tool(server: McpConnection, tool: Any) -> AiServiceTool:
-    """Return a server's tool as a tool of a service; calls use the server's name of the tool."""
+def _service_tool(server: McpConnection, tool: Any, takes_input: bool) -> AiServiceTool:
+    """Return a server's tool as a tool of a service; calls use the server's name of the tool.
+
+    `takes_input`: the server may ask for input, which suspends the call.
+    """
 
     async def execute(request: ToolExecutionRequest, memory_id: object) -> ToolExecutionResult:
         try:
             arguments = read_arguments(request.arguments, tool.input_schema)
         except ValueError as error:
             raise ToolArgumentsError(request, [("", str(error))]) from None
+        answers, state = _answers_to(current_answer.get())
         try:
-            result = await server.call(tool.name, arguments)
+            try:
+                result = await server.call(tool.name, arguments, answers=answers, state=state)
+            except McpError as error:
+                if state is None or error.code != INVALID_PARAMS or "state" not in error.message.lower():
+                    raise
+                result = await server.call(tool.name, arguments)  # the server forgot its question, and asks again
+        except McpInputRequiredError as error:
+            context = InvocationContext.current()
+            if not takes_input or context is None or context.place is None:
+                text = f"the server asks for input, which is not possible here: {error.message}"
+                raise McpError(server.name, text) from error
+            attributes = {"mcp_server": server.name, "requests": error.requests, "state": error.state}
+            raise ToolDeferred(error.message, attributes) from None
         except McpError as error:
             if error.code == INVALID_PARAMS:
                 raise ToolArgumentsError(request, [("", brief(error.message))]) from error
@@ -312,7 +331,86 @@ def _service_tool(server: McpConnection, tool: Any) -> AiServiceTool:
     if tool.annotations is not None:
         metadata["annotations"] = tool.annotations.model_dump(by_alias=True, exclude_none=True)
     specification = ToolSpecification(server.offered_name(tool.name), tool.description, tool.input_schema, metadata)
-    return AiServiceTool(specification, execute, requires_approval=_needs_approval(server.settings, tool))
+    setattr(execute, TAKES_ANSWERS, True)
+    needs_approval = _needs_approval(server.settings, tool)
+    return AiServiceTool(specification, execute, requires_approval=needs_approval, deferred=takes_input)
+
+
+# --- questions of servers
+
+_ACTIONS = ("accept", "decline", "cancel")
+_CHECKED = ("type", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
+
+
+def _answers_to(answer: DeferredAnswer | None) -> tuple[dict[str, dict[str, Any]] | None, str | None]:
+    """Return a person's answers to the questions of a server, as its protocol wants them, and the server's state.
+
+    Raises `ToolDeferred` for an answer that does not fit, so that the question is asked again.
+    """
+    if answer is None:
+        return None, None
+    requests: dict[str, dict[str, Any]] = answer.attributes["requests"]
+    value = answer.value
+    if len(requests) == 1 and not (isinstance(value, Mapping) and value.keys() == requests.keys()):
+        value = dict.fromkeys(requests, value)
+    if not isinstance(value, Mapping) or value.keys() != requests.keys():
+        wrong = f"expected an object with the answers to: {', '.join(requests)}"
+        raise _ask_again(answer, wrong)
+    found = {key: _answer_to(each) for key, each in value.items()}
+    for key, each in found.items():
+        misfit = _misfit(requests[key], each.get("content")) if each["action"] == "accept" else None
+        if misfit is not None:
+            raise _ask_again(answer, misfit)
+    return found, answer.attributes["state"]
+
+
+def _answer_to(value: Any) -> dict[str, Any]:
+    """Return an answer in the protocol's form: an object accepts with its values, None and False decline."""
+    if value is None or value is False:
+        return {"action": "decline"}
+    if isinstance(value, Mapping) and value.keys() <= {"action", "content"} and value.get("action") in _ACTIONS:
+        return dict(value)
+    return {"action": "accept"} if value is True else {"action": "accept", "content": value}
+
+
+def _misfit(request: Mapping[str, Any], content: Any) -> str | None:
+    """Return why values do not match the schema of a question, or None."""
+    if "schema" not in request:
+        return None if content is None else "this question needs no values: answer True or False"
+    from jsonschema.validators import Draft202012Validator  # type: ignore[import-untyped]  # no type hints
+
+    values = {} if content is None else content
+    if not isinstance(values, Mapping):
+        return "expected an object with the values"
+    for name, value in values.items():
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if not (value is None or is_list or isinstance(value, (str, int, float))):
+            return f"{name}: expected a text, a number, a boolean or a list of texts"
+    try:
+        error = next(iter(Draft202012Validator(_flat(request["schema"])).iter_errors(values)), None)
+    except Exception as failure:  # schemas of servers can be invalid
+        return f"the server's schema cannot be read ({type(failure).__name__})"
+    if error is None:
+        return None
+    place = ".".join(map(str, error.absolute_path))
+    return f"{place}: {error.message}" if place else str(error.message)
+
+
+def _flat(schema: Any) -> dict[str, Any]:
+    """Return a question's schema with what the protocol allows: no references to follow, no patterns to run."""
+    given = schema.get("properties") if isinstance(schema, Mapping) else None
+    properties = {
+        name: {key: value for key, value in about.items() if key in _CHECKED}
+        for name, about in (given.items() if isinstance(given, Mapping) else ())
+        if isinstance(about, Mapping)
+    }
+    required = schema.get("required", []) if isinstance(schema, Mapping) else []
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _ask_again(answer: DeferredAnswer, wrong: str) -> ToolDeferred:
+    messages = "; ".join(str(each.get("message", "")) for each in answer.attributes["requests"].values())
+    return ToolDeferred(f"{messages} (the last answer does not fit: {brief(wrong, 500)})", answer.attributes)
 
 
 def _needs_approval(settings: McpSettings, tool: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("toolbox.mcp")
+
+
+FIRST_WITH_INPUT = "2026-07-28"
+"""The first protocol version in which a server returns a question instead of asking while the call runs."""
 
 
 # --- notifications for the program
@@ -122,6 +126,11 @@ class McpSession:
         return self._leave.is_set() or self._task.done()
 
     @property
+    def takes_input(self) -> bool:
+        """Return True if the server can return a question instead of the result of a call."""
+        return (self._version or "") >= FIRST_WITH_INPUT
+
+    @property
     def is_closed(self) -> bool:
         """Return True if the session is closed, and the process of a stdio server has ended."""
         return self._task.done()
@@ -181,6 +190,7 @@ class McpSession:
             read_timeout_seconds=self._settings.timeout,
             logging_callback=self._on_log,
             message_handler=self._on_message,
+            elicitation_callback=_cancel_question,
             cache=None,
         )
 
@@ -261,6 +271,13 @@ class _WatchedStream:
         return await self._stream.__aexit__(*error)
 
 
+async def _cancel_question(context: Any, params: Any) -> Any:
+    """Cancel the question of a server with an older protocol, which waits for the answer while the call runs."""
+    from mcp_types import ElicitResult
+
+    return ElicitResult(action="cancel")
+
+
 def secrets_of(settings: McpSettings) -> list[str]:
     """Return the values to hide in errors and logs: headers, environment, the URL's password and query values."""
     values = [each.get_secret_value() for each in (*settings.headers.values(), *settings.env.values())]
@@ -306,6 +323,22 @@ class McpConnectionError(McpError):
 
     def __str__(self) -> str:
         return f"MCP server {self.server!r}: {self.message}"
+
+
+class McpInputRequiredError(McpError):
+    """An MCP server needs input before it can finish a call.
+
+    `requests` is what it asks for, as JSON values by the server's keys: `message`, and the `schema` of the answer or
+    the `url` to open. `state` goes back to the server together with the answers.
+    """
+
+    def __init__(self, server: str, requests: Mapping[str, Any], state: str | None = None) -> None:
+        super().__init__(server, "; ".join(str(each.get("message", "")) for each in requests.values()))
+        self.args = (server, dict(requests), state)
+        self.requests, self.state = dict(requests), state
+
+    def __str__(self) -> str:
+        return f"MCP server {self.server!r} asks for input: {self.message}"
 
 
 class McpTimeoutError(McpError, TimeoutError):

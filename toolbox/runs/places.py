@@ -19,7 +19,15 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from ..chat import PendingCall, RunSuspended, TokenUsage
-from ..context import TRANSACTIONAL_MARK, InvocationContext, TransactionRecorder, current_recorder
+from ..context import (
+    TAKES_ANSWERS,
+    TRANSACTIONAL_MARK,
+    DeferredAnswer,
+    InvocationContext,
+    TransactionRecorder,
+    current_answer,
+    current_recorder,
+)
 from ..errors import (
     EndsInvocation,
     IllegalConfigurationError,
@@ -306,7 +314,7 @@ class RunSession:
             object.__setattr__(call.context, "place", RunPlace(self, place.call, path))
         if (record := self._records.get(path)) is not None:
             if record.kind == "deferred":
-                return self._deferred(call, path, read(record.data))
+                return await self._deferred(step, call, path, read(record.data))
             return result_from_json(record.data)
         if call.tool.is_service:
             return await self._run(step, call, path)
@@ -363,9 +371,15 @@ class RunSession:
         found = next((each for each in records if each.key == path), None)
         return None if found is None else result_from_json(found.data)
 
-    def _deferred(self, call: ToolCall, path: str, written: Mapping[str, Any]) -> Encoded:
-        """Return the answer to a deferred call. Raises `ToolSuspension` without one."""
+    async def _deferred(self, step: ToolStep, call: ToolCall, path: str, written: Mapping[str, Any]) -> Encoded:
+        """Return the answer to a deferred call, or run the tool again with it. Raises `ToolSuspension` without one."""
         for each in reversed(self._answers(path)):
+            if each.answer.kind == "respond" and getattr(call.tool.function, TAKES_ANSWERS, False):
+                token = current_answer.set(DeferredAnswer(written["attributes"], each.answer.value))
+                try:
+                    return await self.run_tool(step, call)  # the next attempt, with its own records
+                finally:
+                    current_answer.reset(token)
             if each.answer.kind in ("respond", "fail"):
                 return _supplied(call.tool, each.answer)
         raise self.suspend(call, path, "deferred", written["reason"], written["attributes"])

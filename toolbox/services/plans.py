@@ -346,7 +346,8 @@ def settle(plans: Mapping[Any, Mapping[str, MethodPlan]]) -> None:
                 object.__setattr__(plan, "may_suspend", True)
                 changed = True
     for methods in plans.values():
-        checks = any(plan.may_suspend or plan.durable for plan in methods.values())
+        # A provider may add tools that suspend.
+        checks = any(plan.may_suspend or plan.durable or plan.providers for plan in methods.values())
         for plan in methods.values():
             object.__setattr__(plan, "checks_suspended", checks)
 
