@@ -18,8 +18,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
-from toolbox.errors import InputGuardrailError, InvalidMemoryIdError, ModelError, OutputGuardrailError, ToolboxError
+from toolbox.errors import (
+    ConversationSuspendedError,
+    InputGuardrailError,
+    InvalidMemoryIdError,
+    ModelError,
+    OutputGuardrailError,
+    RunAnswerError,
+    RunBusyError,
+    RunConflictError,
+    RunIncompatibleError,
+    RunNotFoundError,
+    RunStateError,
+    RunSuspendedError,
+    ToolboxError,
+)
 from toolbox.limits import UsageLimitExceededError
+from toolbox.runs.documents import call_to_dict
 from toolbox.security import ForbiddenError, UnauthenticatedError
 
 from .exchanges import ApplicationStoppingError, ClientDisconnectedError
@@ -30,6 +45,21 @@ Handler = Callable[[Any, Any], Response | Awaitable[Response | None] | None]
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that disconnected; the client does not receive it."""
+
+
+_RUNS: dict[tuple[type[Exception], ...], HTTPStatus] = {
+    (RunSuspendedError,): HTTPStatus.ACCEPTED,
+    (RunNotFoundError,): HTTPStatus.NOT_FOUND,
+    (
+        ConversationSuspendedError,
+        RunAnswerError,
+        RunBusyError,
+        RunConflictError,
+        RunIncompatibleError,
+        RunStateError,
+    ): HTTPStatus.CONFLICT,
+}
+"""The statuses of errors of runs."""
 
 
 def status_of(error: BaseException) -> int:
@@ -46,6 +76,9 @@ def status_of(error: BaseException) -> int:
         return HTTPStatus.BAD_GATEWAY
     if isinstance(error, OutputGuardrailError):
         return HTTPStatus.BAD_GATEWAY
+    for kinds, status in _RUNS.items():
+        if isinstance(error, kinds):
+            return status
     if isinstance(error, (InvalidMemoryIdError, InputGuardrailError)):
         return HTTPStatus.UNPROCESSABLE_ENTITY
     if isinstance(error, UnauthenticatedError):
@@ -86,7 +119,7 @@ def problem_details(error: BaseException) -> dict[str, Any]:
 
 def log(error: BaseException, where: str) -> None:
     """Log the error, whose text the client does not get."""
-    if isinstance(error, ClientDisconnectedError):
+    if isinstance(error, (ClientDisconnectedError, RunSuspendedError)):
         logger.debug("%s: %s", where, error)
     elif status_of(error) == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s failed", where, exc_info=error)
@@ -108,7 +141,14 @@ async def answer_with_problem(connection: Request | WebSocket, error: Exception)
             refused = problem["status"] in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
             await connection.close(code=1008 if refused else 1011, reason=problem["title"])
         return None
+    if isinstance(error, RunSuspendedError):
+        return Response(json.dumps(suspension(error)), status_code=problem["status"], media_type="application/json")
     return Response(json.dumps(problem), status_code=problem["status"], media_type="application/problem+json")
+
+
+def suspension(error: RunSuspendedError) -> dict[str, Any]:
+    """Return the body of the response for a call that was suspended."""
+    return {"run_id": error.run_id, "pending": [call_to_dict(each) for each in error.pending]}
 
 
 def is_async_handler(handler: Handler) -> bool:

@@ -5,26 +5,162 @@ Not here: checks of services that do not concern runs (`services.hosting`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from ..bean_references import BeanReference
+from ..di.beans import FactoryKind
 from ..di.decorators import Scope
-from ..di.graph import BeanGraph, SingleBean
-from ..di.points import point_of
+from ..di.graph import BeanGraph, SingleBean, Value, beans_in
+from ..di.points import MISSING, point_of
 from ..errors import Problem
-from ..services.plans import MethodPlan
+from ..security import SecurityIdentity
+from ..services.layering import named_at_method, named_at_tool
+from ..services.plans import FunctionMessage, MethodPlan, plan_behind
 from ..type_keys import type_name
+from .codecs import adapter_of
 from .starting import RunEngine
 from .store import RunStore
 
+Plans: TypeAlias = Mapping[type[Any], Mapping[str, MethodPlan]]
+
 
 def run_problems(
-    plans: Mapping[type[Any], Mapping[str, MethodPlan]], graph: BeanGraph, run_seeds: Iterable[Any]
+    plans: Plans, graph: BeanGraph, run_seeds: Iterable[Any], interceptors: Sequence[BeanReference] = ()
 ) -> Iterator[Problem]:
-    """Yield problems of suspendable and durable methods, and of the kept seeds."""
-    yield from _seed_problems(run_seeds)
+    """Yield problems of suspendable and durable methods, and of the kept seeds. `interceptors` are the global ones."""
+    seeds = tuple(run_seeds)
+    yield from _seed_problems(seeds)
     yield from _bean_problems(graph)
+    everything = [plan for methods in plans.values() for plan in methods.values()]
+    durable = [plan for plan in everything if plan.durable]
+    for plan in durable:
+        yield from durable_problems(plan)
+    if durable:
+        yield from _store_problems(durable[0], graph)
+    kept = {*seeds, SecurityIdentity}
+    found: dict[tuple[str, ...], Problem] = {}
+    for plan in everything:
+        if plan.durable or plan.may_suspend:
+            for path, problem in _Needs(plans, graph, kept, interceptors).of(plan, (plan.where,)):
+                found.setdefault(path, problem)
+    yield from found.values()
+
+
+# --- durable methods
+
+
+def durable_problems(plan: MethodPlan) -> Iterator[Problem]:
+    """Yield problems of a durable method: streams, and arguments that cannot be stored."""
+    if plan.output.is_stream:
+        fact = "is durable but returns a stream, which cannot be stored"
+        yield Problem(plan.where, fact, "return the value, and follow the run with runs.events(…)")
+    for name, annotation in plan.annotations.items():
+        if name not in plan.signature.parameters:
+            continue
+        try:
+            adapter_of(annotation).json_schema()
+        except Exception as error:  # pydantic raises many kinds of exceptions
+            reason = str(error).split("\n", 1)[0].partition(". Set `")[0].rstrip(".")
+            fact = f"is durable, but pydantic cannot write the type of parameter {name!r} as JSON ({reason})"
+            yield Problem(plan.where, fact, "use a type that pydantic can write and read")
+
+
+def _store_problems(plan: MethodPlan, graph: BeanGraph) -> Iterator[Problem]:
+    value = graph.value_of(point_of(RunStore | None, "the store of the runs"))
+    if isinstance(value, SingleBean):
+        definition = graph.definitions[value.bean]
+        persistent = getattr(definition.source, "persistent", getattr(definition.provides, "persistent", None))
+        if persistent is not False:  # a producer's store is checked when it is there
+            return
+    yield not_persistent(plan.where)
+
+
+def not_persistent(where: str) -> Problem:
+    """Return the problem of a durable method without a store that outlives the process."""
+    fact = "is durable, but no persistent RunStore keeps its runs"
+    return Problem(where, fact, "register one, for example toolbox.sql.SqlRunStore(engine)")
+
+
+# --- seeds that are not there when a run continues
+
+
+class _Needs:
+    """Finds request seeds that a run needs when it continues, but that are not kept."""
+
+    def __init__(
+        self, plans: Plans, graph: BeanGraph, kept: Collection[Any], interceptors: Sequence[BeanReference]
+    ) -> None:
+        self._plans, self._graph, self._kept, self._interceptors = plans, graph, kept, interceptors
+        self._seen: set[object] = set()
+
+    def of(self, plan: MethodPlan, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Problem]]:
+        """Yield the path to each missing seed, with its problem, for everything that a method's run may use."""
+        if id(plan) in self._seen:
+            return
+        self._seen.add(id(plan))
+        named = [*named_at_method(plan.service, plan.name)]
+        for each in (*self._interceptors, *(each.reference for each in named)):
+            yield from self._of_bean(each.bean, path)
+        for provider in plan.providers:
+            yield from self._of_bean(provider.bean, path)
+        if plan.durable and isinstance(plan.system, FunctionMessage):
+            for parameter in plan.system.injected:
+                yield from self._of_point(parameter.wanted, path, parameter.optional)
+        for tool in plan.toolset.tools:
+            inner = plan_behind(tool) if tool.function is not None else self._plans.get(tool.bean, {}).get(tool.member)
+            if tool.is_service and inner is not None:
+                yield from self.of(inner, (*path, inner.where))
+                continue
+            here = (*path, tool.where)
+            yield from self._of_bean(tool.bean, here)
+            for parameter in tool.injected:
+                yield from self._of_point(parameter.wanted, here, parameter.optional)
+            for named_here in named_at_tool(tool):
+                yield from self._of_bean(named_here.reference.bean, here)
+
+    def _of_bean(self, bean: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Problem]]:
+        if bean is not None:
+            yield from self._of_point(bean, path, optional=False)
+
+    def _of_point(
+        self, wanted: Any, path: tuple[str, ...], optional: bool
+    ) -> Iterator[tuple[tuple[str, ...], Problem]]:
+        value = self._graph.value_of(point_of(wanted, path[-1]))
+        if optional and isinstance(value, SingleBean) and self._is_seed(value.bean):
+            return
+        yield from self._of_value(value, path, set())
+
+    def _of_value(
+        self, value: Value, path: tuple[str, ...], above: set[int]
+    ) -> Iterator[tuple[tuple[str, ...], Problem]]:
+        for key in beans_in(value):
+            definition = self._graph.definitions[key]
+            if key in above or definition.provides in self._kept:
+                continue
+            here = (*path, definition.label)
+            if self._is_seed(key):
+                if isinstance(value, SingleBean) and value.absent is not MISSING:
+                    continue
+                yield here, _not_kept(here, definition.provides)
+            elif definition.scope is not Scope.APPLICATION:
+                bean = self._graph[key]
+                for _, inner in (*bean.needs, *bean.behind):
+                    yield from self._of_value(inner, here, above | {key})
+
+    def _is_seed(self, key: int) -> bool:
+        return self._graph.definitions[key].factory_kind is FactoryKind.SEED
+
+
+def _not_kept(path: tuple[str, ...], seed: Any) -> Problem:
+    name = type_name(seed)
+    fact = f"a call of it can be suspended, and needs the request seed {name}, which is not there when it continues"
+    fix = f"add {name} to Container(run_seeds=…) if it is a pydantic model or dataclass, or do without it"
+    return Problem(" -> ".join(path), fact, fix)
+
+
+# --- beans
 
 
 def _bean_problems(graph: BeanGraph) -> Iterator[Problem]:

@@ -297,6 +297,11 @@ class ContainerHost:
                 store = await self.application_bean(RunStore)
             except MissingBeanError:
                 store = InMemoryRunStore()
+            durable = [plan.where for methods in self.plans.values() for plan in methods.values() if plan.durable]
+            if durable and not store.persistent:
+                from ..runs.start_checks import not_persistent
+
+                raise IllegalConfigurationError([not_persistent(durable[0])])
             await store.open()
             if self._run_store is None:
                 self._run_store = store
@@ -370,7 +375,7 @@ class ContainerHost:
         from ..runs.start_checks import run_problems
 
         settle(self.plans)
-        yield from run_problems(self.plans, graph, self.run_seeds)
+        yield from run_problems(self.plans, graph, self.run_seeds, self.layers.interceptors)
 
     def checked(self, graph: BeanGraph) -> None:
         """Use this graph for the plans of services, and to check the beans of tools."""

@@ -312,6 +312,7 @@ def create_ai_service(
         problems += host.problems_of(NamedAt("interceptors=", "interceptors", each, False) for each in everywhere)
         problems += host.problems_of(each for name in method_names(cls) for each in named_at_method(cls, name))
         problems += service_cycles(cls)
+        problems += _durable_problems(plans.values(), run_store)
         problems += _container_needed(cls, settings, plans.values(), host)
     if (problem := no_model(chat_model, getattr(cls, "__name__", repr(cls)), "chat_model=")) is not None:
         problems.append(problem)
@@ -321,6 +322,17 @@ def create_ai_service(
     settle(host.plans)
     made: T = implementation_of(cls, plans, host)()
     return made
+
+
+def _durable_problems(plans: Iterable[MethodPlan], run_store: RunStore | None) -> Iterator[Problem]:
+    """Yield problems of durable methods."""
+    for plan in plans:
+        if plan.durable:
+            from ..runs.start_checks import durable_problems, not_persistent
+
+            yield from durable_problems(plan)
+            if run_store is None or not run_store.persistent:
+                yield not_persistent(plan.where)
 
 
 def _by_priority(interceptors: Iterable[object]) -> tuple[BeanReference, ...]:

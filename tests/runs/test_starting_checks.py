@@ -1,0 +1,201 @@
+"""Checks at start: what a run needs later is known before anything runs."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pytest
+from pydantic import BaseModel
+
+from toolbox import (
+    Container,
+    DemoChatModel,
+    IllegalConfigurationError,
+    Inject,
+    Result,
+    create_ai_service,
+    register_ai_service,
+    request_scoped,
+    tool,
+)
+from toolbox.interceptors import ToolInterceptor, interceptors
+from toolbox.runs import InMemoryRunStore, RunId, RunStore, durable
+from toolbox.security import SecurityIdentity
+
+
+class Connection:
+    """A seed that cannot be kept."""
+
+
+class User(BaseModel):
+    name: str
+
+
+@dataclass
+class Tenant:
+    name: str
+
+
+class Kept(InMemoryRunStore):
+    persistent = True
+
+
+@request_scoped
+class Audit:
+    def __init__(self, connection: Connection, user: User) -> None:
+        self.connection, self.user = connection, user
+
+
+class Refunds:
+    def __init__(self, audit: Audit) -> None:
+        self.audit = audit
+
+    @tool(requires_approval=True)
+    def refund(self, order: int) -> str:
+        return "ok"
+
+
+@register_ai_service(tools=Refunds)
+class Clerk(Protocol):
+    @tool
+    async def help(self, text: str) -> str:
+        """Help."""
+        ...
+
+
+@register_ai_service(tools=Clerk)
+class Desk(Protocol):
+    async def chat(self, text: str) -> Result[str]: ...
+
+
+def problems(*registered: Any, store: Any = None, **options: Any) -> list[str]:
+    options = {"seeds": (Connection, User), **options}
+    container = Container(models={"default": DemoChatModel()}, **options).register(*registered)
+    if store is not None:
+        container.register_instance(store, RunStore)
+    return [str(each) for each in container.check()]
+
+
+def test_a_request_seed_that_is_not_kept_is_reported_with_its_path() -> None:
+    found = problems(Desk, Clerk, Audit, run_seeds=(User,))
+
+    assert len(found) == 2
+    assert found[0].startswith("Desk.chat -> Clerk.help -> Refunds.refund -> Refunds -> Audit -> Connection: ")
+    assert found[1].startswith("Clerk.help -> Refunds.refund -> Refunds -> Audit -> Connection: ")
+    assert "run_seeds" in found[0]
+
+
+def test_kept_seeds_and_services_that_cannot_be_suspended_are_fine() -> None:
+    class Plain:
+        @tool
+        def look(self, audit: Inject[Audit]) -> str:
+            return "x"
+
+    @register_ai_service(tools=Plain)
+    class Viewer(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    @tool(requires_approval=True)
+    def pay(user: Inject[User], who: Inject[SecurityIdentity | None], here: Inject[Connection | None]) -> str:
+        return "x"
+
+    @register_ai_service(tools=pay)
+    class Payer(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    assert problems(Viewer, Audit) == []
+    assert problems(Payer, run_seeds=(User,)) == []
+    assert len(problems(Payer)) == 1
+
+
+def test_interceptors_that_need_a_seed_are_reported_too() -> None:
+    class Logged(ToolInterceptor):
+        def __init__(self, connection: Connection) -> None: ...
+
+        async def around_tool(self, call: Any, proceed: Any) -> Any:
+            return await proceed(call)
+
+    @tool(requires_approval=True)
+    def pay() -> str:
+        return "x"
+
+    @register_ai_service(tools=pay)
+    @interceptors(request_scoped(Logged))
+    class Payer(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    [problem] = problems(Payer)
+    assert problem.startswith("Payer.chat -> ")
+    assert "Connection" in problem
+
+
+def test_kept_seeds_must_be_pydantic_models_or_dataclasses() -> None:
+    assert problems(run_seeds=(User, Tenant)) == []
+    [problem] = problems(run_seeds=(User, Connection))
+    assert "Connection" in problem
+    assert "run_seeds" in problem
+
+
+@register_ai_service(durable=True)
+class Durable(Protocol):
+    async def ask(self, run: RunId, text: str) -> str: ...
+
+
+def test_durable_methods_need_a_persistent_store() -> None:
+    assert problems(Durable, store=Kept()) == []
+    for store in (None, InMemoryRunStore()):
+        [problem] = problems(Durable, store=store)
+        assert problem.startswith("Durable.ask: ")
+        assert "persistent" in problem
+
+
+@pytest.mark.anyio
+async def test_the_store_of_a_producer_is_checked_when_the_container_starts() -> None:
+    from toolbox import produces
+
+    @produces(scope="application")
+    def store() -> RunStore:
+        return InMemoryRunStore()
+
+    container = Container(models={"default": DemoChatModel()}).register(Durable, store)
+    with pytest.raises(IllegalConfigurationError, match="persistent"):
+        async with container:
+            await container.get(Durable).ask("r", "x")
+
+
+def test_durable_methods_return_no_streams_and_take_values_that_can_be_stored() -> None:
+    @register_ai_service
+    class Streams(Protocol):
+        @durable
+        def ask(self, text: str) -> AsyncIterator[str]: ...
+
+    class Opaque:
+        pass
+
+    @register_ai_service(durable=True)
+    class Takes(Protocol):
+        from toolbox import user_message
+
+        @user_message("{text} {callback} {opaque}")
+        async def ask(self, text: str, callback: Callable[[], int], opaque: Opaque) -> str: ...
+
+    [stream] = problems(Streams, store=Kept())
+    assert "stream" in stream
+    callback, opaque = problems(Takes, store=Kept())
+    assert "'callback'" in callback
+    assert "'opaque'" in opaque
+
+
+def test_services_without_a_container_are_checked_too() -> None:
+    with pytest.raises(IllegalConfigurationError, match="persistent"):
+        create_ai_service(Durable, chat_model=DemoChatModel())
+    create_ai_service(Durable, chat_model=DemoChatModel(), run_store=Kept())
+
+
+@pytest.mark.parametrize("options", [{"on_suspended": "wait"}, {"durable": "yes"}])
+def test_invalid_options_of_services_are_problems(options: Any) -> None:
+    @register_ai_service(**options)
+    class Wrong(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    assert any(next(iter(options)) in each for each in problems(Wrong, store=Kept()))
