@@ -722,7 +722,7 @@ def idempotency_key_of(context: InvocationContext) -> str:
     """Return the same text for the same call of a run, in each process; outside of runs, one for this call."""
     place = context.place
     if place is not None:
-        text = f"{place.run_id}:{place.path}"
+        text = f"{place.run_id}:{place.call}"
     else:
         text = f"{context.invocation_id}:{context.request.id if context.request is not None else ''}"
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,657 @@
+"""Continuing a run: streams, synchronous services, conversations, scopes, identities, and programs that changed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any, Protocol
+
+import pytest
+from pydantic import BaseModel
+
+from toolbox import (
+    AiMessage,
+    ChatResponse,
+    CompleteResponse,
+    Container,
+    EventListener,
+    IllegalConfigurationError,
+    Inject,
+    InvocationContext,
+    InvocationEvent,
+    InvocationTimeoutError,
+    MemoryId,
+    Result,
+    TokenStream,
+    TokenUsage,
+    ToolExecuted,
+    application_scoped,
+    create_ai_service,
+    invocation_attributes,
+    register_ai_service,
+    tool,
+)
+from toolbox.events import RunAnsweredEvent, RunResumedEvent, ServiceSuspendedEvent, ToolSuspendedEvent
+from toolbox.limits import UsageLimitExceededError, UsageLimits
+from toolbox.runs import (
+    ConversationSuspendedError,
+    IdentityLoader,
+    InMemoryRunStore,
+    RunAnswerError,
+    RunCancelledError,
+    RunFailedError,
+    RunIncompatibleError,
+    RunNotFoundError,
+    RunStateError,
+    RunStore,
+    RunSuspended,
+    RunSuspendedError,
+    approve,
+    reject,
+    runs_of,
+)
+from toolbox.security import ForbiddenError, SecurityIdentity, roles_allowed
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+ran: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    ran.clear()
+
+
+def asks(*calls: Any) -> ChatResponse:
+    return ChatResponse(AiMessage(None, calls), TokenUsage(10, 1))
+
+
+def says(text: str) -> ChatResponse:
+    return ChatResponse(AiMessage(text), TokenUsage(10, 5))
+
+
+@tool(requires_approval=True)
+async def refund(order: int) -> str:
+    ran.append(order)
+    return f"refunded {order}"
+
+
+REFUND = tool_call("refund", {"order": 7})
+
+
+class Invoice(BaseModel):
+    number: int
+
+
+@register_ai_service(tools=refund)
+class Desk(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+    async def invoice(self, text: str) -> Invoice: ...
+    def events(self, text: str) -> TokenStream: ...
+    def texts(self, text: str) -> AsyncIterator[str]: ...
+    def items(self, text: str) -> AsyncIterator[Invoice]: ...
+    def waiting(self, text: str) -> str: ...
+    def waiting_texts(self, text: str) -> Iterator[str]: ...
+
+
+def container(*replies: Any, store: Any = None, services: Any = (Desk,), **options: Any) -> Container:
+    made = Container(models={"default": ScriptedChatModel(replies)}, **options).register(*services)
+    return made if store is None else made.register_instance(store, RunStore)
+
+
+async def run_id_of(awaited: Any) -> str:
+    with pytest.raises(RunSuspendedError) as raised:
+        await awaited
+    return raised.value.run_id
+
+
+# --- streams and synchronous services
+
+
+async def test_a_stream_of_events_ends_with_the_suspension_and_goes_on_as_a_stream() -> None:
+    async with container(asks(REFUND), says("done")) as here:
+        events = [each async for each in here.get(Desk).events("refund")]
+        last = events[-1]
+        assert isinstance(last, RunSuspended)
+        assert [each.id for each in last.pending] == ["0"]
+        assert not any(isinstance(each, CompleteResponse) for each in events)
+
+        events = [each async for each in here.runs.resume_stream(last.run_id, {"0": approve()})]
+
+    assert [each.execution.result for each in events if isinstance(each, ToolExecuted)] == ["refunded 7"]
+    assert isinstance(events[-1], CompleteResponse)
+    assert events[-1].response.ai_message.text == "done"
+    assert events[-1].response.token_usage == TokenUsage(20, 6)
+
+
+async def test_a_resumed_stream_may_be_suspended_again() -> None:
+    async with container(asks(REFUND), asks(REFUND), says("done")) as here:
+        [*_, first] = [each async for each in here.get(Desk).events("refund")]
+        assert isinstance(first, RunSuspended)
+        [*_, second] = [each async for each in here.runs.resume_stream(first.run_id, {"0": approve()})]
+        assert isinstance(second, RunSuspended)
+        assert [each.id for each in second.pending] == ["1"]
+        result = await here.runs.resume(second.run_id, {"1": reject("enough")})
+    assert result.content == "done"
+    assert ran == [7]
+
+
+async def test_refused_answers_of_a_stream_are_raised_at_its_first_step() -> None:
+    async with container(asks(REFUND)) as here:
+        [*_, last] = [each async for each in here.get(Desk).events("refund")]
+        with pytest.raises(RunAnswerError):
+            _ = [each async for each in here.runs.resume_stream(last.run_id, {"9": approve()})]
+
+
+@pytest.mark.parametrize("method", ["texts", "items"])
+async def test_other_streams_raise_the_suspension_at_their_end(method: str) -> None:
+    answer = "done" if method == "texts" else '{"value": [{"number": 1}]}'
+    async with container(asks(REFUND), says(answer)) as here:
+        with pytest.raises(RunSuspendedError) as raised:
+            _ = [each async for each in getattr(here.get(Desk), method)("refund")]
+        result = await here.runs.resume(raised.value.run_id, {"0": approve()})
+    assert result.content == ("done" if method == "texts" else [Invoice(number=1)])
+
+
+async def test_the_content_of_a_resumed_call_has_the_type_of_the_method() -> None:
+    async with container(asks(REFUND), says('{"number": 3}')) as here:
+        run_id = await run_id_of(here.get(Desk).invoice("refund"))
+        result = await here.runs.resume(run_id, {"0": approve()})
+        again = await here.runs.resume(run_id, {})
+    assert result.content == again.content == Invoice(number=3)
+
+
+def test_synchronous_services_raise_the_suspension_and_are_resumed() -> None:
+    with container(asks(REFUND), asks(REFUND), says("done")) as here:
+        with pytest.raises(RunSuspendedError) as raised:
+            here.get(Desk).waiting("refund")
+        with pytest.raises(RunSuspendedError):
+            list(here.get(Desk).waiting_texts("refund"))
+        result = asyncio.run(here.runs.resume(raised.value.run_id, {"0": approve()}))
+        streamed = asyncio.run(_collected(here, raised.value.run_id))
+    assert result.content == "done"
+    assert streamed == []
+
+
+async def _collected(here: Container, run_id: str) -> list[Any]:
+    return [each async for each in here.runs.resume_stream(run_id, {})]
+
+
+def test_blocking_tools_of_a_resumed_synchronous_service_run_once() -> None:
+    @tool(requires_approval=True)
+    def pay(euros: int) -> str:
+        ran.append(euros)
+        return "paid"
+
+    @register_ai_service(tools=pay)
+    class Payments(Protocol):
+        def ask(self, text: str) -> Result[str]: ...
+
+    with container(asks(tool_call("pay", {"euros": 5})), says("done"), services=(Payments,)) as here:
+        result = here.get(Payments).ask("x")
+        assert asyncio.run(here.runs.resume(result.run_id or "", {"0": approve()})).content == "done"
+    assert ran == [5]
+
+
+# --- conversations
+
+
+async def test_a_suspended_run_holds_no_turn_and_blocks_new_calls_of_its_conversation() -> None:
+    async with container(asks(REFUND), says("other room"), says("done"), says("next")) as here:
+        desk = here.get(Desk)
+        waiting = await desk.chat("room", "refund")
+        with pytest.raises(ConversationSuspendedError) as raised:
+            await desk.chat("room", "hello?")
+        assert raised.value.run_id == waiting.run_id
+        assert (await desk.chat("other", "hello")).content == "other room"
+        assert await here.chat_memory(Desk, "room").messages() == []
+
+        await here.runs.resume(waiting.run_id or "", {"0": approve()})
+        messages = await here.chat_memory(Desk, "room").messages()
+        assert [type(each).__name__ for each in messages] == [
+            "UserMessage",
+            "AiMessage",
+            "ToolExecutionResultMessage",
+            "AiMessage",
+        ]
+        assert (await desk.chat("room", "and now?")).content == "next"
+
+
+async def test_a_service_can_cancel_the_suspended_run_of_a_conversation() -> None:
+    @register_ai_service(tools=refund, on_suspended="cancel")
+    class Eager(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> Result[str]: ...
+
+    async with container(asks(REFUND), says("fine"), services=(Eager,)) as here:
+        waiting = await here.get(Eager).chat("room", "refund")
+        assert (await here.get(Eager).chat("room", "never mind")).content == "fine"
+        assert (await here.runs.get(waiting.run_id or "")).status == "cancelled"
+        with pytest.raises(RunAnswerError, match="cancelled"):
+            await here.runs.resume(waiting.run_id or "", {"0": approve()})
+    assert ran == []
+
+
+# --- limits and deadlines
+
+
+async def test_usage_rounds_and_limits_carry_over() -> None:
+    @register_ai_service(tools=refund, limits=UsageLimits(model_calls=2))
+    class Limited(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    @register_ai_service(tools=refund, max_tool_rounds=1)
+    class Short(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(REFUND), asks(REFUND), says("never"), services=(Limited,)) as here:
+        run_id = (await here.get(Limited).ask("x")).run_id or ""
+        await here.runs.resume(run_id, {"0": approve()})
+        with pytest.raises(UsageLimitExceededError):
+            await here.runs.resume(run_id, {"1": approve()})
+        assert (await here.runs.get(run_id)).status == "failed"
+    async with container(asks(REFUND), asks(REFUND), services=(Short,)) as here:
+        run_id = (await here.get(Short).ask("x")).run_id or ""
+        with pytest.raises(Exception, match="1 round"):
+            await here.runs.resume(run_id, {"0": approve()})
+
+
+async def test_the_clock_of_the_deadline_stands_still_while_the_run_waits() -> None:
+    slow = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        await slow.wait()
+        return "x"
+
+    @register_ai_service(tools=[refund, wait], timeout=0.5)
+    class Timed(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(REFUND), asks(tool_call("wait")), services=(Timed,)) as here:
+        waiting = await here.get(Timed).ask("x")
+        await asyncio.sleep(0.6)  # longer than the limit: the waiting itself is the behaviour
+        with pytest.raises(InvocationTimeoutError):
+            await here.runs.resume(waiting.run_id or "", {"0": approve()})
+    assert ran == [7]
+
+
+# --- where it runs on
+
+
+class User(BaseModel):
+    name: str
+
+
+@dataclass
+class Tenant:
+    name: str
+
+
+class Tickets:
+    def __init__(self, user: User) -> None:
+        self.user = user
+
+    @tool(requires_approval=True)
+    def close(self, ticket: int, tenant: Inject[Tenant | None], who: Inject[SecurityIdentity | None]) -> str:
+        current = InvocationContext.current()
+        assert current is not None
+        ran.append((self.user, tenant, who.name if who else None, dict(current.attributes)))
+        return "closed"
+
+
+@register_ai_service(tools=Tickets)
+class Help(Protocol):
+    async def ask(self, text: str) -> Result[str]: ...
+
+
+CLOSE = tool_call("close", {"ticket": 1})
+
+
+def help_desk(*replies: Any, store: Any, **options: Any) -> Container:
+    options = {"run_seeds": (User, Tenant), "seeds": (SecurityIdentity,), **options}
+    return container(*replies, store=store, services=(Help,), **options)
+
+
+async def suspended_help(store: Any, **attributes: Any) -> str:
+    async with help_desk(asks(CLOSE), store=store) as here:
+        seeds = {User: User(name="ann"), Tenant: Tenant("acme"), SecurityIdentity: SecurityIdentity("ann", {"support"})}
+        async with here.request_scope(seeds):
+            with invocation_attributes(**attributes):
+                return (await here.get(Help).ask("x")).run_id or ""
+
+
+async def test_seeds_identity_and_attributes_are_there_again_in_another_process() -> None:
+    store = InMemoryRunStore()
+    run_id = await suspended_help(store, tenant="acme", limit=Decimal("1.5"))
+    async with help_desk(says("done"), store=store) as here:
+        scope = here.request_scope({User: User(name="the person who answers")})
+        async with scope:
+            with invocation_attributes(tenant="other", more=1):
+                await here.runs.resume(run_id, {"0": approve()})
+
+    assert ran == [(User(name="ann"), Tenant("acme"), "ann", {"tenant": "acme", "limit": "1.5"})]
+
+
+async def test_an_attribute_that_cannot_be_written_is_named_when_the_call_is_suspended() -> None:
+    with pytest.raises(IllegalConfigurationError, match="'lock'"):
+        await suspended_help(InMemoryRunStore(), lock=object())
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_identity_loader_refreshes_the_identity_or_refuses(is_async: bool) -> None:
+    answers: dict[str, Any] = {"ann": None}
+
+    @application_scoped
+    class Directory(IdentityLoader):
+        def load(self, identity: Any) -> Any:
+            async def later() -> Any:
+                return answers[identity.name]
+
+            return later() if is_async else answers[identity.name]
+
+    store = InMemoryRunStore()
+    run_id = await suspended_help(store)
+    async with help_desk(says("done"), store=store).register(Directory) as here:
+        with pytest.raises(ForbiddenError):
+            await here.runs.resume(run_id, {"0": approve()})
+        assert (await here.runs.get(run_id)).status == "suspended"
+        answers["ann"] = SecurityIdentity("ann b.")
+        await here.runs.resume(run_id, {"0": approve()})
+    assert ran[0][2] == "ann b."
+
+
+async def test_roles_are_checked_again_on_resume() -> None:
+    roles = {"ann": {"support"}}
+
+    @application_scoped
+    class Directory(IdentityLoader):
+        def load(self, identity: Any) -> Any:
+            return SecurityIdentity(identity.name, roles[identity.name])
+
+    @tool(requires_approval=True)
+    @roles_allowed("support")
+    def close() -> str:
+        ran.append("closed")
+        return "closed"
+
+    @register_ai_service(tools=close, on_unknown_tool=lambda error, context: "no such tool")
+    class Closing(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    store = InMemoryRunStore()
+    made = container(asks(tool_call("close")), says("done"), store=store, services=(Closing, Directory))
+    async with made.register_instance(SecurityIdentity("nobody"), SecurityIdentity) as here:
+        async with here.request_scope({SecurityIdentity: SecurityIdentity("ann", {"support"})}):
+            run_id = (await here.get(Closing).ask("x")).run_id or ""
+        roles["ann"] = set()
+        result = await here.runs.resume(run_id, {"0": approve()})
+
+    assert result.tool_executions[0].result == "no such tool"
+    assert ran == []
+
+
+# --- services in a tool's own code
+
+
+@register_ai_service(tools=refund)
+class Clerk(Protocol):
+    async def do(self, text: str) -> str: ...
+
+
+@pytest.mark.parametrize("catches", [False, True])
+async def test_a_service_called_in_a_tools_own_code_raises_its_suspension_there(catches: bool) -> None:
+    seen: list[str] = []
+
+    class Office:
+        def __init__(self, clerk: Clerk) -> None:
+            self.clerk = clerk
+
+        @tool
+        async def forward(self, text: str) -> str:
+            try:
+                return await self.clerk.do(text)
+            except RunSuspendedError as error:
+                seen.append(error.run_id)
+                if not catches:
+                    raise
+                return f"waiting: {error.run_id}"
+
+    @register_ai_service(tools=[Office, refund])
+    class Front(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    replies = asks(tool_call("forward", {"text": "x"})), asks(REFUND), says("told them")
+    async with container(*replies, services=(Front, Clerk)) as here:
+        if catches:
+            assert await here.get(Front).ask("x") == "told them"
+        else:
+            with pytest.raises(RunSuspendedError) as raised:
+                await here.get(Front).ask("x")
+            assert raised.value.run_id == seen[0]
+        assert (await here.runs.get(seen[0])).status == ("suspended" if catches else "cancelled")
+
+
+# --- a program that changed
+
+
+def changed(kind: str) -> Any:
+    """Return a service named Desk that differs in one respect from the one whose run is stored."""
+    name = "other" if kind == "tool" else "pay"
+
+    if kind == "tool arguments":
+
+        @tool(requires_approval=True, name=name)
+        def paying(euros: int, to: str) -> str:
+            return "paid"
+    else:
+
+        @tool(requires_approval=True, name=name)
+        def paying(euros: int) -> str:  # type: ignore[misc]  # the other variant
+            return "paid"
+
+    class Changed(Protocol):
+        if kind == "method":
+
+            async def asking(self, text: str) -> str: ...
+        elif kind == "argument type":
+
+            async def ask(self, number: int, text: str) -> str: ...  # type: ignore[misc]
+        elif kind == "new parameter":
+
+            async def ask(self, text: str, language: str) -> str: ...  # type: ignore[misc]
+        elif kind == "return type":
+
+            async def ask(self, number: int) -> Invoice: ...  # type: ignore[misc]
+        else:
+
+            async def ask(self, number: int) -> str: ...  # type: ignore[misc]
+
+    from toolbox import system_message, user_message
+
+    for method in ("ask", "asking"):
+        if hasattr(Changed, method):
+            parameters = "{text}" if kind in ("method", "argument type", "new parameter") else ""
+            shown = "{number}" if kind == "argument type" or not parameters else ""
+            shown += "{language}" if kind == "new parameter" else ""
+            user_message(f"say {parameters} {shown}")(getattr(Changed, method))
+    assert system_message
+    Changed.__qualname__ = "Gone" if kind == "service" else "Stored"
+    Changed.__name__ = Changed.__qualname__
+    return register_ai_service(tools=paying)(Changed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("service", "no service"),
+        ("method", "no method"),
+        ("tool", "no longer offers the tool 'pay'"),
+        ("tool arguments", "no longer accepts the arguments"),
+        ("argument type", "'text'"),
+        ("new parameter", "number"),
+        ("return type", "return type"),
+    ],
+)
+async def test_a_program_that_changed_refuses_the_run_with_the_reason(kind: str, reason: str) -> None:
+    store = InMemoryRunStore()
+    original = changed("nothing")
+    async with container(asks(tool_call("pay", {"euros": 5})), store=store, services=(original,)) as here:
+        run_id = await run_id_of(here.get(original).ask(3))
+    async with container(says("x"), store=store, services=(changed(kind),)) as here:
+        with pytest.raises(RunIncompatibleError, match=reason):
+            await here.runs.resume(run_id, {"0": approve()})
+        assert (await here.runs.get(run_id)).status == "suspended"
+    async with container(says("x"), store=store, services=(changed("nothing"),)) as here:
+        assert (await here.runs.resume(run_id, {"0": approve()})).content == "x"
+
+
+async def test_a_seed_whose_type_changed_refuses_the_run() -> None:
+    def program(seed: Any, *replies: Any) -> Container:
+        @tool(requires_approval=True)
+        def pay(user: Inject[seed]) -> str:
+            ran.append(user.name)
+            return "paid"
+
+        class Stored(Protocol):
+            async def ask(self, text: str) -> Result[str]: ...
+
+        Stored.__qualname__ = "Stored"
+        return container(*replies, store=store, services=(register_ai_service(tools=pay)(Stored),), run_seeds=(seed,))
+
+    class Older(BaseModel):
+        name: str
+
+    class Newer(BaseModel):
+        name: str
+        age: int
+
+    Older.__qualname__ = Newer.__qualname__ = "Customer"
+    store = InMemoryRunStore()
+    async with program(Older, asks(tool_call("pay"))) as here, here.request_scope({Older: Older(name="ann")}):
+        [service] = [cls for cls in here._internals.host.plans if cls.__qualname__ == "Stored"]
+        run_id = (await here.get(service).ask("x")).run_id or ""
+    async with program(Newer, says("x")) as here:
+        with pytest.raises(RunIncompatibleError, match="age"):
+            await here.runs.resume(run_id, {"0": approve()})
+        assert (await here.runs.get(run_id)).status == "suspended"
+    async with program(Older, says("x")) as here:
+        assert (await here.runs.resume(run_id, {"0": approve()})).content == "x"
+    assert ran == ["ann"]
+
+
+# --- managing runs
+
+
+async def test_runs_are_listed_cancelled_deleted_and_purged() -> None:
+    async with container(asks(REFUND), asks(REFUND), says("done")) as here:
+        first = await run_id_of(here.get(Desk).invoice("one"))
+        second = (await here.get(Desk).chat("room", "two")).run_id or ""
+        assert [each.id for each in await here.runs.list(status="suspended")] == [second, first]
+        assert [each.id for each in await here.runs.list(service=Desk, limit=1)] == [second]
+        assert await here.runs.list(service="shop:Other") == []
+
+        with pytest.raises(RunStateError, match="suspended"):
+            await here.runs.delete(first)
+        run = await here.runs.cancel(first, "not needed")
+        assert (run.status, run.pending, run.error) == ("cancelled", (), "not needed")
+        assert [(each.answer, each.reason) for each in run.history] == [("cancel", "not needed")]
+        with pytest.raises(RunCancelledError, match="not needed"):
+            await here.runs.resume(first, {})
+        assert await here.runs.purge(timedelta(days=1)) == 0
+        assert await here.runs.purge(timedelta(0)) == 1
+        with pytest.raises(RunNotFoundError):
+            await here.runs.get(first)
+        await here.runs.resume(second, {"0": reject()})
+        await here.runs.delete(second)
+        assert await here.runs.list() == []
+
+
+async def test_a_tool_that_ends_a_resumed_call_fails_the_run() -> None:
+    from toolbox import ToolAbort
+
+    @tool(requires_approval=True)
+    def stop() -> str:
+        raise ToolAbort("the customer has no account")
+
+    @register_ai_service(tools=stop)
+    class Stopping(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(tool_call("stop")), services=(Stopping,)) as here:
+        run_id = (await here.get(Stopping).ask("x")).run_id or ""
+        with pytest.raises(ToolAbort):
+            await here.runs.resume(run_id, {"0": approve()})
+        run = await here.runs.get(run_id)
+        assert (run.status, run.error) == ("failed", "ToolAbort: the customer has no account")
+        with pytest.raises(RunFailedError):
+            await here.runs.resume(run_id, {})
+
+
+# --- events
+
+
+class Seen(EventListener):
+    def __init__(self) -> None:
+        self.events: list[InvocationEvent] = []
+
+    def on_event(self, event: InvocationEvent) -> None:
+        self.events.append(event)
+
+
+async def test_listeners_see_suspensions_answers_and_the_continuation() -> None:
+    seen = Seen()
+    async with container(asks(REFUND), says("done")).register_instance(seen, EventListener) as here:
+        result = await here.get(Desk).chat("room", "refund")
+        assert isinstance(seen.events[-1], ServiceSuspendedEvent)
+        assert (seen.events[-1].run_id, seen.events[-1].pending) == (result.run_id, result.pending)
+        [suspended] = [each for each in seen.events if isinstance(each, ToolSuspendedEvent)]
+        assert (suspended.kind, suspended.request.name) == ("approval", "refund")
+        seen.events.clear()
+        await here.runs.resume(result.run_id or "", {"0": approve()}, by="bob")
+
+    answered, resumed = seen.events[0], seen.events[1]
+    assert isinstance(answered, RunAnsweredEvent)
+    assert (answered.call.id, answered.answer, answered.by) == ("0", "approve", "bob")
+    assert isinstance(resumed, RunResumedEvent)
+    assert type(seen.events[-1]).__name__ == "ServiceCompletedEvent"
+
+
+# --- without a container
+
+
+async def test_services_without_a_container_are_suspended_and_resumed() -> None:
+    store = InMemoryRunStore()
+    model = ScriptedChatModel([asks(REFUND)])
+    desk = create_ai_service(Clerk, chat_model=model, run_store=store)
+    run_id = await run_id_of(desk.do("refund"))
+
+    again = create_ai_service(Clerk, chat_model=ScriptedChatModel([says("done")]), run_store=store)
+    result = await runs_of(again).resume(run_id, {"0": approve()})
+
+    assert result.content == "done"
+    assert ran == [7]
+    with pytest.raises(TypeError, match="create_ai_service"):
+        runs_of("desk")
+
+
+async def test_nested_services_without_a_container_share_the_run() -> None:
+    class Inner(Protocol):
+        @tool
+        async def help(self, text: str) -> str:
+            """Help."""
+            ...
+
+    class Outer(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    inner = create_ai_service(Inner, chat_model=ScriptedChatModel([asks(REFUND), says("inner")]), tools=[refund])
+    outer_model = ScriptedChatModel([asks(tool_call("help", {"text": "x"})), says("outer")])
+    outer = create_ai_service(Outer, chat_model=outer_model, tools=[inner])
+    waiting = await outer.ask("x")
+    assert [each.id for each in waiting.pending] == ["0/0"]
+    result = await runs_of(outer).resume(waiting.run_id or "", {"0/0": approve()})
+
+    assert result.content == "outer"
+    assert ran == [7]

@@ -1,0 +1,521 @@
+"""Durable methods: every effect is recorded, and nothing recorded happens again."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from toolbox import (
+    AiMessage,
+    ChatResponse,
+    Container,
+    EventListener,
+    InvocationEvent,
+    ModelResponseEvent,
+    Result,
+    TokenUsage,
+    ToolExecutedEvent,
+    ToolStartedEvent,
+    application_scoped,
+    register_ai_service,
+    tool,
+    user_message,
+)
+from toolbox.errors import RunStoreError
+from toolbox.interceptors import ToolInterceptor, interceptors
+from toolbox.runs import (
+    IdempotencyKey,
+    InMemoryRunStore,
+    RunConflictError,
+    RunFailedError,
+    RunId,
+    RunStore,
+    StoredRecord,
+    fail,
+    respond,
+    retry,
+)
+from toolbox.security import SecurityIdentity
+from toolbox.testing import ScriptedChatModel, tool_call
+
+pytestmark = pytest.mark.anyio
+
+ran: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> None:
+    ran.clear()
+
+
+class Kept(InMemoryRunStore):
+    """A store whose process dies before it writes a record of the kind `dies_on`."""
+
+    persistent = True
+    dies_on = ""
+    is_dead = False
+
+    async def append(self, run_id: str, generation: int, records: Any, *args: Any) -> None:
+        if self.is_dead or any(f"{each.kind}:{each.key}" == self.dies_on for each in records):
+            self.is_dead = True
+            raise ConnectionError("the process died")
+        await super().append(run_id, generation, records, *args)
+
+    async def release(self, run_id: str, generation: int) -> None:
+        if not self.is_dead:
+            await super().release(run_id, generation)
+
+    def restarted(self) -> "Kept":
+        self.is_dead, self.dies_on = False, ""
+        return self
+
+
+def asks(*calls: Any) -> ChatResponse:
+    return ChatResponse(AiMessage(None, calls), TokenUsage(10, 1))
+
+
+def says(text: str) -> ChatResponse:
+    return ChatResponse(AiMessage(text), TokenUsage(10, 5))
+
+
+@tool
+async def note(n: int) -> int:
+    ran.append(n)
+    return n
+
+
+NOTE = tool_call("note", {"n": 1})
+
+
+@register_ai_service(tools=note, durable=True)
+class Desk(Protocol):
+    @user_message("{text}")
+    async def ask(self, run: RunId, text: str) -> str: ...
+
+    async def other(self, run: RunId, text: str) -> Result[str]: ...
+
+
+def container(store: Any, *replies: Any, services: Any = (Desk,), **options: Any) -> Container:
+    made = Container(models={"default": ScriptedChatModel(replies)}, take_over_runs=False, **options)
+    return made.register(*services).register_instance(store, RunStore)
+
+
+# --- ids
+
+
+async def test_the_same_id_gives_the_same_answer_without_asking_again() -> None:
+    async with container(Kept(), asks(NOTE), says("done")) as here:
+        desk = here.get(Desk)
+        assert await desk.ask("r", "x") == "done"
+        assert await desk.ask("r", "x") == "done"
+        run = await here.runs.get("r")
+
+    assert (run.status, run.service, run.method) == ("completed", f"{__name__}:Desk", "ask")
+    assert ran == [1]
+
+
+async def test_the_same_id_with_another_call_is_a_conflict() -> None:
+    async with container(Kept(), says("done")) as here:
+        desk = here.get(Desk)
+        await desk.ask("r", "x")
+        with pytest.raises(RunConflictError, match="other arguments"):
+            await desk.ask("r", "y")
+        with pytest.raises(RunConflictError, match="another method"):
+            await desk.other("r", "x")
+        async with here.request_scope({SecurityIdentity: SecurityIdentity("ann")}):
+            with pytest.raises(RunConflictError, match="another identity"):
+                await desk.ask("r", "x")
+
+
+async def test_calls_with_the_same_id_at_the_same_time_run_once() -> None:
+    async with container(Kept(), asks(NOTE), says("done")) as here:
+        desk = here.get(Desk)
+        assert await asyncio.gather(*(desk.ask("r", "x") for _ in range(5))) == ["done"] * 5
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("run_id", ["", 7, "x" * 300, "a\0b"])
+async def test_invalid_ids_are_refused(run_id: Any) -> None:
+    async with container(Kept()) as here:
+        with pytest.raises(ValueError, match="run id"):
+            await here.get(Desk).ask(run_id, "x")
+
+
+async def test_errors_of_a_durable_method_reach_its_caller_and_are_stored() -> None:
+    async with container(Kept(), LookupError("no model")) as here:
+        with pytest.raises(LookupError, match="no model"):
+            await here.get(Desk).ask("r", "x")
+        run = await here.runs.get("r")
+        assert (run.status, run.error) == ("failed", "LookupError: no model")
+        with pytest.raises(RunFailedError) as raised:
+            await here.get(Desk).ask("r", "x")
+    assert (raised.value.error_type, raised.value.text) == ("LookupError", "no model")
+
+
+async def test_cancelling_the_caller_does_not_cancel_the_run() -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        started.set()
+        await go_on.wait()
+        ran.append("slow")
+        return "ok"
+
+    @register_ai_service(tools=slow, durable=True)
+    class Slow(Protocol):
+        async def ask(self, run: RunId, text: str) -> str: ...
+
+    async with container(Kept(), asks(tool_call("slow")), says("done"), services=(Slow,)) as here:
+        waiting = asyncio.create_task(here.get(Slow).ask("r", "x"))
+        await started.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await here.runs.get("r")).status == "running"
+        go_on.set()
+        assert await here.runs.result("r") == "done"
+    assert ran == ["slow"]
+
+
+# --- hidden parameters
+
+
+async def test_ids_and_keys_are_hidden_from_the_model_and_keys_stay_the_same_over_retries() -> None:
+    seen: list[tuple[str, str]] = []
+
+    @application_scoped
+    class Twice(ToolInterceptor):
+        async def around_tool(self, call: Any, proceed: Any) -> Any:
+            await proceed(call)
+            return await proceed(call)
+
+    @tool
+    @interceptors(Twice)
+    async def send(to: str, key: IdempotencyKey, run: RunId) -> str:
+        seen.append((key, run))
+        return "sent"
+
+    @register_ai_service(tools=send, durable=True)
+    class Mail(Protocol):
+        async def ask(self, run: RunId, text: str) -> str: ...
+
+    model = ScriptedChatModel([asks(*[tool_call("send", {"to": "ann"})] * 2), says("done")])
+    made = Container(models={"default": model}).register(Mail).register_instance(Kept(), RunStore)
+    async with made as here:
+        await here.get(Mail).ask("r", "x")
+
+    assert list(model.requests[0].tool_specifications[0].parameters["properties"]) == ["to"]
+    assert model.requests[0].messages[-1].text == "x"
+    assert [run for _, run in seen] == ["r"] * 4
+    assert seen[0] == seen[1]
+    assert seen[2] == seen[3]
+    assert seen[0] != seen[2]
+
+
+async def test_keys_of_methods_that_are_not_durable_differ_between_calls() -> None:
+    keys: list[str] = []
+
+    @tool
+    def send(key: IdempotencyKey) -> str:
+        keys.append(key)
+        return "sent"
+
+    @register_ai_service(tools=send)
+    class Mail(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    async with container(
+        Kept(), asks(tool_call("send")), says("x"), asks(tool_call("send")), says("x"), services=(Mail,)
+    ) as here:
+        await here.get(Mail).ask("x")
+        await here.get(Mail).ask("x")
+    assert len(set(keys)) == 2
+
+
+# --- after a crash
+
+
+class Seen(EventListener):
+    def __init__(self) -> None:
+        self.events: list[InvocationEvent] = []
+
+    def on_event(self, event: InvocationEvent) -> None:
+        self.events.append(event)
+
+    def count(self, kind: type[InvocationEvent]) -> int:
+        return sum(isinstance(each, kind) for each in self.events)
+
+
+async def test_recorded_effects_do_not_happen_again_and_are_not_traced_again() -> None:
+    store, first, second = Kept(lease=0.05), Seen(), Seen()
+    store.dies_on = "reply:#r1"
+    async with container(store, asks(NOTE, tool_call("note", {"n": 2})), says("lost")).register_instance(
+        first, EventListener
+    ) as here:
+        with pytest.raises(RunStoreError):
+            await here.get(Desk).ask("r", "x")
+    assert (first.count(ToolExecutedEvent), first.count(ModelResponseEvent)) == (2, 2)
+
+    async with container(store.restarted(), says("done")).register_instance(second, EventListener) as here:
+        result = await here.runs.resume("r", {})
+
+    assert result.content == "done"
+    assert ran == [1, 2]
+    assert [each.result for each in result.tool_executions] == ["1", "2"]
+    assert (second.count(ToolStartedEvent), second.count(ToolExecutedEvent)) == (0, 0)
+    assert second.count(ModelResponseEvent) == 1
+
+
+async def test_interceptors_are_applied_again_to_recorded_results() -> None:
+    around: list[str] = []
+
+    @application_scoped
+    class Loud(ToolInterceptor):
+        async def around_tool(self, call: Any, proceed: Any) -> Any:
+            around.append("around")
+            result = await proceed(call)
+            return type(result)(result.text + "!")
+
+    @register_ai_service(tools=note, durable=True)
+    @interceptors(Loud)
+    class Wrapped(Protocol):
+        async def ask(self, run: RunId, text: str) -> Result[str]: ...
+
+    store = Kept(lease=0.05)
+    store.dies_on = "reply:#r1"
+    async with container(store, asks(NOTE), says("lost"), services=(Wrapped,)) as here:
+        with pytest.raises(RunStoreError):
+            await here.get(Wrapped).ask("r", "x")
+    async with container(store.restarted(), says("done"), services=(Wrapped,)) as here:
+        result = await here.runs.resume("r", {})
+
+    assert ran == [1]
+    assert around == ["around", "around"]
+    assert result.tool_executions[0].result == "1!"
+
+
+async def test_recorded_failures_reach_the_error_handler_again_with_the_same_text() -> None:
+    @tool
+    async def broken() -> str:
+        ran.append("broken")
+        raise LookupError("no such room")
+
+    @register_ai_service(tools=broken, durable=True)
+    class Broken(Protocol):
+        async def ask(self, run: RunId, text: str) -> Result[str]: ...
+
+    store = Kept(lease=0.05)
+    store.dies_on = "reply:#r1"
+    async with container(store, asks(tool_call("broken")), says("lost"), services=(Broken,)) as here:
+        with pytest.raises(RunStoreError):
+            await here.get(Broken).ask("r", "x")
+    async with container(store.restarted(), says("done"), services=(Broken,)) as here:
+        result = await here.runs.resume("r", {})
+
+    assert ran == ["broken"]
+    assert (result.tool_executions[0].result, result.tool_executions[0].is_error) == ("no such room", True)
+
+
+# --- unknown outcomes
+
+
+async def after_unknown_outcome(mode: Any) -> tuple[Kept, Any]:
+    """Return a store with a run whose process died during a tool, and its service."""
+
+    @tool(on_unknown_outcome=mode)
+    async def send(to: str, key: IdempotencyKey) -> str:
+        ran.append((to, key))
+        return "sent"
+
+    @register_ai_service(tools=send, durable=True)
+    class Mail(Protocol):
+        async def ask(self, run: RunId, text: str) -> Result[str]: ...
+
+    store = Kept(lease=0.05)
+    store.dies_on = "result:0"
+    async with container(store, asks(tool_call("send", {"to": "ann"})), services=(Mail,)) as here:
+        with pytest.raises(RunStoreError):
+            await here.get(Mail).ask("r", "x")
+    assert len(ran) == 1
+    return store.restarted(), Mail
+
+
+async def test_by_default_the_model_reads_that_the_outcome_is_unknown() -> None:
+    store, mail = await after_unknown_outcome("tell")
+    async with container(store, says("I checked"), services=(mail,)) as here:
+        result = await here.runs.resume("r", {})
+
+    [execution] = result.tool_executions
+    assert execution.is_error
+    assert "unknown" in execution.result
+    assert len(ran) == 1
+
+
+async def test_retry_runs_the_call_again_with_the_same_key() -> None:
+    store, mail = await after_unknown_outcome("retry")
+    async with container(store, says("done"), services=(mail,)) as here:
+        result = await here.runs.resume("r", {})
+
+    assert result.tool_executions[0].result == "sent"
+    assert len(ran) == 2
+    assert ran[0] == ran[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "is_error", "runs"),
+    [
+        (respond("it was sent"), "it was sent", False, 1),
+        (fail("not sent"), "not sent", True, 1),
+        (retry(), "sent", False, 2),
+    ],
+)
+async def test_a_person_can_say_what_happened(answer: Any, text: str, is_error: bool, runs: int) -> None:
+    store, mail = await after_unknown_outcome("ask")
+    async with container(store, says("done"), services=(mail,)) as here:
+        waiting = await here.runs.resume("r", {})
+        [call] = waiting.pending
+        assert (call.kind, call.id, call.arguments) == ("unknown_outcome", "0", {"to": "ann"})
+        result = await here.runs.resume("r", {call.id: answer}, by="bob")
+
+    [execution] = result.tool_executions
+    assert (execution.result, execution.is_error) == (text, is_error)
+    assert len(ran) == runs
+
+
+# --- exactly once, with real processes
+
+PROGRAM = """
+import asyncio, os, signal, sys
+from decimal import Decimal
+from typing import Protocol
+from sqlalchemy import text, event
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine, AsyncEngine
+from sqlalchemy.orm import Session
+from toolbox import AiMessage, ChatResponse, Container, Inject, register_ai_service, sql, tool
+from toolbox.runs import RunId, RunStore, Runs
+from toolbox.testing import tool_call
+
+url, ledger_url, dies, kind = {url!r}, {ledger_url!r}, sys.argv[1], sys.argv[2]
+engine = create_async_engine(url)
+ledger = engine if ledger_url == url else create_async_engine(ledger_url)
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Bank:
+    @tool
+    @sql.transactional
+    async def debit(self, euros: int, session: Inject[AsyncSession]) -> str:
+        await session.execute(text("INSERT INTO ledger VALUES (:e)"), {{"e": euros}})
+        if dies == "own-commit":
+            await session.commit()
+            die()
+        if dies == "in-tool":
+            die()
+        if dies == "after-commit":
+            event.listen(session.sync_session, "after_commit", die)
+        return "debited"
+
+    @tool
+    @sql.transactional
+    def debit_blocking(self, euros: int, session: Inject[Session]) -> str:
+        session.execute(text("INSERT INTO ledger VALUES (:e)"), {{"e": euros}})
+        if dies == "in-tool":
+            die()
+        if dies == "after-commit":
+            event.listen(session, "after_commit", die)
+        return "debited"
+
+class Model:
+    async def chat(self, request):
+        if len(request.messages) == 1:
+            return ChatResponse(AiMessage(None, [tool_call(kind, {{"euros": 5}})]))
+        if dies == "in-model":
+            die()
+        return ChatResponse(AiMessage("result: " + request.messages[-1].text))
+
+@register_ai_service(tools=Bank, durable=True)
+class Transfers(Protocol):
+    async def transfer(self, run: RunId, order: str) -> str: ...
+
+async def main():
+    from sqlalchemy import create_engine
+    async with ledger.begin() as connection:
+        await connection.execute(text("CREATE TABLE IF NOT EXISTS ledger (euros INTEGER)"))
+    container = Container(models={{"default": Model()}}, take_over_runs=False)
+    container.register(Transfers, sql.session, sql.sync_session)
+    container.register_instance(ledger, AsyncEngine)
+    container.register_instance(create_engine(ledger_url.replace("+aiosqlite", "")))
+    container.register_instance(sql.SqlRunStore(engine, lease=0.3), RunStore)
+    async with container:
+        print(await container.get(Transfers).transfer("r", "order"))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kind", ["debit", "debit_blocking"])
+@pytest.mark.parametrize("dies", ["in-tool", "after-commit", "in-model"])
+def test_a_transactional_tool_takes_effect_exactly_once(tmp_path: Path, dies: str, kind: str) -> None:
+    database = tmp_path / "runs.db"
+    program = PROGRAM.format(url=f"sqlite+aiosqlite:///{database}", ledger_url=f"sqlite+aiosqlite:///{database}")
+
+    assert process(program, dies, kind).returncode == -signal.SIGKILL
+    again = process(program, "never", kind)
+
+    assert again.stdout.strip() == "result: debited", again.stderr
+    assert ledger(database) == [5]
+
+
+@pytest.mark.parametrize("dies", ["own-commit", "other-engine"])
+def test_an_effect_outside_of_the_transaction_of_the_record_is_unknown(tmp_path: Path, dies: str) -> None:
+    database, other = tmp_path / "runs.db", tmp_path / "ledger.db"
+    ledger_at = database if dies == "own-commit" else other
+    program = PROGRAM.format(url=f"sqlite+aiosqlite:///{database}", ledger_url=f"sqlite+aiosqlite:///{ledger_at}")
+
+    assert process(program, "after-commit" if dies == "other-engine" else dies, "debit").returncode == -signal.SIGKILL
+    again = process(program, "never", "debit")
+
+    assert "unknown" in again.stdout, again.stderr
+    assert ledger(ledger_at) == [5]
+
+
+def process(program: str, dies: str, kind: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    return subprocess.run(
+        [sys.executable, "-c", program, dies, kind],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=120,
+    )
+
+
+def ledger(database: Path) -> list[int]:
+    import sqlite3
+
+    with sqlite3.connect(database) as connection:
+        return [row[0] for row in connection.execute("SELECT euros FROM ledger")]
+
+
+async def test_records_are_versioned_json() -> None:
+    store = Kept()
+    async with container(store, asks(NOTE), says("done")) as here:
+        await here.get(Desk).ask("r", "x")
+    records: list[StoredRecord] = await store.records("r")
+
+    assert [(each.kind, each.key) for each in records] == [
+        ("reply", "#r0"),
+        ("start", "0#start"),
+        ("result", "0"),
+        ("reply", "#r1"),
+    ]
+    assert {json.loads(each.data)["version"] for each in records} == {1}
