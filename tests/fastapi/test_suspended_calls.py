@@ -1,0 +1,105 @@
+"""HTTP statuses of suspended calls and of errors of runs."""
+
+from typing import Any, Protocol
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from toolbox import AiMessage, ChatResponse, Container, MemoryId, TokenStream, register_ai_service, tool
+from toolbox.errors import (
+    ConversationSuspendedError,
+    RunAnswerError,
+    RunConflictError,
+    RunIncompatibleError,
+    RunNotFoundError,
+    RunStateError,
+)
+from toolbox.runs import Runs, approve
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import Inject, install, sse
+
+
+@tool(requires_approval=True)
+def refund(order: int) -> str:
+    return f"refunded {order}"
+
+
+@register_ai_service(tools=refund)
+class Desk(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> str: ...
+    def events(self, text: str) -> TokenStream: ...
+
+
+def client(*replies: Any) -> TestClient:
+    app = FastAPI()
+    container = Container(models={"default": ScriptedChatModel(replies)}).register(Desk)
+
+    @app.get("/chat")
+    async def chat(desk: Inject[Desk]) -> str:
+        return await desk.chat("room", "refund order 7")
+
+    @app.get("/events")
+    async def events(desk: Inject[Desk]) -> Any:
+        return sse(desk.events("refund order 7"))
+
+    @app.get("/approve/{run_id}")
+    async def approved(run_id: str, runs: Inject[Runs]) -> Any:
+        return (await runs.resume(run_id, {"0": approve()})).content
+
+    @app.get("/raises/{number}")
+    async def raises(number: int) -> None:
+        raise ERRORS[number][0]
+
+    install(app, container)
+    return TestClient(app, raise_server_exceptions=False)
+
+
+ERRORS: list[tuple[Exception, int]] = [
+    (RunNotFoundError("secret"), 404),
+    (RunAnswerError("secret", "secret"), 409),
+    (RunIncompatibleError("secret", "secret"), 409),
+    (RunConflictError("secret", "secret"), 409),
+    (RunStateError("secret", "secret"), 409),
+    (ConversationSuspendedError("secret", "secret"), 409),
+]
+
+ASKS = ChatResponse(AiMessage(None, [tool_call("refund", {"order": 7})]))
+
+
+def test_a_suspended_call_is_accepted_with_its_run_and_pending_calls() -> None:
+    with client(ASKS, ChatResponse(AiMessage("done"))) as http:
+        response = http.get("/chat")
+        body = response.json()
+
+        assert response.status_code == 202
+        assert response.headers["content-type"] == "application/json"
+        assert set(body) == {"run_id", "pending"}
+        [call] = body["pending"]
+        assert (call["id"], call["tool_name"], call["arguments"], call["kind"]) == (
+            "0",
+            "refund",
+            {"order": 7},
+            "approval",
+        )
+        assert http.get("/chat").status_code == 409
+        assert http.get(f"/approve/{body['run_id']}").json() == "done"
+        assert http.get(f"/approve/{body['run_id']}").status_code == 409
+        assert http.get("/approve/unknown").status_code == 404
+
+
+def test_a_stream_sends_the_suspension_as_its_last_event() -> None:
+    with client(ASKS) as http:
+        text = http.get("/events").text
+
+    assert "RunSuspended" in text
+    assert '"tool_name"' in text
+
+
+@pytest.mark.parametrize("number", range(len(ERRORS)), ids=lambda each: type(ERRORS[each][0]).__name__)
+def test_errors_of_runs_have_their_status_and_show_no_inner_text(number: int) -> None:
+    with client() as http:
+        response = http.get(f"/raises/{number}")
+
+    assert response.status_code == ERRORS[number][1]
+    assert "secret" not in response.text
