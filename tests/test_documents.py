@@ -27,6 +27,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm_python
+
 ROOT = Path(__file__).parent.parent
 PAGES = [
     page
@@ -117,17 +119,8 @@ def environment() -> dict[str, str]:
     return kept | {"TOOLBOX_DEMO": "1", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "COLUMNS": "120"}
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=60,
-        check=False,
-    )
+def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return warm_python.run(arguments, folder, environment())
 
 
 def later(page: Path) -> bool:
@@ -151,11 +144,11 @@ def run_program(program: tuple[Block, ...], tmp_path: Path) -> None:
     lay_out(program[0].page, tmp_path)
     file = program[0].file or "program.py"
     if file.startswith("test_"):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", file]
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", file]
     else:
         text = f"\nprint({SEPARATOR!r}, flush=True)\n".join(block.text for block in program)
         (tmp_path / file).write_text(text, encoding="utf-8")
-        command = [sys.executable, "-W", "error", file]
+        command = ["-W", "error", file]
 
     done = run(command, tmp_path)
 
@@ -171,7 +164,7 @@ def test_commands_print_the_documented_output(block: Block, tmp_path: Path) -> N
     for (program, *arguments), shown in commands_of(block):
         module = {"toolbox": ["-m", "toolbox.cli"], "python": []}[program]
 
-        done = run([sys.executable, *module, *arguments], tmp_path)
+        done = run([*module, *arguments], tmp_path)
 
         pattern = ".*".join(map(re.escape, shown.split("…")))
         assert re.fullmatch(pattern, (done.stdout + done.stderr).strip(), re.DOTALL), done.stdout + done.stderr

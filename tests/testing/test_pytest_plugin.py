@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm_python
+
 ROOT = Path(__file__).parent.parent.parent
 
 PROGRAM = """
@@ -79,7 +81,8 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 def run(project: pytest.Pytester, *options: str) -> pytest.RunResult:
-    return project.runpytest_subprocess("-q", *options)
+    done = warm_python.run(["-m", "pytest", "-q", *options], project.path, dict(os.environ))
+    return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
 
 
 def test_synchronous_tests_get_a_started_container_and_a_scripted_model(project: pytest.Pytester) -> None:
