@@ -6,12 +6,14 @@ the imports are done already. Not here: tests that measure or check imports, whi
 
 import atexit
 import functools
+import gc
 import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -106,6 +108,7 @@ def serve() -> None:
     for name in PRELOADED:
         __import__(name)
     # pytest warns about plugins that were imported before it could rewrite their assertions.
+    gc.freeze()
     AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
@@ -170,7 +173,15 @@ def become(request: dict[str, object]) -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    sys.exit(code)  # type: ignore[arg-type]
+    if not isinstance(code, int):
+        print(code, file=sys.stderr) if code is not None else None
+        code = int(code is not None)
+    # The interpreter's own end, without freeing every object of the preloaded modules.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

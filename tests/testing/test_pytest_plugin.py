@@ -424,7 +424,7 @@ def test_unused_plugins_import_nothing_heavy(project: pytest.Pytester) -> None:
             assert "toolbox.pytest_plugin" in sys.modules
     """)
 
-    run(project, "-p", "no:anyio").assert_outcomes(passed=1)
+    project.runpytest_subprocess("-q", "-p", "no:anyio").assert_outcomes(passed=1)
 
 
 def test_fixtures_have_descriptions() -> None:
