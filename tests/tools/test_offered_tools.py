@@ -7,6 +7,7 @@ from typing import Annotated, Any, Protocol
 
 import pytest
 
+from tests.tools.listing import Calculator, by_hand, offered, results, weather
 from toolbox import (
     AiMessage,
     AiServiceTool,
@@ -21,7 +22,6 @@ from toolbox import (
     ReturnBehavior,
     ToolExecutionRequest,
     ToolExecutionResult,
-    ToolExecutionResultMessage,
     ToolProviderRequest,
     ToolProviderResult,
     ToolSpecification,
@@ -39,38 +39,15 @@ from toolbox.testing import ScriptedChatModel, tool_call
 pytestmark = pytest.mark.anyio
 
 
-def offered(model: ScriptedChatModel, number: int = 0) -> list[str]:
-    return [each.name for each in model.requests[number].tool_specifications]
-
-
-def results(model: ScriptedChatModel) -> list[str]:
-    return [each.text for each in model.requests[-1].messages if isinstance(each, ToolExecutionResultMessage)]
-
-
-class Calculator:
-    @tool
-    def add(self, a: int, b: int) -> int:
-        return a + b
-
-
 class Clock:
     @tool
     async def now(self) -> str:
         return "noon"
 
 
-@tool
-def weather(city: str) -> str:
-    return f"sun in {city}"
-
-
 def unmarked(city: str) -> str:
     """A listed function without `@tool`."""
     return f"rain in {city}"
-
-
-def by_hand(request: ToolExecutionRequest, memory_id: object) -> str:
-    return f"{request.name} {request.arguments} {memory_id}"
 
 
 # --- sources

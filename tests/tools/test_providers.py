@@ -6,6 +6,7 @@ from typing import Annotated, Any, Protocol
 
 import pytest
 
+from tests.tools.listing import Calculator, by_hand, offered, results, weather
 from toolbox import (
     AiServiceTool,
     Container,
@@ -16,8 +17,6 @@ from toolbox import (
     Named,
     Problem,
     Result,
-    ToolExecutionRequest,
-    ToolExecutionResultMessage,
     ToolProvider,
     ToolProviderRequest,
     ToolProviderResult,
@@ -35,29 +34,6 @@ from toolbox import (
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
-
-
-def offered(model: ScriptedChatModel, number: int = 0) -> list[str]:
-    return [each.name for each in model.requests[number].tool_specifications]
-
-
-def results(model: ScriptedChatModel) -> list[str]:
-    return [each.text for each in model.requests[-1].messages if isinstance(each, ToolExecutionResultMessage)]
-
-
-class Calculator:
-    @tool
-    def add(self, a: int, b: int) -> int:
-        return a + b
-
-
-@tool
-def weather(city: str) -> str:
-    return f"sun in {city}"
-
-
-def by_hand(request: ToolExecutionRequest, memory_id: object) -> str:
-    return f"{request.name} {request.arguments} {memory_id}"
 
 
 def problems_of(cls: Any, **options: Any) -> list[Problem]:
