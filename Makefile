@@ -6,6 +6,7 @@
 #   make test               run the tests                make check    check formatting, lint, types, architecture
 #   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app wire
 #                           benchmarks beside other libraries
+#   make bench-search       the tool search over 1,000 tools of published MCP servers
 #   make bench              run all benchmarks one after another, and save their figures; use a quiet machine
 #   make charts             draw the saved figures for docs/performance.md
 #   make docs               build the documentation site in site/
@@ -37,11 +38,12 @@ PIP := -m pip --disable-pip-version-check install --progress-bar off
 # Variables, because a comma ends an argument of $(call).
 PROJECT := -e '.[fastapi,sql]'
 
-BENCHMARKS := container tools importing endpoints start wire models execution app
+BENCHMARKS := container tools importing endpoints start wire models execution app search
 
 .DEFAULT_GOAL := help
 .PHONY: help run ask test check docs pictures format constraints clean wire bench charts \
-	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app
+	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app \
+	bench-search
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -163,6 +165,9 @@ bench-start: $(BENCH_STAMP)
 
 bench-app: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.app $(ARGS)
+
+bench-search: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.search $(ARGS)
 
 wire: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.wire $(ARGS)

@@ -10,6 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -148,30 +149,47 @@ class KeywordToolSearch(_TermSearch):
 
     def search(self, request: ToolSearchRequest) -> ToolSearchResult:
         """See `ToolSearchStrategy`."""
-        words = _meaningful(word for term in self.terms_of(request.request) for word in _terms_in(term))
-        scores = [self.score(tool, words) for tool in request.tools]
+        words = _meaningful(_words_in(self.terms_of(request.request)))
+        tools = request.tools
+        scores = [self.score(tool, words) for tool in tools]
         found = [index for index, score in enumerate(scores) if score > 0]
         if len(found) > 1:
-            rarity = _rarity(request.tools, words)
+            texts = [" ".join(_lowered(tool)) for tool in tools]
+            weights = {word: 1 / max(1, sum(word in text for text in texts)) for word in words}
+            rarity = {index: sum(weight for word, weight in weights.items() if word in texts[index]) for index in found}
             found.sort(key=lambda index: (-scores[index], -rarity[index]))
-        return ToolSearchResult([request.tools[index].name for index in found[: self.max_results]])
+        return ToolSearchResult([tools[index].name for index in found[: self.max_results]])
 
-    def score(self, tool: ToolSpecification, terms: Iterable[str]) -> int:
+    def score(self, tool: ToolSpecification, terms: Sequence[str]) -> int:
         """Return the sum over all different words: 2 if the name contains it, plus 1 if the description does."""
-        name, description = tool.name.casefold(), (tool.description or "").casefold()
-        words = dict.fromkeys(word for term in terms for word in _terms_in(term))
-        return sum(2 * (word in name) + (word in description) for word in words)
+        name, description = _lowered(tool)
+        return sum(2 * (word in name) + (word in description) for word in _words_in(tuple(terms)))
 
 
-def _terms_in(term: str) -> list[str]:
-    return term.casefold().split()
+_PUNCTUATION = ".,;:!?()[]{}\"'`"
 
 
-def _rarity(tools: Sequence[ToolSpecification], words: Sequence[str]) -> list[float]:
-    """Return a number for each tool: higher if the words in its name and description occur in few other tools."""
-    texts = [f"{tool.name} {tool.description or ''}".casefold() for tool in tools]
-    weights = {word: 1 / max(1, sum(word in text for text in texts)) for word in words}
-    return [sum(weight for word, weight in weights.items() if word in text) for text in texts]
+@lru_cache(maxsize=1000)
+def _words_in(terms: tuple[str, ...]) -> tuple[str, ...]:
+    words = (word.strip(_PUNCTUATION) for term in terms for word in term.casefold().split())
+    return tuple(dict.fromkeys(word for word in words if word))
+
+
+_texts: OrderedDict[int, tuple[ToolSpecification, tuple[str, str]]] = OrderedDict()
+_MOST_TEXTS = 10_000
+
+
+def _lowered(tool: ToolSpecification) -> tuple[str, str]:
+    """Return the name and the description of a tool in lower case; kept, because each search needs those of all."""
+    known = _texts.get(id(tool))
+    if known is not None and known[0] is tool:
+        return known[1]
+    lowered = tool.name.casefold(), (tool.description or "").casefold()
+    _texts[id(tool)] = tool, lowered
+    if len(_texts) > _MOST_TEXTS:
+        with suppress(KeyError):  # another thread has removed it
+            _texts.popitem(last=False)
+    return lowered
 
 
 # --- BM25
