@@ -5,6 +5,7 @@ Not here: its endpoint (`support`), the choice of the model (`application`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from datetime import date, timedelta
 from enum import StrEnum
@@ -16,10 +17,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from toolbox import InvocationContext, MemoryId, Result, ToolRetry, produces, register_ai_service, system_message, tool
+from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
 from toolbox.sql import transactional
 
 CANCELLATION_DEADLINE = timedelta(days=7)  # before the booking begins
 MIN_CANCELLABLE_STAY = timedelta(days=3)
+CARD_NUMBER = re.compile(r"(?<!\d)\d{4}(?:[ -]?\d{4}){3}(?!\d)")
 
 FirstName = Annotated[str, "the customer's first name"]
 LastName = Annotated[str, "the customer's last name"]
@@ -211,7 +214,18 @@ def instructions(context: InvocationContext) -> str:
         """
 
 
+class NoCardNumbers(InputGuardrail):
+    """Keeps the numbers of payment cards from the model, the database and the logs."""
+
+    def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+        """Replace card numbers in the customer's message."""
+        text = request.user_message.text
+        masked = CARD_NUMBER.sub("[card number]", text)
+        return self.success() if masked == text else self.success_with(masked)
+
+
 @register_ai_service(tools=BookingRepository)
+@input_guardrails(NoCardNumbers)
 class CustomerSupportAgent(Protocol):
     """Answers questions of customers about their bookings, and remembers the conversation."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
+from asyncio import current_task
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
@@ -208,14 +209,13 @@ class _AroundTool:
         if bean is None:
             bean = await call.environment.scope.aget(self.interceptor.bean)
         invocation = ToolInvocation(call.request, call.tool.specification, call.visible_arguments(), call.context)
-        ending = _Ending()
-        proceed = _ProceedWithTool(self, call, invocation, ending)
+        proceed = _ProceedWithTool(self, call, invocation)
         try:
             result = await bean.around_tool(invocation, proceed)
         except Exception:
-            ending.check()
+            proceed.check()
             raise
-        ending.check()
+        proceed.check()
         if proceed.encoded is not None and result is proceed.result:
             return proceed.encoded
         if not isinstance(result, ToolExecutionResult):
@@ -223,27 +223,64 @@ class _AroundTool:
         return EncodedInFull.of(result)
 
 
-class _ProceedWithTool:
+class _Proceed:
+    """Knows if the invocation must end: an error that ends it was raised, or its task was cancelled.
+
+    `ending` is the first such error that passed `proceed`.
+    """
+
+    __slots__ = ("_cancelling", "_task", "ending")
+
+    def __init__(self) -> None:
+        self.ending: BaseException | None = None
+        self._watch_task()
+
+    def _watch_task(self) -> None:
+        try:
+            self._task = task = current_task()
+        except RuntimeError:  # a tool without a service and an event loop
+            self._task = task = None
+        self._cancelling = 0 if task is None else task.cancelling()
+
+    def check(self) -> None:
+        """Raise the error that ends the invocation, if there is one."""
+        if self.ending is not None:
+            raise self.ending
+        if self._task is not None and self._task.cancelling() > self._cancelling:
+            raise asyncio.CancelledError
+
+    def note(self, error: BaseException) -> None:
+        """Remember an error that an interceptor must not swallow."""
+        if self.ending is None and _ends_invocation(error):
+            self.ending = error
+
+
+class _ProceedWithTool(_Proceed):
     """The `proceed` of one interceptor in one call."""
 
-    __slots__ = ("_around", "_call", "_ending", "_invocation", "encoded", "result")
+    __slots__ = ("_around", "_call", "_invocation", "encoded", "result")
 
-    def __init__(self, around: _AroundTool, call: ToolCall, invocation: ToolInvocation, ending: _Ending) -> None:
-        self._around, self._call, self._invocation, self._ending = around, call, invocation, ending
+    def __init__(self, around: _AroundTool, call: ToolCall, invocation: ToolInvocation) -> None:
+        self._around, self._call, self._invocation = around, call, invocation
+        self.ending: BaseException | None = None
         self.encoded: Encoded | None = None
         self.result: ToolExecutionResult | None = None
+        self._watch_task()
 
     async def __call__(self, invocation: ToolInvocation) -> ToolExecutionResult:
-        self._ending.check()
+        self.check()
         call, step = self._call, self._around.step
         if invocation is not self._invocation and (changes := self._changes(invocation)):
             call, step = call.with_changed(changes), self._around.changed
-        with running_again(call) as call:
-            try:
+        try:
+            if call.is_late:
+                with running_again(call) as call:
+                    self.encoded = encoded = await step(call)
+            else:
                 self.encoded = encoded = await step(call)
-            except BaseException as error:
-                self._ending.note(error)
-                raise
+        except BaseException as error:
+            self.note(error)
+            raise
         self.result = result = encoded.as_result()
         return result
 
@@ -257,35 +294,6 @@ class _ProceedWithTool:
         return {
             name: value for name, value in invocation.arguments.items() if name not in known or value is not known[name]
         }
-
-
-class _Ending:
-    """Knows if the invocation must end: an error that ends it was raised, or its task was cancelled.
-
-    `error` is the first such error that `proceed` raised.
-    """
-
-    __slots__ = ("_cancelling", "_task", "error")
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        try:
-            self._task = asyncio.current_task()
-        except RuntimeError:  # a tool without a service and an event loop
-            self._task = None
-        self._cancelling = self._task.cancelling() if self._task is not None else 0
-
-    def check(self) -> None:
-        """Raise the error that ends the invocation, if there is one."""
-        if self.error is not None:
-            raise self.error
-        if self._task is not None and self._task.cancelling() > self._cancelling:
-            raise asyncio.CancelledError
-
-    def note(self, error: BaseException) -> None:
-        """Remember an error that an interceptor must not swallow."""
-        if self.error is None and _ends_invocation(error):
-            self.error = error
 
 
 def _ends_invocation(error: BaseException) -> bool:
@@ -322,15 +330,14 @@ class _AroundModel:
     def __call__(self, perform: Perform) -> Perform:
         async def ask(effect: CallModel, invocation: Invocation) -> ModelReplied:
             bean = await self._interceptor.find(invocation.host.scope)
-            ending = _Ending()
-            proceed = _ProceedWithModel(perform, invocation, ending)
+            proceed = _ProceedWithModel(perform, invocation)
             call = ModelInvocation(effect.request, invocation.model_name, invocation.context)
             try:
                 response = await bean.around_model(call, proceed)
             except Exception:
-                ending.check()
+                proceed.check()
                 raise
-            ending.check()
+            proceed.check()
             if not isinstance(response, ChatResponse):
                 raise _wrong_value(bean, "around_model", response, ChatResponse)
             return ModelReplied(response, proceed.aside)
@@ -341,17 +348,18 @@ class _AroundModel:
         return performing
 
 
-class _ProceedWithModel:
+class _ProceedWithModel(_Proceed):
     """The `proceed` of one interceptor in one request."""
 
-    __slots__ = ("_ending", "_invocation", "_perform", "aside")
+    __slots__ = ("_invocation", "_perform", "aside")
 
-    def __init__(self, perform: Perform, invocation: Invocation, ending: _Ending) -> None:
-        self._perform, self._invocation, self._ending = perform, invocation, ending
+    def __init__(self, perform: Perform, invocation: Invocation) -> None:
+        super().__init__()
+        self._perform, self._invocation = perform, invocation
         self.aside: Sequence[Message] = ()
 
     async def __call__(self, call: ModelInvocation) -> ChatResponse:
-        self._ending.check()
+        self.check()
         if not isinstance(call, ModelInvocation) or call.model != self._invocation.model_name:
             fact = "proceed was called with something else than the ModelInvocation, or with another model"
             fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"
@@ -359,7 +367,7 @@ class _ProceedWithModel:
         try:
             replied: Any = await self._perform(CallModel(call.request), self._invocation)
         except BaseException as error:
-            self._ending.note(error)
+            self.note(error)
             raise
         self.aside = replied.aside
         response: ChatResponse = replied.response

@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from sample_app.bookings import CustomerSupportAgent
+from sample_app.support import with_support
+from toolbox import Container, UserMessage
+from toolbox.testing import ScriptedChatModel
+
 from .conftest import served
 
 
@@ -73,6 +78,20 @@ def test_a_car_can_be_booked_while_one_is_free(desk: Any) -> None:
 
     assert "booked" in say(desk, "e", asked)["answer"]
     assert "no convertible is free" in say(desk, "f", asked)["answer"]
+
+
+@pytest.mark.anyio
+async def test_card_numbers_reach_neither_the_model_nor_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_SQL__URL", "sqlite://")
+    model = ScriptedChatModel(["Thank you."])
+    async with with_support(Container(models={"default": model})) as container, container.request_scope():
+        agent = await container.aget(CustomerSupportAgent)
+        await agent.chat("card", "My card is 4111 1111-11111111, booking 12345.")
+        remembered = await container.chat_memory(CustomerSupportAgent, "card").messages()
+
+    expected = UserMessage("My card is [card number], booking 12345.")
+    assert model.requests[0].messages[-1] == expected
+    assert remembered[0] == expected
 
 
 @pytest.mark.parametrize("body", [{}, {"conversation": "", "message": "hi"}, {"conversation": "a", "message": ""}])

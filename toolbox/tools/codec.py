@@ -347,6 +347,8 @@ class Encoded:
 
     def as_result(self) -> ToolExecutionResult:
         """Return it as a public `ToolExecutionResult`."""
+        if type(self) is Encoded:
+            return ToolExecutionResult(self.text, self.value)
         return ToolExecutionResult(self.text, self.value, self.is_error, self.attributes or {}, self.contents)
 
 

@@ -198,6 +198,12 @@ class ToolCall:
         """Return the same call with other arguments, which are not validated again."""
         return ToolCall(self.tool, self.request, arguments, self.context, self.environment)
 
+    @property
+    def is_late(self) -> bool:
+        """True if the tool's timeout ended an earlier run of this call."""
+        cancellation = self.context.cancellation
+        return self.tool.timeout is not None and isinstance(cancellation, _CallCancellation) and cancellation.is_late
+
     def visible_arguments(self) -> dict[str, Any]:
         """Return a copy of the arguments that a model can see, by the names of the parameters, with defaults.
 
@@ -778,11 +784,7 @@ def member_of(bean: Any, name: str) -> Callable[..., Any]:
 
 @contextmanager
 def running_again(call: ToolCall) -> Iterator[ToolCall]:
-    """Yield the call for one more run. If the tool's timeout cancelled an earlier run, the call gets a new context."""
-    cancellation = call.context.cancellation
-    if not isinstance(cancellation, _CallCancellation) or not cancellation.is_late:
-        yield call
-        return
+    """Yield a call that `is_late`, with a new context for one more run."""
     context = call.context.in_tool(call.request, _CallCancellation(call.environment.context.cancellation))
     token = current_invocation.set(context)
     try:
