@@ -22,12 +22,16 @@ from .events import (
     ModelFailedEvent,
     ModelRequestEvent,
     ModelResponseEvent,
+    RunAnsweredEvent,
+    RunResumedEvent,
     ServiceCompletedEvent,
     ServiceFailedEvent,
     ServiceStartedEvent,
+    ServiceSuspendedEvent,
     ToolExecutedEvent,
     ToolFailedEvent,
     ToolStartedEvent,
+    ToolSuspendedEvent,
 )
 from .printable import for_line
 
@@ -70,8 +74,8 @@ class LoggingListener(EventListener):
 
     The records have the attributes `event`, those of `InvocationLogFilter`, and depending on the event `duration`
     (seconds), `input_tokens`, `output_tokens`, `finish_reason`, `model`, `messages` and `tool_calls` (counts),
-    `is_error`, `error_type`, `guardrail`, `outcome`. Messages, arguments, results and error texts are not logged.
-    Failures are logged as warnings, cancellations at `level`.
+    `is_error`, `error_type`, `guardrail`, `outcome`, `run_id`, `pending` (count), `kind`, `answer`.
+    Messages, arguments, results and error texts are not logged. Failures are logged as warnings, cancellations at `level`.
     """
 
     def __init__(self, logger: logging.Logger | str = "toolbox.invocations", level: int = logging.INFO) -> None:
@@ -139,6 +143,14 @@ def _facts_of(event: InvocationEvent) -> tuple[str, Facts]:
             return "tool_failed", {"duration": duration, "error_type": type(error).__name__}
         case GuardrailExecutedEvent(guardrail=guardrail, outcome=outcome, duration=duration):
             return "guardrail_executed", {"guardrail": guardrail.__name__, "outcome": outcome, "duration": duration}
+        case ServiceSuspendedEvent(run_id=run_id, pending=pending, duration=duration):
+            return "service_suspended", {"duration": duration, "run_id": run_id, "pending": len(pending)}
+        case ToolSuspendedEvent(kind=kind, duration=duration):
+            return "tool_suspended", {"duration": duration, "kind": kind}
+        case RunAnsweredEvent(run_id=run_id, answer=answer):
+            return "run_answered", {"run_id": run_id, "answer": answer}
+        case RunResumedEvent(run_id=run_id):
+            return "run_resumed", {"run_id": run_id}
         case MemoryWrittenEvent(messages=messages):
             return "memory_written", {"messages": len(messages)}
     return type(event).__name__, {}

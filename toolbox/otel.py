@@ -56,12 +56,16 @@ from .events import (
     ModelFailedEvent,
     ModelRequestEvent,
     ModelResponseEvent,
+    RunAnsweredEvent,
+    RunResumedEvent,
     ServiceCompletedEvent,
     ServiceFailedEvent,
     ServiceStartedEvent,
+    ServiceSuspendedEvent,
     ToolExecutedEvent,
     ToolFailedEvent,
     ToolStartedEvent,
+    ToolSuspendedEvent,
 )
 from .models.selection import FallbackModel
 
@@ -98,6 +102,8 @@ class _OpenSpan:
             return  # ends in another context, where the span is not current
         detach(self.token)
 
+
+RUN_ID = "toolbox.run.id"
 
 _SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
 _SERVICE_SECONDS = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6]
@@ -137,6 +143,9 @@ class OpenTelemetryListener(EventListener):
     a tool creates are inside `execute_tool`. `tracer_provider` and `meter_provider`: by default the beans of these
     types, otherwise the global providers.
 
+    A suspended call ends its spans; when it continues, new ones begin. The spans of the service have the attribute
+    `toolbox.run.id`, and each answer is a span `answer <tool>`.
+
     `capture_content`: record messages, arguments, results and error texts, which can contain secrets. None means:
     only if `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` is `span_only`, `span_and_event` or `true`.
     """
@@ -162,7 +171,12 @@ class OpenTelemetryListener(EventListener):
             ToolExecutedEvent: self._tool_executed,
             ToolFailedEvent: self._tool_failed,
             GuardrailExecutedEvent: self._guardrail_executed,
+            ServiceSuspendedEvent: self._service_suspended,
+            ToolSuspendedEvent: self._tool_suspended,
+            RunAnsweredEvent: self._run_answered,
+            RunResumedEvent: self._run_resumed,
         }
+        self._resumed: dict[str, str] = {}
 
     def on_event(self, event: InvocationEvent) -> None:
         """Start or end the span of `event`."""
@@ -174,6 +188,8 @@ class OpenTelemetryListener(EventListener):
     def _service_started(self, event: ServiceStartedEvent) -> None:
         attributes = service_attributes(event.context)
         name = event.context.service.__name__
+        if (run_id := self._resumed.pop(event.invocation_id, None)) is not None:
+            attributes |= {RUN_ID: run_id, "toolbox.run.resumed": True}
         operation = self._begin(event.invocation_id, None, f"invoke_agent {name}", attributes, {AGENT: name})
         if self._content and event.context.user_message is not None and operation.span.is_recording():
             operation.span.set_attributes(input_content((event.context.user_message,)))
@@ -260,6 +276,37 @@ class OpenTelemetryListener(EventListener):
 
     def _tool_failed(self, event: ToolFailedEvent) -> None:
         self._end(event.context, self._instruments.tool_duration, event.duration, error=event.error)
+
+    # --- runs
+
+    def _service_suspended(self, event: ServiceSuspendedEvent) -> None:
+        def describe(span: Span) -> None:
+            calls = [f"{each.tool_name} {each.id}" for each in event.pending]
+            span.set_attributes({RUN_ID: event.run_id, "toolbox.run.suspended": True, "toolbox.run.pending": calls})
+
+        self._end(event.invocation_id, self._instruments.service_duration, event.duration, describe)
+
+    def _tool_suspended(self, event: ToolSuspendedEvent) -> None:
+        def describe(span: Span) -> None:
+            span.set_attribute("toolbox.run.suspended_by", event.kind)
+
+        self._end(event.context, self._instruments.tool_duration, event.duration, describe)
+
+    def _run_answered(self, event: RunAnsweredEvent) -> None:
+        """Record a finished span. The name of the person is recorded only with `capture_content`."""
+        call = event.call
+        attributes: Attributes = {
+            RUN_ID: event.run_id,
+            TOOL: call.tool_name,
+            "toolbox.run.call": call.id,
+            "toolbox.run.answer": event.answer,
+        }
+        if self._content and event.by is not None:
+            attributes["toolbox.run.answered_by"] = event.by
+        self._tracer.start_span(f"answer {call.tool_name}", get_current(), SpanKind.INTERNAL, attributes).end()
+
+    def _run_resumed(self, event: RunResumedEvent) -> None:
+        self._resumed[event.invocation_id] = event.run_id  # for the span of the service, which starts next
 
     # --- guardrails
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import zip_longest
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from .chat import (
     AiMessage,
@@ -21,6 +21,7 @@ from .chat import (
     ChatResponse,
     FinishReason,
     Message,
+    PendingCall,
     StreamEvent,
     SystemMessage,
     ToolExecuted,
@@ -32,16 +33,25 @@ from .chat import (
 from .chat_streams import events_of, words
 from .events import EventListener, InvocationEvent, ModelRequestEvent, ToolExecutedEvent
 from .json_text import compact_json, object_text
+from .runs.answers import Answer, approve
+
+if TYPE_CHECKING:
+    from .runs.inbox import Runs
+    from .services.outputs import Result
 
 __all__ = [
+    "Answers",
     "CalledTool",
     "EventRecord",
     "ExpectedCall",
     "ScriptedChatModel",
+    "approve_all",
     "assert_no_tool_calls",
+    "assert_pending",
     "assert_tool_calls",
     "called_tools",
     "offered_tools",
+    "resume_until_done",
     "system_text",
     "tool_call",
     "user_text",
@@ -307,6 +317,79 @@ def assert_no_tool_calls(calls: Calls, *names: str) -> None:
     if wrong:
         what = " or ".join(names) if names else "any tool"
         raise AssertionError("\n  ".join([f"expected no call of {what}, but found:", *wrong]))
+
+
+# --- pending calls of suspended runs
+
+
+class HasPending(Protocol):
+    """A `Result`, a `Run`, a `RunSuspended` event or a `RunSuspendedError`."""
+
+    @property
+    def pending(self) -> Sequence[PendingCall]:
+        """The calls that wait for an answer."""
+        ...
+
+
+Suspended: TypeAlias = HasPending | Iterable[PendingCall]
+Answers: TypeAlias = Mapping[str, Answer | Sequence[Answer]]
+"""Answers by the name of the tool: one for all of its calls, or one after another."""
+
+
+def approve_all(suspended: Suspended) -> dict[str, Answer]:
+    """Return an approval for each pending call: `runs.resume(result.run_id, approve_all(result))`.
+
+    Raises `AssertionError` if there are no pending calls, or if one of them does not wait for approval.
+    """
+    pending = _pending_in(suspended)
+    if not pending:
+        raise AssertionError("there are no pending calls to approve")
+    for call in pending:
+        if call.kind != "approval":
+            raise AssertionError(f"{call.tool_name} ({call.id}) is of kind {call.kind!r}; answer it with respond(…)")
+    return {call.id: approve() for call in pending}
+
+
+async def resume_until_done(runs: Runs, result: Result[Any], answers: Answers | None = None, by: Any = None) -> Any:
+    """Answer pending calls and continue the run until none is left. Return the last `Result`.
+
+    `answers` are those of each tool, by its name; without it every call is approved. Raises `AssertionError` for a
+    pending call without an answer.
+    """
+    left = {name: each if isinstance(each, Answer) else list(each) for name, each in (answers or {}).items()}
+    while result.pending:
+        assert result.run_id is not None
+        given = approve_all(result) if answers is None else {call.id: _next(call, left) for call in result.pending}
+        result = await runs.resume(result.run_id, given, by=by)
+    return result
+
+
+def _next(call: PendingCall, left: Mapping[str, Answer | list[Answer]]) -> Answer:
+    found = left.get(call.tool_name)
+    if isinstance(found, list):
+        found = found.pop(0) if found else None
+    if found is None:
+        raise AssertionError(f"no answer for the pending call {call.tool_name} ({call.id}) {dict(call.arguments)}")
+    return found
+
+
+def assert_pending(suspended: Suspended, *expected: str | ToolExecutionRequest) -> None:
+    """Check that exactly these calls wait for an answer, in this order: names of tools, or `tool_call(…)`s."""
+    pending = _pending_in(suspended)
+    wanted = [(each, None) if isinstance(each, str) else (each.name, json.loads(each.arguments)) for each in expected]
+    found = [
+        (call.tool_name, None if index >= len(wanted) or wanted[index][1] is None else dict(call.arguments))
+        for index, call in enumerate(pending)
+    ]
+    if found != wanted:
+        shown = ", ".join(f"{call.tool_name} {dict(call.arguments)}" for call in pending) or "none"
+        names = ", ".join(each if isinstance(each, str) else f"{each.name} {each.arguments}" for each in expected)
+        raise AssertionError(f"pending calls: expected {names or 'none'}; got {shown}")
+
+
+def _pending_in(suspended: Suspended) -> Sequence[PendingCall]:
+    found: Any = suspended
+    return tuple(getattr(found, "pending", found))
 
 
 # --- the requests that a model received

@@ -655,3 +655,45 @@ async def test_nested_services_without_a_container_share_the_run() -> None:
 
     assert result.content == "outer"
     assert ran == [7]
+
+
+# --- traces and logs
+
+
+async def test_spans_of_a_suspended_call_end_and_name_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from toolbox import LoggingListener
+    from toolbox.otel import OpenTelemetryListener
+
+    spans, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    listener = OpenTelemetryListener(provider)
+    made = container(asks(REFUND), says("done")).register_instance(listener, EventListener)
+    with caplog.at_level("INFO", "toolbox.invocations"):
+        async with made.register_instance(LoggingListener(), EventListener) as here:
+            result = await here.get(Desk).chat("room", "refund")
+            before = {each.name: dict(each.attributes or {}) for each in spans.get_finished_spans()}
+            spans.clear()
+            await here.runs.resume(result.run_id or "", {"0": approve()}, by="bob")
+    after = {each.name: dict(each.attributes or {}) for each in spans.get_finished_spans()}
+
+    assert before["invoke_agent Desk"]["toolbox.run.suspended"] is True
+    assert before["invoke_agent Desk"]["toolbox.run.id"] == result.run_id
+    assert before["execute_tool refund"]["toolbox.run.suspended_by"] == "approval"
+    assert after["answer refund"]["toolbox.run.answer"] == "approve"
+    assert "bob" not in str(after)
+    assert after["invoke_agent Desk"]["toolbox.run.resumed"] is True
+    assert after["invoke_agent Desk"]["toolbox.run.id"] == result.run_id
+    assert "execute_tool refund" in after
+    logged = [record.event for record in caplog.records]  # type: ignore[attr-defined]  # set by the listener
+    assert [
+        each for each in logged if each in ("tool_suspended", "service_suspended", "run_answered", "run_resumed")
+    ] == [
+        "tool_suspended",
+        "service_suspended",
+        "run_answered",
+        "run_resumed",
+    ]
