@@ -678,3 +678,74 @@ async def test_a_tool_that_ran_with_other_arguments_is_undone_with_these() -> No
     await service.ask("q")
     assert bank.undone == [("bus", 1)]
     assert results(model)[0] == rolled_back("book")
+
+
+# --- suspended runs
+
+
+class Approved:
+    @tool(requires_approval=True)
+    async def pay(self) -> str:
+        return "paid"
+
+    @compensate_for(pay)
+    async def pay_back(self) -> None: ...
+
+
+async def test_cancelling_a_suspended_run_undoes_what_ran_before() -> None:
+    @register_ai_service(tools=[Bank, Approved], compensate_on_failure=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    bank = Bank()
+    models = {"default": ScriptedChatModel([CREDIT, tool_call("pay")])}
+    container = Container(models=models).register(Desk).register_instance(bank)
+    async with container:
+        result = await container.get(Desk).ask("q")
+        assert result.pending
+        assert bank.undone == []
+        assert result.run_id is not None
+        await container.runs.cancel(result.run_id)
+        assert [each[0] for each in bank.undone] == ["credit"]
+        await container.runs.cancel(result.run_id)
+    assert len(bank.undone) == 1
+
+
+async def test_a_suspended_call_that_goes_on_undoes_nothing() -> None:
+    from toolbox.runs import approve, reject
+
+    @register_ai_service(tools=[Bank, Approved], compensate_on_failure=True, compensate_on_tool_errors=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    for answer in (approve(), reject("no")):
+        bank = Bank()
+        models = {"default": ScriptedChatModel([CREDIT, tool_call("pay"), "done"])}
+        async with Container(models=models).register(Desk).register_instance(bank) as container:
+            result = await container.get(Desk).ask("q")
+            assert result.run_id is not None
+            ended = await container.runs.resume(result.run_id, {result.pending[0].id: answer})
+        assert ended.content == "done"
+        assert bank.undone == []
+
+
+async def test_a_tool_that_fails_after_the_call_was_resumed_undoes_earlier_tools() -> None:
+    from toolbox.runs import approve
+
+    class Failing:
+        @tool(requires_approval=True)
+        async def pay(self) -> str:
+            raise ValueError("no money")
+
+    @register_ai_service(tools=[Bank, Failing], compensate_on_tool_errors=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    bank = Bank()
+    model = ScriptedChatModel([CREDIT, tool_call("pay"), "sorry"])
+    async with Container(models={"default": model}).register(Desk).register_instance(bank) as container:
+        result = await container.get(Desk).ask("q")
+        assert result.run_id is not None
+        await container.runs.resume(result.run_id, {result.pending[0].id: approve()})
+    assert [each[0] for each in bank.undone] == ["credit"]
+    assert results(model) == [rolled_back("credit", "pay"), ("no money", True)]

@@ -252,9 +252,28 @@ class Runs(RunStarting):
                 changes = RunChanges(status="cancelled", document=changed.to_json())
                 if (ended := await store.change(run_id, stored.version, changes)) is not None:
                     self.signals.announce(run_id)
+                    if stored.status == "suspended":
+                        await self._undo(stored)
                     return self._public(ended)
 
         return await self._on_own_loop(change)
+
+    async def _undo(self, stored: StoredRun) -> None:
+        """Undo the tools of a suspended run that was cancelled, if its service has `compensate_on_failure`."""
+        try:
+            prepared = self._prepared(stored)
+            if not prepared.plan.options.compensate_on_failure:
+                return
+            from ..services.compensation import undo_all
+
+            store = await self._opened()
+            session = RunSession.of(stored, prepared.document, await store.records(stored.id), store)
+            async with self._scope_of(prepared, read_identity(prepared.document.identity)):
+                invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
+                await invocation.open()
+                await undo_all(invocation, caller_left=True)
+        except Exception as error:
+            logger.error("run %s was cancelled, but its tools cannot be undone: %s", stored.id, error, exc_info=error)
 
     async def delete(self, run_id: str) -> None:
         """Delete an ended run. Raises `RunStateError` if it has not ended, and `RunNotFoundError`."""

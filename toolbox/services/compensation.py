@@ -18,7 +18,7 @@ from typing import Any
 from ..bean_references import definitions_of
 from ..chat import AiMessage, ToolExecution, ToolExecutionRequest, ToolExecutionResultMessage, ToolSpecification
 from ..context import Cancellation, current_invocation
-from ..errors import Problem
+from ..errors import LeaseLostError, Problem, RunIncompatibleError, RunStoreError
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..execution.runners import LoopRunner
 from ..tools.codec import Encoded
@@ -246,11 +246,18 @@ async def compensating_failure(invocation: Invocation) -> AsyncIterator[None]:
     try:
         yield
     except BaseException as error:
-        if invocation.has_begun:
+        if invocation.has_begun and not _continues_elsewhere(invocation, error):
             # The caller of a cancelled method may have left, so its thread cannot run anything.
             has_left = isinstance(error, (asyncio.CancelledError, GeneratorExit))
             await _protected(undo_all(invocation, caller_left=has_left))
         raise
+
+
+def _continues_elsewhere(invocation: Invocation, error: BaseException) -> bool:
+    """Return True for a recorded run that this process only stops executing: another process continues it."""
+    if invocation.place is None or invocation.place.session.generation is None:
+        return False
+    return not isinstance(error, Exception) or isinstance(error, (LeaseLostError, RunStoreError, RunIncompatibleError))
 
 
 async def undo_all(invocation: Invocation, *, caller_left: bool = False) -> None:
