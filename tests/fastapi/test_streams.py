@@ -23,6 +23,7 @@ from toolbox import (
     ToolExecution,
     ToolExecutionRequest,
     ToolExecutionResult,
+    ToolProgress,
 )
 from toolbox_fastapi import ClientDisconnectedError, install, send_stream, sse
 
@@ -99,13 +100,23 @@ async def test_events_are_named_after_their_types(running) -> None:
 
     request = ToolExecutionRequest("1", "add", '{"a":1}', {"k": 1})
     execution = ToolExecution(request, "2", Odd(), False, datetime(2026, 1, 2, tzinfo=UTC), 0.5)
-    items = [PartialResponse("Hi"), ToolExecuted(execution), City("Bonn"), {"a": float("nan")}, [1, 2]]
+    progress = ToolProgress(request, 1, 2, "half")
+    items = [PartialResponse("Hi"), progress, ToolExecuted(execution), City("Bonn"), {"a": float("nan")}, [1, 2]]
 
     async with running(streaming(lambda: of(*items))) as client:
         events = events_in((await client.get("/")).text)
 
     assert [(each.get("event"), json.loads(each["data"])) for each in events] == [
         ("PartialResponse", {"text": "Hi"}),
+        (
+            "ToolProgress",
+            {
+                "request": {"id": "1", "name": "add", "arguments": '{"a":1}', "attributes": {"k": 1}},
+                "done": 1.0,
+                "total": 2.0,
+                "message": "half",
+            },
+        ),
         (
             "ToolExecuted",
             {
