@@ -8,13 +8,13 @@ export default [
   {ignores: [".venv*/", "build/", "site/", "docs/"]},
   js.configs.recommended,
   {
-    files: ["toolbox_fastapi/dev_ui/page/*.js"],
+    files: ["toolbox_fastapi/dev_ui/page/*.js", "sample_app/static/*.js"],
     languageOptions: {globals: globals.browser, sourceType: "module"},
   },
   {
     files: ["sample_app/*.html"],
     plugins: {html},
-    languageOptions: {globals: globals.browser, sourceType: "script"},
+    languageOptions: {globals: globals.browser, sourceType: "module"},
   },
   {
     files: ["tests/page/*.js", "*.mjs"],

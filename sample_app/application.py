@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field
 
 from toolbox import Container, Inject, rest
@@ -73,6 +74,7 @@ def create_app() -> FastAPI:
     app = FastAPI(title="Weather agent", lifespan=lifespan)
     install(app, with_support(weather_container(stand_in)), dev_ui=True)
     app.include_router(router)
+    app.mount("/static", StaticFiles(directory=Path(__file__).with_name("static")))
     page = _page()
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
