@@ -140,13 +140,13 @@ def runs_router(
     ) -> dict[str, list[RunView]]:
         """List runs, newest first."""
         return {
-            "runs": [_view(each) for each in await container.runs.list(status=status, service=service, limit=limit)]
+            "runs": [run_view(each) for each in await container.runs.list(status=status, service=service, limit=limit)]
         }
 
     @router.get("/{run_id}", summary="Show a run")
     async def get_run(run_id: RunId) -> RunView:
         """Show one run."""
-        return _view(await container.runs.get(run_id))
+        return run_view(await container.runs.get(run_id))
 
     if events:
 
@@ -165,29 +165,34 @@ def runs_router(
             answers = {call_id: each.answer() for call_id, each in body.answers.items()}
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
-        identity = await identity_in(internals_of(container))
-        by = None if identity.is_anonymous else identity
-        try:
-            result = await container.runs.resume(run_id, answers, by=by)
-        except RunAnswerError as error:
-            return _refused(error)
-        except RunSuspendedError as error:
-            return _suspended(error.run_id, error.pending)
-        if result.pending:
-            return _suspended(run_id, result.pending)
-        status = (await container.runs.get(run_id)).status
-        return _json(200, {"run_id": run_id, "status": status, "content": result.content})
+        return await answered(container, run_id, answers)
 
     @router.post("/{run_id}/cancel", summary="Cancel a run")
     async def cancel(run_id: RunId, body: CancelBody | None = None) -> RunView:
         """Cancel a run that has not ended."""
         await container.runs.cancel(run_id, reason=body.reason if body is not None else None)
-        return _view(await container.runs.get(run_id))
+        return run_view(await container.runs.get(run_id))
 
     return router
 
 
-def _view(run: Run[Any]) -> RunView:
+async def answered(container: Container, run_id: str, answers: Mapping[str, Answer]) -> Response:
+    """Answer pending calls as the identity of the request. Returns the response: 200, 202, 409 or 422."""
+    identity = await identity_in(internals_of(container))
+    by = None if identity.is_anonymous else identity
+    try:
+        result = await container.runs.resume(run_id, answers, by=by)
+    except RunAnswerError as error:
+        return _refused(error)
+    except RunSuspendedError as error:
+        return _suspended(error.run_id, error.pending)
+    if result.pending:
+        return _suspended(run_id, result.pending)
+    status = (await container.runs.get(run_id)).status
+    return _json(200, {"run_id": run_id, "status": status, "content": result.content})
+
+
+def run_view(run: Run[Any]) -> RunView:
     """Return what a client sees of a run. The text of an error can contain anything, and stays here."""
     error = run.error
     if run.status == "failed" and error is not None:
@@ -197,7 +202,7 @@ def _view(run: Run[Any]) -> RunView:
         service=run.service,
         method=run.method,
         status=run.status,
-        pending=[PendingCallView(**_pending(each)) for each in run.pending],
+        pending=[PendingCallView(**pending_view(each)) for each in run.pending],
         created_at=run.created_at,
         updated_at=run.updated_at,
         history=[
@@ -215,12 +220,13 @@ def _view(run: Run[Any]) -> RunView:
     )
 
 
-def _pending(call: PendingCall) -> dict[str, Any]:
+def pending_view(call: PendingCall) -> dict[str, Any]:
+    """Return the fields of a pending call."""
     return {name: getattr(call, name) for name in PendingCall.__slots__}
 
 
 def _suspended(run_id: str, pending: Sequence[PendingCall]) -> Response:
-    return _json(202, {"run_id": run_id, "pending": [_pending(each) for each in pending]})
+    return _json(202, {"run_id": run_id, "pending": [pending_view(each) for each in pending]})
 
 
 def _refused(error: RunAnswerError) -> Response:

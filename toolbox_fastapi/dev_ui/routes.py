@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import cache
 from itertools import count
@@ -26,11 +26,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from toolbox.chat import PartialReasoning, PartialResponse, ToolExecutionRequest
+from toolbox.chat import PartialReasoning, PartialResponse, PendingCall, RunSuspended, ToolExecutionRequest
 from toolbox.container import Container, internals_of
 from toolbox.contents import media_in
 from toolbox.context import WhileCallerWaits
-from toolbox.errors import FrameworkError, ToolAbort
+from toolbox.errors import FrameworkError, RunSuspendedError, ToolAbort
 from toolbox.services.outputs import Result
 from toolbox.settings import ToolboxSettings
 from toolbox.tools.failures import ToolErrors, return_to_model
@@ -40,6 +40,7 @@ from toolbox.tools.sources import read_tools
 
 from ..endpoints import IDENTITY_DEPENDENCY
 from ..requirements import endpoints_of
+from ..run_routes import AnswerBody, answered, pending_view, run_view
 from ..streaming import EVENTS, as_json, close_stream, iterate, sse
 from .access import TOKEN_KEY, DevUi, Token, guarded_route, print_address, server_address, take_token
 from .forms import BadInputError
@@ -49,6 +50,9 @@ from .program import Method, ProgramView
 logger = logging.getLogger("toolbox.fastapi")
 
 B = TypeVar("B", bound=BaseModel)
+
+MAX_RUNS = 200
+"""The newest runs that the inbox shows."""
 
 MAX_BODY_BYTES = 24_000_000
 """Room for a document or a recording of 16 MB, in base64."""
@@ -136,6 +140,16 @@ class MethodCallBody(BaseModel):
     arguments: str
 
 
+class RunAnswersBody(BaseModel):
+    """The body of answers to the pending calls of a run; `cancel` cancels the run instead, with `reason`."""
+
+    model_config = ConfigDict(extra="forbid")
+    run_id: str
+    answers: dict[str, AnswerBody] = {}
+    cancel: bool = False
+    reason: str | None = None
+
+
 class DevUiApplication:
     """The ASGI application below the path of the dev UI."""
 
@@ -151,6 +165,8 @@ class DevUiApplication:
                 Route("/api/program", self._show_program),
                 Route("/api/tool", self._call_tool, methods=["POST"]),
                 Route("/api/ask", self._ask, methods=["POST"]),
+                Route("/api/runs", self._list_runs),
+                Route("/api/runs", self._answer_run, methods=["POST"]),
                 Route("/api/log", self._log),
             ],
             redirect_slashes=False,
@@ -260,6 +276,26 @@ class DevUiApplication:
         arguments = method.form.arguments(body.arguments)
         return sse(_events(ask(self._container, method, arguments)))
 
+    async def _list_runs(self, request: Request) -> Response:
+        found = await self._container.runs.list(limit=MAX_RUNS)
+        return Response(as_json([run_view(each).model_dump() for each in found]), media_type="application/json")
+
+    async def _answer_run(self, request: Request) -> Response:
+        body = await _read(RunAnswersBody, request)
+        try:
+            if body.cancel:
+                await self._container.runs.cancel(body.run_id, reason=body.reason)
+                return Response(as_json({"status": "cancelled"}), media_type="application/json")
+            answers = {call_id: each.answer() for call_id, each in body.answers.items()}
+            with WhileCallerWaits():
+                async with self._container.request_scope():
+                    return await answered(self._container, body.run_id, answers)
+        except ValueError as error:
+            raise BadInputError(str(error)) from None
+        except Exception as error:
+            logger.debug("run %s, answered in the dev UI, failed", body.run_id, exc_info=error)
+            return Response(as_json(failure(error)), media_type="application/json")
+
     async def _log(self, request: Request) -> Response:
         return sse(_events(self._journal.follow()))
 
@@ -343,6 +379,10 @@ async def call_tool(container: Container, tool: Tool, arguments: str, memory_id:
 # --- a service's method
 
 
+def _suspended(run_id: str | None, pending: Sequence[PendingCall]) -> Entry:
+    return {"type": "suspended", "run_id": run_id, "pending": [pending_view(each) for each in pending]}
+
+
 async def ask(container: Container, method: Method, arguments: Mapping[str, Any]) -> AsyncGenerator[Entry, None]:
     """Call a method; yield texts, items and tool calls as they happen, then an answer or a failure."""
     call = _MethodCall(container, method, arguments)
@@ -376,6 +416,8 @@ class _MethodCall:
         self._emit({"type": "asked", "at": time.time() * 1000})
         try:
             outcome = await self._call()
+        except RunSuspendedError as error:
+            outcome = _suspended(error.run_id, error.pending)
         except Exception as error:
             logger.debug("%s, called from the dev UI, failed", self._plan.where, exc_info=error)
             outcome = failure(error)
@@ -394,6 +436,8 @@ class _MethodCall:
                 value = await value
             if self._plan.output.is_stream:
                 return await self._emit_stream(value)
+        if isinstance(value, Result) and value.pending:
+            return _suspended(value.run_id, value.pending)
         return {"type": "answer", "value": plain(value.content if isinstance(value, Result) else value)}
 
     async def _emit_stream(self, stream: Any) -> Entry:
@@ -407,6 +451,8 @@ class _MethodCall:
                         self._emit({"type": "text", "text": text})
                     case PartialReasoning(text):
                         self._emit({"type": "reasoning", "text": text})
+                    case RunSuspended(run_id, pending):
+                        return _suspended(run_id, pending)
                     case _ if not isinstance(each, EVENTS):
                         has_items = True
                         self._emit({"type": "item", "value": plain(each)})

@@ -219,6 +219,7 @@ function newTurn(typed) {
   let usage = null;
   let took = null;
   let failed = false;
+  let suspended = false;
 
   function take(entry) {
     if (feed(timeline, entry, root)) return;
@@ -244,6 +245,14 @@ function newTurn(typed) {
         break;
       case "answer":
         show(entry.value);
+        end(entry);
+        break;
+      case "suspended":
+        suspended = true;
+        text.append(
+          `Waits for ${counted(entry.pending.length, "answer")}: ${entry.pending.map(each => each.tool_name).join(", ")}. `,
+          make("a", {href: `#inbox/${encodeURIComponent(entry.run_id)}`}, "Open the inbox"),
+        );
         end(entry);
         break;
       case "failure":
@@ -293,6 +302,6 @@ function newTurn(typed) {
     summary: () =>
       failed
         ? "Failed."
-        : `Answered in ${duration(took ?? 0)}${timeline.count ? `, with ${counted(timeline.count, "tool call")}` : ""}.`,
+        : `${suspended ? "Suspended" : "Answered"} ${suspended ? "after" : "in"} ${duration(took ?? 0)}${timeline.count ? `, with ${counted(timeline.count, "tool call")}` : ""}.`,
   };
 }

@@ -5,12 +5,14 @@ import {at, showError, make} from "./dom.js";
 import {showBeans} from "./beans.js";
 import {showChat} from "./chat.js";
 import {get} from "./events.js";
+import {showInbox} from "./inbox.js";
 import {makeLog} from "./log.js";
 import {showTools} from "./tools.js";
 
 const VIEWS = new Map([
   ["chat", showChat],
   ["tools", showTools],
+  ["inbox", showInbox],
   ["beans", showBeans],
   ["log", () => {}],
 ]);

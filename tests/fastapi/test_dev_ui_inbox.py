@@ -1,0 +1,119 @@
+"""The dev UI's inbox: lists runs that wait for a person, answers and cancels them, in a real browser and over HTTP."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from toolbox import AiMessage, ChatRequest, Container, Result, ToolExecutionResultMessage, register_ai_service, tool
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import DevUi, install
+
+
+class Orders:
+    @tool(requires_approval=True)
+    def refund(self, order: int) -> str:
+        return f"refunded {order}"
+
+
+@register_ai_service(tools=Orders)
+class Desk(Protocol):
+    async def ask(self, question: str) -> Result[str]: ...
+
+
+def reply_to(request: ChatRequest) -> Any:
+    last = request.messages[-1]
+    return AiMessage(last.text) if isinstance(last, ToolExecutionResultMessage) else tool_call("refund", {"order": 7})
+
+
+def desk() -> FastAPI:
+    app = FastAPI(title="The desk")
+    container = Container(models={"default": ScriptedChatModel([reply_to] * 100)}).register(Desk)
+    install(app, container, dev_ui=DevUi(token=False))
+    return app
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    with TestClient(desk(), base_url="http://127.0.0.1", client=("127.0.0.1", 5000)) as client:
+        yield client
+
+
+def suspended(client: TestClient) -> str:
+    """Ask the desk, and return the id of the suspended run."""
+    body = {"method": "Desk.ask", "arguments": '{"question": "refund 7"}'}
+    sent = client.post("/dev-ui/api/ask", json=body).text
+    assert '"type":"suspended"' in sent
+    [run] = [each for each in client.get("/dev-ui/api/runs").json() if each["status"] == "suspended"]
+    assert [each["tool_name"] for each in run["pending"]] == ["refund"]
+    return str(run["id"])
+
+
+def test_an_approved_call_runs_and_the_run_completes(client: TestClient) -> None:
+    run = suspended(client)
+
+    reply = client.post("/dev-ui/api/runs", json={"run_id": run, "answers": {"0": {"kind": "approve"}}})
+
+    assert (reply.status_code, reply.json()["content"]) == (200, "refunded 7")
+    [run_now] = client.get("/dev-ui/api/runs").json()
+    assert (run_now["status"], run_now["history"][0]["answer"]) == ("completed", "approve")
+
+
+def test_invalid_arguments_are_refused_and_the_run_still_waits(client: TestClient) -> None:
+    run = suspended(client)
+    answers = {"0": {"kind": "approve", "arguments": {"order": "seven"}}}
+
+    reply = client.post("/dev-ui/api/runs", json={"run_id": run, "answers": answers})
+
+    assert reply.status_code == 422
+    assert client.get("/dev-ui/api/runs").json()[0]["status"] == "suspended"
+
+
+def test_a_run_can_be_cancelled(client: TestClient) -> None:
+    run = suspended(client)
+
+    reply = client.post("/dev-ui/api/runs", json={"run_id": run, "cancel": True, "reason": "too late"})
+
+    assert reply.json() == {"status": "cancelled"}
+    assert client.get("/dev-ui/api/runs").json()[0]["status"] == "cancelled"
+
+
+def test_unknown_runs_are_reported(client: TestClient) -> None:
+    reply = client.post("/dev-ui/api/runs", json={"run_id": "nope", "answers": {}})
+
+    assert reply.json()["kind"] == "RunNotFoundError"
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(desk(), log_level="error", ws="none", timeout_graceful_shutdown=5))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/dev-ui/"
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+def test_a_person_edits_and_approves_a_call_on_the_page(browser: Any, address: str) -> None:
+    page = browser.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(address)
+    page.get_by_label("question").fill("refund 7")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("link", name="Open the inbox").click()
+    page.get_by_role("textbox", name="Arguments", exact=True).fill('{"order": 8}')
+    page.get_by_role("button", name="Approve").click()
+
+    page.locator("#run .outcome").get_by_text("refunded 8").wait_for()
+    assert "approve refund" in page.get_by_role("list", name="History").inner_text()
+    assert page.get_by_role("button", name="Approve").count() == 0
+    page.close()
+    assert complaints == []

@@ -1,0 +1,192 @@
+// @ts-check
+// Shows the runs: those that wait for a person first, with a form for each pending call, then the others.
+
+import {at, block, counted, make, setDisabled, showError} from "./dom.js";
+import {get, post} from "./events.js";
+
+const when = text => new Date(text).toLocaleString([], {hour12: false});
+
+// Suspended runs come first, each group with the newest run first.
+export function inOrder(runs) {
+  const rank = run => (run.status === "suspended" ? 0 : 1);
+  return [...runs].sort((a, b) => rank(a) - rank(b) || b.updated_at.localeCompare(a.updated_at));
+}
+
+// Returns the body of an answer. Throws an Error for arguments or a value that is not JSON.
+export function answerFrom(kind, {original, typed, reason}) {
+  const read = what => {
+    try {
+      return JSON.parse(typed);
+    } catch {
+      throw new Error(`${what} must be JSON.`);
+    }
+  };
+  if (kind === "approve") {
+    const changed = read("The arguments");
+    return JSON.stringify(changed) === JSON.stringify(original) ? {kind} : {kind, arguments: changed};
+  }
+  if (kind === "respond") return {kind, value: read("The result")};
+  if (kind === "retry") return {kind};
+  return reason ? {kind, reason} : {kind};
+}
+
+const ACTIONS = {
+  approval: [
+    ["approve", "Approve"],
+    ["reject", "Reject"],
+  ],
+  deferred: [
+    ["respond", "Send the result"],
+    ["fail", "Fail"],
+  ],
+  unknown_outcome: [
+    ["respond", "Send the result"],
+    ["retry", "Run again"],
+    ["fail", "Fail"],
+  ],
+};
+
+let showing = 0;
+
+export async function showInbox(_, wanted) {
+  const number = ++showing;
+  let runs;
+  try {
+    runs = inOrder(await get("api/runs"));
+  } catch (error) {
+    showError(`Cannot load the runs: ${/** @type {Error} */ (error).message}`);
+    return;
+  }
+  if (number !== showing) return;
+  const current = runs.find(each => each.id === wanted) ?? runs[0];
+  const waiting = runs.filter(each => each.status === "suspended").length;
+  at("inbox").replaceChildren(
+    make(
+      "section",
+      {},
+      make("h2", {}, `${waiting} waiting, ${counted(runs.length, "run")}`),
+      make("button", {type: "button", class: "small quiet", onclick: () => showInbox(_, wanted)}, "Refresh"),
+      make(
+        "ul",
+        {},
+        runs.map(run =>
+          make(
+            "li",
+            {},
+            make(
+              "a",
+              {
+                href: `#inbox/${encodeURIComponent(run.id)}`,
+                "aria-current": run.id === current.id ? "page" : null,
+              },
+              make("span", {class: "name"}, `${run.service.split(":").pop()}.${run.method}`),
+              make("span", {class: "about"}, `${run.status} · ${when(run.updated_at)}`),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+  if (current) at("run").replaceChildren(detailsOf(current));
+  else at("run").replaceChildren(make("p", {class: "empty"}, "No runs. A call that waits for a person appears here."));
+}
+
+function detailsOf(run) {
+  const outcome = make("div", {class: "outcome", role: "status"});
+  const cancel = make(
+    "button",
+    {type: "button", class: "small quiet", onclick: () => send({run_id: run.id, cancel: true}, cancel)},
+    "Cancel the run",
+  );
+
+  async function send(body, button) {
+    showError(null);
+    setDisabled(button, true);
+    try {
+      const reply = await post("api/runs", body);
+      if (reply.type === "failure")
+        outcome.replaceChildren(make("p", {class: "bad"}, `${reply.kind}: ${reply.message}`));
+      else if ("content" in reply)
+        outcome.replaceChildren(make("h3", {}, "Completed"), block(textOf(reply.content), "Answer"));
+      if (reply.type !== "failure") {
+        const shown = [...outcome.childNodes];
+        await showInbox(null, run.id);
+        document.querySelector("#run .outcome")?.replaceChildren(...shown);
+      }
+    } catch (error) {
+      outcome.replaceChildren(make("p", {class: "bad"}, /** @type {Error} */ (error).message));
+    } finally {
+      setDisabled(button, false);
+    }
+  }
+
+  return make(
+    "div",
+    {class: "bench"},
+    make("h2", {}, `${run.service.split(":").pop()}.${run.method}`),
+    make("p", {class: "about"}, `Run ${run.id}, ${run.status}${run.error ? `: ${run.error}` : ""}.`),
+    run.pending.map(call => pendingForm(call, (answer, button) => send({run_id: run.id, answers: answer}, button))),
+    run.status === "suspended" || run.status === "running" ? make("p", {class: "buttons"}, cancel) : null,
+    outcome,
+    run.history.length
+      ? make(
+          "section",
+          {},
+          make("h3", {}, "History"),
+          make("ol", {"aria-label": "History"}, run.history.map(historyItem)),
+        )
+      : null,
+  );
+}
+
+const textOf = value => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
+
+function historyItem(entry) {
+  const call = entry.tool_name ? ` ${entry.tool_name}` : "";
+  const who = entry.by ? ` by ${entry.by}` : "";
+  const why = entry.reason ? `: ${entry.reason}` : "";
+  return make("li", {}, `${when(entry.at)} · ${entry.answer}${call}${who}${why}`);
+}
+
+function pendingForm(call, send) {
+  const asksForResult = call.kind !== "approval";
+  const label = asksForResult ? "Result, as JSON" : "Arguments";
+  const typed = make(
+    "textarea",
+    {id: `value of ${call.id}`, rows: "4", spellcheck: "false", class: "code"},
+    asksForResult ? "null" : JSON.stringify(call.arguments, null, 2),
+  );
+  const reason = make("input", {id: `reason of ${call.id}`, autocomplete: "off"});
+  const trouble = make("p", {class: "bad", role: "alert", hidden: true});
+  const buttons = ACTIONS[call.kind].map(([kind, title]) =>
+    make(
+      "button",
+      {
+        type: "button",
+        class: kind === "approve" || kind === "respond" ? null : "quiet",
+        onclick(event) {
+          try {
+            const values = {original: call.arguments, typed: typed.value, reason: reason.value.trim()};
+            trouble.hidden = true;
+            send({[call.id]: answerFrom(kind, values)}, event.currentTarget);
+          } catch (error) {
+            trouble.textContent = /** @type {Error} */ (error).message;
+            trouble.hidden = false;
+          }
+        },
+      },
+      title,
+    ),
+  );
+  return make(
+    "section",
+    {class: "compose", "aria-label": `${call.tool_name} ${call.id}`},
+    make("h3", {}, call.tool_name),
+    make("p", {class: "about"}, `${call.kind.replace("_", " ")} at ${call.id}${call.reason ? `: ${call.reason}` : ""}`),
+    asksForResult ? block(JSON.stringify(call.arguments, null, 2), `Arguments of ${call.tool_name}`) : null,
+    make("div", {class: "field"}, make("label", {for: typed.id}, label), typed),
+    make("div", {class: "field"}, make("label", {for: reason.id}, "Reason (for the model)"), reason),
+    make("div", {class: "buttons"}, buttons),
+    trouble,
+  );
+}
