@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, get_args
 
 from .bean_references import BeanReference, naming
 from .chat import ChatModel, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, UserMessage
@@ -201,10 +201,11 @@ class ToolOutputGuardrail(_Guardrail, ABC):
 
 # --- decorators
 
+D = TypeVar("D")
 RETRIES_MARK = "__toolbox_answer_retries__"
 
 
-def input_guardrails(*guardrails: Any) -> Callable[[Any], Any]:
+def input_guardrails(*guardrails: object) -> Callable[[D], D]:
     """Judge the user messages of a service or one of its methods. Each guardrail is a class (a bean) or an instance.
 
         @register_ai_service
@@ -216,23 +217,23 @@ def input_guardrails(*guardrails: Any) -> Callable[[Any], Any]:
     return naming("input_guardrails", guardrails)
 
 
-def output_guardrails(*guardrails: Any, max_retries: int = 2) -> Callable[[Any], Any]:
+def output_guardrails(*guardrails: object, max_retries: int = 2) -> Callable[[D], D]:
     """Judge the final answers of a service or one of its methods.
 
     `max_retries` is how often the model is asked again in one call. Of several decorators, the largest counts.
     """
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
         raise ValueError(f"@output_guardrails: max_retries is {max_retries!r}; use 0 or more")
-    leave = naming("output_guardrails", guardrails)
+    leave: Callable[[D], D] = naming("output_guardrails", guardrails)
 
-    def leave_both(target: Any) -> Any:
+    def leave_both(target: D) -> D:
         setattr(target, RETRIES_MARK, max(max_retries, vars(target).get(RETRIES_MARK, 0)))
         return leave(target)
 
     return leave_both
 
 
-def tool_input_guardrails(*guardrails: Any) -> Callable[[Any], Any]:
+def tool_input_guardrails(*guardrails: object) -> Callable[[D], D]:
     """Judge the calls of a tool, after the arguments were validated and before the tool runs.
 
     On a class of tools it applies to all of them; on a service or one of its methods, to all tools that it calls.
@@ -240,7 +241,7 @@ def tool_input_guardrails(*guardrails: Any) -> Callable[[Any], Any]:
     return naming("tool_input_guardrails", guardrails)
 
 
-def tool_output_guardrails(*guardrails: Any) -> Callable[[Any], Any]:
+def tool_output_guardrails(*guardrails: object) -> Callable[[D], D]:
     """Judge the results of a tool before the model reads them. Classes and services: see `tool_input_guardrails`."""
     return naming("tool_output_guardrails", guardrails)
 
@@ -323,6 +324,8 @@ async def _judged(
         except EndsInvocation:
             raise
         except Exception as error:
+            if isinstance(error, ExceptionGroup) and error.subgroup(EndsInvocation) is not None:
+                raise
             result = GuardrailResult("fatal", message_of(error), cause=error)
         return result
     finally:
@@ -337,6 +340,8 @@ def _checked(result: object, named: BeanReference, asks_again: bool) -> Guardrai
     if not isinstance(result, GuardrailResult):
         returned = type(result).__name__
         raise TypeError(f"{_class_name(named)}.validate returned {returned}; return self.success() or another result")
+    if result.outcome not in get_args(GuardrailOutcome):
+        raise TypeError(f"{_class_name(named)}.validate returned the unknown outcome {result.outcome!r}")
     if result.outcome in _ASKING_AGAIN and not asks_again:
         raise TypeError(f"{_class_name(named)}.validate returned {result.outcome!r}, which only output guardrails may")
     if result.outcome == "reprompt" and not isinstance(result.prompt, str):

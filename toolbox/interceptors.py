@@ -27,6 +27,7 @@ from .tools.codec import Encoded, EncodedInFull
 from .tools.pipeline import Tool, ToolCall, ToolLayer, ToolStep, running_again
 
 C = TypeVar("C", bound=type[Any])
+D = TypeVar("D")
 
 
 # --- what an interceptor sees and calls
@@ -127,7 +128,7 @@ class ModelInterceptor(ABC):
 # --- decorators
 
 
-def interceptors(*interceptors: Any) -> Callable[[Any], Any]:
+def interceptors(*interceptors: object) -> Callable[[D], D]:
     """Wrap the tool calls and model requests of a service class or one of its methods, or the calls of a tool.
 
         @register_ai_service(tools=Orders)
@@ -215,6 +216,8 @@ class _AroundTool:
         except Exception:
             proceed.check()
             raise
+        finally:
+            proceed.is_over = True
         proceed.check()
         if proceed.encoded is not None and result is proceed.result:
             return proceed.encoded
@@ -226,16 +229,17 @@ class _AroundTool:
 class _Proceed:
     """Knows if the invocation must end: an error that ends it was raised, or its task was cancelled.
 
-    `ending` is the first such error that passed `proceed`.
+    `ending` is the first such error that passed `proceed`. `is_over` is True when the interceptor has returned.
     """
 
-    __slots__ = ("_cancelling", "_task", "ending")
+    __slots__ = ("_cancelling", "_task", "ending", "is_over")
 
     def __init__(self) -> None:
         self.ending: BaseException | None = None
         self._watch_task()
 
     def _watch_task(self) -> None:
+        self.is_over = False
         try:
             self._task = task = current_task()
         except RuntimeError:  # a tool without a service and an event loop
@@ -248,6 +252,15 @@ class _Proceed:
             raise self.ending
         if self._task is not None and self._task.cancelling() > self._cancelling:
             raise asyncio.CancelledError
+
+    def begin(self) -> None:
+        """Raise an error if `proceed` must not run any more."""
+        if self.is_over:
+            fact = "proceed was called after the interceptor had returned"
+            raise IllegalConfigurationError(
+                [Problem("proceed(call)", fact, "await it inside around_tool or around_model")]
+            )
+        self.check()
 
     def note(self, error: BaseException) -> None:
         """Remember an error that an interceptor must not swallow."""
@@ -268,7 +281,7 @@ class _ProceedWithTool(_Proceed):
         self._watch_task()
 
     async def __call__(self, invocation: ToolInvocation) -> ToolExecutionResult:
-        self.check()
+        self.begin()
         call, step = self._call, self._around.step
         if invocation is not self._invocation and (changes := self._changes(invocation)):
             call, step = call.with_changed(changes), self._around.changed
@@ -337,6 +350,8 @@ class _AroundModel:
             except Exception:
                 proceed.check()
                 raise
+            finally:
+                proceed.is_over = True
             proceed.check()
             if not isinstance(response, ChatResponse):
                 raise _wrong_value(bean, "around_model", response, ChatResponse)
@@ -359,7 +374,7 @@ class _ProceedWithModel(_Proceed):
         self.aside: Sequence[Message] = ()
 
     async def __call__(self, call: ModelInvocation) -> ChatResponse:
-        self.check()
+        self.begin()
         if not isinstance(call, ModelInvocation) or call.model != self._invocation.model_name:
             fact = "proceed was called with something else than the ModelInvocation, or with another model"
             fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"

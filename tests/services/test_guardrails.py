@@ -213,7 +213,10 @@ async def test_tools_see_the_message_that_a_guardrail_changed() -> None:
     assert result.text == "ABC"
 
 
-@pytest.mark.parametrize("value", [None, "yes", True, GuardrailResult("retry", "again")])
+@pytest.mark.parametrize(
+    "value",
+    [None, "yes", True, GuardrailResult("retry", "again"), GuardrailResult("ok"), GuardrailResult("modified", value=3)],  # type: ignore[arg-type]
+)
 async def test_a_guardrail_that_returns_something_else_refuses(value: Any) -> None:
     class Wrong(InputGuardrail):
         def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
@@ -260,6 +263,16 @@ async def test_errors_that_end_the_invocation_pass_through_a_guardrail() -> None
 
     desk = create_ai_service(guarded(Aborting), chat_model=ScriptedChatModel([]))
     with pytest.raises(ToolAbort, match="stop"):
+        await desk.ask("hello")
+
+
+async def test_errors_that_end_the_invocation_pass_inside_a_group_too() -> None:
+    class Grouping(InputGuardrail):
+        async def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            raise ExceptionGroup("several", [ValueError(), ToolAbort("stop")])
+
+    desk = create_ai_service(guarded(Grouping), chat_model=ScriptedChatModel([]))
+    with pytest.raises(ExceptionGroup):
         await desk.ask("hello")
 
 

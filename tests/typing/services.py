@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from toolbox import (
     ChatModel,
+    ChatResponse,
     Container,
     DemoChatModel,
     Inject,
@@ -22,6 +23,7 @@ from toolbox import (
     TokenUsage,
     ToolExecution,
     ToolExecutionRequest,
+    ToolExecutionResult,
     ToolExecutor,
     ToolSpecification,
     blocking,
@@ -42,6 +44,29 @@ from toolbox import (
     toolbox,
     tools_from,
     user_message,
+)
+from toolbox.guardrails import (
+    GuardrailResult,
+    InputGuardrail,
+    InputGuardrailRequest,
+    MaskSecrets,
+    MaxLength,
+    OutputGuardrail,
+    OutputGuardrailRequest,
+    input_guardrails,
+    output_guardrails,
+    tool_input_guardrails,
+    tool_output_guardrails,
+)
+from toolbox.interceptors import (
+    ModelInterceptor,
+    ModelInvocation,
+    ModelProceed,
+    ToolInterceptor,
+    ToolInvocation,
+    ToolProceed,
+    global_interceptor,
+    interceptors,
 )
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import Inject as EndpointInject
@@ -210,3 +235,50 @@ async def a_rest_call_keeps_its_declared_type(forecasts: Forecasts) -> None:
 async def an_endpoint_sees_the_bean(assistant: EndpointInject[Assistant]) -> str:
     assert_type(assistant, Assistant)
     return (await assistant.chat("room 7", "How many seats?", "English")).content
+
+
+# --- guardrails and interceptors
+
+
+class Careful(InputGuardrail):
+    async def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+        return self.success_with(request.user_message.text)
+
+
+class Quick(OutputGuardrail):
+    def validate(self, request: OutputGuardrailRequest) -> GuardrailResult:
+        return self.reprompt("why", "again")
+
+
+@global_interceptor(priority=3)
+class Timed(ToolInterceptor):
+    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        result = await proceed(call.with_arguments(n=1))
+        assert_type(result, ToolExecutionResult)
+        return result
+
+
+class Cached(ModelInterceptor):
+    async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+        return await proceed(call)
+
+
+@register_ai_service
+@input_guardrails(Careful, MaxLength(3))
+@interceptors(Timed, Cached())
+class Guarded(Protocol):
+    @output_guardrails(Quick, max_retries=1)
+    async def ask(self, text: str) -> int: ...
+
+
+@tool_input_guardrails(MaxLength(3))
+@tool_output_guardrails(MaskSecrets)
+@interceptors(Timed)
+def guarded_tool(text: str) -> int:
+    return len(text)
+
+
+async def decorators_keep_the_types_of_services_and_tools(guarded: Guarded) -> None:
+    assert_type(await guarded.ask("x"), int)
+    assert_type(guarded_tool("x"), int)
+    assert_type(Timed(), Timed)

@@ -149,7 +149,7 @@ class Tool:
     def is_service(self) -> bool:
         """True for a method of an AI service, which has no memory as a tool."""
         marked = self.function is not None and hasattr(self.function, SERVICE_MARK)
-        return marked or (isinstance(self.bean, type) and SERVICE_MARK in vars(self.bean))
+        return marked or (self.bean is not None and self.owner is not None and SERVICE_MARK in vars(self.owner))
 
     def named_by(self, decorator: str) -> tuple[BeanReference, ...]:
         """Return what a decorator names at the tool's class, then at the tool.
