@@ -50,6 +50,7 @@ LAYERS: dict[str, int] = {
     "toolbox.guardrails": 5,
     "toolbox.interceptors": 5,
     "toolbox.ready_guardrails": 5,
+    "toolbox.reach": 6,
     "toolbox.container": 6,
     "toolbox.overview": 7,
     "toolbox.testing": 7,

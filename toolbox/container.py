@@ -38,7 +38,7 @@ from .di.registry import (
 from .di.scopes import CallScope, RequestScope
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution.threads import FORKED, LoopThread, keep_inherited, renewed_after_fork
-from .security import SecurityIdentity
+from .security import Reach, SecurityIdentity
 from .type_keys import type_name
 
 if TYPE_CHECKING:
@@ -479,6 +479,27 @@ class Container:
     def runs(self) -> Runs:
         """The runs of the started container: answer suspended calls, continue and cancel runs. Also a bean."""
         return self._internals.host.runs
+
+    def reach(self, app: Any = None) -> list[Reach]:
+        """Return all ways to tools: from which entry, through which services, with which roles, and to which effects.
+
+        Nothing is run; the container may be started or not. `app` is the application of `install(app, container)`: its
+        endpoints and MCP servers are entries too. Without it, the entries are the methods of the AI services. Raises
+        `IllegalConfigurationError` if `app` does not belong to this container.
+        """
+        from .reach import ENTRIES, reach_of
+
+        if app is not None and getattr(getattr(app, "state", None), APPLICATION_CONTAINER, None) is not self:
+            fact = f"{app!r} is not an application of this container"
+            raise IllegalConfigurationError(
+                [Problem("Container.reach(app)", fact, "call install(app, container) first")]
+            )
+        if self._host is None or self._wiring is None:
+            host, graph, _, _ = self._checked(models=False)
+        else:
+            host, graph = self._host, self._wiring.graph
+        finders = [] if app is None else getattr(app.state, ENTRIES, [])
+        return reach_of(host.plans, [entry for find in finders for entry in find(graph)])
 
     def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
         """Return a conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`."""

@@ -270,5 +270,19 @@ class Reach:
             return False
         return not any(each.isdisjoint(identity.roles) for each in self.checks)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the row as JSON data."""
+        return {
+            "entry": self.entry,
+            "path": list(self.path),
+            "tool": self.tool,
+            "roles": sorted(self.roles),
+            "needs_identity": self.needs_identity,
+            "checks": [sorted(each) for each in self.checks],
+            "requires_approval": self.requires_approval,
+            "guardrails": [each.__name__ for each in self.guardrails],
+            "effects": list(self.effects),
+        }
+
     def __str__(self) -> str:
         return " -> ".join((self.entry, *self.path, self.tool))

@@ -31,6 +31,7 @@ from starlette.websockets import WebSocket
 from toolbox.container import APPLICATION_CONTAINER, Container, internals_of
 from toolbox.context import current_caller
 from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
+from toolbox.reach import ENTRIES
 from toolbox.rest import propagate_headers
 from toolbox.security import SecurityIdentity
 from toolbox.settings import ToolboxSettings
@@ -48,7 +49,14 @@ from .exchanges import (
     unwrapped_error,
 )
 from .problems import answer_with_problem, is_async_handler
-from .requirements import complete_dependencies, endpoint_problems, installed, offers_of_endpoints, tools_of_endpoints
+from .requirements import (
+    complete_dependencies,
+    endpoint_problems,
+    entries_of,
+    installed,
+    offers_of_endpoints,
+    tools_of_endpoints,
+)
 
 if TYPE_CHECKING:
     from .dev_ui.routes import DevUiApplication
@@ -103,6 +111,7 @@ def install(
     internals.add_implied(lambda: tools_of_endpoints(app.routes))
     internals.add_offers(lambda: offers_of_endpoints(app.routes))
     internals.add_check(lambda graph: endpoint_problems(app.routes, graph))
+    setattr(app.state, ENTRIES, [lambda graph: entries_of(app.routes, graph)])
     if app.router.route_class is APIRoute:
         app.router.route_class = InjectRoute
     app.router.lifespan_context = installation.wrap_lifespan(app.router.lifespan_context)

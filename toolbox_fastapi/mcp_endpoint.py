@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from toolbox import Container
 from toolbox.container import internals_of
+from toolbox.reach import ENTRIES, Entry
 from toolbox.security import SecurityIdentity, caller_of_request, identity_from
 
 from .endpoints import IDENTITY_DEPENDENCY, OWN_IDENTITY_MARK
@@ -54,6 +55,7 @@ def mount_mcp(
     installed.
     """
     from toolbox.mcp import mcp_server_of
+    from toolbox.mcp.serving import served_tools
 
     endpoint = _McpApplication(container, tuple(tools), name, tuple(allowed_hosts))
     mcp_server_of(container, endpoint.tools, name)  # raises for invalid tools
@@ -63,6 +65,8 @@ def mount_mcp(
     elif known is not None:
         dependencies = [*dependencies, Depends(known)]
     bare = path.rstrip("/")
+    served = Entry(f"MCP {bare or '/'}", tools=served_tools(container, endpoint.tools), calls_services=False)
+    setattr(app.state, ENTRIES, [*getattr(app.state, ENTRIES, ()), lambda graph: [served]])
     # Two routes and no redirect: proxies and clients follow redirects of a POST incorrectly.
     for each in (bare, f"{bare}/") if bare else ("/",):
         app.router.routes.append(_McpRoute(each, endpoint, dependencies, app, identity))

@@ -21,6 +21,7 @@ from toolbox.container import Offered
 from toolbox.di.beans import MISSING, InjectionPoint, point_of
 from toolbox.di.graph import BeanGraph
 from toolbox.errors import Problem
+from toolbox.reach import Entry, services_behind
 from toolbox.security import marked_access
 from toolbox.services.hosting import identity_problems, registrable, tool_bean_problems
 from toolbox.services.listing import named_beans
@@ -49,6 +50,18 @@ def endpoints_of(routes: Sequence[BaseRoute], prefix: str = "") -> Iterator[tupl
         elif context.endpoint is not None:
             methods = "/".join(sorted(context.methods or ())) or "WebSocket"
             yield f"{methods} {path} ({_name_of(context.endpoint)})", context
+
+
+def entries_of(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Entry]:
+    """Yield the endpoints that can call AI services, also through other beans, with the tools that they add."""
+    for where, context in endpoints_of(routes):
+        name = where.rpartition(" (")[0]
+        points = [point_of(each.wanted, name) for each in getattr(context.endpoint, ENDPOINT_MARK, ())]
+        if (dependant := getattr(context, "dependant", None)) is not None:
+            points += _points_in(dependant, name)
+        tools, _ = read_tools(toolbox_of(context.endpoint) or (), name)
+        if services := services_behind(points, graph):
+            yield Entry(name, services, tools)
 
 
 def tools_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[type]:

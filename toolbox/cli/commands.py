@@ -1,4 +1,4 @@
-"""The commands of `toolbox`: check, graph, tools, chat, worker, new, mcp.
+"""The commands of `toolbox`: check, graph, reach, tools, chat, worker, new, mcp.
 
 The package `cli` is the home of typer and rich. Not here: the checks, the bean graph and the tool specifications.
 """
@@ -33,6 +33,8 @@ from .output import (
     mermaid_lines,
     offers_of,
     print_json,
+    reach_as_mermaid,
+    reach_as_table,
     report_json,
     show,
     specification_lines,
@@ -111,6 +113,27 @@ def graph(
         typer.echo(for_terminal("\n".join(mermaid_lines(nodes))))
     else:
         for line in text_lines(nodes):
+            show(line)
+
+
+@app.command()
+def reach(
+    target: Target,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid drawing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print which tools can be called from where: entries, services on the way, roles, approval, guardrails, effects.
+
+    The target is a container, or a FastAPI application that `install` connected to one.
+    """
+    container, found = load_container(target), load(target)
+    ways = container.reach(None if isinstance(found, Container) else found)
+    if as_json:
+        print_json({"reach": [way.as_json() for way in ways]})
+    elif mermaid:
+        typer.echo(for_terminal("\n".join(reach_as_mermaid(ways))))
+    else:
+        for line in reach_as_table(ways):
             show(line)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from ..container import Container, internals_of
 from ..errors import IllegalConfigurationError, Problem
 from ..overview import SCOPES, Node
 from ..printable import for_json, for_terminal
+from ..security import Reach
 from ..services.declaration import service_options_of
 from ..services.memory import estimate_tokens
 from ..services.planning import plan_service
@@ -104,6 +105,50 @@ def text_lines(nodes: Iterable[Node]) -> Iterator[str]:
             yield f"    offers the tools {escape(', '.join(node.tools))}"
         for bean, manner in node.links:
             yield f"    {manner} {escape(bean)}"
+
+
+# --- the reach of a program
+
+
+def reach_as_table(ways: Sequence[Reach]) -> Iterator[str]:
+    """Yield the ways to tools as the lines of a table, with rich's markup."""
+    if not ways:
+        yield "No tool can be reached."
+        return
+    rows = [("entry", "path", "tool", "roles", "approval", "guardrails", "effects")]
+    for way in ways:
+        roles = ", ".join(sorted(way.roles)) or ("any identity" if way.needs_identity else "")
+        guardrails = ", ".join(each.__name__ for each in way.guardrails)
+        approval = "yes" if way.requires_approval else ""
+        rows.append((way.entry, " → ".join(way.path), way.tool, roles, approval, guardrails, ", ".join(way.effects)))
+    widths = [max(len(for_terminal(row[column])) for row in rows) for column in range(len(rows[0]))]
+    for number, row in enumerate(rows):
+        line = "  ".join(for_terminal(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield f"[bold]{escape(line)}[/bold]" if number == 0 else escape(line)
+
+
+def reach_as_mermaid(ways: Sequence[Reach]) -> Iterator[str]:
+    """Yield the ways to tools as a Mermaid flowchart. A label on an arrow names the roles that a caller needs."""
+    yield "flowchart LR"
+    ids: dict[tuple[str, ...], str] = {}
+    for way in ways:
+        steps = (way.entry, *way.path, way.tool)
+        for depth, text in enumerate(steps):
+            last = depth == len(steps) - 1
+            place = (*steps[: depth + 1], "tool") if last else steps[: depth + 1]
+            if place in ids:
+                continue
+            ids[place] = f"n{len(ids)}"
+            more = f"<br><small>{_mermaid_text(', '.join(way.effects))}</small>" if last and way.effects else ""
+            yield f'  {ids[place]}["{_mermaid_text(text)}{more}"]'
+            if depth:
+                roles = ", ".join(sorted(way.roles)) or ("any identity" if way.needs_identity else "")
+                label = f'|"{_mermaid_text(roles)}"|' if last and roles else ""
+                yield f"  {ids[steps[:depth]]} -->{label} {ids[place]}"
+
+
+def _mermaid_text(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def mermaid_lines(nodes: Iterable[Node]) -> Iterator[str]:

@@ -141,6 +141,11 @@ def _approval_problems(tools: Iterable[Tool]) -> Iterator[Problem]:
             yield Problem(each.where, "needs approval, which MCP clients cannot give", fix)
 
 
+def served_tools(container: Container, tools: Iterable[Any]) -> tuple[Tool, ...]:
+    """Return the tools that a server with these sources offers."""
+    return tuple(tool for each in tools for tool in _read(_with_owner(each, container), Offers(), "", []))
+
+
 def reports_progress(tools: Iterable[Any], container: Container) -> bool:
     """Return True if one of `tools`, or a resource or prompt beside them, reports its progress to clients."""
     offers = Offers()

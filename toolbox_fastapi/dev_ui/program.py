@@ -14,6 +14,7 @@ from toolbox.chat import UserMessage
 from toolbox.container import Container, internals_of
 from toolbox.execution.markers import Execution
 from toolbox.overview import Node, nodes_of
+from toolbox.security import Reach
 from toolbox.services.hosting import ContainerHost
 from toolbox.services.memory import MessageWindow, TokenWindow, Window, estimate_tokens
 from toolbox.services.outputs import Output, Shape
@@ -45,9 +46,12 @@ class Method:
 
 
 class ProgramView:
-    """The services, tools and beans of a started container, read once."""
+    """The services, tools and beans of a started container, and its reach; read once."""
 
-    def __init__(self, container: Container, endpoint_tools: Iterable[tuple[str, Tool]] = ()) -> None:
+    def __init__(
+        self, container: Container, endpoint_tools: Iterable[tuple[str, Tool]] = (), reach: Iterable[Reach] = ()
+    ) -> None:
+        self.reach = tuple(reach)
         self.host = internals_of(container).host
         self.nodes = [each for each in nodes_of(container) if each.type != DevUiListener.__name__]
         self.methods = {
@@ -95,6 +99,7 @@ class ProgramView:
             "services": [self._service(cls, plans) for cls, plans in by_service.items()],
             "tools": [_tool_as_json(each) for each in self.tools.values()],
             "beans": [_bean_as_json(each) for each in self.nodes],
+            "reach": [each.as_json() for each in self.reach],
         }
 
     def _service(self, cls: type[Any], plans: Iterable[MethodPlan]) -> dict[str, Any]:

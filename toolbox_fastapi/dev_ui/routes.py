@@ -251,7 +251,7 @@ class DevUiApplication:
     def program(self) -> ProgramView:
         """Return the program; read again after the container was restarted."""
         if self._program is None or self._program.host is not internals_of(self._container).host:
-            self._program = ProgramView(self._container, self._endpoint_tools())
+            self._program = ProgramView(self._container, self._endpoint_tools(), self._container.reach(self._app))
         return self._program
 
     def _endpoint_tools(self) -> Iterator[tuple[str, Tool]]:

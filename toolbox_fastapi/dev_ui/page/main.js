@@ -7,6 +7,7 @@ import {showChat} from "./chat.js";
 import {get} from "./events.js";
 import {showInbox} from "./inbox.js";
 import {makeLog} from "./log.js";
+import {showReach} from "./reach.js";
 import {showTools} from "./tools.js";
 
 const VIEWS = new Map([
@@ -14,6 +15,7 @@ const VIEWS = new Map([
   ["tools", showTools],
   ["inbox", showInbox],
   ["beans", showBeans],
+  ["reach", showReach],
   ["log", () => {}],
 ]);
 let program = null;

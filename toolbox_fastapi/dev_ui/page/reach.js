@@ -1,0 +1,36 @@
+// @ts-check
+// Shows which tools can be called from where, as a table.
+
+import {at, make} from "./dom.js";
+
+export function showReach(program) {
+  if (!at("reach").children.length) at("reach").append(program.reach.length ? table(program.reach) : nothing());
+}
+
+function nothing() {
+  return make("p", {class: "empty"}, "No tool can be reached.");
+}
+
+function table(ways) {
+  const head = ["Entry", "Through", "Tool", "Roles", "Approval", "Guardrails", "Effects"].map(text =>
+    make("th", {scope: "col"}, text),
+  );
+  const rows = ways.map(way =>
+    make(
+      "tr",
+      {},
+      make("th", {scope: "row"}, way.entry),
+      make("td", {}, way.path.join(" → ")),
+      make("td", {}, make("code", {}, way.tool)),
+      make("td", {}, way.roles.join(", ") || (way.needs_identity ? "any identity" : "everybody")),
+      make("td", {}, way.requires_approval ? "yes" : ""),
+      make("td", {}, way.guardrails.join(", ")),
+      make("td", {}, way.effects.join(", ")),
+    ),
+  );
+  return make(
+    "div",
+    {class: "table", tabindex: "0", role: "region", "aria-label": "Table of the reach"},
+    make("table", {}, make("thead", {}, make("tr", {}, head)), make("tbody", {}, rows)),
+  );
+}
