@@ -17,6 +17,8 @@ MODULES = (
     "toolbox.sql",
     "toolbox.mcp",
     "toolbox.recordings",
+    "toolbox.limits",
+    "toolbox.security",
     "toolbox_fastapi",
 )
 INTERNAL_NAMES_THAT_USERS_SEE = {"ApplicationStoppingError"}

@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from time import time_ns
 from typing import Any, assert_never
@@ -66,6 +66,7 @@ from .events import (
     ToolFailedEvent,
     ToolStartedEvent,
     ToolSuspendedEvent,
+    UsageCountedEvent,
 )
 from .models.selection import FallbackModel
 
@@ -171,6 +172,7 @@ class OpenTelemetryListener(EventListener):
             ToolExecutedEvent: self._tool_executed,
             ToolFailedEvent: self._tool_failed,
             GuardrailExecutedEvent: self._guardrail_executed,
+            UsageCountedEvent: self._usage_counted,
             ServiceSuspendedEvent: self._service_suspended,
             ToolSuspendedEvent: self._tool_suspended,
             RunAnsweredEvent: self._run_answered,
@@ -309,6 +311,21 @@ class OpenTelemetryListener(EventListener):
         self._resumed[event.invocation_id] = event.run_id  # for the span of the service, which starts next
 
     # --- guardrails
+
+    def _usage_counted(self, event: UsageCountedEvent) -> None:
+        """Record the usage against the limits at the span of the service call."""
+        operation = self._open.get(event.invocation_id)
+        if operation is None:
+            return
+        for each in fields(event.limits):
+            used, allowed = event.usage.of(each.name), getattr(event.limits, each.name)
+            if used is not None:
+                operation.span.set_attribute(
+                    f"toolbox.usage.{each.name}", float(used) if each.name == "cost" else min(int(used), 2**63 - 1)
+                )
+            if allowed is not None:
+                limit = float(allowed) if each.name == "cost" else allowed
+                operation.span.set_attribute(f"toolbox.limit.{each.name}", limit)
 
     def _guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
         """Record a finished span: it begins as long ago as the guardrail took."""

@@ -60,7 +60,7 @@ def reach_of(plans: Plans, entries: Iterable[Entry]) -> list[Reach]:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way so far: what a caller needs for it, and what stands on it."""
+    """A way so far: what a caller needs for it, and what guards it."""
 
     entry: str
     path: tuple[str, ...]

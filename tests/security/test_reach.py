@@ -108,7 +108,7 @@ def container() -> Container:
 ROLES = frozenset({"support", "admin"})
 
 
-def test_each_row_is_one_way_with_all_that_stands_on_it() -> None:
+def test_each_row_is_one_way_with_all_its_checks() -> None:
     rows = container().reach()
     desk = [each for each in rows if each.entry == "Desk.chat"]
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from contextvars import ContextVar, Token
+from dataclasses import fields
 from typing import Any, TypeAlias, assert_never
 
 from pydantic_core import from_json
@@ -50,6 +51,7 @@ from toolbox.events import (
     ToolExecutedEvent,
     ToolFailedEvent,
     ToolStartedEvent,
+    UsageCountedEvent,
 )
 from toolbox.execution.threads import thread_watcher
 from toolbox.services.outputs import Result
@@ -158,6 +160,8 @@ class DevUiListener(EventListener):
                 self._tool_ended(context, event.execution.duration, event.execution.result, event.execution.is_error)
             case ToolFailedEvent():
                 self._tool_ended(context, event.duration, failure_line(event.error), is_error=True)
+            case UsageCountedEvent():
+                self._usage_counted(event)
             case GuardrailExecutedEvent():
                 self._guardrail_executed(event)
             case MemoryWrittenEvent():
@@ -260,6 +264,21 @@ class DevUiListener(EventListener):
             self._ended(context, duration)
 
     # --- guardrails
+
+    def _usage_counted(self, event: UsageCountedEvent) -> None:
+        self._counted += 1
+        limits = [(each.name, getattr(event.limits, each.name)) for each in fields(event.limits)]
+        used = [f"{name} {event.usage.of(name)} of {allowed}" for name, allowed in limits if allowed is not None]
+        shown = {
+            "type": "usage",
+            "call": f"usage {self._counted}",
+            "name": "usage",
+            "at": time.time() * 1000,
+            "duration": 0,
+            "result": ", ".join(used) or "no limits",
+            "is_error": False,
+        }
+        self._add(event.context, shown)
 
     def _guardrail_executed(self, event: GuardrailExecutedEvent) -> None:
         self._counted += 1
