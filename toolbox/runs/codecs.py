@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -243,7 +244,18 @@ def write_person(run_id: str, by: Any) -> Any:
         return by
     if not hasattr(by, "is_anonymous"):
         raise RunAnswerError(run_id, f"by= must be a str or a SecurityIdentity, got {type(by).__name__}")
-    return write_identity(by)
+    if by.is_anonymous:
+        return None
+    return {"name": by.name, "roles": sorted(by.roles), "attributes": writable(by.attributes)}
+
+
+def writable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that have a JSON form, and leave out the others."""
+    written = {}
+    for name, value in dict(values).items():
+        with suppress(Exception):  # any exception of the value's own serializers
+            written[str(name)] = json_value(value)
+    return written
 
 
 def read_person(written: Any) -> Any:

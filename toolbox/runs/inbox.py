@@ -179,8 +179,17 @@ class Runs(RunStarting):
         try:
             async with self._owned.owned(stored.id, stored.generation):
                 return await self._execute_owned(stored, answers)
+        except LeaseLostError:
+            await self._raise_if_cancelled(run_id)
+            raise
         finally:
             self.signals.announce(stored.id)
+
+    async def _raise_if_cancelled(self, run_id: str) -> None:
+        """Raise `RunCancelledError` if a run was taken away because it was cancelled."""
+        stored = await (await self._opened()).load(run_id)
+        if stored is not None and stored.status == "cancelled":
+            raise RunCancelledError(run_id, self._document(stored).reason)
 
     async def resume_stream(
         self, run_id: str, answers: Mapping[str, Answer], by: Any = None
@@ -662,6 +671,9 @@ class Runs(RunStarting):
             try:
                 async with self._owned.owned(owned.id, owned.generation):
                     return await self._execute_owned(owned)
+            except LeaseLostError:
+                await self._raise_if_cancelled(owned.id)
+                raise
             finally:
                 self.signals.announce(owned.id)
 

@@ -45,7 +45,7 @@ from ..tools.codec import Encoded, EncodedInFull, printable
 from ..tools.parameters import is_field
 from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension, execute_tool
 from .answers import Answer
-from .codecs import qualified
+from .codecs import qualified, writable
 from .documents import (
     GivenAnswer,
     RunDocument,
@@ -446,7 +446,7 @@ class RunSession:
             number = self._snapshots[path] = self._snapshots.get(path, 0) + 1
             deadline = invocation.deadline
             remaining = None if deadline is None else max(deadline.at - time.monotonic(), 0.0)
-            notes = json_items(invocation.context.notes)
+            notes = writable(invocation.context.notes)
             replies, usage = self._replies.get(path, 0), usage_of(invocation)
             data = snapshot_to_json(invocation.state, replies, remaining, notes, usage)
             records.append(StoredRecord(f"{path}#s{number}", "snapshot", data))
@@ -679,19 +679,6 @@ def json_arguments(call: ToolCall) -> dict[str, Any]:
 
 def _default(value: Any) -> Any:
     return value.get_default(call_default_factory=True) if is_field(value) else value
-
-
-def json_items(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that have a JSON form, and leave out the others."""
-    from pydantic_core import to_jsonable_python
-
-    written = {}
-    for name, value in values.copy().items() if isinstance(values, dict) else values.items():
-        try:
-            written[str(name)] = json.loads(json.dumps(to_jsonable_python(value, by_alias=True)))
-        except Exception:  # any exception of the value's own serializers
-            logger.debug("the note %r cannot be stored with a suspended run", name)
-    return written
 
 
 def _json_attributes(tool: Tool, deferred: ToolDeferred) -> dict[str, Any]:

@@ -269,7 +269,8 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                                     tasks = _early(event, invocation, tasks, performing)
                                 yield event
                                 while tasks is not None and tasks.has_news:
-                                    yield _event_of(await tasks.next(), invocation)
+                                    if (early := _event_of(await tasks.next(), invocation)) is not None:
+                                        yield early
                             else:
                                 raise no_response(invocation.model)
                         if isinstance(event, CompleteResponse):
@@ -461,8 +462,8 @@ def _early(
     return tasks
 
 
-def _event_of(news: News, invocation: Invocation) -> ServiceEvent:
-    """Add the result of an early call to the state, and return its event."""
+def _event_of(news: News, invocation: Invocation) -> ServiceEvent | None:
+    """Add the result of an early call to the state, and return its event; None for a call that was suspended."""
     if isinstance(news, ToolProgress):
         return news
     if isinstance(news, RunTool):
@@ -470,4 +471,4 @@ def _event_of(news: News, invocation: Invocation) -> ServiceEvent:
     invocation.state, _ = advance(invocation.rules, invocation.state, news)
     if isinstance(news, ToolFinished):
         return ToolExecuted(news.outcome.execution)
-    return BeforeToolExecution(invocation.state.pending[news.index].request)
+    return None
