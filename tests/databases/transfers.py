@@ -1,0 +1,235 @@
+"""Money transfers of an AI service, as programs that tests kill, stop and restart.
+
+`python -c "from … import transfers; …"` is slow to start, so one process imports everything and forks the others.
+Commands come on standard input, one JSON list per line: `[name, [arguments …]]`; each runs in a forked child, whose
+exit status is printed as `[name, status]`.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from toolbox import (
+    AiMessage,
+    ChatRequest,
+    ChatResponse,
+    Container,
+    Inject,
+    ToolExecutionRequest,
+    ToolExecutionResultMessage,
+    UserMessage,
+    application_scoped,
+    register_ai_service,
+    sql,
+    tool,
+    user_message,
+)
+from toolbox.runs import IdempotencyKey, RunId, RunStore
+from toolbox.sql import SqlRunStore
+from toolbox.testing import tool_call
+
+TABLES = (
+    "CREATE TABLE ledger (run VARCHAR, account VARCHAR, cents INTEGER)",
+    "CREATE TABLE mails (key VARCHAR PRIMARY KEY, run VARCHAR)",
+    "CREATE TABLE asked (run VARCHAR, results INTEGER)",
+)
+
+# --- steps at which a process can be killed
+
+
+class Steps:
+    """Counts the steps of this process, and kills or stops it at the chosen one."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.kill_at: int | None = None
+        self.stop_at: str | None = None
+
+    def take(self, name: str) -> None:
+        self.taken.append(name)
+        if self.kill_at is not None and len(self.taken) >= self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.stop_at == name:
+            self.stop_at = None
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+steps = Steps()
+
+
+class SteppingStore(SqlRunStore):
+    """Takes a step before and after each write."""
+
+
+def _stepping(name: str) -> Any:
+    written = getattr(SqlRunStore, name)
+
+    async def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        steps.take(f"before {name}")
+        value = await written(self, *args, **kwargs)
+        steps.take(f"after {name}")
+        return value
+
+    return step
+
+
+for _name in ("create", "append", "acquire", "add_events"):
+    setattr(SteppingStore, _name, _stepping(_name))
+
+# --- the service
+
+
+class Bank:
+    @tool
+    @sql.transactional
+    async def debit(self, run: str, cents: int, session: Inject[AsyncSession]) -> str:
+        await _book(session, run, "payer", -cents)
+        steps.take("debited")
+        return "debited"
+
+    @tool
+    @sql.transactional
+    async def credit(self, run: str, cents: int, session: Inject[AsyncSession]) -> str:
+        await _book(session, run, "payee", cents)
+        steps.take("credited")
+        return "credited"
+
+
+async def _book(session: AsyncSession, run: str, account: str, cents: int) -> None:
+    statement = text("INSERT INTO ledger VALUES (:run, :account, :cents)")
+    await session.execute(statement, {"run": run, "account": account, "cents": cents})
+
+
+@application_scoped
+class Mail:
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @tool(on_unknown_outcome="retry")
+    async def send(self, run: str, key: IdempotencyKey) -> str:
+        steps.take("sending")
+        async with self._engine.connect() as connection:
+            await connection.execution_options(toolbox_for_writing=True)
+            statement = text("INSERT INTO mails VALUES (:key, :run) ON CONFLICT DO NOTHING")
+            await connection.execute(statement, {"key": key, "run": run})
+            await connection.commit()
+        steps.take("sent")
+        return "sent"
+
+
+@register_ai_service(tools=[Bank, Mail], durable=True)
+class Transfers(Protocol):
+    @user_message("{cents} {run}")
+    async def transfer(self, run: RunId, cents: int) -> str: ...
+
+
+class Clerk:
+    """A model that debits, credits, writes a mail, and answers; notes each question."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def chat(self, request: ChatRequest) -> ChatResponse:
+        question = next(each for each in reversed(request.messages) if isinstance(each, UserMessage))
+        cents, _, run = question.text.partition(" ")
+        results = sum(isinstance(each, ToolExecutionResultMessage) for each in request.messages)
+        steps.take("asked")
+        async with self._engine.connect() as connection:
+            await connection.execution_options(toolbox_for_writing=True)
+            statement = text("INSERT INTO asked VALUES (:run, :results)")
+            await connection.execute(statement, {"run": run, "results": results})
+            await connection.commit()
+        calls: list[ToolExecutionRequest] = []
+        if results == 0:
+            calls = [tool_call("debit", {"run": run, "cents": int(cents)})]
+        elif results == 1:
+            calls = [
+                tool_call("credit", {"run": run, "cents": int(cents)}),
+                tool_call("send", {"run": run}),
+            ]
+        steps.take("replies")
+        return ChatResponse(AiMessage(None if calls else f"transferred {cents}", calls))
+
+
+@asynccontextmanager
+async def bank(url: str, lease: float, *, take_over: bool, engine: Any = None, settings: Any = None) -> Any:
+    """A started container of the service, with its database engine."""
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(sql.open_engine(url))
+        container = Container(models={"default": Clerk(database)}, take_over_runs=take_over, settings=settings)
+        container.register_instance(database, AsyncEngine)
+        container.register_instance(SteppingStore(database, lease), RunStore)
+        container.register(sql.session, Transfers)
+        if engine is not None:
+            from toolbox.runs import RunEngine
+
+            container.register_instance(engine, RunEngine)
+        yield await stack.enter_async_context(container), database
+
+
+# --- the programs
+
+
+async def execute(url: str, lease: float, run_id: str, kill_at: int | None, stop_at: str | None = None) -> None:
+    """Starts the transfer or continues it, in a process that is killed or stopped at a step."""
+    async with bank(url, lease, take_over=False) as (container, _):
+        steps.kill_at, steps.stop_at = kill_at, stop_at
+        run = await container.runs.start(Transfers.transfer, run_id, 100)
+        await container.runs.result(run, timeout=60)
+
+
+async def count(url: str, lease: float, run_id: str) -> None:
+    """Writes the number of steps of a whole transfer to the table of steps."""
+    async with bank(url, lease, take_over=False) as (container, database):
+        run = await container.runs.start(Transfers.transfer, run_id, 100)
+        await container.runs.result(run, timeout=60)
+        taken = len(steps.taken)
+        async with database.begin() as connection:
+            await connection.execute(text("INSERT INTO asked VALUES ('steps', :taken)"), {"taken": taken})
+
+
+async def work(url: str, lease: float, last: int) -> None:
+    """Takes over runs until `last` have completed, in any process."""
+    async with bank(url, lease, take_over=True) as (container, _):
+        while len(await container.runs.list(status="completed", limit=1000)) < last:
+            await asyncio.sleep(0.05)
+
+
+PROGRAMS = {each.__name__: each for each in (execute, count, work)}
+
+
+def main() -> None:
+    """Forks a child for each command, and prints how each ended."""
+    print("ready", flush=True)
+    running: dict[int, str] = {}
+    numbers = itertools.count()
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        if name == "wait":
+            while running:
+                pid, status = os.wait()
+                print(json.dumps(["ended", running.pop(pid), os.waitstatus_to_exitcode(status)]), flush=True)
+            print(json.dumps(["all ended"]), flush=True)
+            continue
+        label = f"{name} {next(numbers)}"
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.close(0)
+                asyncio.run(PROGRAMS[name](*arguments))
+                status = 0
+            except BaseException as error:
+                print(f"{label}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            finally:
+                os._exit(status)
+        running[pid] = label
+        print(json.dumps(["began", label, pid]), flush=True)
