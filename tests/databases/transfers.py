@@ -11,10 +11,11 @@ import json
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from toolbox import (
@@ -52,10 +53,13 @@ class Steps:
         self.taken: list[str] = []
         self.kill_at: int | None = None
         self.stop_at: str | None = None
+        self.kill_when: str | None = None
 
     def take(self, name: str) -> None:
         self.taken.append(name)
         if self.kill_at is not None and len(self.taken) >= self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.kill_when == name:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.stop_at == name:
             self.stop_at = None
@@ -140,21 +144,23 @@ class Clerk:
     async def chat(self, request: ChatRequest) -> ChatResponse:
         question = next(each for each in reversed(request.messages) if isinstance(each, UserMessage))
         cents, _, run = question.text.partition(" ")
-        results = sum(isinstance(each, ToolExecutionResultMessage) for each in request.messages)
+        results = [each for each in request.messages if isinstance(each, ToolExecutionResultMessage)]
         steps.take("asked")
-        async with self._engine.connect() as connection:
-            await connection.execution_options(toolbox_for_writing=True)
-            statement = text("INSERT INTO asked VALUES (:run, :results)")
-            await connection.execute(statement, {"run": run, "results": results})
-            await connection.commit()
+        with suppress(OSError, DBAPIError):  # the database restarts
+            async with self._engine.connect() as connection:
+                await connection.execution_options(toolbox_for_writing=True)
+                statement = text("INSERT INTO asked VALUES (:run, :results)")
+                await connection.execute(statement, {"run": run, "results": len(results)})
+                await connection.commit()
+        done = {each.tool_name for each in results if not each.is_error}
         calls: list[ToolExecutionRequest] = []
-        if results == 0:
-            calls = [tool_call("debit", {"run": run, "cents": int(cents)})]
-        elif results == 1:
-            calls = [
-                tool_call("credit", {"run": run, "cents": int(cents)}),
-                tool_call("send", {"run": run}),
-            ]
+        if "debit" not in done:
+            calls.append(tool_call("debit", {"run": run, "cents": int(cents)}))
+        else:
+            if "credit" not in done:
+                calls.append(tool_call("credit", {"run": run, "cents": int(cents)}))
+            if "send" not in done:
+                calls.append(tool_call("send", {"run": run}))
         steps.take("replies")
         return ChatResponse(AiMessage(None if calls else f"transferred {cents}", calls))
 
@@ -186,6 +192,13 @@ async def execute(url: str, lease: float, run_id: str, kill_at: int | None, stop
         await container.runs.result(run, timeout=60)
 
 
+async def go_on(url: str, lease: float, run_id: str, kill_at: int | None) -> None:
+    """Continues the transfer, if it has begun, in a process that is killed at a step."""
+    async with bank(url, lease, take_over=False) as (container, _):
+        steps.kill_at = kill_at
+        await container.runs.execute(run_id, timeout=60)
+
+
 async def count(url: str, lease: float, run_id: str) -> None:
     """Writes the number of steps of a whole transfer to the table of steps."""
     async with bank(url, lease, take_over=False) as (container, database):
@@ -196,18 +209,61 @@ async def count(url: str, lease: float, run_id: str) -> None:
             await connection.execute(text("INSERT INTO asked VALUES ('steps', :taken)"), {"taken": taken})
 
 
+async def _until_completed(container: Container, last: int) -> None:
+    while len(await container.runs.list(status="completed", limit=1000)) < last:  # noqa: ASYNC110 - by any process
+        await asyncio.sleep(0.05)
+
+
 async def work(url: str, lease: float, last: int) -> None:
     """Takes over runs until `last` have completed, in any process."""
     async with bank(url, lease, take_over=True) as (container, _):
-        while len(await container.runs.list(status="completed", limit=1000)) < last:
-            await asyncio.sleep(0.05)
+        await _until_completed(container, last)
 
 
-PROGRAMS = {each.__name__: each for each in (execute, count, work)}
+async def work_with_dbos(url: str, lease: float, last: int, kill_at: str | None = None) -> None:
+    """Executes what the DBOS queue delivers, until `last` runs have completed, or until a step kills it."""
+    from toolbox.dbos import DbosRunEngine
+
+    steps.kill_when = kill_at
+    async with bank(url, lease, take_over=True, engine=DbosRunEngine(polling=0.1)) as (container, _):
+        await _until_completed(container, last)
+
+
+async def join_dbos(url: str, own: str) -> None:
+    """Executes a transfer with the DBOS instance that the program has launched."""
+    from dbos import DBOS
+
+    from toolbox.dbos import DbosRunEngine
+
+    DBOS(config={"name": "program", "system_database_url": own})
+    await asyncio.to_thread(DBOS.launch)
+    async with bank(url, 5.0, take_over=True, engine=DbosRunEngine(polling=0.1)) as (container, _):
+        run = await container.runs.start(Transfers.transfer, "order", 100)
+        await container.runs.result(run, timeout=60)
+    listed = await asyncio.to_thread(DBOS.list_workflows)
+    assert [each.status for each in listed] == ["SUCCESS"], listed
+    await asyncio.to_thread(DBOS.destroy)
+
+
+async def warm_up() -> None:
+    """Imports what a transfer needs, so that the children begin at once."""
+    import asyncpg as _  # noqa: F401
+
+    async with bank("sqlite://", 5.0, take_over=True) as (container, database):
+        async with database.begin() as connection:
+            for each in TABLES:
+                await connection.execute(text(each))
+        run = await container.runs.start(Transfers.transfer, "first", 100)
+        await container.runs.result(run, timeout=60)
+
+
+PROGRAMS = {each.__name__: each for each in (execute, go_on, count, work, work_with_dbos, join_dbos)}
 
 
 def main() -> None:
     """Forks a child for each command, and prints how each ended."""
+    asyncio.run(warm_up())
+    steps.taken.clear()
     print("ready", flush=True)
     running: dict[int, str] = {}
     numbers = itertools.count()

@@ -230,8 +230,11 @@ class RunStarting:
             found = await store.load(wanted.id)
             if found is None:  # deleted in between
                 continue
-            if not is_new and (reason := self._conflict(found, wanted)) is not None:
-                raise RunConflictError(wanted.id, reason)
+            if not is_new:
+                if (reason := self._conflict(found, wanted)) is not None:
+                    raise RunConflictError(wanted.id, reason)
+                if found.status == "running" and found.owner is None:  # the process that created it may have crashed
+                    await self._submit(found)
             return self._public(found)
 
     async def execute(self, run_id: str, timeout: float | None = None) -> Run[Any]:

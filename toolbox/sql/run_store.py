@@ -181,6 +181,7 @@ class SqlRunStore(RunStore):
             self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._statements = _Statements(self._tables, engine.dialect.name)
 
+    @retried
     async def open(self) -> None:
         """Create or migrate the tables; processes that start at the same time wait for each other."""
         if self._prepared:

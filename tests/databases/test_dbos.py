@@ -1,0 +1,111 @@
+"""Runs through a DBOS queue: one process adds to it, workers execute, and what a dead worker left goes on."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from toolbox import IllegalConfigurationError
+from toolbox.dbos import DbosRunEngine
+
+from . import transfers
+from .test_killed_runs import LEASE, Forge, blocking, check_books, rows, until
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+
+
+@pytest.fixture(scope="module")
+def forge() -> Iterator[Forge]:
+    made = Forge("toolbox.dbos")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def url(database_url: str) -> str:
+    with blocking(database_url).begin() as connection:
+        for each in transfers.TABLES:
+            connection.execute(text(each))
+    return database_url
+
+
+async def start(url: str, *runs: str) -> None:
+    """Starts transfers in a process that only adds to the queue."""
+    engine = DbosRunEngine(polling=0.1)
+    async with transfers.bank(url, LEASE, take_over=False, engine=engine) as (container, _):
+        for each in runs:
+            await container.runs.start(transfers.Transfers.transfer, each, 100)
+
+
+def test_a_process_adds_to_the_queue_and_workers_execute(forge: Forge, url: str) -> None:
+    asyncio.run(start(url, *(f"order {number}" for number in range(6))))
+    for _ in range(2):
+        forge.begin("work_with_dbos", url, LEASE, 6)
+
+    assert forge.wait() == [0, 0]
+
+    check_books(url, 6)
+
+
+def test_what_a_killed_worker_left_is_delivered_again(forge: Forge, url: str) -> None:
+    asyncio.run(start(url, "order"))
+    forge.begin("work_with_dbos", url, LEASE, 1, "credited")
+    assert forge.wait() == [-9]
+    assert rows(url, "SELECT status FROM toolbox_runs") == [("running",)]
+
+    forge.begin("work_with_dbos", url, LEASE, 1)
+    assert forge.wait() == [0]
+
+    check_books(url, 1)
+
+
+def test_a_run_is_delivered_once_while_it_waits_in_the_queue(url: str) -> None:
+    async def submit() -> int:
+        engine = DbosRunEngine(polling=0.1)
+        async with transfers.bank(url, LEASE, take_over=False, engine=engine) as (container, _):
+            for _ in range(3):
+                await container.runs.start(transfers.Transfers.transfer, "order", 100)
+            client = await engine._opened_client()
+            return len(await asyncio.to_thread(client.list_workflows))
+
+    assert asyncio.run(submit()) == 1
+
+
+def test_the_engine_joins_the_instance_of_the_program(forge: Forge, sqlite_url: str, tmp_path: Path) -> None:
+    with blocking(sqlite_url).begin() as connection:
+        for each in transfers.TABLES:
+            connection.execute(text(each))
+
+    forge.begin("join_dbos", sqlite_url, f"sqlite:///{tmp_path}/own.sqlite")
+    assert forge.wait() == [0]
+
+    check_books(sqlite_url, 1)
+    until(lambda: rows(f"sqlite:///{tmp_path}/own.sqlite", "SELECT COUNT(*) FROM workflow_status")[0][0] >= 1)
+
+
+def test_mistakes_are_named() -> None:
+    for mistake, options in (
+        ("concurrency", {"concurrency": 0}),
+        ("polling", {"polling": 0}),
+        ("queue", {"queue": ""}),
+    ):
+        with pytest.raises(ValueError, match=mistake):
+            DbosRunEngine(**options)  # type: ignore[arg-type]
+
+
+def test_a_store_in_memory_has_no_database_for_dbos() -> None:
+    from toolbox import Container
+    from toolbox.runs import InMemoryRunStore, RunEngine, RunStore
+
+    async def begin() -> None:
+        container = Container()
+        container.register_instance(InMemoryRunStore(), RunStore)
+        container.register_instance(DbosRunEngine(), RunEngine)
+        async with container:
+            pass
+
+    with pytest.raises(IllegalConfigurationError, match="give DbosRunEngine a database_url"):
+        asyncio.run(begin())
