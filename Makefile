@@ -4,7 +4,9 @@
 #   make run PORT=8000      serve the sample, the weather agent
 #   make ask Q="…"          ask it a question on the terminal
 #   make test               run the tests                make check    check formatting, lint, types, architecture
-#   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app wire
+#   make crash              kill processes of durable runs at random for ten minutes, and check the ledger
+#   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app
+#        bench-runs wire
 #                           benchmarks beside other libraries
 #   make bench-search       the tool search over 1,000 tools of published MCP servers
 #   make bench              run all benchmarks one after another, and save their figures; use a quiet machine
@@ -38,12 +40,12 @@ PIP := -m pip --disable-pip-version-check install --progress-bar off
 # Variables, because a comma ends an argument of $(call).
 PROJECT := -e '.[fastapi,sql]'
 
-BENCHMARKS := container tools importing endpoints start wire models execution app search
+BENCHMARKS := container tools importing endpoints start wire models execution app search runs
 
 .DEFAULT_GOAL := help
 .PHONY: help run ask test check docs pictures format constraints clean wire bench charts \
 	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app \
-	bench-search
+	bench-search bench-runs crash
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -128,6 +130,9 @@ check: $(DEV_STAMP) $(PAGE_STAMP)
 	$(PY) -m pytest -q tests/test_architecture.py
 	@$(NPM) run check
 
+crash: $(DEV_STAMP)
+	@$(PY) -m tests.databases.crash $(ARGS)
+
 pictures: $(DEV_STAMP)
 	@$(PY) docs/pictures/take.py
 
@@ -168,6 +173,9 @@ bench-app: $(BENCH_STAMP)
 
 bench-search: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.search $(ARGS)
+
+bench-runs: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.runs $(ARGS)
 
 wire: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.wire $(ARGS)

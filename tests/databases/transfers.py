@@ -43,6 +43,9 @@ TABLES = (
     "CREATE TABLE asked (run VARCHAR, results INTEGER)",
 )
 
+FOREVER = 10**9
+"""The number of runs of a worker that does not end."""
+
 # --- steps at which a process can be killed
 
 
@@ -210,8 +213,10 @@ async def count(url: str, lease: float, run_id: str) -> None:
 
 
 async def _until_completed(container: Container, last: int) -> None:
-    while len(await container.runs.list(status="completed", limit=1000)) < last:  # noqa: ASYNC110 - by any process
-        await asyncio.sleep(0.05)
+    if last == FOREVER:
+        await asyncio.Event().wait()
+    while len(await container.runs.list(status="completed", limit=last)) < last:  # noqa: ASYNC110 - by any process
+        await asyncio.sleep(0.05 if last < 100 else 1.0)
 
 
 async def work(url: str, lease: float, last: int) -> None:

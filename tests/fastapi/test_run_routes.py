@@ -1,0 +1,233 @@
+"""`runs_router`: an application's front end lists, shows, follows, answers and cancels runs."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pytest
+from fastapi import Depends, FastAPI, HTTPException, Request
+
+from toolbox import AiMessage, ChatResponse, Container, application_scoped, register_ai_service, tool
+from toolbox.runs import ToolDeferred
+from toolbox.security import SecurityIdentity
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import install, runs_router
+
+pytestmark = pytest.mark.anyio
+
+
+@application_scoped
+class Refunds:
+    def __init__(self) -> None:
+        self.refunded: list[int] = []
+
+    @tool(requires_approval=True, approvers=("manager",))
+    def refund(self, order: int) -> str:
+        self.refunded.append(order)
+        return f"refunded {order}"
+
+    @tool(deferred=True)
+    def ask_bank(self, question: str) -> str:
+        raise ToolDeferred(reason="the bank answers later", attributes={"ticket": 5})
+
+
+@register_ai_service(tools=Refunds)
+class Desk(Protocol):
+    async def chat(self, text: str) -> str: ...
+
+
+def asks(*calls: Any) -> ChatResponse:
+    return ChatResponse(AiMessage(None, calls))
+
+
+def current_user(request: Request) -> SecurityIdentity | None:
+    name = request.headers.get("x-user")
+    return SecurityIdentity(name, {"manager"} if name == "mia" else set()) if name else None
+
+
+def made(*replies: Any) -> tuple[FastAPI, Container]:
+    container = Container(models={"default": ScriptedChatModel(replies)}).register(Desk)
+    app = FastAPI()
+    install(app, container, identity=current_user)
+
+    def operator(request: Request) -> None:
+        if "x-user" not in request.headers:
+            raise HTTPException(401)
+
+    app.include_router(runs_router(container), dependencies=[Depends(operator)])
+    return app, container
+
+
+MIA = {"x-user": "mia"}
+
+
+async def suspended(container: Container) -> str:
+    run = await container.runs.start(Desk.chat, "hello")
+    while (await container.runs.get(run.id)).status == "running":
+        await anext(container.runs.events(run.id))
+    return run.id
+
+
+async def test_the_application_decides_who_may_use_it(running: Callable[..., Any]) -> None:
+    app, _ = made()
+    async with running(app) as client:
+        assert (await client.get("/runs")).status_code == 401
+        assert (await client.get("/runs", headers=MIA)).json() == {"runs": []}
+
+
+async def test_a_pending_call_is_shown_and_approved(running: Callable[..., Any]) -> None:
+    app, container = made(asks(tool_call("refund", {"order": 7})), "done")
+    async with running(app) as client:
+        run_id = await suspended(container)
+
+        [listed] = (await client.get("/runs", params={"status": "suspended"}, headers=MIA)).json()["runs"]
+        shown = (await client.get(f"/runs/{run_id}", headers=MIA)).json()
+        answered = await client.post(
+            f"/runs/{run_id}/answers", json={"answers": {"0": {"kind": "approve"}}}, headers=MIA
+        )
+        ended = (await client.get(f"/runs/{run_id}", headers=MIA)).json()
+
+        assert listed == shown
+        [call] = shown["pending"]
+        assert (call["id"], call["tool_name"], call["arguments"], call["kind"]) == (
+            "0",
+            "refund",
+            {"order": 7},
+            "approval",
+        )
+        assert (answered.status_code, answered.json()) == (
+            200,
+            {"run_id": run_id, "status": "completed", "content": "done"},
+        )
+        assert container.get(Refunds).refunded == [7]
+        assert (ended["status"], ended["pending"]) == ("completed", [])
+        [entry] = ended["history"]
+        assert (entry["by"], entry["answer"], entry["call_id"]) == ("mia", "approve", "0")
+
+
+async def test_a_person_who_may_not_approve_is_refused(running: Callable[..., Any]) -> None:
+    app, container = made(asks(tool_call("refund", {"order": 7})))
+    async with running(app) as client:
+        run_id = await suspended(container)
+        body = {"answers": {"0": {"kind": "approve"}}}
+
+        refused = await client.post(f"/runs/{run_id}/answers", json=body, headers={"x-user": "joe"})
+
+        assert refused.status_code == 409
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert container.get(Refunds).refunded == []
+        assert (await container.runs.get(run_id)).status == "suspended"
+
+
+@pytest.mark.parametrize(
+    ("answers", "status"),
+    [
+        ({"9": {"kind": "approve"}}, 409),
+        ({"0": {"kind": "respond", "value": 1}}, 409),
+        ({"0": {"kind": "approve", "arguments": {"order": "x"}}}, 422),
+        ({"0": {"kind": "shrug"}}, 422),
+        ({"0": {"kind": "approve", "reason": "because"}}, 422),
+        ({"0": {"kind": "reject", "other": 1}}, 422),
+        ({"0": {"kind": "reject", "reason": "x" * 10_001}}, 422),
+    ],
+)
+async def test_answers_that_do_not_fit_change_nothing(
+    running: Callable[..., Any], answers: dict[str, Any], status: int
+) -> None:
+    app, container = made(asks(tool_call("refund", {"order": 7})))
+    async with running(app) as client:
+        run_id = await suspended(container)
+
+        refused = await client.post(f"/runs/{run_id}/answers", json={"answers": answers}, headers=MIA)
+
+        assert refused.status_code == status, refused.text
+        assert (await container.runs.get(run_id)).status == "suspended"
+
+
+async def test_changed_arguments_that_are_invalid_are_explained(running: Callable[..., Any]) -> None:
+    app, container = made(asks(tool_call("refund", {"order": 7})))
+    async with running(app) as client:
+        run_id = await suspended(container)
+        answers = {"0": {"kind": "approve", "arguments": {"order": "x"}}}
+
+        refused = await client.post(f"/runs/{run_id}/answers", json={"answers": answers}, headers=MIA)
+
+        [problem] = refused.json()["problems"]
+        assert problem["path"] == ["order"]
+        assert problem["message"]
+
+
+async def test_some_answers_leave_the_rest_pending(running: Callable[..., Any]) -> None:
+    calls = tool_call("refund", {"order": 7}), tool_call("ask_bank", {"question": "limit?"})
+    app, container = made(asks(*calls), "done")
+    async with running(app) as client:
+        run_id = await suspended(container)
+        reject = {"answers": {"0": {"kind": "reject", "reason": "no"}}}
+        respond = {"answers": {"1": {"kind": "respond", "value": {"limit": 5}}}}
+
+        first = await client.post(f"/runs/{run_id}/answers", json=reject, headers=MIA)
+        second = await client.post(f"/runs/{run_id}/answers", json=respond, headers=MIA)
+
+        assert first.status_code == 202
+        assert [(each["id"], each["attributes"]) for each in first.json()["pending"]] == [("1", {"ticket": 5})]
+        assert (second.status_code, second.json()["content"]) == (200, "done")
+
+
+async def test_a_run_is_cancelled(running: Callable[..., Any]) -> None:
+    app, container = made(asks(tool_call("refund", {"order": 7})))
+    async with running(app) as client:
+        run_id = await suspended(container)
+
+        cancelled = await client.post(f"/runs/{run_id}/cancel", json={"reason": "too late"}, headers=MIA)
+        again = await client.post(f"/runs/{run_id}/cancel", headers=MIA)
+
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+        assert (again.status_code, again.json()["error"]) == (200, "too late")
+
+
+async def test_an_unknown_run_is_404(running: Callable[..., Any]) -> None:
+    app, _ = made()
+    async with running(app) as client:
+        replies = [
+            await client.get("/runs/nobody", headers=MIA),
+            await client.get("/runs/nobody/events", headers=MIA),
+            await client.post("/runs/nobody/cancel", headers=MIA),
+            await client.post("/runs/nobody/answers", json={"answers": {"0": {"kind": "approve"}}}, headers=MIA),
+        ]
+
+    assert [each.status_code for each in replies] == [404] * 4
+
+
+async def test_the_text_of_an_error_stays_here(running: Callable[..., Any]) -> None:
+    app, container = made(RuntimeError("password=secret"))
+    async with running(app) as client:
+        run = await container.runs.start(Desk.chat, "hello")
+        async for _ in container.runs.events(run.id):
+            pass
+        shown = await client.get(f"/runs/{run.id}", headers=MIA)
+        events = await client.get(f"/runs/{run.id}/events", headers=MIA)
+
+    assert shown.json()["error"] == "RuntimeError"
+    assert "secret" not in shown.text + events.text
+
+
+async def test_events_continue_after_the_last_one(running: Callable[..., Any]) -> None:
+    app, container = made("done")
+    async with running(app) as client:
+        run = await container.runs.start(Desk.chat, "hello")
+        await container.runs.result(run)
+        whole = await client.get(f"/runs/{run.id}/events", headers=MIA)
+        numbers = [line[4:] for line in whole.text.splitlines() if line.startswith("id: ")]
+        rest = await client.get(f"/runs/{run.id}/events", headers={**MIA, "Last-Event-ID": numbers[-2]})
+        over = await client.get(f"/runs/{run.id}/events", headers={**MIA, "Last-Event-ID": numbers[-1]})
+
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    assert json.loads(rest.text.split("data: ")[1].split("\n")[0]) == {"status": "completed", "error": None}
+    assert over.status_code == 204
+
+
+@pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 1001}, {"status": "lost"}, {"service": "x" * 501}])
+async def test_queries_are_validated(running: Callable[..., Any], query: dict[str, Any]) -> None:
+    app, _ = made()
+    async with running(app) as client:
+        assert (await client.get("/runs", params=query, headers=MIA)).status_code == 422
