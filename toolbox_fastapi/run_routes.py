@@ -150,7 +150,7 @@ def runs_router(
 
     if events:
 
-        @router.get("/{run_id}/events", summary="Follow a run", response_class=EventSourceResponse)
+        @router.get("/{run_id}/events", summary="Follow a run", response_model=None)
         async def follow(
             run_id: RunId, last_event_id: Annotated[str | None, Header(max_length=100)] = None
         ) -> EventSourceResponse:

@@ -8,7 +8,7 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 
 from toolbox import AiMessage, ChatResponse, Container, application_scoped, register_ai_service, tool
-from toolbox.runs import ToolDeferred
+from toolbox.runs import RunSuspended, ToolDeferred
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import install, runs_router
@@ -63,8 +63,9 @@ MIA = {"x-user": "mia"}
 
 async def suspended(container: Container) -> str:
     run = await container.runs.start(Desk.chat, "hello")
-    while (await container.runs.get(run.id)).status == "running":
-        await anext(container.runs.events(run.id))
+    async for each in container.runs.events(run.id):
+        if isinstance(each.event, RunSuspended):
+            break
     return run.id
 
 
