@@ -54,7 +54,9 @@ _PRIVATE: dict[type[Any], Any] = {
 
 
 def public_json(item: object) -> str:
-    """Return `item` as JSON, a tool call without its `result_object`."""
+    """Return `item` as JSON, a tool call without its `result_object`, the error of a run without its text."""
+    if isinstance(item, RunEnded) and item.status == "failed" and item.error is not None:
+        return as_json(RunEnded(item.status, item.error.partition(":")[0]))
     private = _PRIVATE.get(type(item))
     if private is None:
         return as_json(item)
@@ -140,7 +142,7 @@ def sse(
 
     The events of a run, `sse(runs.events(run_id, after=last_event_id))`, are sent with their numbers as `id:`, so a
     client that reconnects misses nothing; it gets 204 when the run has ended and nothing is newer. `filter` gets the
-    event without its number.
+    event without its number. Without `filter`, `RunEnded.error` of a failed run is only the type of the error.
     """
     require_stream(stream, "sse(…)")
     return EventStreamResponse(stream, ping, headers, background, filter)
