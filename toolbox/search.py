@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from .bean_references import DEFAULT_SCOPE_MARK
 from .chat import ToolExecutionRequest, ToolSpecification
@@ -302,5 +302,5 @@ def _new_ranking() -> _Ranking:
         from bm25s import BM25  # type: ignore[import-untyped]  # it has no type hints
     except ImportError as error:
         raise ImportError('Bm25ToolSearch needs the package bm25s: pip install "toolbox-di[search]"') from error
-    made: _Ranking = BM25()
-    return made
+    made: Any = BM25()
+    return cast("_Ranking", made)

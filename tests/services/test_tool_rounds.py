@@ -350,11 +350,12 @@ async def test_limits_apply_to_streams_and_concurrent_tools() -> None:
     class Streaming(Protocol):
         def chat(self, text: str) -> TokenStream: ...
 
+    cases: list[tuple[dict[str, Any], type[Exception]]] = [
+        ({"max_tool_rounds": 1}, ToolRoundsExceededError),
+        ({"max_tool_calls_per_response": 1}, ToolCallsLimitExceededError),
+    ]
     for together in (False, True):
-        for options, error in (
-            ({"max_tool_rounds": 1}, ToolRoundsExceededError),
-            ({"max_tool_calls_per_response": 1}, ToolCallsLimitExceededError),
-        ):
+        for options, error in cases:
             tools = Tools()
             model = ScriptedChatModel([calls("sync"), calls("later", "sync"), "never"])
             service: Any = create_ai_service(

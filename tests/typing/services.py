@@ -68,6 +68,7 @@ from toolbox.interceptors import (
     global_interceptor,
     interceptors,
 )
+from toolbox.search import KeywordToolSearch
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import Inject as EndpointInject
 
@@ -139,6 +140,9 @@ class Plain(Protocol):
     tool_choice="required",
     parameters={"seed": 1},
     reasoning="low",
+    tool_search=KeywordToolSearch(max_results=8),
+    compensate_on_tool_errors=True,
+    compensate_on_failure=True,
 )
 class Assistant(Protocol):
     @system_message("You answer in {language}.")
