@@ -10,6 +10,7 @@
 #                           benchmarks beside other libraries
 #   make bench-search       the tool search over 1,000 tools of published MCP servers
 #   make bench              run all benchmarks one after another, and save their figures; use a quiet machine
+#   make compat-mcp         use MCP servers and clients of other authors, from the package indexes
 #   make charts             draw the saved figures for docs/performance.md
 #   make docs               build the documentation site in site/
 #   make pictures           take the pictures of the README, in Chromium
@@ -43,7 +44,7 @@ PROJECT := -e '.[fastapi,sql]'
 BENCHMARKS := container tools importing endpoints start wire models execution app search runs
 
 .DEFAULT_GOAL := help
-.PHONY: help run ask test check docs pictures format constraints clean wire bench charts \
+.PHONY: help run ask test compat-mcp check docs pictures format constraints clean wire bench charts \
 	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app \
 	bench-search bench-runs crash
 
@@ -121,6 +122,9 @@ ask: $(RUN_STAMP)
 
 test: $(DOCS_STAMP)
 	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile -q $(ARGS)
+
+compat-mcp: $(DEV_STAMP)
+	$(PY) -m pytest -q tests/mcp/compat/parties.py $(ARGS)
 
 check: $(DEV_STAMP) $(PAGE_STAMP)
 	$(PY) -m ruff format --check .
