@@ -5,7 +5,7 @@ import html from "eslint-plugin-html";
 import globals from "globals";
 
 export default [
-  {ignores: [".venv*/", "build/", "site/", "docs/"]},
+  {ignores: [".venv*/", ".cache/", "build/", "site/", "docs/"]},
   js.configs.recommended,
   {
     files: ["toolbox_fastapi/dev_ui/page/*.js", "sample_app/static/*.js"],
