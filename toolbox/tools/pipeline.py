@@ -573,8 +573,11 @@ async def _on_loop(call: ToolCall, on_start: Callable[[], None] | None = None) -
             if on_start is not None:
                 on_start()
             began = None if tool.execution.is_coroutine else perf_counter()
-            function, args, kwargs = _bound(call)
-            value = function(*args, **kwargs)
+            if tool.function is not None and tool.decode is not None and not tool.has_hidden:
+                value = tool.function(**call.arguments)  # type: ignore[arg-type]  # `decode` made a dict
+            else:
+                function, args, kwargs = _bound(call)
+                value = function(*args, **kwargs)
             if began is not None:
                 environment.runner.warn_if_slow(tool.specification.name, began)
             if type(value) is CoroutineType or inspect.isawaitable(value):
