@@ -80,8 +80,10 @@ class _Way:
         return replace(self, needs_identity=True, checks=checks, is_open=self.is_open and bool(access.roles))
 
     def guarded_by(self, plan: MethodPlan) -> _Way:
-        """Return the way after the input guardrails of a method."""
-        named = MethodMarks(plan.service, plan.name).named_by("input_guardrails")
+        """Return the way after the guardrails of a method: of its messages, and of all tools that it calls."""
+        marks = MethodMarks(plan.service, plan.name)
+        decorators = ("input_guardrails", "tool_input_guardrails", "tool_output_guardrails")
+        named = [each for decorator in decorators for each in marks.named_by(decorator)]
         return replace(self, guardrails=(*self.guardrails, *(each.type for each in named)))
 
     def through(self, plan: MethodPlan) -> _Way:

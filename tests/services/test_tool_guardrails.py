@@ -572,3 +572,16 @@ async def test_a_context_of_the_call_is_given_to_guardrails_of_synchronous_servi
         return threading.current_thread()
 
     assert ("thread", await asyncio.to_thread(call)) in LOG
+
+
+def test_the_reach_report_lists_the_guardrails_on_the_way_to_a_tool() -> None:
+    of_class = judging(lambda g, r: g.success(), "OfClass")
+    of_tool = reading(lambda g, r: g.success(), "OfTool")
+
+    @register_ai_service(tools=[echo_with(tool_output_guardrails(of_tool))])
+    @tool_input_guardrails(of_class)
+    class Guarded(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    [row] = Container(models={"default": ScriptedChatModel([])}).register(Guarded).reach()
+    assert row.guardrails == (of_class, of_tool)
