@@ -469,7 +469,7 @@ class PendingCall:
 
     - `id`: the place of the call in the run, such as `0/1/0`; unique in the run. It is not the model's own id.
     - `arguments`: the validated arguments as JSON values, by the model's names.
-    - `service`: the qualified name (`module:Class`) of the service whose model made the call.
+    - `service`: the qualified name (`module.Class`) of the service whose model made the call.
     - `kind`: `"approval"`, `"deferred"` or `"unknown_outcome"`. `reason` and `attributes` come from `ToolDeferred`.
     """
 

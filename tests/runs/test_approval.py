@@ -189,7 +189,7 @@ async def test_pending_calls_of_nested_services_are_listed_flat_with_unique_ids(
             ("1/0/0", "open", {"bottle": 1}),
             ("1/1/0", "open", {"bottle": 2}),
         ]
-        assert {each.service for each in result.pending} == {f"{__name__}:Sommelier"}
+        assert {each.service for each in result.pending} == {f"{__name__}.Sommelier"}
 
 
 async def test_services_at_any_depth_go_on_where_they_stopped_without_asking_again() -> None:

@@ -116,7 +116,7 @@ async def test_the_same_id_gives_the_same_answer_without_asking_again() -> None:
         assert await desk.ask("r", "x") == "done"
         run = await here.runs.get("r")
 
-    assert (run.status, run.service, run.method) == ("completed", f"{__name__}:Desk", "ask")
+    assert (run.status, run.service, run.method) == ("completed", f"{__name__}.Desk", "ask")
     assert ran == [1]
 
 

@@ -83,7 +83,7 @@ class HistoryEntry:
 class Run(Generic[T]):
     """A run as it is stored: `await runs.get(run_id)`. The type parameter is the type of its result.
 
-    - `service`: the qualified name `module:Class`; `method`: the name of the method.
+    - `service`: the qualified name `module.Class`; `method`: the name of the method.
     - `status`: `"running"`, `"suspended"`, `"completed"`, `"failed"` or `"cancelled"`.
     - `pending`: the calls that wait for an answer. `history`: the answers so far, oldest first.
     - `error`: type and text of the error of a failed run, or the reason of a cancelled one; else None.

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 def qualified(cls: type[Any]) -> str:
-    """Return the qualified name of a class: `module:Class`."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    """Return the qualified name of a class: `module.Class`."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 @cache

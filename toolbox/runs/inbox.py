@@ -152,7 +152,7 @@ class Runs(RunStarting):
     async def list(
         self, status: RunStatus | None = None, service: str | type[Any] | None = None, limit: int = 100
     ) -> List[Run[Any]]:
-        """Return runs, newest first. `service` is a service class or its qualified name `module:Class`."""
+        """Return runs, newest first. `service` is a service class or its qualified name `module.Class`."""
         name = qualified(service) if isinstance(service, type) else service
 
         async def find() -> List[Run[Any]]:

@@ -27,7 +27,7 @@ ENDED: frozenset[RunStatus] = frozenset({"completed", "failed", "cancelled"})
 class StoredRun:
     """The header of a run.
 
-    - `service` is the qualified name `module:Class`.
+    - `service` is the qualified name `module.Class`.
     - `generation` increases each time a process takes the run; it is the token that every write of the owner must name.
     - `version` increases with each change of the header, for compare-and-set.
     - `owner` names the process that runs it; None without an owner.

@@ -330,9 +330,9 @@ class ContainerHost:
         return may_suspend(tool, self.plans)
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
-        """Return the plans of the service with this qualified name, `module:Class`; empty for an unknown one."""
+        """Return the plans of the service with this qualified name, `module.Class`; empty for an unknown one."""
         for cls, methods in self.plans.items():
-            if f"{cls.__module__}:{cls.__qualname__}" == service:
+            if f"{cls.__module__}.{cls.__qualname__}" == service:
                 return methods
         return {}
 

@@ -191,7 +191,7 @@ class _Host:
         """Return the plans of the service, or of one that it has as a tool, with this qualified name."""
         own = [plan for methods in self.plans.values() for plan in methods.values()]
         plans = [*own, *(inner for plan in own for inner in services_below(plan))]
-        found = (each for each in plans if f"{each.service.__module__}:{each.service.__qualname__}" == service)
+        found = (each for each in plans if f"{each.service.__module__}.{each.service.__qualname__}" == service)
         return {each.name: each for each in found}
 
     def open_request(self, seeds: Mapping[Any, Any]) -> AbstractAsyncContextManager[None]:
