@@ -26,8 +26,17 @@ from . import results
 from .models_peers import PEERS
 from .ports import free_port
 
-NEEDS = {"pydantic-ai": "pydantic_ai", "openai-agents": "agents", "langchain": "langchain_openai"}
-FRAMEWORKS = tuple(NEEDS)
+NEEDS = {
+    "pydantic-ai": "pydantic_ai",
+    "pydantic-ai anthropic": "pydantic_ai",
+    "toolbox bridge": "pydantic_ai",
+    "openai-agents": "agents",
+    "langchain": "langchain_openai",
+}
+FRAMEWORKS = ("pydantic-ai", "openai-agents", "langchain")
+ANTHROPIC = ("toolbox anthropic", "low-level anthropic", "pydantic-ai anthropic", "toolbox bridge")
+"""The peers on Anthropic's Messages API; `toolbox bridge` is `PydanticAiChatModel`."""
+ANTHROPIC_GOAL = 1.3
 TRIPS = (("1 tool", 1, 0), ("50 tools", 50, 0), ("50 tools, 200 messages", 50, 200))
 GOALS = {"1 tool": 5, "50 tools": 9, "50 tools, 200 messages": 45}
 
@@ -135,7 +144,8 @@ def chart(names: list[str], found: dict[tuple[str, str], list[list[float]]]) -> 
         "Models: one question with one tool call",
         "A question, a tool call and an answer, from a local model server that replies at once. The other loops are "
         "written by hand: 'floor' with aiohttp alone, 'low-level' with the low-level post of the openai client, "
-        "'typed' with its typed calls.",
+        "'typed' with its typed calls. The rows named 'anthropic' use the Messages API and its package; 'bridge' is "
+        "PydanticAiChatModel.",
         (
             *(group(f"CPU time for each request: {title}", "ms", title) for title, *_ in TRIPS),
             group("CPU time for each chunk of a stream", "µs", "chunk"),
@@ -145,7 +155,7 @@ def chart(names: list[str], found: dict[tuple[str, str], list[list[float]]]) -> 
                 for title in ("50 at once", "400 at once")
             ),
         ),
-        ("openai", "aiohttp", "httpx2", "pydantic-ai-slim", "openai-agents", "langchain-openai"),
+        ("openai", "anthropic", "aiohttp", "httpx2", "pydantic-ai-slim", "openai-agents", "langchain-openai"),
     )
 
 
@@ -163,6 +173,11 @@ def report(names: list[str], found: dict[tuple[str, str], list[float]]) -> None:
         chunk, first = found[name, "chunk"]
         fifty, many = found[name, "50 at once"][0], found[name, "400 at once"][0]
         print(f"{name:22}{chunk:>14.1f}{first:>12.2f}{fifty:>22.0f}{many:>22.0f}")
+    if "toolbox anthropic" in names and "low-level anthropic" in names:
+        print(f"\nAnthropic, against the low-level loop (goal at most {ANTHROPIC_GOAL}):")
+        for title in titles:
+            ratio = found["toolbox anthropic", title][0] / found["low-level anthropic", title][0]
+            print(f"  {title:24} {ratio:5.2f}")
     frameworks = [name for name in FRAMEWORKS if name in names]
     if "toolbox" not in names or not frameworks:
         return
@@ -177,7 +192,8 @@ def report(names: list[str], found: dict[tuple[str, str], list[float]]) -> None:
 
 def _ratio(found: dict[tuple[str, str], list[float]], name: str, title: str) -> str:
     """To the low-level loop on the same transport."""
-    hand = found.get(("low-level httpx2" if name == "toolbox httpx2" else "low-level aiohttp", title))
+    by_hand = "low-level httpx2" if name == "toolbox httpx2" else "low-level aiohttp"
+    hand = found.get(("low-level anthropic" if name in ANTHROPIC else by_hand, title))
     return f"{found[name, title][0] / hand[0]:.2f}x" if hand else ""
 
 

@@ -15,7 +15,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
-from toolbox import AiMessage, Message, OpenAiChatModel, UserMessage, create_ai_service, system_message
+from toolbox import (
+    AiMessage,
+    AnthropicChatModel,
+    ChatModel,
+    Message,
+    OpenAiChatModel,
+    PydanticAiChatModel,
+    UserMessage,
+    create_ai_service,
+    system_message,
+)
 
 from .models_server import CHUNKS, ROUNDS
 
@@ -84,8 +94,8 @@ class Assistant(Protocol):
 class Ours:
     """toolbox, with a service."""
 
-    def __init__(self, url: str, transport: Any) -> None:
-        self.model = OpenAiChatModel("m", url, "k", transport=transport)
+    def __init__(self, model: ChatModel) -> None:
+        self.model = model
 
     def run(self, tools: int, messages: int) -> Run:
         service = create_ai_service(system_message(SYSTEM)(Assistant), chat_model=self.model, tools=functions(tools))
@@ -198,6 +208,86 @@ class LowLevel(ByHand):
             await response.aclose()
 
 
+class LowLevelAnthropic:
+    """The tool loop on the low-level post of the `anthropic` package, written like `ByHand`."""
+
+    def __init__(self, url: str) -> None:
+        import anthropic
+        import httpx2
+
+        self.client = anthropic.AsyncAnthropic(
+            base_url=url.removesuffix("/v1"), api_key="k", http_client=anthropic.DefaultAioHttpClient()
+        )
+        self.response = httpx2.Response
+        self.options: Any = {"headers": {"content-type": "application/json"}}
+
+    def run(self, tools: int, messages: int) -> Run:
+        offered = [
+            {"name": each["name"], "description": each["description"], "input_schema": each["parameters"]}
+            for each in (tool["function"] for tool in wire_tools(tools))
+        ]
+        tool_bytes = json.dumps(offered).encode()
+        first = [*history(messages), {"role": "user", "content": QUESTION}]
+        first_bytes = [json.dumps(each).encode() for each in first]
+        table = {f"tool_{number}": each for number, each in enumerate(functions(tools))}
+        head = b'{"model":"m","max_tokens":4096,"system":%s,"messages":[' % json.dumps(SYSTEM).encode()
+
+        async def run() -> str:
+            sent = list(first_bytes)
+            while True:
+                reply = await self.post(head + b",".join(sent) + b'],"tools":' + tool_bytes + b"}")
+                message = parse(reply)
+                calls = [block for block in message["content"] if block["type"] == "tool_use"]
+                if not calls:
+                    text: str = message["content"][0]["text"]
+                    return text
+                sent.append(json.dumps({"role": "assistant", "content": message["content"]}).encode())
+                results = []
+                for call in calls:
+                    result = await table[call["name"]](**call["input"])
+                    results.append({"type": "tool_result", "tool_use_id": call["id"], "content": result})
+                sent.append(json.dumps({"role": "user", "content": results}).encode())
+
+        return run
+
+    def stream(self) -> Stream:
+        asked = {"model": "m", "max_tokens": 4096, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
+        body = json.dumps(asked).encode()
+
+        async def stream() -> AsyncIterator[str]:
+            tail = b""
+            async for block in self.blocks(body):
+                *events, tail = (tail + block).split(b"\n\n")
+                for event in events:
+                    value = parse(event.partition(b"data: ")[2])
+                    if value["type"] == "content_block_delta":
+                        yield value["delta"]["text"]
+
+        return stream
+
+    async def post(self, body: bytes) -> bytes:
+        response = await self.client.post("/v1/messages", cast_to=self.response, content=body, options=self.options)
+        content: bytes = response.content
+        return content
+
+    async def blocks(self, body: bytes) -> AsyncIterator[bytes]:
+        import anthropic
+
+        response: Any = await self.client.post(
+            "/v1/messages",
+            cast_to=self.response,
+            content=body,
+            options=self.options,
+            stream=True,
+            stream_cls=anthropic.AsyncStream[Any],
+        )
+        try:
+            async for block in response.aiter_bytes():
+                yield block
+        finally:
+            await response.aclose()
+
+
 class Floor(ByHand):
     """On aiohttp itself: no package, no retries, no errors."""
 
@@ -266,11 +356,23 @@ class Typed:
 class PydanticAi:
     """pydantic-ai."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @classmethod
+    def on_openai(cls, url: str) -> PydanticAi:
         from pydantic_ai.models.openai import OpenAIChatModel
         from pydantic_ai.providers.openai import OpenAIProvider
 
-        self.model = OpenAIChatModel("m", provider=OpenAIProvider(base_url=url, api_key="k"))
+        return cls(OpenAIChatModel("m", provider=OpenAIProvider(base_url=url, api_key="k")))
+
+    @classmethod
+    def on_anthropic(cls, url: str) -> PydanticAi:
+        from pydantic_ai.models.anthropic import AnthropicModel
+        from pydantic_ai.providers.anthropic import AnthropicProvider
+
+        provider = AnthropicProvider(base_url=url.removesuffix("/v1"), api_key="k")
+        return cls(AnthropicModel("m", provider=provider))
 
     def run(self, tools: int, messages: int) -> Run:
         from pydantic_ai import Agent
@@ -356,15 +458,19 @@ class LangChain:
 
 
 PEERS: dict[str, Callable[[str], Any]] = {
-    "toolbox": lambda url: Ours(url, "aiohttp"),
-    "toolbox httpx2": lambda url: Ours(url, "httpx2"),
+    "toolbox": lambda url: Ours(OpenAiChatModel("m", url, "k", transport="aiohttp")),
+    "toolbox httpx2": lambda url: Ours(OpenAiChatModel("m", url, "k", transport="httpx2")),
     "floor": Floor,
     "low-level aiohttp": lambda url: LowLevel(url, "aiohttp"),
     "low-level httpx2": lambda url: LowLevel(url, "httpx2"),
     "typed": Typed,
-    "pydantic-ai": PydanticAi,
+    "pydantic-ai": PydanticAi.on_openai,
     "openai-agents": OpenAiAgents,
     "langchain": LangChain,
+    "toolbox anthropic": lambda url: Ours(AnthropicChatModel("m", "k", url.removesuffix("/v1"))),
+    "low-level anthropic": LowLevelAnthropic,
+    "pydantic-ai anthropic": PydanticAi.on_anthropic,
+    "toolbox bridge": lambda url: Ours(PydanticAiChatModel(PydanticAi.on_anthropic(url).model)),
 }
 
 

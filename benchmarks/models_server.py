@@ -2,7 +2,8 @@
 
     python -m benchmarks.models_server PORT
 
-`/<delay in ms>/v1/chat/completions`. The number of results in the request says which round it is.
+`/<delay in ms>/v1/chat/completions`, and `/<delay in ms>/v1/messages` for Anthropic's Messages API. The number of
+results in the request says which round it is.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ PATH = re.compile(rb"POST /(\d+)/")
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
-def whole(message: dict[str, object], reason: str) -> bytes:
-    """A reply with its head."""
-    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
-    value = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": USAGE}
+def with_head(value: object) -> bytes:
+    """A JSON reply with its head."""
     body = json.dumps(value).encode()
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def whole(message: dict[str, object], reason: str) -> bytes:
+    """A chat completion with its head."""
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+    value = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": USAGE}
+    return with_head(value)
 
 
 def calls(number: int) -> bytes:
@@ -48,6 +54,45 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-e
 STREAM = [event({"role": "assistant", "content": ""}), *[event({"content": "word "})] * CHUNKS, event({}, "stop")]
 STREAM.append(b"data: [DONE]\n\n")
 STREAM_REPLY = STREAM_HEAD + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in STREAM) + b"0\r\n\r\n"
+# --- Anthropic's Messages API
+
+MESSAGE_USAGE = {"input_tokens": 1, "output_tokens": 1}
+
+
+def message(block: dict[str, object], reason: str) -> dict[str, object]:
+    """A message."""
+    head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None}
+    return {**head, "content": [block], "stop_reason": reason, "usage": MESSAGE_USAGE}
+
+
+def tool_use(number: int) -> bytes:
+    """The message that asks for the first tool."""
+    given = {"city": "Valence", "days": 3, "metric": True}
+    return with_head(
+        message({"type": "tool_use", "id": f"toolu_{number}", "name": "tool_0", "input": given}, "tool_use")
+    )
+
+
+def named(value: dict[str, object]) -> bytes:
+    """An event with its name."""
+    return b"event: %s\ndata: %s\n\n" % (str(value["type"]).encode(), json.dumps(value).encode())
+
+
+PIECE = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "word "}}
+MESSAGE_STREAM = [
+    named({"type": "message_start", "message": {**message({}, ""), "content": [], "stop_reason": None}}),
+    named({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+    *[named(PIECE)] * CHUNKS,
+    named({"type": "content_block_stop", "index": 0}),
+    named({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}),
+    named({"type": "message_stop"}),
+]
+MESSAGE_STREAM_REPLY = (
+    STREAM_HEAD + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in MESSAGE_STREAM) + b"0\r\n\r\n"
+)
+TOOL_USES = [tool_use(number) for number in range(ROUNDS)]
+MESSAGE_ANSWER = with_head(message({"type": "text", "text": "done"}, "end_turn"))
+
 CALLS = [calls(number) for number in range(ROUNDS)]
 ANSWER = whole({"content": "done"}, "stop")
 
@@ -61,6 +106,12 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             body = await reader.readexactly(int(length[1]) if length else 0)
             if path and int(path[1]):
                 await asyncio.sleep(int(path[1]) / 1000)
+            if b"/v1/messages " in head:
+                results = body.count(b'"tool_use_id"')
+                reply = TOOL_USES[results] if results < ROUNDS else MESSAGE_ANSWER
+                writer.write(MESSAGE_STREAM_REPLY if STREAMED.search(body) else reply)
+                await writer.drain()
+                continue
             results = body.count(b'"tool_call_id"')
             writer.write(STREAM_REPLY if STREAMED.search(body) else CALLS[results] if results < ROUNDS else ANSWER)
             await writer.drain()

@@ -167,7 +167,7 @@ class AnthropicPackage:
         except ImportError as error:
             raise IllegalConfigurationError([missing_package("AnthropicChatModel")]) from error
         self.module: Any = anthropic
-        self._client = _client_class(anthropic)
+        self._client = _client_class()
 
     def client(self, settings: ServerSettings, **others: Any) -> Any:
         return self._client(settings.key, base_url=settings.address, open_telemetry=False, **others)
@@ -185,10 +185,12 @@ def missing_package(where: str) -> Problem:
 
 
 @functools.cache
-def _client_class(module: Any) -> Any:
+def _client_class() -> Any:
     """Return the package's client, changed to ask a function for its key, and not to wait longer than two minutes."""
 
-    class AsyncAnthropic(module.AsyncAnthropic):  # type: ignore[misc]  # a class known only at run time
+    import anthropic
+
+    class AsyncAnthropic(anthropic.AsyncAnthropic):
         def __init__(self, key: ApiKey, **others: Any) -> None:
             super().__init__(api_key=key if isinstance(key, str) else "none", **others)
             self._key = key

@@ -74,31 +74,32 @@ class AnthropicWire:
         last = messages[-1] if messages else None
         if type(last) is AiMessage and last.text and last.text[-1].isspace():
             forms[-1] = self._encoded(_without_trailing_space(last))
-        turns, system, marks = _turns(forms)
+        roles, turns, system = _turns(forms)
         tools = self._tools.of(request.tool_specifications)[1:-1] if request.tool_specifications else b""
-        if marks:
+        if roles and not roles.islower():
+            roles, turns, system = _turns([form[:1].lower() + form[1:] for form in forms])
             automatic = 1 + bool(system) + bool(tools or more_tools) if self._cache is not None else 0
-            if marks > MOST_MARKS - automatic:
-                turns, system, _ = _turns(self._with_marks(messages, MOST_MARKS - automatic))
+            if sum(form[:1].isupper() for form in forms) > MOST_MARKS - automatic:
+                forms = self._with_marks(messages, MOST_MARKS - automatic)
+                roles, turns, system = _turns([form[:1].lower() + form[1:] for form in forms])
         if self._cache is not None:
             mark = b',"%s":%s}' % (CACHE_CONTROL.encode(), json_bytes(self._cache))
-            if (of_user := next((blocks for role, blocks in reversed(turns) if role == b"user"), None)) is not None:
-                of_user[-1] = _marked(of_user[-1], mark)
+            if (last_of_user := roles.rfind(b"u")) >= 0:
+                turns[last_of_user] = _marked(turns[last_of_user][:-2], mark) + b"]}"
             if system:
-                system[-1] = _marked(system[-1], mark)
+                system = _marked(system, mark)
             if tools:
                 tools = _marked(tools, mark)
             elif more_tools:
                 more_tools = _marked(more_tools, mark)
         if said:
-            turns.append((b"assistant", [said]))
+            turns.append(_MODEL + said + b"]}")
         fields: Fields = {}
         if system:
-            fields["system"] = b"[%s]" % b",".join(system)
+            fields["system"] = b"[%s]" % system
         if tools or more_tools:
             fields["tools"] = b"[%s]" % b",".join(filter(None, (tools, more_tools)))
-        written = [b'{"role":"%s","content":[%s]}' % (role, b",".join(blocks)) for role, blocks in turns]
-        fields["messages"] = b"[%s]" % b",".join(written)
+        fields["messages"] = b"[%s]" % b",".join(turns)
         return fields
 
     def interpreter(self, reply: ReplyAccumulator) -> AnthropicInterpreter:
@@ -115,7 +116,9 @@ class AnthropicWire:
         return forms[::-1]
 
     def _encoded(self, message: Message, marked: bool = True) -> bytes:
-        """Return the blocks of a message after one byte for the role; upper case if one has a cache mark."""
+        """Return a message after one byte for its role; upper case if it has a cache mark. Of system messages, only the
+        blocks follow.
+        """
         match message:
             case SystemMessage():
                 role, blocks = b"s", [{"type": "text", "text": message.text}] if message.text.strip() else []
@@ -127,7 +130,10 @@ class AnthropicWire:
                 role, blocks = b"a", self._reply(message)
         if marked and blocks and (mark := message.attributes.get(CACHE_CONTROL)) and _can_be_marked(blocks[-1]):
             role, blocks[-1] = role.upper(), {**blocks[-1], CACHE_CONTROL: mark}
-        return role + b",".join(map(json_bytes, blocks)) if blocks else b""
+        if not blocks:
+            return b""
+        written = b",".join(map(json_bytes, blocks))
+        return role + (written if role in b"sS" else (_USER if role in b"uU" else _MODEL) + written + b"]}")
 
     def _reply(self, message: AiMessage) -> list[dict[str, Any]]:
         """Return the blocks of a reply: the server's own while text and calls are unchanged."""
@@ -158,26 +164,30 @@ class AnthropicWire:
 # --- requests
 
 
-def _turns(forms: Sequence[bytes]) -> tuple[list[tuple[bytes, list[bytes]]], list[bytes], int]:
-    """Join encoded messages to turns of user and model; return them, the system blocks, and the number of marks."""
-    turns: list[tuple[bytes, list[bytes]]] = []
-    system: list[bytes] = []
-    marks, latest = 0, b""
+_USER, _MODEL = b'{"role":"user","content":[', b'{"role":"assistant","content":['
+
+
+def _turns(forms: Sequence[bytes]) -> tuple[bytes, list[bytes], bytes]:
+    """Join encoded messages to turns of user and model; return their roles, the turns, and the system blocks."""
+    roles = b"".join([form[:1] for form in forms])
+    if len(roles) < len(forms):
+        forms = [form for form in forms if form]
+    of_user = roles.lstrip(b"s")
+    first = len(roles) - len(of_user)
+    if b"uu" not in of_user and b"aa" not in of_user and b"s" not in of_user:
+        return of_user, [form[1:] for form in forms[first:]], b",".join([form[1:] for form in forms[:first]])
+    turns: list[bytes] = []
+    kept = b""
     for form in forms:
         role = form[:1]
-        if not role:
-            continue
-        if role.isupper():
-            marks += 1
-            role = role.lower()
-        if role == b"s":
-            system.append(form[1:])
-        elif role == latest:
-            turns[-1][1].append(form[1:])
-        else:
-            turns.append((b"user" if role == b"u" else b"assistant", [form[1:]]))
-            latest = role
-    return turns, system, marks
+        if role not in b"sS":
+            if role == kept[-1:]:
+                start = _USER if role == b"u" else _MODEL
+                turns[-1] = turns[-1][:-2] + b"," + form[1 + len(start) :]
+            else:
+                turns.append(form[1:])
+                kept += role
+    return kept, turns, b",".join([form[1:] for form in forms if form[:1] in b"sS"])
 
 
 def _without_trailing_space(message: AiMessage) -> AiMessage:
@@ -465,13 +475,14 @@ def http_status(error: object) -> int | None:
 class _Block:
     """A content block: the server's fields, and the fragments of its text or input."""
 
-    __slots__ = ("call", "fields", "fragments", "number")
+    __slots__ = ("call", "fields", "fragments", "number", "was_streamed")
 
     def __init__(self, fields: dict[str, Any], number: int) -> None:
         self.fields = fields
         self.number = number
         self.fragments: list[str] = []
         self.call: PartialCall | None = None
+        self.was_streamed = False
 
     @property
     def type(self) -> object:
@@ -483,8 +494,10 @@ class _Block:
         name = {"text": "text", "thinking": "thinking"}.get(str(self.type))
         if name is not None:
             return {**fields, name: f"{fields.get(name) or ''}{''.join(self.fragments)}"}
-        if self.call is not None and self.call.complete is not None:
-            request = self.call.complete
+        if self.call is not None and (request := self.call.complete) is not None:
+            is_whole = not self.was_streamed and type(fields.get("input")) is dict
+            if is_whole and (fields.get("id"), fields.get("name")) == (request.id, request.name):
+                return fields
             return {**fields, "id": request.id, "name": request.name, "input": _input_of(request)}
         if "input" not in fields:
             return fields
@@ -637,14 +650,15 @@ class AnthropicInterpreter:
         if not isinstance(piece, str) or not piece:
             return
         block.fragments.append(piece)
+        block.was_streamed = True
         if block.call is not None:
             self.reply.call_piece(block.number, None, None, piece)
 
     def _stop(self, index: object) -> None:
         block = self._at.get(index) if index is not None else self._latest
         if block is not None and block.call is not None:
-            whole = None if block.fragments else block.fields.get("input")
-            self.reply.end_call(block.call, whole or None)
+            whole = (not block.fragments and block.fields.get("input")) or None
+            self.reply.end_call(block.call, json_bytes(whole).decode() if type(whole) is dict else whole)
 
     def _say(self, text: object) -> None:
         if isinstance(text, str) and text:
