@@ -18,6 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from toolbox import InvocationContext, MemoryId, Result, ToolRetry, produces, register_ai_service, system_message, tool
 from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
+from toolbox.security import roles_allowed
 from toolbox.sql import transactional
 
 CANCELLATION_DEADLINE = timedelta(days=7)  # before the booking begins
@@ -126,6 +127,14 @@ class BookingRepository:
         customer = await self._customer(first_name, last_name)
         rows = select(BookingRow).where(BookingRow.customer_id == customer.id).order_by(BookingRow.date_from)
         return [Booking.model_validate(row) for row in await self._session.scalars(rows)]
+
+    @tool("Lists the names of all customers")
+    @roles_allowed("staff")
+    @transactional
+    async def list_customers(self) -> list[str]:
+        """Return the names of all customers; only for staff."""
+        rows = select(CustomerRow).order_by(CustomerRow.id)
+        return [f"{row.first_name} {row.last_name}" for row in await self._session.scalars(rows)]
 
     @tool("Looks a booking up by its number")
     @transactional

@@ -6,6 +6,7 @@ Not here: the agents themselves (`bookings`, `experts`), the choice of the model
 from __future__ import annotations
 
 import os
+import secrets
 from datetime import date
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import HTTPConnection
 
-from toolbox import Container, Inject, sql
+from toolbox import Container, Inject, produces, sql
+from toolbox.security import SecurityIdentity
 
 from .answers import Answer
 from .bookings import Booking, BookingRepository, BookingRow, CustomerSupportAgent, booking_data
@@ -24,11 +27,21 @@ from .experts import LegalExpert, MedicalExpert, RouterAgent, TechnicalExpert
 router = APIRouter()
 
 
+@produces(scope="request")
+def caller(connection: HTTPConnection | None = None) -> SecurityIdentity:
+    """Return who calls: staff with the key `SAMPLE_STAFF_KEY` in the header `X-Staff-Key`, otherwise a visitor."""
+    key = os.environ.get("SAMPLE_STAFF_KEY", "")
+    given = connection.headers.get("x-staff-key", "") if connection is not None else ""
+    if key and secrets.compare_digest(key.encode(), given.encode()):
+        return SecurityIdentity("staff", frozenset({"staff"}))
+    return SecurityIdentity("visitor")
+
+
 def with_support(container: Container) -> Container:
     """Register the two agents; their database is `TOOLBOX_SQL__URL`, or one in memory."""
     os.environ.setdefault("TOOLBOX_SQL__URL", "sqlite://")
     container.register(sql.engine, sql.session, sql.SqlChatMemoryStore)
-    container.register(booking_data, BookingRepository, CustomerSupportAgent)
+    container.register(caller, booking_data, BookingRepository, CustomerSupportAgent)
     return container.register(RouterAgent, MedicalExpert, LegalExpert, TechnicalExpert)
 
 

@@ -256,7 +256,15 @@ def test_the_root_exports_nothing_of_the_top_layer() -> None:
 
 def test_the_sample_is_written_with_the_public_packages_only() -> None:
     """Users can write everything that the sample contains."""
-    public = ("toolbox", "toolbox.guardrails", "toolbox.rest", "toolbox.sql", "toolbox.testing", "toolbox_fastapi")
+    public = (
+        "toolbox",
+        "toolbox.guardrails",
+        "toolbox.rest",
+        "toolbox.security",
+        "toolbox.sql",
+        "toolbox.testing",
+        "toolbox_fastapi",
+    )
     wrong = [
         str(each)
         for each in within_packages(IMPORTS)

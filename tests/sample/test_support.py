@@ -11,7 +11,8 @@ import pytest
 from sample_app.bookings import CustomerSupportAgent
 from sample_app.support import with_support
 from toolbox import Container, UserMessage
-from toolbox.testing import ScriptedChatModel
+from toolbox.security import SecurityIdentity
+from toolbox.testing import ScriptedChatModel, offered_tools
 
 from .conftest import served
 
@@ -148,3 +149,15 @@ def test_the_page_chats_and_shows_the_bookings(desk: Any) -> None:
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         browser.close()
     assert complaints == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_staff", [True, False])
+async def test_only_staff_can_list_all_customers(is_staff: bool) -> None:
+    model = ScriptedChatModel(["Hello."])
+    who = SecurityIdentity("ann", frozenset({"staff"} if is_staff else ()))
+    opened = with_support(Container(models={"default": model}))
+    async with opened as container, container.request_scope({SecurityIdentity: who}):
+        await (await container.aget(CustomerSupportAgent)).chat("c", "Who are your customers?")
+
+    assert ("list_customers" in offered_tools(model.requests[0])) == is_staff

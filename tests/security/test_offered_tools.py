@@ -602,3 +602,22 @@ async def test_a_producer_may_return_none_and_nothing_else() -> None:
         with pytest.raises(TypeError, match="returned str; return a SecurityIdentity or None"):
             await desk.chat("q")
     assert offered_tools(model.requests[0]) == ["opening_hours"]
+
+
+async def test_a_tool_outside_of_all_scopes_gets_the_anonymous_identity() -> None:
+    @tool
+    def who(caller: Inject[SecurityIdentity]) -> str:
+        return str(caller)
+
+    @tool
+    def who_on_thread(caller: Inject[SecurityIdentity]) -> str:
+        return str(caller)
+
+    @register_ai_service(tools=[who, who_on_thread])
+    class Open(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    for name in ("who", "who_on_thread"):
+        model = model_of(tool_call(name, {}), lambda request: request.messages[-1].text)
+        async with container_of(model, Open) as container:
+            assert await (await container.aget(Open)).chat("q") == "anonymous"

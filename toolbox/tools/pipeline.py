@@ -45,6 +45,7 @@ from ..errors import (
     EndsInvocation,
     FrameworkError,
     MissingBeanError,
+    ScopeNotActiveError,
     ToolArgumentsError,
     ToolDeferred,
     ToolRetry,
@@ -62,7 +63,7 @@ from ..events import (
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
 from ..fast_dataclass import with_fast_init
-from ..security import Access, identity_in
+from ..security import Access, SecurityIdentity, identity_in
 from ..signatures import EMPTY
 from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_written_arguments
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
@@ -686,9 +687,14 @@ async def _prepare(tool: Tool, scope: ActiveScope) -> None:
     for each in tool.injected:
         try:
             await scope.prepare(each.wanted)
-        except MissingBeanError:
-            if not each.optional:
+        except (MissingBeanError, ScopeNotActiveError) as error:
+            if not _may_be_missing(each, error):
                 raise
+
+
+def _may_be_missing(parameter: InjectedParameter, error: MissingBeanError | ScopeNotActiveError) -> bool:
+    """Return True if a tool can run without this bean. Without an identity, or outside its scope, it is anonymous."""
+    return parameter.wanted is SecurityIdentity or (parameter.optional and isinstance(error, MissingBeanError))
 
 
 def _bound(call: ToolCall) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -713,9 +719,11 @@ def _bound(call: ToolCall) -> tuple[Callable[..., Any], tuple[Any, ...], dict[st
         for each in tool.injected:
             try:
                 kwargs[each.name] = call.environment.scope.get(each.wanted)
-            except MissingBeanError:
-                if not each.optional:
+            except (MissingBeanError, ScopeNotActiveError) as error:
+                if not _may_be_missing(each, error):
                     raise
+                if each.wanted is SecurityIdentity:
+                    kwargs[each.name] = SecurityIdentity.anonymous()
         if tool.positional:
             return function, tuple(kwargs.pop(name, default) for name, default in tool.positional), kwargs
     return function, (), kwargs
