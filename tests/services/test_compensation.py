@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import pytest
@@ -20,6 +21,7 @@ from toolbox import (
     Result,
     TokenStream,
     ToolAbort,
+    ToolboxSettings,
     ToolExecuted,
     ToolExecution,
     ToolExecutionResult,
@@ -39,6 +41,7 @@ from toolbox import (
     tool_specifications_from,
 )
 from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed
+from toolbox.runs import RunStore
 from toolbox.services.state import State
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -749,3 +752,38 @@ async def test_a_tool_that_fails_after_the_call_was_resumed_undoes_earlier_tools
         await container.runs.resume(result.run_id, {result.pending[0].id: approve()})
     assert [each[0] for each in bank.undone] == ["credit"]
     assert results(model) == [rolled_back("credit", "pay"), ("no money", True)]
+
+
+async def test_a_durable_run_that_another_process_continues_undoes_each_tool_once(tmp_path: Path) -> None:
+    from toolbox.sql import SqlRunStore, open_engine
+
+    @register_ai_service(tools=Bank, compensate_on_tool_errors=True, compensate_on_failure=True, durable=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    asked = asyncio.Event()
+
+    class Stuck(ScriptedChatModel):
+        async def chat(self, request: Any) -> Any:
+            if len(self.requests) == 2:
+                asked.set()
+                await asyncio.Event().wait()
+            return await super().chat(request)
+
+    bank = Bank()
+
+    def container(model: Any, engine: Any) -> Container:
+        settings = ToolboxSettings(stop_timeout=0.05)
+        made = Container(models={"default": model}, settings=settings).register(Desk).register_instance(bank)
+        return made.register_instance(SqlRunStore(engine, lease=1.0), as_type=RunStore)
+
+    url = f"sqlite+aiosqlite:///{tmp_path / 'runs.db'}"
+    async with open_engine(url) as engine, container(Stuck([CREDIT, WITHDRAW]), engine) as first:
+        run = await first.runs.start(first.get(Desk).ask, "q")
+        await asyncio.wait_for(asked.wait(), 20)
+        assert len(bank.undone) == 1
+    model = ScriptedChatModel(["sorry"])
+    async with open_engine(url) as engine, container(model, engine) as second:
+        assert await second.runs.result(run, timeout=20) == "sorry"
+    assert len(bank.undone) == 1
+    assert results(model) == [rolled_back("credit"), ("bob has no money", True)]

@@ -280,7 +280,7 @@ class Runs(RunStarting):
             async with self._scope_of(prepared, read_identity(prepared.document.identity)):
                 invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
                 await invocation.open()
-                await undo_all(invocation, caller_left=True)
+                await undo_all(invocation, caller_left=True, recorded=False)
         except Exception as error:
             logger.error("run %s was cancelled, but its tools cannot be undone: %s", stored.id, error, exc_info=error)
 

@@ -93,6 +93,12 @@ class RunPlace:
         return self.session.is_entered(self.path)
 
 
+def place_of_compensation(invocation: RunPlace, position: int) -> RunPlace:
+    """Return the place of the compensation of an execution: attempt 0 of its call, so that it is recorded once."""
+    place = f"{_below(invocation.path, position)}.0"
+    return RunPlace(invocation.session, place, place)
+
+
 class Suspendable(Protocol):
     """The parts of an `Invocation` that a session uses."""
 

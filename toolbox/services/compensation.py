@@ -113,6 +113,7 @@ class _Marked:
         function, bean = self._callable()
         kinds = taken.parameters
         return Tool(
+            on_unknown_outcome="retry",
             specification=ToolSpecification(self.function.__name__.lstrip("_") or tool.name),
             execution=execution,
             where=self.where,
@@ -260,9 +261,12 @@ def _continues_elsewhere(invocation: Invocation, error: BaseException) -> bool:
     return not isinstance(error, Exception) or isinstance(error, (LeaseLostError, RunStoreError, RunIncompatibleError))
 
 
-async def undo_all(invocation: Invocation, *, caller_left: bool = False) -> None:
-    """Undo all tools of the invocation that succeeded and have not been undone, the last one first."""
-    await _undo(invocation, caller_left)
+async def undo_all(invocation: Invocation, *, caller_left: bool = False, recorded: bool = True) -> None:
+    """Undo all tools of the invocation that succeeded and have not been undone, the last one first.
+
+    `recorded` is False for a run that has ended, which takes no more records.
+    """
+    await _undo(invocation, caller_left, recorded)
 
 
 async def _undo_round(invocation: Invocation, failed: str) -> None:
@@ -282,7 +286,7 @@ async def _undo_round(invocation: Invocation, failed: str) -> None:
     invocation.state = state.changed(messages=tuple(messages))
 
 
-async def _undo(invocation: Invocation, caller_left: bool = False) -> dict[int, bool]:
+async def _undo(invocation: Invocation, caller_left: bool = False, recorded: bool = True) -> dict[int, bool]:
     """Call the compensations in reverse order. Returns True or False (failed) by the position of the execution."""
     compensations = _compensations_in(invocation)
     done: dict[int, bool] = {}
@@ -293,8 +297,11 @@ async def _undo(invocation: Invocation, caller_left: bool = False) -> dict[int, 
             continue
         invocation.state = state.changed(undone=state.undone | {position})
         try:
-            await _call(compensation, execution, invocation, caller_left)
+            place = _place_of(position, invocation) if recorded else None
+            await _call(compensation, execution, invocation, caller_left, place)
             done[position] = True
+        except (LeaseLostError, RunStoreError):  # another process continues the run
+            raise
         except Exception as error:
             done[position] = False
             logger.error(
@@ -331,16 +338,28 @@ def _compensations_in(invocation: Invocation) -> Mapping[str, Tool]:
     return {**found, **plan.compensations}
 
 
-async def _call(compensation: Tool, execution: ToolExecution, invocation: Invocation, caller_left: bool) -> None:
-    """Run one compensation where its tool ran, in a new call scope."""
+def _place_of(position: int, invocation: Invocation) -> Any:
+    """Return the place of a compensation in the run of the invocation; None without a run."""
+    if invocation.place is None:
+        return None
+    from ..runs.places import place_of_compensation
+
+    return place_of_compensation(invocation.place, position)
+
+
+async def _call(
+    compensation: Tool, execution: ToolExecution, invocation: Invocation, caller_left: bool, place: Any
+) -> None:
+    """Run one compensation where its tool ran, in a new call scope. With a `place`, it is recorded and runs once."""
     environment, request = invocation.environment, execution.request
-    context = environment.context.in_tool(request, Cancellation())
+    context = replace(environment.context.in_tool(request, Cancellation()), place=place)
     if caller_left:
         environment = replace(environment, runner=LoopRunner(invocation.host.workers))
     arguments = _arguments(compensation, execution, invocation)
     copied = copy_context()
     copied.run(current_invocation.set, context)
-    step = run_tool(ToolCall(compensation, request, arguments, context, environment))
+    call = ToolCall(compensation, request, arguments, context, environment)
+    step = run_tool(call) if place is None else place.session.run_tool(run_tool, call)
     await asyncio.create_task(_awaiting(step), context=copied)
 
 
