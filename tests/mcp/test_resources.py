@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Annotated, Any, Protocol
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from mcp import Client, MCPError
 from pydantic import BaseModel
 
@@ -35,6 +35,7 @@ from toolbox import (
     tool,
 )
 from toolbox.mcp import (
+    McpError,
     McpEvent,
     McpListener,
     McpProgress,
@@ -491,6 +492,37 @@ async def test_clients_see_only_what_their_identity_may_use(roles: list[str] | N
     assert opened.is_error is not is_admin
     unknown = ["unknown resource 'vault://gold'", "unknown resource 'vault://left'", "unknown prompt 'rob'"]
     assert errors == ([] if is_admin else unknown)
+
+
+def of_token(request: Request) -> SecurityIdentity | None:
+    token = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return SecurityIdentity("ann", frozenset({token})) if token else None
+
+
+@pytest.mark.parametrize("token", ["", "user", "admin"])
+async def test_the_identity_of_the_request_decides_over_http(token: str) -> None:
+    app, container = FastAPI(), Container()
+    install(app, container)
+    mount_mcp(app, container, [Vault], identity=of_token)
+    async with serving(app) as base:
+        client = Container().register(McpServers)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        client.register_instance(mcp_server("vault", url=f"{base}/mcp", headers=headers), name="vault")
+        async with client:
+            vault = client.get(McpServers).server("vault")
+            resources = [each.uri for each in await vault.resources()]
+            prompts = [each.name for each in await vault.prompts()]
+            if token == "admin":
+                assert (await vault.read_resource("vault://left")).contents[0].text == "left"  # type: ignore[union-attr]  # a text
+                assert await vault.prompt_messages("rob") == (UserMessage("Rob it."),)
+            else:
+                with pytest.raises(McpError, match="unknown resource"):
+                    await vault.read_resource("vault://left")
+                with pytest.raises(McpError, match="unknown prompt"):
+                    await vault.prompt("rob")
+
+    assert resources == (["vault://gold"] if token == "admin" else [])
+    assert prompts == (["rob", "admire"] if token == "admin" else ["admire"])
 
 
 # --- progress

@@ -179,18 +179,18 @@ def _read(source: Any, offers: Offers, where: str, problems: list[Problem]) -> S
     """Return the tools of a source, and add its resources and prompts to `offers`."""
     if isinstance(source, ToolMember):
         return _read_single(source, offers, where, problems)
-    offered: Sequence[Member] = ()
+    owner = _class_of(source)
     has_offers = has_tools = False
     if is_function(source):
         if has_offers := mark_of(source) is not None:
             offers.add_function(source, problems)
         has_tools = tool_mark_of(source) is not None
-    elif isinstance(owner := _class_of(source), type):
-        offered = marked_members(owner)
-        has_offers, has_tools = bool(offered), any(True for _ in members_of(owner))
-    for member in offered:
+    elif isinstance(owner, type):
         bean, instance = (source, None) if source is owner or get_origin(source) is not None else (None, source)
-        offers.add_member(member, bean, instance, problems)
+        for member in marked_members(owner):
+            offers.add_member(member, bean, instance, problems)
+            has_offers = True
+        has_tools = any(True for _ in members_of(owner))
     if has_offers and not has_tools:
         return ()
     tools, found = read_tools([source], where)
