@@ -7,6 +7,7 @@ import pytest
 
 from tests.rest.http_server import Answer
 from toolbox.chat import ToolExecutionRequest
+from toolbox.contents import AudioContent, ImageContent, PdfContent
 from toolbox.errors import IllegalConfigurationError, RestClientError, ToolArgumentsError
 from toolbox.openapi import tools_from_openapi
 
@@ -183,6 +184,22 @@ async def test_bodies_are_sent_as_json_or_as_a_form(server) -> None:
     server.answer(Answer("", 204))
     assert await call(tools["log_in"][1], body={"user": "a b"}) is None
     assert server.last.body == b"user=a%20b"
+
+
+@pytest.mark.parametrize(
+    ("media_type", "value"),
+    [
+        ("image/png", ImageContent(data=b"\xff", mime_type="image/png")),
+        ("application/pdf; charset=binary", PdfContent(data=b"\xff")),
+        ("audio/wav", AudioContent(b"\xff", "audio/wav")),
+        ("image/a b", "1 bytes of image/a b"),
+        ("application/zip", "1 bytes of application/zip"),
+    ],
+)
+async def test_images_documents_and_audio_of_a_reply_are_contents(server, media_type, value) -> None:
+    server.answer(Answer(b"\xff", headers={"Content-Type": media_type}))
+
+    assert await call(tools_by_name(STORE, server.url)["getPet"][1], petId="1", **{"X-Tenant": "a"}) == value
 
 
 async def test_missing_arguments_are_reported_before_a_request_is_sent(server) -> None:

@@ -395,13 +395,13 @@ def _value(response: Response[bytes]) -> object:
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not response.body:
         return None
-    if media_type.startswith("image/") and media_type != "image/svg+xml":
-        return ImageContent(data=response.body, mime_type=media_type)
-    if media_type == PDF:
-        return PdfContent(data=response.body)
-    if media_type.startswith("audio/"):
-        return AudioContent(response.body, media_type)
     try:
+        if media_type.startswith("image/") and media_type != "image/svg+xml":
+            return ImageContent(data=response.body, mime_type=media_type)
+        if media_type == PDF:
+            return PdfContent(data=response.body)
+        if media_type.startswith("audio/"):
+            return AudioContent(response.body, media_type)
         if media_type == "application/json" or media_type.endswith("+json"):
             return parse_json(response.body)
         return response.body.decode()
