@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, assert_never, get_args
 
 from .bean_references import BeanReference, naming
 from .chat import ChatModel, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, UserMessage
+from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent
 from .context import ActiveScope, InvocationContext
 from .di.decorators import Scope
 from .errors import (
@@ -376,7 +377,7 @@ class InputCheck:
         messages = invocation.conversation
         for named in self._named:
             request = InputGuardrailRequest(invocation.user_message, messages, invocation.context)
-            result = await _judged(named, request, place, _user_message)
+            result = await _judged(named, request, place, partial(_user_message, invocation.user_message))
             if result.outcome == "modified":
                 invocation.replace_user_message(result.value)
             elif result.outcome in _REFUSING:
@@ -387,10 +388,29 @@ class InputCheck:
             raise InputGuardrailError(failures)
 
 
-def _user_message(value: object) -> UserMessage:
-    if isinstance(value, (UserMessage, str)):
-        return value if isinstance(value, UserMessage) else UserMessage(value)
+def _user_message(message: UserMessage, value: object) -> UserMessage:
+    """Return the new message. A text replaces the texts; images and other contents are kept."""
+    if isinstance(value, UserMessage):
+        return value
+    if isinstance(value, str):
+        others = with_texts(message.contents, lambda _: "")
+        return UserMessage([TextContent(value), *others] if value else others, message.name, message.attributes)
     raise TypeError(f"success_with() of an input guardrail takes a UserMessage or a str, got {type(value).__name__}")
+
+
+def with_texts(contents: Sequence[Content], change: Callable[[str], str]) -> tuple[Content, ...]:
+    """Return the contents with changed texts; without texts that become empty."""
+    changed: list[Content] = []
+    for each in contents:
+        match each:
+            case TextContent(text):
+                if new := change(text):
+                    changed.append(TextContent(new))
+            case ImageContent() | PdfContent() | AudioContent():
+                changed.append(each)
+            case _:
+                assert_never(each)
+    return tuple(changed)
 
 
 # --- the answer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any
 
 from pydantic_core import to_json, to_jsonable_python
 
-from .chat import AudioContent, Content, ImageContent, PdfContent, TextContent, ToolExecutionResult
+from .chat import ToolExecutionResult
 from .errors import IllegalConfigurationError, ModelProtocolError, Problem
 from .guardrails import (
     GuardrailResult,
@@ -23,6 +23,7 @@ from .guardrails import (
     ToolOutputGuardrail,
     ToolOutputGuardrailRequest,
     find_model,
+    with_texts,
 )
 from .tools.codec import parsed_exactly, written_exactly
 
@@ -76,22 +77,7 @@ class MaxLength(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
             left -= len(text) + 1
             return kept
 
-        return replace(result, text=result.text[: self.chars], contents=_with_texts(result.contents, cut))
-
-
-def _with_texts(contents: Sequence[Content], change: Callable[[str], str]) -> tuple[Content, ...]:
-    """Return the contents with changed texts; without texts that become empty."""
-    changed: list[Content] = []
-    for each in contents:
-        match each:
-            case TextContent(text):
-                if new := change(text):
-                    changed.append(TextContent(new))
-            case ImageContent() | PdfContent() | AudioContent():
-                changed.append(each)
-            case _:
-                assert_never(each)
-    return tuple(changed)
+        return replace(result, text=result.text[: self.chars], contents=with_texts(result.contents, cut))
 
 
 def _length(value: Any) -> int:
@@ -161,7 +147,7 @@ class MaskSecrets(ToolOutputGuardrail):
     def validate(self, request: ToolOutputGuardrailRequest) -> GuardrailResult:
         """Mask the text, the text contents and the attributes of the result."""
         result = request.result
-        contents = _with_texts(result.contents, masked)
+        contents = with_texts(result.contents, masked)
         attributes = _masked_value(result.attributes) if result.attributes else result.attributes
         changed = ToolExecutionResult(masked(result.text), None, result.is_error, attributes, contents)
         return self.success() if changed == result else self.success_with(changed)

@@ -16,6 +16,7 @@ from toolbox import (
     EventListener,
     GuardrailExecutedEvent,
     IllegalConfigurationError,
+    ImageContent,
     IntermediateResponse,
     InvocationContext,
     InvocationEvent,
@@ -26,6 +27,7 @@ from toolbox import (
     Result,
     ReturnBehavior,
     SystemMessage,
+    TextContent,
     TokenStream,
     TokenUsage,
     ToolAbort,
@@ -198,6 +200,20 @@ async def test_input_guardrails_see_the_conversation_so_far_and_the_context() ->
     ]
     assert seen[1].user_message == UserMessage("second")
     assert (seen[1].context.memory_id, seen[1].context.method) == ("r", "ask")
+
+
+async def test_a_text_as_replacement_keeps_the_images_of_the_message() -> None:
+    picture = ImageContent(data=b"x", mime_type="image/png")
+
+    @register_ai_service
+    @input_guardrails(Upper)
+    class Looking(Protocol):
+        async def look(self, message: UserMessage) -> str: ...
+
+    model = ScriptedChatModel(["done"])
+    message = UserMessage([TextContent("what"), picture, TextContent("is it")], name="ada")
+    await create_ai_service(Looking, chat_model=model).look(message)
+    assert model.requests[0].messages == (UserMessage([TextContent("WHAT\nIS IT"), picture], name="ada"),)
 
 
 async def test_tools_see_the_message_that_a_guardrail_changed() -> None:
