@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -190,7 +191,7 @@ class _MethodPlanner:
             failures=self.failures,
             compensations=self._compensations(toolset),
             layers=method_layers(marks, self.host, self.options),
-            run_layers=method_layers(marks, self.host, self.options, in_run=True),
+            run_layers=partial(method_layers, marks, self.host, self.options, in_run=True),
             annotations={each.name: each.annotation for each in self.parameters.values()},
             run_id_parameter=roles.run_id,
             durable=self.options.durable or getattr(self.function, DURABLE_MARK, False),

@@ -165,7 +165,7 @@ class MethodPlan:
     failures: ToolErrors
     compensations: Mapping[str, Tool] = field(default_factory=dict)  # name of a tool -> what undoes it
     layers: Layers = Layers()
-    run_layers: Layers = Layers()
+    run_layers: Callable[[], Layers] = Layers  # made for the first call that is part of a run
     annotations: Mapping[str, Any] = field(default_factory=dict)
     run_id_parameter: str | None = None
     durable: bool = False
@@ -202,7 +202,7 @@ class MethodPlan:
     def in_run(self) -> MethodPlan:
         """The same plan for a call that is part of a run: it can be suspended, and is recorded."""
         if not self._in_run:
-            plan = replace(self, layers=self.run_layers)
+            plan = replace(self, layers=self.run_layers())
             plan._in_run.append(plan)
             for name in ("may_suspend", "checks_suspended"):
                 object.__setattr__(plan, name, getattr(self, name))
