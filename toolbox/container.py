@@ -254,6 +254,7 @@ class Container:
         host.checked(registered.graph)
         host.models.are_checked, settings_are_read = models, not problems
         problems = [*problems, *registered.problems(), *tool_problems(registered.graph)]
+        problems += host.models.section_problems(problems)
         problems += host.run_problems(registered.graph)
         problems += listener_problems(registered.graph)
         problems += global_interceptor_problems(registered.graph)

@@ -316,6 +316,21 @@ def test_problems_of_models_keep_a_container_from_starting() -> None:
     assert "has no setting seed" in problem.what
 
 
+def test_providers_of_models_that_no_service_uses_are_checked_too() -> None:
+    sections = {
+        "one": {"model": "m", "provider": "openia"},
+        "two": {"model": "m", "provider": "anthropic", "seed": 1, "api_key": "k"},
+        "three": {"model": "m", "provider": "openai-responses"},
+    }
+    container = Container(settings=ToolboxSettings.model_validate({"models": sections}))
+
+    first, second = container.check()
+
+    assert "unknown provider 'openia'" in first.what
+    assert "has no setting seed" in second.what
+    assert container.check(models=False) == []
+
+
 class Closing(ScriptedChatModel):
     closed = 0
 

@@ -7,7 +7,7 @@ environment variables, then it is the demo model. Not here: the fields of the se
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -66,6 +66,19 @@ class NamedModels:
             if (fault := self._fault(each, f"{where}, fallback of model {wanted!r}")) is not None:
                 return fault
         return None
+
+    def section_problems(self, known: Collection[Problem]) -> Iterator[Problem]:
+        """Yield problems of models in the settings that name a provider, also of models that no service uses.
+
+        `known` are the problems of the models in use; they are not repeated.
+        """
+        facts = {each.what for each in known}
+        for name, section in self._settings.models.items() if self.are_checked else ():
+            if "provider" not in section.model_fields_set or name in self._given or not section.model:
+                continue
+            problem = self._fault(name, f"the settings of model {name!r}")
+            if problem is not None and problem.what not in facts:
+                yield problem
 
     async def aclose(self) -> None:
         """Close the models that were created from settings."""
