@@ -129,7 +129,7 @@ class ScopeNotActiveError(FrameworkError):
         self.wanted, self.reason = wanted, reason
 
     def __str__(self) -> str:
-        return f"{self.wanted}: {self.reason}; ask for it inside `async with container.request_scope():`"
+        return f"{self.wanted}: {self.reason}; look it up inside `async with container.request_scope():`"
 
 
 class ContainerNotStartedError(FrameworkError):

@@ -66,7 +66,7 @@ class InputGuardrailRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutputGuardrailRequest:
-    """What an output guardrail judges: the model's final answer.
+    """The final answer of the model, for an output guardrail.
 
     `text` is its text, or the JSON of a structured answer. `messages` are the conversation before it.
     """
@@ -79,7 +79,7 @@ class OutputGuardrailRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolInputGuardrailRequest:
-    """What a tool input guardrail judges: the call of a tool.
+    """The call of a tool, for a tool input guardrail.
 
     `request` is the model's call. `arguments` are the validated arguments that the model can see, with defaults, by the
     names of the parameters; earlier guardrails may have changed them.

@@ -171,7 +171,7 @@ class EventRecord(EventListener):
 
 
 class Likeness(IntEnum):
-    """How well an actual call matches an expected one."""
+    """Degrees to which an actual call matches an expected one."""
 
     NONE = 0
     SAME_TOOL = 1

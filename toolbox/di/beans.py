@@ -40,7 +40,7 @@ from .points import points_of as points_of
 
 
 class FactoryKind(StrEnum):
-    """How a factory creates its bean."""
+    """The kinds of factories."""
 
     CALL = "call"
     COROUTINE = "coroutine"

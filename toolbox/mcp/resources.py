@@ -48,7 +48,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.")
 
 @dataclass(frozen=True, slots=True)
 class ResourceMark:
-    """What `@mcp_resource` says about a method."""
+    """The mark of `@mcp_resource` on a method."""
 
     uri: str
     name: str | None
@@ -58,7 +58,7 @@ class ResourceMark:
 
 @dataclass(frozen=True, slots=True)
 class PromptMark:
-    """What `@mcp_prompt` says about a method."""
+    """The mark of `@mcp_prompt` on a method."""
 
     name: str | None
     tool: ToolMark

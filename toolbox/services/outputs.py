@@ -104,7 +104,7 @@ class TokenStream(AsyncIterator[ServiceEvent]):
 
 
 class Kind(StrEnum):
-    """How the reply is converted."""
+    """The ways to convert a reply."""
 
     TEXT = "text"
     NOTHING = "nothing"
