@@ -49,6 +49,11 @@ class ToolSearchResult:
         object.__setattr__(self, "tool_names", tuple(self.tool_names))
 
 
+def _terms_schema(description: str) -> dict[str, Any]:
+    terms = {"type": "array", "items": {"type": "string"}, "description": description}
+    return {"type": "object", "properties": {"terms": terms}, "required": ["terms"]}
+
+
 class ToolSearchStrategy(ABC):
     """Finds tools for the model: `@register_ai_service(tool_search=…)` takes a subclass or an instance.
 
@@ -58,10 +63,15 @@ class ToolSearchStrategy(ABC):
             async def search(self, request: ToolSearchRequest) -> ToolSearchResult: ...
 
     A subclass is a bean, application-scoped without a scope decorator. `specification` is the search tool that the
-    model sees. `search` is `def` or `async def`; raise `ToolArgumentsError` if the model's arguments are invalid.
+    model sees; by default it is `tool_search_tool` with a list of search `terms`. `search` is `def` or `async def`.
+    Raise `ToolArgumentsError` if the model's arguments are invalid.
     """
 
-    specification: ToolSpecification
+    specification: ToolSpecification = ToolSpecification(
+        "tool_search_tool",
+        "Finds available tools by search terms",
+        _terms_schema("A list of search terms used to find relevant tools"),
+    )
 
     @abstractmethod
     def search(self, request: ToolSearchRequest) -> ToolSearchResult | Awaitable[ToolSearchResult]:
@@ -88,9 +98,7 @@ class _TermSearch(ToolSearchStrategy):
         if max_results < 1:
             raise ValueError(f"max_results is {max_results}; use 1 or more")
         self.max_results = max_results
-        terms = {"type": "array", "items": {"type": "string"}, "description": self._TERMS}
-        schema = {"type": "object", "properties": {"terms": terms}, "required": ["terms"]}
-        self.specification = ToolSpecification(tool_name, description or self._DESCRIPTION, schema)
+        self.specification = ToolSpecification(tool_name, description or self._DESCRIPTION, _terms_schema(self._TERMS))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(max_results={self.max_results})"

@@ -17,6 +17,7 @@ from toolbox import (
     InvocationContext,
     Result,
     TokenUsage,
+    create_ai_service,
     produces,
     register_ai_service,
     tool,
@@ -543,3 +544,19 @@ async def test_the_call_scope_of_a_deferred_call_ends_normally() -> None:
 
     assert len(waiting.pending) == 2
     assert ends == ["ended", "ended"]
+
+
+async def test_without_deferred_tools_no_tool_may_defer() -> None:
+    class Shop:
+        @tool
+        def order(self) -> str:
+            raise ToolDeferred(reason="later")
+
+    class PlainDesk(Protocol):
+        async def ask(self, question: str) -> str: ...
+
+    model = ScriptedChatModel([tool_call("order")])
+    desk = create_ai_service(PlainDesk, chat_model=model, tools=[Shop()])
+
+    with pytest.raises(IllegalConfigurationError, match="deferred=True"):
+        await desk.ask("order")

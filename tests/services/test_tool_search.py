@@ -615,3 +615,12 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == 'Bm25ToolSearch needs the package bm25s: pip install "toolbox-di[search]"'
+
+
+async def test_a_strategy_without_a_specification_has_the_usual_search_tool() -> None:
+    class First(ToolSearchStrategy):
+        def search(self, request: ToolSearchRequest) -> ToolSearchResult:
+            return ToolSearchResult([request.tools[0].name])
+
+    assert First.specification.name == "tool_search_tool"
+    assert First.specification.parameters["required"] == ["terms"]

@@ -350,7 +350,7 @@ class RunSession:
             encoded = await step(call)
         except ToolDeferred as deferred:
             if not call.tool.deferred:
-                raise _not_deferrable(call.tool) from deferred
+                raise
             await self._keep(path, deferred)
             raise self.suspend(call, path, "deferred", deferred.reason, _json_attributes(call.tool, deferred)) from None
         except EndsInvocation:
@@ -712,11 +712,6 @@ def _result_record(path: str, result: Encoded | Exception | ToolDeferred) -> Sto
         data = json.dumps({"version": 1, "reason": result.reason, "attributes": attributes})
         return StoredRecord(path, "deferred", data)
     return StoredRecord(path, "result", result_to_json(result))
-
-
-def _not_deferrable(tool: Tool) -> IllegalConfigurationError:
-    fact = "raised ToolDeferred, but is not marked as deferred"
-    return IllegalConfigurationError([Problem(tool.where, fact, "write @tool(deferred=True)")])
 
 
 def _below(path: str, number: int) -> str:

@@ -44,7 +44,9 @@ from ..context import (
 from ..errors import (
     EndsInvocation,
     FrameworkError,
+    IllegalConfigurationError,
     MissingBeanError,
+    Problem,
     ScopeNotActiveError,
     ToolArgumentsError,
     ToolDeferred,
@@ -464,6 +466,8 @@ async def error_result(
 ) -> Encoded:
     if isinstance(error, ToolRetry):
         return EncodedInFull(printable(message_of(error)), is_error=True)
+    if isinstance(error, ToolDeferred):  # in a run, `toolbox.runs` has suspended the call
+        raise _not_deferrable(environment.tools[request.name]) from error
     if isinstance(error, EndsInvocation) or (
         isinstance(error, ExceptionGroup) and error.subgroup(EndsInvocation) is not None
     ):
@@ -483,6 +487,14 @@ async def error_result(
     if isinstance(checked, ToolExecutionResult):
         return EncodedInFull.of(checked)
     return EncodedInFull(printable(checked), is_error=True)
+
+
+def _not_deferrable(tool: Tool) -> IllegalConfigurationError:
+    if tool.deferred:
+        fact = "raised ToolDeferred in a call without a run"
+        return IllegalConfigurationError([Problem(tool.where, fact, "call it through an AI service")])
+    fact = "raised ToolDeferred, but is not marked as deferred"
+    return IllegalConfigurationError([Problem(tool.where, fact, "write @tool(deferred=True)")])
 
 
 # --- the innermost step: the tool in its call scope
