@@ -84,15 +84,9 @@ class ArgumentDecoder:
                 raise
             except Exception as error:  # as above
                 raise ToolArgumentsError(request, _faults(error)) from error
-        return self._with_defaults(values)
-
-    def _with_defaults(self, values: dict[str, Any]) -> dict[str, Any]:
         for name, fresh in self._defaults:
             if values.get(name) is None:
-                if fresh is not None:
-                    values[name] = fresh()
-                elif name in values:
-                    del values[name]
+                _set_default(values, name, fresh)
         return values
 
     def complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +121,10 @@ class ArgumentDecoder:
                     faults.append((name, "missing argument"))
         if faults:
             raise ToolArgumentsError(request, faults)
-        return self._with_defaults(decoded)
+        for name, fresh in self._defaults:
+            if decoded.get(name) is None:
+                _set_default(decoded, name, fresh)
+        return decoded
 
     def _validator_of(self, parameter: ToolParameter) -> Any:
         validator = self._validators.get(parameter.name)
@@ -218,6 +215,14 @@ def with_written_arguments(request: ToolExecutionRequest, arguments: Mapping[str
         return replace(request, arguments=to_json(dict(arguments)).decode())
     except Exception as error:  # errors of pydantic and of the values' own serializers
         raise ToolArgumentsError(request, _faults(error)) from error
+
+
+def _set_default(values: dict[str, Any], name: str, fresh: Callable[[], Any] | None) -> None:
+    """Set a new default, or leave the argument out, so that the function's own default applies."""
+    if fresh is not None:
+        values[name] = fresh()
+    elif name in values:
+        del values[name]
 
 
 def _fresh(parameter: ToolParameter) -> Callable[[], Any] | None:
