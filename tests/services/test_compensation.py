@@ -787,3 +787,34 @@ async def test_a_durable_run_that_another_process_continues_undoes_each_tool_onc
         assert await second.runs.result(run, timeout=20) == "sorry"
     assert len(bank.undone) == 1
     assert results(model) == [rolled_back("credit"), ("bob has no money", True)]
+
+
+async def test_cancelling_a_durable_run_that_is_running_undoes_its_tools(tmp_path: Path) -> None:
+    from toolbox.sql import SqlRunStore, open_engine
+
+    asked, undone = asyncio.Event(), asyncio.Event()
+
+    class Watched(Bank):
+        @compensate_for("credit")
+        async def uncredit(self, execution: ToolExecution) -> None:  # type: ignore[override]  # async, too
+            undone.set()
+
+    @register_ai_service(tools=Watched, compensate_on_failure=True, durable=True)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    class Stuck(ScriptedChatModel):
+        async def chat(self, request: Any) -> Any:
+            if len(self.requests) == 1:
+                asked.set()
+                await asyncio.Event().wait()
+            return await super().chat(request)
+
+    async with open_engine(f"sqlite+aiosqlite:///{tmp_path / 'runs.db'}") as engine:
+        container = Container(models={"default": Stuck([CREDIT])}).register(Desk).register_instance(Watched())
+        container.register_instance(SqlRunStore(engine, lease=0.6), as_type=RunStore)
+        async with container:
+            run = await container.runs.start(container.get(Desk).ask, "q")
+            await asyncio.wait_for(asked.wait(), 20)
+            await container.runs.cancel(run.id)
+            await asyncio.wait_for(undone.wait(), 20)

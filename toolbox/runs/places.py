@@ -311,6 +311,14 @@ class RunSession:
         )
         return ToolSuspension({"kind": kind})
 
+    async def is_cancelled(self) -> bool:
+        """Return True if the run was cancelled, as stored."""
+        try:
+            stored = await self._using(lambda store: store.load(self.id))
+        except RunStoreError:
+            return False
+        return stored is not None and stored.status == "cancelled"
+
     async def run_tool(self, step: ToolStep, call: ToolCall) -> Encoded:
         """Return the recorded result of a tool; else run it, and record its result."""
         place: RunPlace = call.context.place

@@ -247,18 +247,24 @@ async def compensating_failure(invocation: Invocation) -> AsyncIterator[None]:
     try:
         yield
     except BaseException as error:
-        if invocation.has_begun and not _continues_elsewhere(invocation, error):
+        if invocation.has_begun:
             # The caller of a cancelled method may have left, so its thread cannot run anything.
             has_left = isinstance(error, (asyncio.CancelledError, GeneratorExit))
-            await _protected(undo_all(invocation, caller_left=has_left))
+            await _protected(_undo_failed(invocation, error, has_left))
         raise
 
 
-def _continues_elsewhere(invocation: Invocation, error: BaseException) -> bool:
-    """Return True for a recorded run that this process only stops executing: another process continues it."""
-    if invocation.place is None or invocation.place.session.generation is None:
-        return False
-    return not isinstance(error, Exception) or isinstance(error, (LeaseLostError, RunStoreError, RunIncompatibleError))
+_UNCHANGED = (LeaseLostError, RunStoreError, RunIncompatibleError)
+"""Errors after which another process continues a recorded run."""
+
+
+async def _undo_failed(invocation: Invocation, error: BaseException, has_left: bool) -> None:
+    session = invocation.place.session if invocation.place is not None else None
+    is_recorded = session is not None and session.generation is not None
+    if not is_recorded or (isinstance(error, Exception) and not isinstance(error, _UNCHANGED)):
+        await undo_all(invocation, caller_left=has_left)
+    elif session is not None and await session.is_cancelled():
+        await undo_all(invocation, caller_left=True, recorded=False)
 
 
 async def undo_all(invocation: Invocation, *, caller_left: bool = False, recorded: bool = True) -> None:
