@@ -908,3 +908,21 @@ async def test_tools_of_a_provider_can_need_approval() -> None:
         result = await here.runs.resume(waiting.run_id or "", {"0": approve()})
     assert result.content == "done"
     assert ran == [7]
+
+
+async def test_errors_about_another_run_fail_the_run_whose_tool_raised_them() -> None:
+    from toolbox.errors import RunStoreError
+
+    @tool(requires_approval=True)
+    def other() -> str:
+        raise RunStoreError("another run", "its database is down")
+
+    @register_ai_service(tools=other)
+    class Other(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(tool_call("other")), services=(Other,)) as here:
+        run_id = (await here.get(Other).ask("x")).run_id or ""
+        with pytest.raises(RunStoreError):
+            await here.runs.resume(run_id, {"0": approve()})
+        assert (await here.runs.get(run_id)).status == "failed"

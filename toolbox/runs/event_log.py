@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from ..chat import (
     BeforeToolExecution,
+    ChatResponse,
     CompleteResponse,
     CompleteToolCall,
     IntermediateResponse,
@@ -58,7 +59,7 @@ def event_from_json(text: str) -> ServiceEvent:
         kind = _KINDS[written["type"]]
         values = {name: value for name, value in written.items() if name not in ("version", "type")}
         if kind in (CompleteResponse, IntermediateResponse):
-            return cast("ServiceEvent", kind(response_from_dict(values["response"])))
+            return cast("ServiceEvent", kind(cast("ChatResponse", response_from_dict(values["response"]))))
         if kind is ToolExecuted:
             return ToolExecuted(execution_from_dict(values["execution"]))
         if kind is RunSuspended:

@@ -6,6 +6,7 @@ Not here: the part of `Runs` that starts and takes over runs (`starting`), what 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -13,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from inspect import isawaitable
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from ..chat import (
     FinishReason,
@@ -77,10 +78,14 @@ logger = logging.getLogger("toolbox.runs")
 
 T = TypeVar("T")
 
-List: TypeAlias = list  # `Runs.list` hides the type within its class
 
 _UNCHANGED = (LeaseLostError, RunStoreError, RunIncompatibleError)
 """Errors after which the run stays as it is, so that it can be continued."""
+
+
+def _leaves_unchanged(error: Exception, run_id: str) -> bool:
+    """Return True for an error of this run itself; a tool may raise the same kinds of errors about other runs."""
+    return isinstance(error, _UNCHANGED) and error.run_id == run_id
 
 
 class IdentityLoader(Protocol):
@@ -151,11 +156,11 @@ class Runs(RunStarting):
 
     async def list(
         self, status: RunStatus | None = None, service: str | type[Any] | None = None, limit: int = 100
-    ) -> List[Run[Any]]:
+    ) -> builtins.list[Run[Any]]:
         """Return runs, newest first. `service` is a service class or its qualified name `module.Class`."""
         name = qualified(service) if isinstance(service, type) else service
 
-        async def find() -> List[Run[Any]]:
+        async def find() -> builtins.list[Run[Any]]:
             found = await (await self._opened()).find(status=status, service=name, limit=limit)
             return [self._public(each) for each in found]
 
@@ -515,9 +520,9 @@ class Runs(RunStarting):
                 if self._host.listeners is not None:
                     self._host.listeners.tell(RunResumedEvent(invocation.context, stored.id))
                 result = await self._value_of(invocation, log, put)
-        except _UNCHANGED:
-            raise
         except Exception as error:
+            if _leaves_unchanged(error, stored.id):
+                raise
             await self._write_end(session, log, "failed", error_type=type(error).__name__, error_text=message_of(error))
             raise
         if not isinstance(invocation.end, Suspend):
@@ -558,9 +563,9 @@ class Runs(RunStarting):
         """See `RunStarting`: execute a run that this process owns; an error of its method is written, not raised."""
         try:
             await self._execute_owned(stored)
-        except _UNCHANGED:
-            raise
         except Exception as error:
+            if _leaves_unchanged(error, stored.id):
+                raise
             logger.info("run %s failed: %s: %s", stored.id, type(error).__name__, message_of(error))
 
     @asynccontextmanager
@@ -632,7 +637,7 @@ class Runs(RunStarting):
 
     async def _new_run(
         self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[StoredRun, List[StoredRecord]]:
+    ) -> tuple[StoredRun, builtins.list[StoredRecord]]:
         plan, bound = self._host.bound_call(method, args, kwargs)
         return await self.new_run(plan, bound, follows=True), []
 

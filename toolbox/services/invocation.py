@@ -183,7 +183,8 @@ class Invocation:
         if place is not None:
             plan, restored = plan.in_run, place.session.restored(place.path)
             state = state if restored is None else restored.state
-        self.plan, self.host, self.arguments, self._resumed, self.place = plan, host, arguments, state, place
+        self.plan, self.host, self.arguments, self._resumed = plan, host, arguments, state
+        self.place: Any = place
         self.has_begun = False
         self.end: Effect | None = None
         self.pieces: PieceSink | None = None
