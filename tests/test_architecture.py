@@ -260,6 +260,7 @@ def test_the_sample_is_written_with_the_public_packages_only() -> None:
         "toolbox",
         "toolbox.guardrails",
         "toolbox.rest",
+        "toolbox.runs",
         "toolbox.security",
         "toolbox.sql",
         "toolbox.testing",
