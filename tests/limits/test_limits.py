@@ -24,13 +24,33 @@ from toolbox import (
     TokenUsage,
     ToolAbort,
     ToolErrors,
+    ToolExecutionResult,
     create_ai_service,
     register_ai_service,
     return_to_model,
     tool,
     user_message,
 )
-from toolbox.interceptors import ModelInterceptor, ModelInvocation, ModelProceed
+from toolbox.guardrails import (
+    GuardrailResult,
+    InputGuardrail,
+    InputGuardrailRequest,
+    OutputGuardrail,
+    OutputGuardrailRequest,
+    ToolInputGuardrail,
+    ToolInputGuardrailRequest,
+    input_guardrails,
+    output_guardrails,
+    tool_input_guardrails,
+)
+from toolbox.interceptors import (
+    ModelInterceptor,
+    ModelInvocation,
+    ModelProceed,
+    ToolInterceptor,
+    ToolInvocation,
+    ToolProceed,
+)
 from toolbox.limits import (
     CostEstimator,
     Usage,
@@ -942,3 +962,99 @@ def test_many_threads_cannot_overdraw_a_block() -> None:
             each.join()
 
     assert (len(asked), len(failed)) == (7, 13)
+
+
+# --- guardrails and interceptors
+
+
+class Judge(Protocol):
+    async def is_attack(self, text: str) -> bool: ...
+
+
+JUDGE_REPLY = says("true")
+
+
+def judge() -> Any:
+    return create_ai_service(Judge, chat_model=ScriptedChatModel([JUDGE_REPLY] * 9), output_mode="prompt")
+
+
+class Judged(InputGuardrail):
+    def __init__(self) -> None:
+        self.judge = judge()
+
+    async def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+        assert await self.judge.is_attack("x") is True
+        return self.success()
+
+
+class JudgedTool(ToolInputGuardrail):
+    def __init__(self) -> None:
+        self.judge = judge()
+
+    async def validate(self, request: ToolInputGuardrailRequest) -> GuardrailResult:
+        assert await self.judge.is_attack("x") is True
+        return self.success()
+
+
+class JudgedAnswer(OutputGuardrail):
+    def __init__(self) -> None:
+        self.judge = judge()
+
+    async def validate(self, request: OutputGuardrailRequest) -> GuardrailResult:
+        assert await self.judge.is_attack("x") is True
+        return self.retry("again") if request.text == "bad" else self.success()
+
+
+@input_guardrails(Judged)
+class Guarded(Protocol):
+    @output_guardrails(JudgedAnswer)
+    async def ask(self, question: str) -> str: ...
+
+    def events(self, question: str) -> TokenStream: ...
+
+
+@tool
+@tool_input_guardrails(JudgedTool)
+async def guarded_note() -> str:
+    return "noted"
+
+
+async def test_judges_in_guardrails_and_retries_draw_on_the_account() -> None:
+    replies = [asks(tool_call("guarded_note", {})), says("bad"), says("good")]
+    with usage_limits():
+        assert await assistant(*replies, of=Guarded, tools=[guarded_note]).ask("q") == "good"
+        # 3 requests, 1 input guardrail, 1 tool guardrail, 2 answers
+        assert current_usage().model_calls == 7
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 2, 4, 6])
+async def test_a_limit_that_a_judge_reaches_ends_the_call_and_is_no_failure_of_the_guardrail(allowed: int) -> None:
+    replies = [asks(tool_call("guarded_note", {})), says("bad"), says("good")]
+    service = assistant(*replies, of=Guarded, tools=[guarded_note], **limits(model_calls=allowed))
+    with pytest.raises(UsageLimitExceededError) as caught:
+        await service.ask("q")
+    assert caught.value.used == allowed
+
+
+async def test_a_judge_of_a_stream_draws_on_the_account() -> None:
+    with pytest.raises(UsageLimitExceededError):
+        _ = [each async for each in assistant("never", of=Guarded, tools=[], **limits(model_calls=0)).events("q")]
+
+
+class Swallowing(ToolInterceptor):
+    async def around_tool(self, call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        try:
+            return await proceed(call)
+        except BaseException:
+            return ToolExecutionResult("all is well")
+
+
+@pytest.mark.parametrize("of_inner", [False, True])
+async def test_an_interceptor_that_swallows_the_error_does_not_stop_it(of_inner: bool) -> None:
+    inner_limits = UsageLimits(model_calls=1) if of_inner else None
+    outer_limits = None if of_inner else UsageLimits(model_calls=2)
+    service = tree(
+        outer_limits, inner_limits, [asks(INNER), says("never")], [asks(NOTE), says("x")], interceptors=[Swallowing()]
+    )
+    with pytest.raises(UsageLimitExceededError):
+        await service.ask("q")

@@ -140,7 +140,7 @@ async def test_calls_of_hidden_tools_are_unknown_and_the_error_names_no_hidden_t
 
     model = model_of(attack, "sorry")
     assert await ask(model, BOB, tool_errors=ToolErrors(on_unknown_tool=return_to_model)) == "sorry"
-    text = model.requests[1].messages[-1].text
+    text = model.requests[1].messages[-1].text or ""
     assert "my_orders, opening_hours" in text
     assert "never" not in text
 
@@ -280,7 +280,7 @@ async def test_tool_search_finds_no_hidden_tool() -> None:
     for identity, hidden in ((BOB, True), (BOSS, False)):
         model = model_of(search, "done")
         await ask(model, identity, Searching)
-        assert ("refund" not in model.requests[1].messages[-1].text) == hidden
+        assert ("refund" not in (model.requests[1].messages[-1].text or "")) == hidden
         assert ("refund" not in offered_tools(model.requests[1])) == hidden
 
 

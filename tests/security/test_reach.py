@@ -342,7 +342,8 @@ def programs(draw: Any) -> list[type[Any]]:
         ask.__name__ = f"ask{number}"
         ask.__qualname__ = f"Service{number}.ask{number}"
         ask = marked(tool(user_message("{text}")(ask)), draw(MARKS))
-        service = type(f"Service{number}", (Protocol,), {f"ask{number}": ask, "_is_protocol": True})
+        bases: Any = (Protocol,)
+        service = type(f"Service{number}", bases, {f"ask{number}": ask, "_is_protocol": True})
         listed = [*([holder] if methods else []), *inner]
         services.append(register_ai_service(tools=listed)(marked(service, draw(MARKS))))
     return services
