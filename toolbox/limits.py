@@ -183,11 +183,14 @@ class GenAiPrices(CostEstimator):
 
 
 def cost_of(estimator: CostEstimator | None, model: str, usage: TokenUsage | None) -> Decimal | None:
-    """Return the estimated cost of a reply. None if it is unknown, or if the estimator fails or returns no amount."""
-    if estimator is None or usage is None:
+    """Return the estimated cost of a reply. None if it is unknown, or if the estimator fails or returns no amount.
+
+    A reply without usage is estimated with 0 tokens.
+    """
+    if estimator is None:
         return None
     try:
-        found = estimator.estimate(model, usage)
+        found = estimator.estimate(model, NO_TOKENS if usage is None else usage)
     except Exception:
         logger.exception("%s.estimate failed; the cost of the reply is unknown", type(estimator).__name__)
         return None

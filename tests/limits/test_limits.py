@@ -365,9 +365,13 @@ async def test_an_unknown_cost_raises_under_a_limit_of_the_cost(price: Any, capl
     assert bool(caplog.text) == (price is not None)  # an estimator that fails is logged
 
 
-async def test_a_reply_without_usage_has_an_unknown_cost() -> None:
-    with pytest.raises(UsageLimitExceededError, match="unknown"):
-        await assistant(says("ok", usage=None), cost_estimator=Prices(), **limits(cost=1)).ask("q")
+async def test_a_reply_without_usage_is_estimated_with_0_tokens_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class PerToken(CostEstimator):
+        def estimate(self, model: str, usage: TokenUsage) -> Decimal | None:
+            return usage.total_tokens * Decimal(1)
+
+    assert await assistant(says("ok", usage=None), cost_estimator=PerToken(), **limits(cost=0)).ask("q") == "ok"
+    assert "has no usage" in caplog.text
 
 
 async def test_an_unknown_cost_does_not_matter_without_a_limit_of_the_cost() -> None:
@@ -1028,7 +1032,7 @@ async def test_judges_in_guardrails_and_retries_draw_on_the_account() -> None:
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 2, 4, 6])
-async def test_a_limit_that_a_judge_reaches_ends_the_call_and_is_no_failure_of_the_guardrail(allowed: int) -> None:
+async def test_a_limit_that_a_judge_reaches_ends_the_call(allowed: int) -> None:
     replies = [asks(tool_call("guarded_note", {})), says("bad"), says("good")]
     service = assistant(*replies, of=Guarded, tools=[guarded_note], **limits(model_calls=allowed))
     with pytest.raises(UsageLimitExceededError) as caught:

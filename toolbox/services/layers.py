@@ -261,7 +261,7 @@ def counted(perform: Perform) -> Perform:
         event: Any = await perform(effect, invocation)
         response: ChatResponse = event.response
         name = _model_of(response, invocation)
-        if response.token_usage is None and account.limits_tokens:
+        if response.token_usage is None and (account.limits_tokens or account.limits_cost):
             logger.warning("%s: a reply of model %r has no usage; it counts as 0 tokens", invocation.plan.where, name)
         account.add(response.token_usage, cost_of(estimator, name, response.token_usage))
         account.asked += _tool_calls(response, invocation)
