@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def main() -> None:
-    from fastmcp import Client  # type: ignore[import-not-found]  # in an environment of its own
+    from fastmcp import Client  # type: ignore[import-not-found]  # in a separate environment
 
     progress: list[Any] = []
 
