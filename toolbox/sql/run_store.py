@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     BigInteger,
@@ -49,17 +49,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAUSES = 0.05, 1.0  # seconds between two tries while the database is away: the first, the longest
 _AWAY = ("08", "57P01", "57P02", "57P03")  # SQLSTATEs: connection lost, server stopping or starting
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
-def retried(
-    method: Callable[Concatenate[SqlRunStore, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[SqlRunStore, P], Coroutine[Any, Any, R]]:
+def retried(method: F) -> F:
     """Call a method again while the database is away, up to one lease. For methods that can be repeated."""
 
     @functools.wraps(method)
-    async def repeated(self: SqlRunStore, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def repeated(self: SqlRunStore, *args: Any, **kwargs: Any) -> Any:
         until, pause = time.monotonic() + self.lease, _PAUSES[0]
         while True:
             try:
@@ -70,7 +67,7 @@ def retried(
             await asyncio.sleep(pause)
             pause = min(pause * 2, _PAUSES[1])
 
-    return repeated  # type: ignore[return-value]  # mypy reads a wrapped method with a named self as another type
+    return cast("F", repeated)
 
 
 def _is_away(error: Exception) -> bool:
