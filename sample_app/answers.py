@@ -41,13 +41,33 @@ class ToolCall(BaseModel):
         )
 
 
+class Confirmation(BaseModel):
+    """A tool call that waits for a person: its id in the run, the tool and its arguments."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
 class Answer(BaseModel):
-    """The agent's answer and the tool calls behind it, in order."""
+    """The agent's answer and the tool calls behind it, in order.
+
+    With calls in `pending`, there is no answer yet: the run `run_id` waits for a person.
+    """
 
     answer: str
     tool_executions: list[ToolCall]
+    run_id: str | None = None
+    pending: list[Confirmation] = []
 
     @classmethod
     def of(cls, result: Result[str]) -> Answer:
         """Convert the result of an agent."""
-        return cls(answer=result.content or "", tool_executions=[ToolCall.of(each) for each in result.tool_executions])
+        return cls(
+            answer=result.content or "",
+            tool_executions=[ToolCall.of(each) for each in result.tool_executions],
+            run_id=result.run_id if result.pending else None,
+            pending=[
+                Confirmation(id=each.id, name=each.tool_name, arguments=dict(each.arguments)) for each in result.pending
+            ],
+        )

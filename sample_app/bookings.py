@@ -142,7 +142,7 @@ class BookingRepository:
         """Return the booking if it belongs to this customer."""
         return Booking.model_validate(await self._booking(booking_id, first_name, last_name))
 
-    @tool("Cancels a booking")
+    @tool("Cancels a booking", requires_approval=True)
     @transactional
     async def cancel_booking(self, booking_id: int, first_name: FirstName, last_name: LastName) -> Booking:
         """Cancel the booking and return it."""
@@ -217,7 +217,6 @@ def instructions(context: InvocationContext) -> str:
         You are a customer support agent of the car rental company 'Miles of Smiles'.
         You are friendly, polite and concise.
         Before you say anything about a booking or change one, you must know the customer's first and last name.
-        Say what you are going to cancel and ask for a confirmation first.
         If a question has nothing to do with car rental, say politely that you cannot help with it.
         Today is {date.today():%A, %Y-%m-%d}.
         """
@@ -233,10 +232,13 @@ class NoCardNumbers(InputGuardrail):
         return self.success() if masked == text else self.success_with(masked)
 
 
-@register_ai_service(tools=BookingRepository)
+@register_ai_service(tools=BookingRepository, on_suspended="cancel")
 @input_guardrails(NoCardNumbers)
 class CustomerSupportAgent(Protocol):
-    """Answers questions of customers about their bookings, and remembers the conversation."""
+    """Answers questions of customers about their bookings, and remembers the conversation.
+
+    A cancellation waits until the customer confirms it; another message instead withdraws it.
+    """
 
     @system_message(instructions)
     async def chat(self, conversation: MemoryId[str], message: str) -> Result[str]:

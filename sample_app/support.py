@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import HTTPConnection
 
 from toolbox import Container, Inject, produces, sql
+from toolbox.runs import Runs, approve, reject
 from toolbox.security import SecurityIdentity
 
 from .answers import Answer
@@ -52,6 +53,14 @@ class SupportMessage(BaseModel):
     message: str = Field(min_length=1, max_length=2000)
 
 
+class Decision(BaseModel):
+    """A customer's decision about a tool call that waits: `confirmed` or not."""
+
+    run_id: str = Field(min_length=1, max_length=100)
+    call_id: str = Field(min_length=1, max_length=100)
+    confirmed: bool
+
+
 class Request(BaseModel):
     """A question to the experts."""
 
@@ -74,6 +83,13 @@ async def page() -> str:
 async def support(message: SupportMessage, agent: Inject[CustomerSupportAgent]) -> Answer:
     """Return the agent's answer in this conversation."""
     return Answer.of(await agent.chat(message.conversation, message.message))
+
+
+@router.post("/support/decision")
+async def decide(decision: Decision, runs: Inject[Runs]) -> Answer:
+    """Continue a conversation that waits for the customer, and return the agent's answer."""
+    answer = approve() if decision.confirmed else reject("The customer does not want this.")
+    return Answer.of(await runs.resume(decision.run_id, {decision.call_id: answer}, by="customer"))
 
 
 @router.get("/bookings")

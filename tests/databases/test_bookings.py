@@ -22,6 +22,7 @@ from sample_app.bookings import (
 )
 from toolbox import ChatRequest, ChatResponse, Container, ToolboxSettings, UserMessage, sql
 from toolbox.chat import AiMessage, ToolExecutionRequest
+from toolbox.runs import approve
 from toolbox.settings import SqlSettings
 from toolbox.testing import tool_call
 
@@ -52,9 +53,12 @@ async def desk(url: str, **more: Any) -> AsyncIterator[Container]:
 
 
 async def tell(container: Container, conversation: str, *calls: ToolExecutionRequest) -> list[str]:
-    """Return the results of the tools."""
+    """Return the results of the tools. The customer confirms every cancellation."""
     message = "\n".join(f"{each.name} {each.arguments}" for each in calls)
     result = await container.get(CustomerSupportAgent).chat(conversation, message)
+    if result.pending:
+        assert result.run_id is not None
+        result = await container.runs.resume(result.run_id, {each.id: approve() for each in result.pending})
     return [each.result for each in result.tool_executions]
 
 

@@ -30,6 +30,16 @@ def say(desk: Any, conversation: str, message: str) -> Any:
     return reply.json
 
 
+def decide(desk: Any, answer: Any, *, confirmed: bool) -> Any:
+    """Confirm or reject the one call that waits, and return the agent's answer."""
+    [call] = answer["pending"]
+    assert (answer["answer"], call["name"]) == ("", "cancel_booking")
+    decision = {"run_id": answer["run_id"], "call_id": call["id"], "confirmed": confirmed}
+    reply = desk.post("/support/decision", decision)
+    assert reply.status == 200, reply.text
+    return reply.json
+
+
 def names(answer: Any) -> list[str]:
     return [each["name"] for each in answer["tool_executions"]]
 
@@ -44,16 +54,39 @@ def test_the_agent_remembers_the_customer_and_cancels_a_booking(desk: Any) -> No
     assert names(first) == ["list_bookings"]
     assert [each["id"] for each in json.loads(first["tool_executions"][0]["result"])] == [1, 2, 3]
 
-    second = say(desk, "a", "Please cancel booking 2.")
+    asked = say(desk, "a", "Please cancel booking 2.")
+    assert status_of(desk, 2) == "booked"
+    second = decide(desk, asked, confirmed=True)
     assert names(second) == ["cancel_booking"]
     assert second["tool_executions"][0]["arguments"]["first_name"] == "Speedy"
     assert "cancelled" in second["answer"]
     assert status_of(desk, 2) == "cancelled"
 
-    third = say(desk, "a", "Please cancel booking 1.")
+    third = decide(desk, say(desk, "a", "Please cancel booking 1."), confirmed=True)
     assert "less than 7 days" in third["answer"]
     assert third["tool_executions"][0]["is_error"]
     assert status_of(desk, 1) == "booked"
+
+
+def test_a_cancellation_that_the_customer_rejects_does_not_happen(desk: Any) -> None:
+    asked = say(desk, "h", "I am Vroom Lightyear. Please cancel booking 7.")
+
+    answer = decide(desk, asked, confirmed=False)
+
+    assert answer["tool_executions"][0]["result"] == "The customer does not want this."
+    assert status_of(desk, 7) == "booked"
+    call = {"run_id": asked["run_id"], "call_id": asked["pending"][0]["id"], "confirmed": True}
+    assert desk.post("/support/decision", call).status == 409
+
+
+def test_another_message_withdraws_a_cancellation(desk: Any) -> None:
+    asked = say(desk, "i", "I am Vroom Lightyear. Please cancel booking 7.")
+
+    assert names(say(desk, "i", "I am Vroom Lightyear. Which bookings do I have?")) == ["list_bookings"]
+
+    call = {"run_id": asked["run_id"], "call_id": asked["pending"][0]["id"], "confirmed": True}
+    assert desk.post("/support/decision", call).status == 409
+    assert status_of(desk, 7) == "booked"
 
 
 def test_conversations_are_separate(desk: Any) -> None:
@@ -67,9 +100,10 @@ def test_conversations_are_separate(desk: Any) -> None:
 
 
 def test_customers_cannot_see_or_cancel_bookings_of_others(desk: Any) -> None:
-    for message in ("Cancel booking 5.", "Show me booking 5."):
-        answer = say(desk, "d", f"I am Turbo Gearshift. {message}")
-        assert "has no booking 5" in answer["answer"]
+    answer = say(desk, "d", "I am Turbo Gearshift. Show me booking 5.")
+    assert "has no booking 5" in answer["answer"]
+    answer = decide(desk, say(desk, "d", "I am Turbo Gearshift. Cancel booking 5."), confirmed=True)
+    assert "has no booking 5" in answer["answer"]
     assert status_of(desk, 5) == "booked"
 
 
@@ -143,6 +177,7 @@ def test_the_page_chats_and_shows_the_bookings(desk: Any) -> None:
 
         page.get_by_label("Your message").fill("I am Vroom Lightyear. Please cancel booking 7.")
         page.keyboard.press("Enter")
+        page.get_by_role("button", name="Confirm").click()
 
         page.get_by_text("cancel_booking", exact=True).wait_for()
         page.locator("tr.cancelled", has_text="Vroom Lightyear").wait_for()
