@@ -23,6 +23,7 @@ from sample_app.bookings import (
 from toolbox import ChatRequest, ChatResponse, Container, ToolboxSettings, UserMessage, sql
 from toolbox.chat import AiMessage, ToolExecutionRequest
 from toolbox.runs import approve
+from toolbox.security import SecurityIdentity
 from toolbox.settings import SqlSettings
 from toolbox.testing import tool_call
 
@@ -46,7 +47,7 @@ class Obedient:
 @asynccontextmanager
 async def desk(url: str, **more: Any) -> AsyncIterator[Container]:
     settings = ToolboxSettings(sql=SqlSettings(url=url, **more))
-    container = Container(models={"default": Obedient()}, settings=settings)
+    container = Container(models={"default": Obedient()}, settings=settings, seeds=(SecurityIdentity,))
     container.register(sql.engine, sql.session, sql.SqlChatMemoryStore)
     async with container.register(booking_data, BookingRepository, CustomerSupportAgent):
         yield container

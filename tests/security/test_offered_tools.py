@@ -582,7 +582,11 @@ async def _async_identity() -> SecurityIdentity:
     return ANN
 
 
-@pytest.mark.parametrize("identity", ["ann", 3, SecurityIdentity, lambda a: ANN, _async_identity], ids=repr)
+@pytest.mark.parametrize(
+    "identity",
+    ["ann", 3, SecurityIdentity, lambda a: ANN, _async_identity],
+    ids=["text", "number", "class", "function", "coroutine function"],
+)
 def test_what_is_not_an_identity_is_a_problem(identity: Any) -> None:
     with pytest.raises(IllegalConfigurationError, match="is not an identity"):
         create_ai_service(Chat, chat_model=model_of("hi"), identity=identity)
