@@ -2,9 +2,38 @@
 
 import shutil
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+SLOWEST_FIRST = [
+    "databases/test_killed_runs.py",
+    "models/test_counterparts.py",
+    "cli/test_chat_and_new.py",
+    "testing/test_pytest_plugin.py",
+    "fastapi/test_shutdown.py",
+    "databases/test_dbos.py",
+    "test_documents_m_to_z.py",
+    "test_site.py",
+    "test_packaging.py",
+    "test_documents.py",
+    "di/test_long_chains.py",
+    "runs/test_crashes.py",
+    "mcp/test_lives.py",
+    "mcp/test_client.py",
+    "execution/test_process_end.py",
+    "execution/test_forks.py",
+    "services/test_chaos.py",
+]
+"""Files that take long. They start first, so that no worker waits for the other one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the slowest files first; the others keep their order."""
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(SLOWEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session")
