@@ -140,7 +140,7 @@ async def test_a_started_run_goes_on_by_itself(start: MakeContainer) -> None:
     run = await here.runs.start(here.get(Agent).ask, "hello")
 
     assert run.status == "running"
-    assert run.service.endswith(":Agent")
+    assert run.service.endswith(".Agent")
     assert await here.runs.result(run) == "done"
     assert here.get(Desk).ran == ["a"]
     assert (await here.runs.get(run.id)).status == "completed"

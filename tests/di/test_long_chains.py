@@ -241,4 +241,4 @@ def test_long_cycles_are_reported_at_start() -> None:
 def test_a_container_with_a_long_chain_can_be_described() -> None:
     links = chain(application_scoped)
 
-    assert len(internals_of(Container().register(*links)).describe()) == LENGTH + 2
+    assert len(internals_of(Container().register(*links)).describe()) == LENGTH + 3

@@ -78,11 +78,11 @@ async def test_each_event_is_logged_with_its_attributes(caplog: pytest.LogCaptur
 
 async def test_messages_arguments_and_results_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "toolbox.invocations"):
-        async with container_with(tool_call("divide", {"a": 4711}), "a secret") as container:
+        async with container_with(tool_call("divide", {"a": 918273645}), "a secret") as container:
             await container.get(Maths).ask("a private question")
 
     records = "".join(str(vars(each)) for each in caplog.records if each.name == "toolbox.invocations")
-    assert not any(said in records for said in ("4711", "secret", "private", "division"))
+    assert not any(said in records for said in ("918273645", "secret", "private", "division"))
     assert "ZeroDivisionError" in records
 
 

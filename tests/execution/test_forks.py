@@ -121,7 +121,7 @@ def test_the_child_works_while_all_threads_of_the_parent_are_busy(tmp_path: Path
     lines = run(
         tmp_path,
         """
-        from toolbox.execution import Workers
+        from toolbox.execution.threads import Workers
         import toolbox.services.standalone as standalone
 
         release, inside = threading.Event(), threading.Barrier(33)
