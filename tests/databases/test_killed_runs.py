@@ -39,6 +39,7 @@ class Forge:
             start_new_session=True,
         )
         assert self._says() == "ready"
+        self.is_idle = True
 
     def _says(self) -> str:
         assert self._process.stdout is not None
@@ -47,6 +48,7 @@ class Forge:
     def begin(self, name: str, *arguments: Any) -> int:
         """Starts a program, and returns its process id."""
         assert self._process.stdin is not None
+        self.is_idle = False
         self._process.stdin.write(json.dumps([name, arguments]) + "\n")
         self._process.stdin.flush()
         _, _, pid = json.loads(self._says())
@@ -60,6 +62,7 @@ class Forge:
         found = []
         while len(said := json.loads(self._says())) == 3:
             found.append(said[2])
+        self.is_idle = True
         return found
 
     def close(self) -> None:
@@ -69,10 +72,22 @@ class Forge:
 
 
 @pytest.fixture(scope="module")
-def forge() -> Iterator[Forge]:
-    made = Forge()
+def forges() -> Iterator[list[Forge]]:
+    """The current process that forks, if there is one."""
+    made: list[Forge] = []
     yield made
-    made.close()
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def forge(forges: list[Forge]) -> Iterator[Forge]:
+    """A process that forks, shared by the tests; a test that fails leaves none of its programs to the next one."""
+    if not forges:
+        forges.append(Forge())
+    yield forges[0]
+    if not forges[0].is_idle:
+        forges.pop().close()
 
 
 @pytest.fixture
@@ -99,7 +114,7 @@ def rows(url: str, statement: str) -> list[Any]:
         return [tuple(each) for each in connection.execute(text(statement))]
 
 
-def until(holds: Any, seconds: float = 30) -> None:
+def until(holds: Any, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
@@ -193,6 +208,9 @@ class _Nobody:
         pass
 
 
+@pytest.mark.skipif(
+    "TOOLBOX_CRASH" not in os.environ, reason="restarts the shared database server; set TOOLBOX_CRASH=1 to run it"
+)
 def test_a_database_that_restarts_loses_nothing(forge: Forge, postgres: Any, postgres_url: str) -> None:
     with blocking(postgres_url).begin() as connection:
         for each in transfers.TABLES:
