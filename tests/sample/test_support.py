@@ -188,7 +188,8 @@ def test_the_page_chats_and_shows_the_bookings(desk: Any) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_staff", [True, False])
-async def test_only_staff_can_list_all_customers(is_staff: bool) -> None:
+async def test_only_staff_can_list_all_customers(is_staff: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLBOX_SQL__URL", "sqlite://")
     model = ScriptedChatModel(["Hello."])
     who = SecurityIdentity("ann", frozenset({"staff"} if is_staff else ()))
     opened = with_support(Container(models={"default": model}))
