@@ -632,7 +632,7 @@ async def test_threads_of_blocking_tools_draw_on_the_same_account() -> None:
         await service.ask("q")
 
     assert caught.value.usage.model_calls == 4
-    assert "UsageLimitExceededError" not in seen
+    assert len(seen) <= 9
 
 
 def test_synchronous_services_have_limits() -> None:
