@@ -207,7 +207,14 @@ def cost_of(estimator: CostEstimator | None, model: str, usage: TokenUsage | Non
 
 
 class LimitedInvocation(Protocol):
-    """A running invocation that a limit can end."""
+    """An invocation that a limit can end. `refused` is the error of the limit that ended it."""
+
+    refused: UsageLimitExceededError | None
+
+    @property
+    def transcript(self) -> tuple[Message, ...]:
+        """The messages so far."""
+        ...
 
     def end_with(self, error: UsageLimitExceededError) -> None:
         """End the invocation with this error, from any thread."""
@@ -329,15 +336,39 @@ class Account:
     def raising(self, account: Account) -> Account:
         """Return the account of the invocation that raises the error for a limit of `account`.
 
-        It is the invocation that has the limit; for a block, the outermost running invocation in it.
+        It is the invocation that has the limit; for a block, the outermost running invocation in it. An invocation that
+        a limit has ended stays the one that raises: a thread that runs on after it must not see the error.
         """
         found, here = self, self
         while True:
-            if here.is_running:
+            if here.is_running or here.was_refused:
                 found = here
             if here is account or here.outer is None:
                 return found
             here = here.outer
+
+    @property
+    def was_refused(self) -> bool:
+        """True if a limit has ended the invocation."""
+        return self.invocation is not None and self.invocation.refused is not None
+
+    def stop(self) -> None:
+        """Note that the invocation has ended. From now on only a limit that has ended it can name it."""
+        with self._lock:
+            self.is_running = False
+
+    def refuse(self, refusal: Refusal, reply: Message | None) -> tuple[Any, UsageLimitExceededError, bool]:
+        """Choose the invocation that raises, and set its error. Returns both, and True if the error was already set.
+
+        Under the lock: an invocation that ends well at the same time either gets the error or is not chosen.
+        """
+        with self._lock:
+            raising: LimitedInvocation = self.raising(refusal.account).invocation
+            if raising.refused is not None:
+                return raising, raising.refused, True
+            last = (reply,) if reply is not None and raising is self.invocation else ()
+            raising.refused = error = refusal.error((*raising.transcript, *last))
+            return raising, error, False
 
     def restore(self, usage: Usage) -> None:
         """Count the usage of an effect that was recorded and is replayed: limits are not checked.

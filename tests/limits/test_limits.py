@@ -1,6 +1,7 @@
 """Limits of services and of blocks: what counts, when a call is refused, and which call raises the error."""
 
 import asyncio
+import contextvars
 import copy
 import logging
 import pickle
@@ -31,6 +32,7 @@ from toolbox import (
     tool,
     user_message,
 )
+from toolbox.context import current_invocation
 from toolbox.guardrails import (
     GuardrailResult,
     InputGuardrail,
@@ -632,7 +634,83 @@ async def test_threads_of_blocking_tools_draw_on_the_same_account() -> None:
         await service.ask("q")
 
     assert caught.value.usage.model_calls == 4
-    assert len(seen) <= 9
+    assert "UsageLimitExceededError" not in seen
+
+
+class LateThread:
+    """A blocking tool whose first call ends its caller by a limit, and whose thread runs on after that."""
+
+    def __init__(self) -> None:
+        self.replies = 0
+        self.inner_goes_on, self.has_ended = threading.Event(), threading.Event()
+        self.seen: list[BaseException] = []
+
+    async def reply(self, request: ChatRequest) -> ChatResponse:
+        self.replies += 1
+        return says("x")
+
+    def run(self, ask: Callable[[str], str]) -> None:
+        for _ in range(3):
+            try:
+                ask("t")
+            except BaseException as error:
+                self.seen.append(error)
+                assert self.inner_goes_on.wait(10)
+        self.has_ended.set()
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("in_block", [False, True])
+async def test_a_thread_that_runs_on_after_a_limit_ended_its_call_is_cancelled(in_block: bool, forgets: bool) -> None:
+    late = LateThread()
+    inner: Any = create_ai_service(Sync, chat_model=ScriptedChatModel([late.reply] * 9))
+
+    @tool
+    def blocking() -> str:
+        if forgets:  # a plain thread of the program, which only draws on the account
+            outside = contextvars.copy_context()
+            outside.run(current_invocation.set, None)
+            threading.Thread(target=outside.run, args=(late.run, inner.ask)).start()
+            late.has_ended.wait(10)
+        else:
+            late.run(inner.ask)
+        return "done"
+
+    model = ScriptedChatModel([asks(tool_call("blocking", {})), says("never")])
+    own = {} if in_block else limits(model_calls=2)
+    service: Any = create_ai_service(Assistant, chat_model=model, tools=[blocking], **own)
+    with usage_limits(**({"model_calls": 2} if in_block else {})), pytest.raises(UsageLimitExceededError):
+        await service.ask("q")
+    late.inner_goes_on.set()  # the call has ended; the thread asks again
+    assert await asyncio.to_thread(late.has_ended.wait, 10)
+
+    assert late.replies == 1
+    assert [type(each).__name__ for each in late.seen] == ["CancelledError"] * 2
+
+
+async def test_a_call_that_ends_well_while_a_limit_is_reached_does_not_leave_the_other_one_waiting() -> None:
+    begun, asked = asyncio.Event(), asyncio.Event()
+    inner: Any = create_ai_service(Inner, chat_model=ScriptedChatModel(["never"] * 3))
+    detached: list[asyncio.Task[Any]] = []
+
+    async def later() -> str:
+        begun.set()
+        await asked.wait()
+        answer: str = await inner.inner("t")
+        return answer
+
+    @tool
+    async def detaching() -> str:
+        detached.append(asyncio.create_task(later()))
+        await begun.wait()
+        return "done"
+
+    service = assistant(asks(tool_call("detaching", {})), "ok", tools=[detaching], **limits(model_calls=2))
+    assert await service.ask("q") == "ok"
+    asked.set()
+    with pytest.raises(UsageLimitExceededError):  # of the detached call itself: the other one has ended
+        async with asyncio.timeout(10):
+            await detached[0]
 
 
 def test_synchronous_services_have_limits() -> None:

@@ -206,7 +206,7 @@ async def in_account(invocation: Invocation) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        account.is_running = False
+        account.stop()
         current_account.reset(token)
 
 
@@ -299,14 +299,12 @@ async def _refuse(
 ) -> NoReturn:
     """End the invocation that the limit was set for with an error; this one, if it is another one, is cancelled."""
     assert invocation.account is not None
-    raising: Invocation = invocation.account.raising(refusal.account).invocation
-    last = (reply,) if reply is not None and raising is invocation else ()
-    error = refusal.error((*raising.transcript, *last))
+    raising, error, was_refused = invocation.account.refuse(refusal, reply)
     if raising is invocation and is_outermost:
         raise error
     # Cancelled, not raised: code between the two invocations must not handle the error.
     task = asyncio.current_task()
-    if raising.refused is not None and task is not None and task.cancelling():
+    if was_refused and task is not None and task.cancelling():
         await asyncio.sleep(0)
         raise asyncio.CancelledError("cancelled again, because the first cancellation was caught")
     loop = asyncio.get_running_loop()
