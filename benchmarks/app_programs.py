@@ -168,7 +168,7 @@ def by_hand_app(model_url: str, database_url: str) -> FastAPI:
                 return
             found = await session.get_one(Conversation, conversation, with_for_update=True)
             if found.version != version:
-                raise HTTPException(409, "the conversation went on meanwhile")
+                raise HTTPException(409, "the conversation has changed; send the question again")
             found.version, found.messages = version + 1, text
 
     app = FastAPI(lifespan=lifespan)

@@ -1,9 +1,10 @@
-"""Blocking tools under load: 200 runs at once in a FastAPI app, with a `def /health` beside them; eight tools at once.
+"""Blocking tools under load: 200 runs at once in a FastAPI app, and a `def /health`; eight tools at once.
 
     make bench-execution                       # or ARGS="--rounds 5 --runs 200"
 
-Each peer is the same app under uvicorn in a process of its own, asked in turn, one at a time; a model server that costs
-next to nothing answers in another process. Printed: medians over the rounds, and ratios to the loop written by hand.
+Each peer is the same app under uvicorn in a separate process. The peers are measured in turn, one at a time. A model
+server that costs next to nothing answers in another process. The table shows medians over the rounds, and ratios to
+the loop written by hand.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Measured:
 @asynccontextmanager
 async def process(*arguments: str, port: int, **environment: str) -> AsyncIterator[None]:
     """A server of this folder, up as long as the block lasts."""
-    child = subprocess.Popen(  # noqa: ASYNC220 - nothing else waits meanwhile
+    child = subprocess.Popen(  # noqa: ASYNC220 - no other task waits
         [sys.executable, "-m", *arguments], env={**os.environ, **environment}, stdout=subprocess.DEVNULL
     )
     try:

@@ -1,9 +1,10 @@
-"""What a model round trip costs: CPU per request, per streamed chunk, runs per second; ours and the peers in one run.
+"""Cost of a model round trip: CPU per request and per streamed chunk, and runs per second, for toolbox and its peers.
 
     make bench-models                        # or ARGS="--rounds 5 --peers toolbox,typed"
 
-Each peer is a process of its own, measured in turn, one at a time, several rounds; a model server that costs next to
-nothing answers in another process. Printed: medians, and ratios to the loop on the same transport written by hand.
+Each peer runs in a separate process. The peers are measured in turn, one at a time, for several rounds. A model server
+that costs next to nothing answers in another process. The table shows medians, and ratios to the loop on the same
+transport written by hand.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Peer:
 
 
 def questions(quick: bool) -> list[tuple[str, dict[str, Any]]]:
-    """What is measured, each with how much of it."""
+    """Return the measured cases, each with its parameters."""
     few = 3 if quick else 8
     asked: list[tuple[str, dict[str, Any]]] = [
         (title, {"kind": "trip", "tools": tools, "messages": messages, "runs": few}) for title, tools, messages in TRIPS

@@ -6,7 +6,7 @@ import socket
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listened on a moment ago."""
+    """Return a port of 127.0.0.1 that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

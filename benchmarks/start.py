@@ -27,7 +27,7 @@ CLASSES_PER_SERVICE = 5
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the measured program is."""
+    """Size of the measured program."""
 
     beans: int
     services: int

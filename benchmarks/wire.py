@@ -87,7 +87,7 @@ async def _stream(service: Streamed, user_message: str) -> str | None:
     return text
 
 
-# --- peers: the usual way with each, told to return unknown tools and bad arguments to the model
+# --- peers: each in its usual way, configured to return unknown tools and invalid arguments to the model
 
 
 async def pydantic_ai(base_url: str, stream: bool, tools: list[Any], user_message: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ DRIVERS = {
 
 
 def main() -> int:
-    """Runs the cases with ours and each peer, each in a process of its own; fails when ours does."""
+    """Run the cases with toolbox and each peer, each in a separate process. Fail if toolbox fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument(
         "--cases", type=Path, default=Path(os.environ.get("WIRE_CASES", ROOT.parent / "shared" / "wire"))

@@ -1,6 +1,6 @@
 """The application: its model and weather services, its container, and the endpoints `/` and `/weather`.
 
-Not here: the agent (`weather`), the other agents (`support`), the command line (`__main__`), stand-ins (`stand_in`).
+Not here: the agent (`weather`), other agents (`support`), the command line (`__main__`), local servers (`stand_in`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ router = APIRouter()
 
 @produces(scope="request")
 def caller(connection: HTTPConnection | None = None) -> SecurityIdentity:
-    """Return who calls: staff with the key `SAMPLE_STAFF_KEY` in the header `X-Staff-Key`, otherwise a visitor."""
+    """Return the caller: staff with the key `SAMPLE_STAFF_KEY` in the header `X-Staff-Key`, otherwise a visitor."""
     key = os.environ.get("SAMPLE_STAFF_KEY", "")
     given = connection.headers.get("x-staff-key", "") if connection is not None else ""
     if key and secrets.compare_digest(key.encode(), given.encode()):

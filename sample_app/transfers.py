@@ -116,7 +116,7 @@ class Teller:
 
 @produces(scope="application")
 async def run_store(engine: AsyncEngine) -> RunStore:
-    """Create the tables of the bank, and keep the runs beside them: another worker goes on after 5 seconds."""
+    """Create the tables of the bank, and keep runs in the same database. Leases last 5 seconds."""
     async with engine.begin() as connection:
         await connection.run_sync(Tables.metadata.create_all)
     return sql.SqlRunStore(engine, lease=float(os.environ.get("TRANSFER_LEASE", "5")))

@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 OURS = ("toolbox", "toolbox_fastapi", "sample_app")
 
-# A module may import lower numbers, and earlier modules of its own package. Modules that are not listed have the number
-# of their package.
+# A module may import lower numbers, and earlier modules of the same package. Modules that are not listed have the
+# number of their package.
 LAYERS: dict[str, int] = {
     "toolbox.chat": 0,
     "toolbox.contents": 0,
@@ -306,7 +306,7 @@ def test_no_public_name_is_also_a_module(package: str) -> None:
     assert exported & names == set()
 
 
-def test_no_module_stem_stands_for_two_things() -> None:
+def test_module_stems_are_unique() -> None:
     stems = Counter(
         name.rpartition(".")[2] for name, path in LIBRARY.items() if path.stem not in ("__init__", "__main__")
     )
@@ -314,8 +314,8 @@ def test_no_module_stem_stands_for_two_things() -> None:
     assert [stem for stem, count in stems.items() if count > 1] == []
 
 
-def test_no_class_name_stands_for_two_things() -> None:
-    """A leading underscore makes no other name: `_Run` beside `Run` confuses readers as much."""
+def test_class_names_are_unique() -> None:
+    """A leading underscore does not count: `_Run` and `Run` confuse readers as much."""
     homes: dict[str, list[str]] = {}
     for module, path in LIBRARY.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Stands for Python: makes "environments" of itself, and prints what pip would.
+# A fake Python: creates "environments" with itself, and prints what pip would print.
 PYTHON = """#!/bin/sh
 case "$*" in
     *"-m venv"*) for folder; do :; done; mkdir -p "$folder/bin"; cp "$0" "$folder/bin/python" ;;

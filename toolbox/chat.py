@@ -253,7 +253,7 @@ Message: TypeAlias = SystemMessage | UserMessage | AiMessage | ToolExecutionResu
 # --- requests and replies
 
 Reasoning: TypeAlias = Literal["none", "minimal", "low", "medium", "high"]
-"""How much a model reasons before it replies; not every model supports it."""
+"""Effort of the reasoning before a reply. Not every model supports it."""
 
 REASONING: tuple[str, ...] = get_args(Reasoning)
 

@@ -35,11 +35,12 @@ class DbosRunEngine(RunEngine):
         container.register_instance(DbosRunEngine("postgresql://user:password@host/shop"), as_type=RunEngine)
 
     - `database_url`: the system database of DBOS, PostgreSQL or SQLite. Default: that of a DBOS instance of this
-      process, else the database of the `SqlRunStore` (for SQLite, a file beside it).
+      process, otherwise the database of the `SqlRunStore` (for SQLite, a file in the same folder).
     - `queue`: name of the queue; `concurrency`: runs that one process executes at the same time.
     - `polling`: seconds between two looks into the queue.
 
-    If the program has created a DBOS instance, the engine joins it; else it launches one, and destroys it at the stop.
+    If the program has created a DBOS instance, the engine joins it. Otherwise the engine launches one, and destroys it
+    when the container stops.
     A container with `take_over_runs=False` only adds to the queue, with DBOS's client. A run whose worker dies is
     added again when its lease has lapsed. Raises `ModuleNotFoundError` without DBOS.
     """
@@ -207,7 +208,7 @@ class DbosRunEngine(RunEngine):
         try:
             await self._runs.execute(run_id, timeout=0)
         except (RunBusyError, RunNotFoundError):
-            return  # another process executes it, or nobody needs it any more
+            return  # another process executes it, or it was deleted
         except RunIncompatibleError as error:
             logger.error("cannot continue a run: %s", error)
         except Exception as error:

@@ -188,7 +188,7 @@ def interceptor_problems(where: str, named: object, *, of_tool: bool = False) ->
 def intercepted_tool(
     step: ToolStep, tool: Tool, named: Sequence[BeanReference], before: Sequence[ToolLayer]
 ) -> ToolStep:
-    """Return the step with interceptors around it. Changed arguments pass through the layers `before` again."""
+    """Wrap the step in its interceptors. Changed arguments pass through the layers `before` again."""
     for each in reversed([each for each in named if issubclass(each.type, ToolInterceptor)]):
         changed = step
         for layer in reversed(before):

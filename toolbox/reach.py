@@ -71,7 +71,7 @@ class _Way:
     guardrails: tuple[type, ...] = ()
 
     def checked(self, access: Access | None) -> _Way:
-        """Return the way after a check of roles. It is not open if nobody passes the check."""
+        """Return the way after a check of roles. It is closed if no identity can pass the check."""
         if access is None:
             return self
         if access.roles is None:

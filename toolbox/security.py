@@ -1,4 +1,4 @@
-"""Identities and roles: who calls, and which tools and services this identity may use. `Reach` is one row of a report.
+"""Identities and roles: which tools and services a caller may use. `Reach` is one row of a report.
 
 Not here: filtering the tools of a call (`services.invocation`), computing the report (`services.reach`), HTTP
 (`toolbox_fastapi`).
@@ -146,7 +146,7 @@ class ForbiddenError(FrameworkError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The identities that may call a tool or a method: those with one of `roles`; None stands for every known one."""
+    """The identities that may call a tool or a method: those with one of `roles`; None allows every known identity."""
 
     roles: frozenset[str] | None = None
     is_open: bool = False

@@ -165,7 +165,7 @@ def mounted_apps(routes: Sequence[BaseRoute]) -> Iterator[Starlette]:
     for context in iter_route_contexts(routes):
         if isinstance(context.original_route, Mount):
             inner: Any = context.original_route.app
-            while not isinstance(inner, Starlette) and hasattr(inner, "app"):  # middleware around it
+            while not isinstance(inner, Starlette) and hasattr(inner, "app"):  # middleware
                 inner = inner.app
             if isinstance(inner, Starlette):
                 yield inner

@@ -1,6 +1,6 @@
 """The state of one HTTP request or WebSocket while it runs: its error, and whether the client is still connected.
 
-Not here: the bean scope around it (`application`), the responses (`streaming`, `problems`).
+Not here: the bean scope of the request (`application`), the responses (`streaming`, `problems`).
 """
 
 from __future__ import annotations

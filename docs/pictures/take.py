@@ -2,8 +2,8 @@
 
     make pictures
 
-Starts the sample application with its embedded model, drives it in headless Chromium, and writes PNG files beside this
-one. Needs Chromium on the PATH, or `CHROMIUM=/path/to/chromium`.
+Starts the sample application with its embedded model, drives it in headless Chromium, and writes PNG files to this
+folder. Needs Chromium on the PATH, or `CHROMIUM=/path/to/chromium`.
 """
 
 from __future__ import annotations

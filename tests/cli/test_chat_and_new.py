@@ -132,7 +132,7 @@ def test_a_conversation_that_cannot_start_reports_the_error_as_json(tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["program:Nobody"], "has no 'Nobody'"),
+        (["program:Missing"], "has no 'Missing'"),
         (["program:container"], "program:container is not an AI service"),
         (["program:Calculator"], "program:Calculator is not an AI service"),
         (["program:Assistant", "--method", "nope"], "has no method nope; it has chat, total"),

@@ -80,9 +80,9 @@ async def statuses(container: Container) -> dict[int, Status]:
 async def test_a_cancellation_against_the_rules_is_rejected(database_url: str, number: int, why: str) -> None:
     async with desk(database_url) as container:
         before = await statuses(container)
-        [told] = await tell(container, "a", tool_call("cancel_booking", {"booking_id": number, **SPEEDY}))
+        [texts] = await tell(container, "a", tool_call("cancel_booking", {"booking_id": number, **SPEEDY}))
 
-        assert why in told
+        assert why in texts
         assert await statuses(container) == before
 
 
@@ -98,9 +98,9 @@ async def test_a_booking_is_cancelled_once(database_url: str) -> None:
 
 async def test_a_customer_must_be_known(database_url: str) -> None:
     async with desk(database_url) as container:
-        told = await tell(container, "a", tool_call("list_bookings", {"first_name": "No", "last_name": "Body"}))
+        texts = await tell(container, "a", tool_call("list_bookings", {"first_name": "No", "last_name": "Body"}))
 
-    assert told == ["there is no customer No Body"]
+    assert texts == ["there is no customer No Body"]
 
 
 async def test_existing_tables_are_not_created_again(database_url: str) -> None:
@@ -137,9 +137,9 @@ async def test_200_concurrent_customers_lose_no_update_and_leave_no_connection_o
         cancels = [tool_call("cancel_booking", {"booking_id": numbers[n % 40], **SPEEDY}) for n in range(100)]
         calls = [call for pair in zip(books, cancels, strict=True) for call in pair]
 
-        told = await asyncio.gather(*(tell(container, f"customer {n}", call) for n, call in enumerate(calls)))
+        texts = await asyncio.gather(*(tell(container, f"customer {n}", call) for n, call in enumerate(calls)))
 
-        kinds = Counter(kind(text) for [text] in told)
+        kinds = Counter(kind(text) for [text] in texts)
         assert kinds == {"booked": CARS, "no car": 100 - CARS, "cancelled": 40, "cancelled already": 60}
         async with AsyncSession(engine) as session:
             booked = await session.scalar(
@@ -157,18 +157,18 @@ async def test_200_concurrent_customers_lose_no_update_and_leave_no_connection_o
 async def test_several_tools_of_one_reply_take_their_turns(database_url: str) -> None:
     books = [tool_call("book_car", {**SPEEDY, **STAY, "car_group": "van"}) for _ in range(4)]
     async with desk(database_url, pool_size=2, max_overflow=0) as container:
-        told = await tell(container, "a", *books)
+        texts = await tell(container, "a", *books)
 
-    assert [kind(each) for each in told] == ["booked", "booked", "no car", "no car"]
+    assert [kind(each) for each in texts] == ["booked", "booked", "no car", "no car"]
 
 
-def kind(told: str) -> str:
+def kind(text: str) -> str:
     for words, meaning in (
         ('"status":"booked"', "booked"),
         ('"status":"cancelled"', "cancelled"),
         ("is cancelled already", "cancelled already"),
         ("is free from", "no car"),
     ):
-        if words in told:
+        if words in text:
             return meaning
-    return told
+    return text

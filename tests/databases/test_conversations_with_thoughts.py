@@ -58,7 +58,7 @@ def opening(request: pytest.FixtureRequest) -> Opening:
 async def test_a_conversation_with_thoughts_and_tools_goes_on_after_every_store(opening: Opening) -> None:
     replies = [message(*SIGNED, stop="tool_use"), message(*ANSWER), message(text("Yes."))]
     async with serving(replies) as server:
-        for question in ("1 + 1?", "Really?"):  # each in a container and a store of its own, as in another process
+        for question in ("1 + 1?", "Really?"):  # each with a new model and a new store, as in another process
             model = AnthropicChatModel("claude-sonnet-4-6", base_url=server.url.removesuffix("/v1"), reasoning="low")
             async with opening() as store:
                 container = Container(models={"default": model}).bind(ChatMemoryStore, InMemoryChatMemoryStore)

@@ -139,7 +139,7 @@ def test_using_a_conversation_inside_its_own_call_on_another_loop_is_rejected() 
     async def reply(request: ChatRequest) -> str:
         def write() -> None:
             try:
-                asyncio.run(container.chat_memory(Assistant, "room 7").add(UserMessage("meanwhile")))
+                asyncio.run(container.chat_memory(Assistant, "room 7").add(UserMessage("in between")))
             except MemoryInUseError as error:
                 refused.append(type(error).__name__)
 

@@ -99,12 +99,12 @@ async def test_one_of_many_creators_wins(store: RunStore, other: RunStore) -> No
 
 
 async def test_an_unknown_run_has_nothing(store: RunStore) -> None:
-    assert await store.load("nobody") is None
-    assert await store.records("nobody") == []
-    assert await store.events("nobody", 0) == []
-    assert await store.acquire("nobody", "one") is None
-    assert not await store.renew("nobody", 1)
-    await store.delete("nobody")
+    assert await store.load("unknown") is None
+    assert await store.records("unknown") == []
+    assert await store.events("unknown", 0) == []
+    assert await store.acquire("unknown", "one") is None
+    assert not await store.renew("unknown", 1)
+    await store.delete("unknown")
 
 
 # --- records
@@ -373,7 +373,7 @@ async def test_runs_are_found_by_status_and_service_newest_first(store: RunStore
     assert [each.id for each in await store.find(service=service)] == [each.id for each in reversed(runs)]
     assert [each.id for each in await store.find(service=service, status="running")] == [runs[2].id, runs[0].id]
     assert [each.id for each in await store.find(service=service, limit=1)] == [runs[2].id]
-    assert await store.find(service="shop:Nobody") == []
+    assert await store.find(service="shop:Unknown") == []
 
 
 async def test_the_suspended_run_of_a_conversation_is_found(store: RunStore, other: RunStore) -> None:

@@ -323,7 +323,7 @@ async def test_waiting_and_following_go_on_over_a_suspension(start: MakeContaine
 async def test_an_unknown_run_is_not_found(start: MakeContainer) -> None:
     here = await start()
 
-    for waiting in (here.runs.result("nobody"), here.runs.execute("nobody"), events_of(here, "nobody")):
+    for waiting in (here.runs.result("unknown"), here.runs.execute("unknown"), events_of(here, "unknown")):
         with pytest.raises(RunNotFoundError):
             await waiting
 

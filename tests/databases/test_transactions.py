@@ -121,10 +121,10 @@ async def notes_in(container: Container) -> list[str]:
 
 
 async def test_transactions_are_committed_before_the_model_gets_the_result(new_container: NewContainer) -> None:
-    async def told(request: ChatRequest) -> str:
+    async def describe(request: ChatRequest) -> str:
         return f"{await notes_in(container)} {container.get(AsyncEngine).pool.checkedout()}"  # type: ignore[attr-defined]
 
-    container = new_container(Assistant, replies=[tool_call("add", {"note": "a"}), told])
+    container = new_container(Assistant, replies=[tool_call("add", {"note": "a"}), describe])
     async with started(container):
         assert (await container.get(Assistant).chat("?")).content == "['a'] 0"
 

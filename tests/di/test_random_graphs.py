@@ -61,7 +61,7 @@ def plans(draw: st.DrawFn, *, sound: bool = False) -> Plan:
 
 
 class Twin:
-    """The base class of two beans, so that it is ambiguous."""
+    """The base class of two beans: asking for it is ambiguous."""
 
 
 class First(Twin):

@@ -249,7 +249,7 @@ async def test_the_same_inject_works_in_tools_and_injected_functions(running) ->
 
     @tool
     def where(page: Inject[Page]) -> str:
-        """Where the user is."""
+        """Return the page of the user."""
         return page.path
 
     @register_ai_service(tools=[where])

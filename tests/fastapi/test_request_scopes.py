@@ -259,7 +259,7 @@ async def test_middleware_runs_inside_the_scope_whenever_it_was_added(running) -
     assert seen[0] is seen[1]
 
 
-@pytest.mark.parametrize("error", [KeyError("half-way"), ToolboxError("half-way"), HTTPException(409)], ids=repr)
+@pytest.mark.parametrize("error", [KeyError("failed"), ToolboxError("failed"), HTTPException(409)], ids=repr)
 async def test_a_failing_stream_rolls_back(running, error: Exception) -> None:
     app = application()
 

@@ -190,10 +190,10 @@ async def test_an_unknown_run_is_404(running: Callable[..., Any]) -> None:
     app, _ = made()
     async with running(app) as client:
         replies = [
-            await client.get("/runs/nobody", headers=MIA),
-            await client.get("/runs/nobody/events", headers=MIA),
-            await client.post("/runs/nobody/cancel", headers=MIA),
-            await client.post("/runs/nobody/answers", json={"answers": {"0": {"kind": "approve"}}}, headers=MIA),
+            await client.get("/runs/unknown", headers=MIA),
+            await client.get("/runs/unknown/events", headers=MIA),
+            await client.post("/runs/unknown/cancel", headers=MIA),
+            await client.post("/runs/unknown/answers", json={"answers": {"0": {"kind": "approve"}}}, headers=MIA),
         ]
 
     assert [each.status_code for each in replies] == [404] * 4

@@ -58,7 +58,7 @@ def app(store: InMemoryRunStore) -> FastAPI:
 
     @app.get("/unknown")
     async def unknown() -> Any:
-        return sse(events(None, "nobody"))
+        return sse(events(None, "unknown"))
 
     @app.websocket("/socket")
     async def socket(websocket: WebSocket) -> None:

@@ -139,9 +139,9 @@ async def test_a_failed_answer_goes_to_the_model() -> None:
     async with container:
         first = await container.get(Waiter).serve("Soup, please.")
         assert first.run_id is not None
-        second = await container.runs.resume(first.run_id, {first.pending[0].id: fail("nobody knows")})
+        second = await container.runs.resume(first.run_id, {first.pending[0].id: fail("unknown color")})
 
-    assert [(each.result, each.is_error) for each in second.tool_executions] == [("nobody knows", True)]
+    assert [(each.result, each.is_error) for each in second.tool_executions] == [("unknown color", True)]
 
 
 async def test_deprecated_questions_are_failures_of_the_tool() -> None:

@@ -125,7 +125,7 @@ class Serve:
 
 
 def sse(*values: Any, done: bool = True, separator: str = "\n\n") -> list[bytes]:
-    """Each value as an event of its own."""
+    """Return each value as a separate event."""
     lines = [f"data: {each if isinstance(each, str) else json.dumps(each)}{separator}".encode() for each in values]
     return [*lines, f"data: [DONE]{separator}".encode()] if done else lines
 

@@ -71,7 +71,7 @@ ARGUMENTS = [
     seen("any", "Infinity", whole(call("echo", '{"text": Infinity}', id="c")), result="echo"),
     seen(
         "any",
-        "NaN in an object that is no text",
+        "NaN in an object instead of a text",
         document(
             '{"choices": [{"message": {"tool_calls": [{"id": "c", '
             '"function": {"name": "echo", "arguments": {"text": NaN}}}]}}]}'

@@ -67,7 +67,7 @@ NAMES = [
         result="add",
     ),
     seen("vLLM", "a line end after the name", whole(call("add\n", ADD, id="c")), ADDED),
-    seen("any", "a name that nobody offered", whole(call("subtract", ADD, id="c")), result="add"),
+    seen("any", "a name that was not offered", whole(call("subtract", ADD, id="c")), result="add"),
     seen("any", "a name too long to be sent back", whole(call("x" * 200, ADD, id="c")), result="add"),
     seen("any", "a name that is a number", whole(call(17, ADD, id="c")), result="add"),
     seen(

@@ -174,7 +174,7 @@ SHAPES = [
     ),
     seen(
         "any",
-        "ids, model and times that are no texts",
+        "ids, model and times of wrong types",
         completion(SAID, id=7, model=["m"], created="now", system_fingerprint=1),
         text="Hello",
     ),
@@ -275,7 +275,7 @@ SHAPES = [
     ),
     seen(
         "Perplexity",
-        "a message and an empty delta beside it",
+        "a message and an empty delta",
         json_text(
             object="chat.completion",
             choices=[

@@ -399,7 +399,7 @@ ERRORS = [
         says="overloaded",
     ),
     Case("detail", document('{"detail": "the engine is overloaded"}'), error=ModelHttpError, says="overloaded"),
-    Case("error null is none", completion({"content": "Hello"}, error=None), text="Hello"),
+    Case("error null means success", completion({"content": "Hello"}, error=None), text="Hello"),
     Case("an event", stream(chunk({"content": "Hel"}), ERROR), error=ModelHttpError, says="overloaded"),
     Case("the first event", stream(ERROR, done=False), error=ModelHttpError, says="overloaded"),
     Case(
@@ -585,9 +585,7 @@ SHAPES += [
         text="Hello",
     ),
     Case("a raw line end in a text", document('{"choices": [{"message": {"content": "Hel\nlo"}}]}'), text="Hel\nlo"),
-    Case(
-        "bytes that are no UTF-8", Scripted(b'{"choices": [{"message": {"content": "Hel\xfflo"}}]}'), text="Hel\ufffdlo"
-    ),
+    Case("invalid UTF-8", Scripted(b'{"choices": [{"message": {"content": "Hel\xfflo"}}]}'), text="Hel\ufffdlo"),
     Case(
         "compressed",
         Scripted(gzip.compress(completion({"content": "Hello"}).body), headers={"content-encoding": "gzip"}),
@@ -634,9 +632,9 @@ FRAMES = [
     framed(b"\n\n" + BODY, what="blank lines first"),
     framed(b": ping\n\nretry: 100\nid: 1\nevent: message\n" + BODY, what="comments and other fields"),
     framed(b"data:\n\n" + BODY.replace(b"\n\n", b"\n\ndata: \n\n"), what="empty data"),
-    framed(b"event: ping\ndata: now\n\n" + BODY, what="a ping that is no JSON"),
+    framed(b"event: ping\ndata: now\n\n" + BODY, what="a ping that is not JSON"),
     framed(b'data: {"type": "ping"}\n\n' + BODY, what="a ping that is JSON"),
-    framed(b'data: 7\n\ndata: null\n\ndata: "x"\n\n' + BODY, what="JSON that is no object"),
+    framed(b'data: 7\n\ndata: null\n\ndata: "x"\n\n' + BODY, what="JSON that is not an object"),
     framed(
         b"".join(
             b"".join(

@@ -155,7 +155,7 @@ READ: list[tuple[str, Scripted, dict[str, Any], dict[str, Any]]] = [
         {"audio": {"id": "a", "data": "UklGRg==", "transcript": "Hello"}},
     ),
     (
-        "a part of the content that is no text",
+        "a part of the content that is not a text",
         completion({"content": [{"type": "text", "text": "Hello"}, {"type": "reference", "reference_ids": [1]}]}),
         {},
         {"content_parts": [{"type": "reference", "reference_ids": [1]}]},

@@ -74,7 +74,7 @@ async def test_the_calls_of_the_weather_agent_are_planned() -> None:
             "forecast": '{"daily": {"time": ["2026-11-21"], "temperature_2m_max": [12.5]}}',
         },
     )
-    # `find_city` stands before `extract_city` and takes any text: the rules are about order, not about meaning.
+    # `find_city` comes before `extract_city` and takes any text: the rules are about order, not about meaning.
     answer = await run.answer()
 
     assert run.calls[0] == ("find_city", {"name": question})

@@ -168,7 +168,7 @@ def test_broken_connections_return_a_reply_or_raise_a_model_error(
 ) -> None:
     reply = over_http(data.draw(st.sampled_from(BODIES["chat"])), framing)
     place = data.draw(st.integers(0, min(len(reply), 200)))
-    # The package's adapter for aiohttp leaves a connection to the garbage collector when a reason is no UTF-8.
+    # The package's adapter for aiohttp leaves a connection to the garbage collector when a reason is not UTF-8.
     is_first_line = place < reply.index(b"\r\n")
     changed = data.draw(st.text(max_size=3).map(str.encode) if is_first_line else st.binary(max_size=3))
     counterpart.reply = reply[:place] + changed + reply[place + len(changed) :]

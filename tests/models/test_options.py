@@ -88,17 +88,17 @@ def test_repr_and_copies_of_a_model_contain_no_secret() -> None:
 async def test_errors_and_logs_contain_no_secret(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     server = await serve([Scripted(b'{"error": {"message": "no such key"}}', status=401)])
-    told = []
+    texts = []
     for url, kind in ((server.url, ModelHttpError), (URL, ModelConnectionError)):
         model = OpenAiChatModel(
             "m", url, "secret", extra_headers={"X-Api-Key": "secret"}, extra_query={"key": "secret"}, max_retries=1
         )
         with pytest.raises(kind) as caught:
             await model.chat(HI)
-        told.append(f"{caught.value} {caught.value!r} {pickle.dumps(caught.value)!r}")
+        texts.append(f"{caught.value} {caught.value!r} {pickle.dumps(caught.value)!r}")
         await model.aclose()
 
-    assert "secret" not in " ".join(told)
+    assert "secret" not in " ".join(texts)
     assert not [each for each in caplog.messages if "secret" in each]
 
 

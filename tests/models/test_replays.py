@@ -1,6 +1,6 @@
 """A reply reads the same for all chunk sizes, as a stream and as a document.
 
-Every reply of the tables beside this file, read without a network.
+Reads every reply of the tables in this folder, without a network.
 """
 
 import json

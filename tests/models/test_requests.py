@@ -366,7 +366,7 @@ async def test_a_message_and_the_tools_are_encoded_once(serve: Serve) -> None:
     tools = (tool,)
 
     await model.chat(ChatRequest([message], tools))
-    schema["changed"] = True  # nobody should; it shows that nothing is read again
+    schema["changed"] = True  # do not do this in a program; here it shows that nothing is read again
     await model.chat(ChatRequest([message], tools))
     await model.aclose()
 

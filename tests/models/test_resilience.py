@@ -329,7 +329,7 @@ async def _fails() -> ChatResponse:
 
 
 async def test_every_invalid_reply_raises_a_model_error(serve: Serve) -> None:
-    """Heads that are no HTTP, lengths that lie."""
+    """Invalid HTTP heads and wrong content lengths."""
     heads = [
         b"",
         b"garbage\r\n\r\n",

@@ -270,7 +270,7 @@ CALLS = [
         ),
         ADDED,
     ),
-    seen("any", "items that are none", whole(None, "x", 7, ADD), ADDED),
+    seen("any", "invalid items", whole(None, "x", 7, ADD), ADDED),
     seen(
         "LM Studio",
         "status in_progress in the last event",

@@ -117,8 +117,8 @@ async def test_errors_contain_the_request_id_of_the_server(serve: Serve, header:
     bad = Scripted(b"<html>", headers={"x-request-id": "", header: "id-7"})
     server = await serve([bad, Scripted(BUSY, status=400, headers={"x-request-id": "", header: "id-8"})])
 
-    for told in ("id-7", "id-8"):
-        with pytest.raises(ModelError, match=f"request {told}"):
+    for request_id in ("id-7", "id-8"):
+        with pytest.raises(ModelError, match=f"request {request_id}"):
             await answer(OpenAiChatModel("m", server.url), streamed)
 
 

@@ -116,7 +116,7 @@ async def ask_streamed(model: OpenAiChatModel, offered: list[Any]) -> str | None
 
 
 def judge(requests: list[dict[str, Any]], case: Case) -> None:
-    """What a strict server would refuse."""
+    """Fail if a strict server would refuse one of the requests."""
     if case.text is not None:
         assert len(requests) == 1
         return

@@ -277,7 +277,7 @@ def test_the_limit_is_positive() -> None:
         rest.rest_settings("bounded", max_reply_bytes=0)
 
 
-def test_the_errors_of_clients_are_exported_beside_them() -> None:
+def test_the_errors_of_clients_are_exported_with_them() -> None:
     import toolbox
 
     for name in ("RestClientError", "RestTimeoutError", "RestDecodeError"):

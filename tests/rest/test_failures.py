@@ -192,15 +192,15 @@ async def test_errors_hide_secrets_that_a_server_repeats(server, status) -> None
     server.answer(*[Answer('{"you sent": "Bearer SECRET-bearer, SECRET-header"}', status)] * 2)
     private = rest.create_rest_client(Private, url=server.url, headers={"x-tenant": "SECRET-header"})
 
-    told: list[str] = []
+    texts: list[str] = []
     for ask in (private.find("Bearer SECRET-bearer"), anext(private.all())):
         with pytest.raises(RestClientError) as caught:
             await ask
         shown = "".join(traceback.format_exception(caught.value))
-        told.append(f"{shown} {caught.value!r} {pickle.dumps(caught.value)!r}")
+        texts.append(f"{shown} {caught.value!r} {pickle.dumps(caught.value)!r}")
 
-    assert "SECRET" not in told[0]
-    assert "SECRET-header" not in told[1]
+    assert "SECRET" not in texts[0]
+    assert "SECRET-header" not in texts[1]
 
 
 async def test_a_whole_response_has_status_headers_and_the_decoded_body(server) -> None:

@@ -172,7 +172,7 @@ async def test_two_hundred_calls_at_once_share_the_pool(server) -> None:
 
 @request_scoped
 class User:
-    name = "nobody"
+    name = "guest"
 
 
 @application_scoped

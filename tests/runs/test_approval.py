@@ -355,7 +355,7 @@ async def test_the_tool_sees_who_approved_and_the_history_names_the_person() -> 
     assert run.status == "completed"
 
 
-async def test_tools_without_approval_see_nobody_who_approved() -> None:
+async def test_tools_without_approval_have_no_approver() -> None:
     seen: list[Any] = []
 
     @tool

@@ -382,7 +382,7 @@ async def test_roles_are_checked_again_on_resume() -> None:
 
     store = InMemoryRunStore()
     made = container(asks(tool_call("close")), says("done"), store=store, services=(Closing, Directory))
-    async with made.register_instance(SecurityIdentity("nobody"), SecurityIdentity) as here:
+    async with made.register_instance(SecurityIdentity("guest"), SecurityIdentity) as here:
         async with here.request_scope({SecurityIdentity: SecurityIdentity("ann", {"support"})}):
             run_id = (await here.get(Closing).ask("x")).run_id or ""
         roles["ann"] = set()
@@ -422,10 +422,10 @@ async def test_a_service_called_in_a_tools_own_code_raises_its_suspension_there(
     class Front(Protocol):
         async def ask(self, text: str) -> str: ...
 
-    replies = asks(tool_call("forward", {"text": "x"})), asks(REFUND), says("told them")
+    replies = asks(tool_call("forward", {"text": "x"})), asks(REFUND), says("forwarded")
     async with container(*replies, services=(Front, Clerk)) as here:
         if catches:
-            assert await here.get(Front).ask("x") == "told them"
+            assert await here.get(Front).ask("x") == "forwarded"
         else:
             with pytest.raises(RunSuspendedError) as raised:
                 await here.get(Front).ask("x")
@@ -857,7 +857,7 @@ async def test_a_run_that_is_cancelled_while_it_continues_ends_with_the_cancella
             await resuming
 
 
-async def test_tools_that_need_approval_do_not_run_where_nobody_can_approve() -> None:
+async def test_tools_that_need_approval_do_not_run_outside_of_services() -> None:
     from toolbox.services.hosting import ContainerHost
 
     async with container(says("x")) as here:

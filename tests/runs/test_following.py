@@ -152,9 +152,9 @@ async def test_events_are_read_in_several_batches(store: InMemoryRunStore) -> No
 
 async def test_an_unknown_run_cannot_be_followed(store: InMemoryRunStore) -> None:
     with pytest.raises(RunNotFoundError):
-        await anext(following(store, run_id="nobody"))
+        await anext(following(store, run_id="unknown"))
     with pytest.raises(RunNotFoundError):
-        await following(store, run_id="nobody").is_over()
+        await following(store, run_id="unknown").is_over()
 
 
 @pytest.mark.parametrize(("after", "error"), [(-1, ValueError), (True, TypeError), (1.5, TypeError), (b"1", TypeError)])

@@ -48,9 +48,9 @@ async def test_the_router_calls_only_the_expert_it_chooses() -> None:
 
 async def test_a_failing_expert_is_a_failed_tool_call_of_the_router() -> None:
     result, _ = await asked(
-        tool_call("legal_request", {"request": QUESTION}), LookupError("no lawyer is in"), "Nobody is in."
+        tool_call("legal_request", {"request": QUESTION}), LookupError("no lawyer is in"), "No lawyer is in."
     )
 
-    assert result.content == "Nobody is in."
+    assert result.content == "No lawyer is in."
     assert result.tool_executions[0].is_error
     assert result.tool_executions[0].result == "no lawyer is in"

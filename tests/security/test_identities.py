@@ -21,7 +21,7 @@ from toolbox.tools.sources import read_tools
 
 ANN = SecurityIdentity("ann", frozenset({"support"}))
 BOB = SecurityIdentity("bob")
-NOBODY = SecurityIdentity.anonymous()
+ANONYMOUS = SecurityIdentity.anonymous()
 
 
 def tools_of(*sources: Any) -> dict[str, Tool]:
@@ -31,7 +31,7 @@ def tools_of(*sources: Any) -> dict[str, Tool]:
 
 
 def allowed(tool: Tool) -> list[str]:
-    return [str(each) for each in (ANN, BOB, NOBODY) if tool.access is None or tool.access.allows(each)]
+    return [str(each) for each in (ANN, BOB, ANONYMOUS) if tool.access is None or tool.access.allows(each)]
 
 
 # --- identities
@@ -58,13 +58,13 @@ def test_names_and_roles_must_be_strings(name: Any, roles: Any) -> None:
 
 
 def test_only_the_anonymous_identity_is_anonymous() -> None:
-    assert NOBODY.is_anonymous
-    assert NOBODY.roles == frozenset()
+    assert ANONYMOUS.is_anonymous
+    assert ANONYMOUS.roles == frozenset()
     assert not SecurityIdentity("anonymous").is_anonymous
-    assert SecurityIdentity("anonymous") != NOBODY
+    assert SecurityIdentity("anonymous") != ANONYMOUS
 
 
-@pytest.mark.parametrize("identity", [ANN, NOBODY], ids=["known", "anonymous"])
+@pytest.mark.parametrize("identity", [ANN, ANONYMOUS], ids=["known", "anonymous"])
 @pytest.mark.parametrize("again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
 def test_identities_can_be_pickled_and_copied(identity: SecurityIdentity, again: Any) -> None:
     assert again(identity) == identity
@@ -177,7 +177,7 @@ class SubDesk(Desk):
 
 @permit_all
 class OpenDesk(Desk):
-    """Opens what has no mark of its own."""
+    """Opens the methods without a mark."""
 
 
 @pytest.mark.parametrize("source", [Desk, Desk()], ids=["class", "instance"])

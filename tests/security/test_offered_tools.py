@@ -49,7 +49,7 @@ pytestmark = pytest.mark.anyio
 ANN = SecurityIdentity("ann", frozenset({"support"}))
 BOSS = SecurityIdentity("boss", frozenset({"support", "admin"}))
 BOB = SecurityIdentity("bob")
-NOBODY = SecurityIdentity.anonymous()
+ANONYMOUS = SecurityIdentity.anonymous()
 
 
 class Orders:
@@ -105,7 +105,7 @@ async def ask(
     [
         (BOSS, ["refund", "my_orders", "opening_hours"]),
         (BOB, ["my_orders", "opening_hours"]),
-        (NOBODY, ["opening_hours"]),
+        (ANONYMOUS, ["opening_hours"]),
         (None, ["opening_hours"]),
     ],
     ids=str,
@@ -174,7 +174,7 @@ async def test_a_tool_of_another_method_is_unknown() -> None:
 # --- checked again
 
 
-current: ContextVar[SecurityIdentity] = ContextVar("current", default=NOBODY)
+current: ContextVar[SecurityIdentity] = ContextVar("current", default=ANONYMOUS)
 
 
 @produces(scope="dependent")
@@ -300,7 +300,7 @@ async def test_a_tool_choice_does_not_name_a_hidden_tool() -> None:
 async def test_identities_with_the_same_tools_share_the_prepared_request_and_others_do_not() -> None:
     model = model_of(*["hello"] * 4)
     async with container_of(model, Desk) as container:
-        for identity in (BOSS, BOB, SecurityIdentity("eve"), NOBODY):
+        for identity in (BOSS, BOB, SecurityIdentity("eve"), ANONYMOUS):
             async with container.request_scope({SecurityIdentity: identity}):
                 await (await container.aget(Desk)).chat("q")
     first, second, third, fourth = (each.tool_specifications for each in model.requests)
@@ -315,7 +315,7 @@ async def test_ready_bytes_do_not_leak_tools_between_identities() -> None:
     written = ToolBytes(lambda each: each.name.encode())
     model = model_of(*["hello"] * 6)
     async with container_of(model, Desk) as container:
-        for identity in (BOSS, BOB, NOBODY) * 2:
+        for identity in (BOSS, BOB, ANONYMOUS) * 2:
             async with container.request_scope({SecurityIdentity: identity}):
                 await (await container.aget(Desk)).chat("q")
     bodies = [written.of(each.tool_specifications) for each in model.requests]
@@ -334,7 +334,7 @@ async def test_concurrent_calls_of_different_identities_see_their_own_tools() ->
             async with container.request_scope({SecurityIdentity: identity}):
                 return await desk.chat("q")
 
-        answers = await asyncio.gather(*(call(each) for each in (BOSS, BOB, NOBODY) * 10))
+        answers = await asyncio.gather(*(call(each) for each in (BOSS, BOB, ANONYMOUS) * 10))
     assert answers == ["refund,my_orders,opening_hours", "my_orders,opening_hours", "opening_hours"] * 10
 
 
@@ -363,8 +363,8 @@ class Restricted(Protocol):
     [
         ("chat", ANN, None),
         ("chat", BOB, ForbiddenError),
-        ("chat", NOBODY, UnauthenticatedError),
-        ("hello", NOBODY, None),
+        ("chat", ANONYMOUS, UnauthenticatedError),
+        ("hello", ANONYMOUS, None),
         ("audit", ANN, ForbiddenError),
         ("audit", BOSS, None),
     ],

@@ -323,7 +323,7 @@ def marked(target: Any, mark: Any) -> Any:
 
 @st.composite
 def programs(draw: Any) -> list[type[Any]]:
-    """Draw services, each with tools of its own and with services that were drawn before as further tools."""
+    """Draw services. Each has its own tools, and earlier services as further tools."""
     services: list[type[Any]] = []
     for number in range(draw(st.integers(1, 3))):
         methods = {}

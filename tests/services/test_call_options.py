@@ -117,7 +117,7 @@ async def test_a_service_without_a_container_has_one_model() -> None:
         await service.ask("q", ChatRequestParameters(model="strong"))
 
 
-async def test_options_may_be_none_and_nothing_else() -> None:
+async def test_call_options_accept_none_and_reject_other_values() -> None:
     service, _ = assistant("x")
     assert await service.ask("q", None) == "x"
     with pytest.raises(

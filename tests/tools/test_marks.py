@@ -243,10 +243,10 @@ class Keeps(Base):
         return "kept"
 
 
-class Anew(Base):
-    @tool("Anew's", name="renamed")
+class Renames(Base):
+    @tool("Renamed's", name="renamed")
     def shared(self) -> str:
-        return "anew"
+        return "new"
 
 
 class Mixin:
@@ -279,11 +279,11 @@ def test_overrides_keep_the_mark_of_the_base_method() -> None:
 
 
 def test_marked_overrides_replace_the_mark() -> None:
-    assert {each.name: each.description for each in tool_specifications_from(Anew)} == {
-        "renamed": "Anew's",
+    assert {each.name: each.description for each in tool_specifications_from(Renames)} == {
+        "renamed": "Renamed's",
         "only_base": None,
     }
-    assert run(Anew(), "renamed") == "anew"
+    assert run(Renames(), "renamed") == "new"
 
 
 def test_implementations_inherit_the_mark_of_the_abstract_method() -> None:

@@ -256,7 +256,7 @@ class Level(IntEnum):
 
 
 class Address(BaseModel):
-    """Where someone lives."""
+    """A postal address."""
 
     street: str = Field(description="with its number")
     city: str | None = None

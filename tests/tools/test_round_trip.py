@@ -50,7 +50,7 @@ class Word(enum.StrEnum):
 
 
 class Address(BaseModel):
-    """Where somebody lives."""
+    """A postal address."""
 
     street: str
     zip: str = Field(pattern=r"^[0-9]{5}$")

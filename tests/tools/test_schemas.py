@@ -17,7 +17,7 @@ from toolbox.tools.executors import tool_specification_from
 
 
 class Address(BaseModel):
-    """Where somebody lives."""
+    """A postal address."""
 
     title: str = Field(description="of the street", title="T")
     country: str | None = None

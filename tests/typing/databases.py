@@ -1,4 +1,4 @@
-"""What type checkers know of transactional functions: what they know without the mark."""
+"""Types of transactional functions: type checkers see the same types as without the mark."""
 
 from typing import assert_type
 

@@ -79,7 +79,7 @@ class ToolMember:
 
 
 def mcp_server_of(container: Container, tools: Iterable[Any], name: str = "toolbox") -> Server[Any]:
-    """Return an `mcp.server.Server` that offers `tools`, and the resources and prompts beside them.
+    """Return an `mcp.server.Server` that offers `tools`, with the resources and prompts of the same classes.
 
         server = mcp_server_of(container, [Orders, Stock.count])
 
@@ -147,7 +147,7 @@ def served_tools(container: Container, tools: Iterable[Any]) -> tuple[Tool, ...]
 
 
 def reports_progress(tools: Iterable[Any], container: Container) -> bool:
-    """Return True if one of `tools`, or a resource or prompt beside them, reports its progress to clients."""
+    """Return True if one of `tools`, or of their resources and prompts, reports its progress to clients."""
     offers = Offers()
     found = [tool for each in tools for tool in _read(_with_owner(each, container), offers, "", [])]
     found += [each.tool for each in offers.resources]

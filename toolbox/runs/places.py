@@ -94,7 +94,7 @@ class RunPlace:
 
 
 def place_of_compensation(invocation: RunPlace, position: int) -> RunPlace:
-    """Return the place of the compensation of an execution: attempt 0 of its call, so that it is recorded once."""
+    """Return the place of the compensation of an execution: attempt 0 of its call. It is recorded once."""
     place = f"{_below(invocation.path, position)}.0"
     return RunPlace(invocation.session, place, place)
 

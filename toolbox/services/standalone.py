@@ -285,7 +285,7 @@ def create_ai_service(
       `{ToolSpecification: ToolExecutor}`. Classes need a container.
     - `interceptors`: one or several interceptors for all tool calls and model requests, classes or instances. Classes
       that decorators name, and these, must have constructors without arguments; otherwise name an instance.
-    - `identity`: who calls, a `SecurityIdentity` or a function that returns one or None, called for each check.
+    - `identity`: the caller, a `SecurityIdentity` or a function that returns one or None, called for each check.
     - `cost_estimator`: estimates the cost of replies, for a limit of the cost.
     - `run_store`: the store of suspended calls, by default in memory. `toolbox.runs.runs_of(service)` continues them.
     - `options`: those of `register_ai_service`; they override the options of a decorated class.

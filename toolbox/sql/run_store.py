@@ -365,7 +365,7 @@ class SqlRunStore(RunStore):
         await connection.run_sync(self._lock_now, run_id, generation)
 
     def _lock_now(self, connection: Connection, run_id: str, generation: int) -> None:
-        """Check the generation; nobody can change it before the end of the transaction."""
+        """Check the generation, and lock it until the end of the transaction."""
         mine = {"run_id": run_id, "generation": generation}
         if connection.execute(self._statements.lock, mine).first() is None:
             raise LeaseLostError(run_id)
@@ -487,7 +487,7 @@ class SqlRunStore(RunStore):
 
         Raises `LeaseLostError` if another process has taken the run: the transaction must then be rolled back.
         """
-        # The lock comes last and is held for one commit: an owner that stands still before it keeps nobody waiting.
+        # The lock comes last and is held for one commit: a process that was paused before it blocks no other process.
         if len(records) == 1:
             values = _record_values(run_id, records[0], generation=generation)
             done = connection.execute(
@@ -555,7 +555,7 @@ class _Statements:
         runs, records = tables.runs, tables.records
         columns = ("run_id", "key", "kind", "data")
         mine = and_(runs.c.id == bindparam("run_id"), runs.c.generation == bindparam("generation"))
-        # On PostgreSQL nobody can raise the generation until the transaction ends. SQLite has one writer at a time.
+        # On PostgreSQL the lock keeps the generation until the transaction ends. SQLite has one writer at a time.
         self.lock = select(runs.c.id).where(mine).with_for_update(read=True)
         source = select(*(bindparam(name, type_=Text()) for name in columns)).where(mine).with_for_update(read=True)
         same = [records.c.run_id, records.c.key]

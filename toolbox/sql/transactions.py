@@ -166,7 +166,7 @@ def _transactional(function: Callable[..., Any], name: str | None, isolation: st
 
 def _marked(function: F) -> F:
     """Mark a transactional function, for the durable runs of which it is a tool, and for reports."""
-    setattr(function, TRANSACTIONAL_MARK, function)  # itself: decorators around it copy its attributes
+    setattr(function, TRANSACTIONAL_MARK, function)  # itself: outer decorators copy its attributes
     return with_effects(function, "transactional")
 
 

@@ -33,7 +33,7 @@ UnknownOutcome: TypeAlias = Literal["tell", "ask", "retry"]
 
 
 class ReturnBehavior(StrEnum):
-    """Where a tool's result goes: to the model (`TO_LLM`), or to the caller at once.
+    """Destination of a tool's result: the model (`TO_LLM`), or the caller at once.
 
     `IMMEDIATE` ends the call of the service if all tools of the round are immediate. `IMMEDIATE_IF_LAST` ends it if the
     tool is the last one that the model called in the round, whatever the others are. A failed tool prevents both.
@@ -45,7 +45,7 @@ class ReturnBehavior(StrEnum):
 
 
 class SearchBehavior(StrEnum):
-    """How a service with `tool_search=` shows a tool: after a search found it, or always."""
+    """Visibility of a tool in a service with `tool_search=`: after a search found it, or always."""
 
     SEARCHABLE = "searchable"
     ALWAYS_VISIBLE = "always_visible"
