@@ -212,7 +212,7 @@ def headings_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
 def test_links_inside_the_repository_are_valid(page: Path) -> None:
     wrong = []
     for match in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):

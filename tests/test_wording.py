@@ -120,6 +120,27 @@ def test_pages_contain_no_banned_phrases() -> None:
     assert [line for text in texts for line in banned_in(text)] == []
 
 
+def long_lines_of(page: Path) -> Iterator[str]:
+    """Yield the place of each line with more than 120 characters, except in code blocks and tables."""
+    in_code = False
+    for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+        in_code ^= line.lstrip().startswith("```")
+        if len(line) > 120 and not in_code and not line.startswith("|"):
+            yield f"{relative(page)}:{number}"
+
+
+def test_lines_of_guides_are_short() -> None:
+    assert [place for page in (ROOT / "docs").glob("*.md") for place in long_lines_of(page)] == []
+
+
+def test_code_and_tables_may_have_long_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)  # paths in the result are relative to it
+    page = tmp_path / "page.md"
+    page.write_text(f"```text\n{'x' * 121}\n```\n| {'x' * 121} |\n{'x' * 121}\n", "utf-8")
+
+    assert list(long_lines_of(page)) == ["page.md:5"]
+
+
 def test_test_names_contain_no_banned_phrases() -> None:
     texts = [text for path in sources("tests") for text in test_names_of(relative(path), path.read_text("utf-8"))]
 
