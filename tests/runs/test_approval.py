@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -290,6 +291,42 @@ async def test_of_two_who_answer_at_once_one_wins() -> None:
     assert len(ran) == 1
 
 
+async def test_answers_of_a_wrong_type_are_refused_where_they_are_made() -> None:
+    for make, value in ((reject, None), (reject, 5), (fail, b"no"), (approve, ["order"]), (approve, "order")):
+        with pytest.raises(TypeError, match=rf"{make.__name__}\(.*expected .* got {type(value).__name__}"):
+            make(value)  # type: ignore[operator]  # a wrong type is the point
+
+
+@pytest.mark.parametrize("answers", [None, [], [("0", approve())], "0"])
+async def test_answers_that_are_no_dictionary_are_refused(answers: Any) -> None:
+    async with container(asks(REFUND)) as here:
+        run_id = (await here.get(Desk).chat("refund")).run_id or ""
+        with pytest.raises(TypeError, match="dictionary of answers"):
+            await here.runs.resume(run_id, answers)
+        assert (await here.runs.get(run_id)).status == "suspended"
+
+
+async def test_an_unknown_status_a_negative_limit_and_a_negative_age_are_refused() -> None:
+    async with container(asks(REFUND)) as here:
+        await here.get(Desk).chat("refund")
+        with pytest.raises(ValueError, match="unknown status 'waiting'; use one of: running, suspended"):
+            await here.runs.list(status="waiting")  # type: ignore[arg-type]  # a wrong status is the point
+        with pytest.raises(ValueError, match="limit=-1"):
+            await here.runs.list(limit=-1)
+        with pytest.raises(ValueError, match="older_than"):
+            await here.runs.purge(timedelta(seconds=-1))
+        assert await here.runs.list(limit=0) == []
+
+
+async def test_a_store_in_memory_is_registered_without_naming_its_type() -> None:
+    store = InMemoryRunStore()
+    here = container(asks(REFUND), says("done")).register_instance(store)
+    async with here:
+        run_id = (await here.get(Desk).chat("refund")).run_id or ""
+    async with here:  # a container that starts again keeps the runs of its store
+        assert (await here.runs.resume(run_id, {"0": approve()})).content == "done"
+
+
 # --- who may approve
 
 ANN = SecurityIdentity("ann", {"support"})
@@ -327,6 +364,16 @@ async def test_only_identities_with_the_role_may_approve(by: Any) -> None:
             await here.runs.resume(run_id, {"0": approve()}, by=by)
         assert (await here.runs.get(run_id)).status == "suspended"
     assert ran == []
+
+
+@pytest.mark.parametrize("by", [None, "bob", ANN, SecurityIdentity("carl")])
+async def test_only_identities_with_the_role_may_reject(by: Any) -> None:
+    async with container(asks(WRITE_OFF), services=(Books,)) as here:
+        run_id = await suspended_by(ANN, here)
+        with pytest.raises(RunAnswerError):
+            await here.runs.resume(run_id, {"0": reject("no")}, by=by)
+        run = await here.runs.get(run_id)
+    assert (run.status, run.history) == ("suspended", ())
 
 
 async def test_the_person_who_asked_may_not_approve() -> None:

@@ -392,6 +392,31 @@ async def test_roles_are_checked_again_on_resume() -> None:
     assert ran == []
 
 
+async def test_a_person_who_may_no_longer_call_the_service_cannot_continue_and_the_run_stays() -> None:
+    roles: dict[str, set[str]] = {"ann": set()}
+
+    @application_scoped
+    class Directory(IdentityLoader):
+        def load(self, identity: Any) -> Any:
+            return SecurityIdentity(identity.name, roles[identity.name])
+
+    @register_ai_service(tools=refund)
+    @roles_allowed("support")
+    class Guarded(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    made = container(asks(REFUND), says("done"), services=(Guarded, Directory), seeds=(SecurityIdentity,))
+    async with made as here:
+        async with here.request_scope({SecurityIdentity: SecurityIdentity("ann", {"support"})}):
+            run_id = (await here.get(Guarded).ask("x")).run_id or ""
+        with pytest.raises(ForbiddenError, match="support"):
+            await here.runs.resume(run_id, {"0": approve()})
+        run = await here.runs.get(run_id)
+        assert (run.status, len(run.pending), run.history) == ("suspended", 1, ())
+        roles["ann"] = {"support"}
+        assert (await here.runs.resume(run_id, {"0": approve()})).content == "done"
+
+
 # --- services in a tool's own code
 
 

@@ -40,13 +40,20 @@ class Answer:
 
 
 def approve(arguments: Mapping[str, Any] | None = None) -> Answer:
-    """Let the call run. `arguments` replaces all of its arguments; they are validated, and guardrails run again."""
-    return Answer("approve", None if arguments is None else dict(arguments))
+    """Let the call run. `arguments` replaces all of its arguments; they are validated, and guardrails run again.
+
+    Raises `TypeError` if `arguments` is not a mapping.
+    """
+    if arguments is None:
+        return Answer("approve")
+    if not isinstance(arguments, Mapping):
+        raise TypeError(f"approve(arguments=…): expected a dictionary of all arguments, got {type(arguments).__name__}")
+    return Answer("approve", dict(arguments))
 
 
 def reject(reason: str = "The call was rejected.") -> Answer:
-    """Do not run the call; the model reads `reason` as an error result."""
-    return Answer("reject", reason=reason)
+    """Do not run the call; the model reads `reason` as an error result. Raises `TypeError` if `reason` is not text."""
+    return Answer("reject", reason=_reason("reject", reason))
 
 
 def respond(value: Any = None) -> Answer:
@@ -55,13 +62,22 @@ def respond(value: Any = None) -> Answer:
 
 
 def fail(reason: str = "The call failed.") -> Answer:
-    """End a deferred call, or a call whose outcome is unknown, as failed; the model reads `reason`."""
-    return Answer("fail", reason=reason)
+    """End a deferred call, or a call whose outcome is unknown, as failed; the model reads `reason`.
+
+    Raises `TypeError` if `reason` is not text.
+    """
+    return Answer("fail", reason=_reason("fail", reason))
 
 
 def retry() -> Answer:
     """Run a call whose outcome is unknown again."""
     return Answer("retry")
+
+
+def _reason(function: str, reason: object) -> str:
+    if not isinstance(reason, str):
+        raise TypeError(f"{function}(reason): expected a text for the model, got {type(reason).__name__}")
+    return reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from inspect import isawaitable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, get_args
 
 from ..chat import (
     FinishReason,
@@ -157,7 +157,14 @@ class Runs(RunStarting):
     async def list(
         self, status: RunStatus | None = None, service: str | type[Any] | None = None, limit: int = 100
     ) -> builtins.list[Run[Any]]:
-        """Return runs, newest first. `service` is a service class or its qualified name `module.Class`."""
+        """Return runs, newest first. `service` is a service class or its qualified name `module.Class`.
+
+        Raises `ValueError` for an unknown status and for a negative limit.
+        """
+        if status is not None and status not in get_args(RunStatus):
+            raise ValueError(f"unknown status {status!r}; use one of: {', '.join(get_args(RunStatus))}")
+        if limit < 0:
+            raise ValueError(f"limit={limit}; use 0 or more")
         name = qualified(service) if isinstance(service, type) else service
 
         async def find() -> builtins.list[Run[Any]]:
@@ -174,6 +181,7 @@ class Runs(RunStarting):
         `by` is the person, a name or a `SecurityIdentity`. Without answers, a run whose process is gone goes on. Some
         of the pending calls may be answered; `Result.pending` has the others. Raises `RunAnswerError`,
         `RunIncompatibleError` and `RunNotFoundError`, after which the run is unchanged, and the errors of the method.
+        Also unchanged is the run of somebody who may no longer call the method (`ForbiddenError`).
         """
         return await self._on_own_loop(lambda: self._resume(run_id, answers, by))
 
@@ -286,6 +294,10 @@ class Runs(RunStarting):
                 invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
                 await invocation.open()
                 await undo_all(invocation, caller_left=True, recorded=False)
+        except RunIncompatibleError as error:  # without a traceback, which would show the stored arguments
+            logger.error(
+                "run %s was cancelled; if its tools have compensations, they did not run: %s", stored.id, error
+            )
         except Exception as error:
             logger.error("run %s was cancelled, but its tools cannot be undone: %s", stored.id, error, exc_info=error)
 
@@ -301,7 +313,12 @@ class Runs(RunStarting):
         await self._on_own_loop(delete)
 
     async def purge(self, older_than: timedelta) -> int:
-        """Delete the runs that ended longer ago than `older_than`. Returns their number."""
+        """Delete the runs that ended longer ago than `older_than`. Returns their number.
+
+        Raises `ValueError` for a negative duration, which would also delete runs that end now.
+        """
+        if older_than < timedelta():
+            raise ValueError(f"older_than={older_than!r}; use a duration of 0 or more")
 
         async def purge() -> int:
             return await (await self._opened()).purge(datetime.now(UTC) - older_than)
@@ -314,6 +331,9 @@ class Runs(RunStarting):
         """Store the answers and take the run, in one step. Returns a run that this process owns, or one that waits or
         has ended if there are no answers.
         """
+        if not isinstance(answers, Mapping):
+            got = type(answers).__name__
+            raise TypeError(f"resume(run_id, answers): expected a dictionary of answers by the ids of calls, got {got}")
         store = await self._opened()
         if not answers:
             return await self._taken(run_id, store)
@@ -324,7 +344,9 @@ class Runs(RunStarting):
         document = prepared.document
         person = write_person(run_id, by)
         given = [self._checked(run_id, prepared, call_id, answer, by) for call_id, answer in answers.items()]
-        await self._identity_of(run_id, prepared)
+        identity, access = await self._identity_of(run_id, prepared), prepared.plan.access
+        if access is not None and not access.allows(identity):
+            raise access.refusal(identity, prepared.plan.where)
         now, name = datetime.now(UTC), person_name(by)
         document = document.changed(
             waiting=tuple(each for each in document.waiting if each.call.id not in answers),
@@ -379,7 +401,7 @@ class Runs(RunStarting):
             raise RunAnswerError(
                 run_id, f"call {call_id} is of kind {call.kind!r}; {answer.kind}() does not fit, use {allowed}"
             )
-        if answer.kind == "approve":
+        if answer.kind in ("approve", "reject"):
             self._check_person(run_id, waiting, prepared.document, by)
             if answer.arguments is not None:
                 answer = replace(answer, arguments=_json_arguments(run_id, call, answer.arguments))
@@ -395,7 +417,7 @@ class Runs(RunStarting):
         return waiting, answer
 
     def _check_person(self, run_id: str, waiting: WaitingCall, document: RunDocument, by: Any) -> None:
-        """Raise `RunAnswerError` if this person may not approve the call."""
+        """Raise `RunAnswerError` if this person may not decide about the call."""
         call_id, name = waiting.call.id, person_name(by)
         if waiting.approvers:
             roles = getattr(by, "roles", None)

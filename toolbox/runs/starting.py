@@ -145,7 +145,7 @@ class RunEngine(Protocol):
         ...
 
 
-class LocalRunEngine:
+class LocalRunEngine(RunEngine):
     """Executes runs as tasks of this process. This is the default engine."""
 
     def __init__(self) -> None:

@@ -194,7 +194,7 @@ class _Kept:
         self.events += [StoredEvent(first + index, now, each) for index, each in enumerate(events)]
 
 
-class InMemoryRunStore:
+class InMemoryRunStore(RunStore):
     """Stores runs in the memory of this process. This is the default store; runs end with the process."""
 
     persistent = False

@@ -85,7 +85,7 @@ class ChatMemoryStore(Protocol):
         ...
 
 
-class InMemoryChatMemoryStore:
+class InMemoryChatMemoryStore(ChatMemoryStore):
     """Stores conversations in the memory of this process. This is the default store."""
 
     def __init__(self) -> None:
