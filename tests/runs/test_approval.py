@@ -298,7 +298,7 @@ async def test_answers_of_a_wrong_type_are_refused_where_they_are_made() -> None
 
 
 @pytest.mark.parametrize("answers", [None, [], [("0", approve())], "0"])
-async def test_answers_that_are_no_dictionary_are_refused(answers: Any) -> None:
+async def test_answers_must_be_a_dictionary(answers: Any) -> None:
     async with container(asks(REFUND)) as here:
         run_id = (await here.get(Desk).chat("refund")).run_id or ""
         with pytest.raises(TypeError, match="dictionary of answers"):
