@@ -184,6 +184,26 @@ async def test_cancelling_the_caller_does_not_cancel_the_run() -> None:
     assert ran == ["slow"]
 
 
+async def test_a_run_goes_on_if_its_caller_leaves_while_it_is_created() -> None:
+    created, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Kept):
+        async def create(self, *args: Any, **options: Any) -> bool:
+            is_new = await super().create(*args, **options)
+            created.set()
+            await go_on.wait()
+            return is_new
+
+    async with container(Slow(lease=1000), says("done")) as here:
+        waiting = asyncio.create_task(here.get(Desk).ask("r", "x"))
+        await created.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go_on.set()
+        assert await here.runs.result("r", timeout=10) == "done"
+
+
 # --- hidden parameters
 
 

@@ -1,6 +1,7 @@
 """Messages to the model: templates, files, functions, history, contents and the user message."""
 
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -600,6 +601,24 @@ async def test_an_image_alone_is_a_user_message() -> None:
     image = ImageContent("http://x/y.png")
     await assistant.describe(image)
     assert model.requests[0].messages == (SystemMessage("Describe the image."), UserMessage([image]))
+
+
+@pytest.mark.parametrize("annotation", [Callable[[], int], dict[str, int], set[str], type[str], Iterator[str]])
+def test_a_parameter_that_is_neither_text_nor_contents_is_not_the_user_message(annotation: Any) -> None:
+    class Service(Protocol):
+        async def ask(self, value: annotation) -> str: ...  # type: ignore[valid-type]  # a parameter of this test
+
+    with pytest.raises(IllegalConfigurationError, match="'value' is not used in any message"):
+        create_ai_service(Service, chat_model=ScriptedChatModel([]))
+
+
+async def test_a_list_of_texts_and_contents_is_the_user_message() -> None:
+    class Service(Protocol):
+        async def ask(self, parts: list[str | ImageContent]) -> str: ...
+
+    model, image = ScriptedChatModel(["ok"]), ImageContent(url="https://example.com/a.png")
+    await create_ai_service(Service, chat_model=model).ask(["what is this?", image])
+    assert model.requests[0].messages[-1] == UserMessage((TextContent("what is this?"), image))
 
 
 def test_unused_parameters_are_a_problem() -> None:

@@ -674,8 +674,10 @@ class Runs(RunStarting):
     async def _call(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
         store = await self._opened()
         wanted = await self.new_run(plan, arguments, follows=False)
-        if await store.create(wanted, owner=self.owner):
-            result = await asyncio.shield(self._in_background(replace(wanted, generation=1, owner=self.owner)))
+        # Shielded: a caller that leaves while the run is created must not leave a run that nobody executes.
+        task = await asyncio.shield(asyncio.ensure_future(self._created(store, wanted)))
+        if task is not None:
+            result = await asyncio.shield(task)
         else:
             found = await self._loaded(wanted.id)
             if (reason := self._conflict(found, wanted)) is not None:
@@ -690,6 +692,12 @@ class Runs(RunStarting):
         if result.pending:
             raise RunSuspendedError(wanted.id, result.pending)
         return result.content
+
+    async def _created(self, store: RunStore, wanted: StoredRun) -> asyncio.Task[Result[Any]] | None:
+        """Create a run and execute it in a task. Returns None if the id exists."""
+        if not await store.create(wanted, owner=self.owner):
+            return None
+        return self._in_background(replace(wanted, generation=1, owner=self.owner))
 
     def _in_background(self, owned: StoredRun) -> asyncio.Task[Result[Any]]:
         """Execute a run that this process owns in a task, which goes on when its caller leaves."""

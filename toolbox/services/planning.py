@@ -12,7 +12,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from ..chat import REASONING, ChatRequestParameters, Message, UserMessage
 from ..contents import Content
@@ -434,8 +435,12 @@ def is_memory_id(parameter: Parameter) -> bool:
 
 
 def _members(annotation: Any) -> set[Any]:
-    """Return the types of a union, or the type itself."""
-    return set(get_args(annotation)) if get_origin(annotation) is not None else {annotation}
+    """Return the types of a union or of a sequence's items, or the type itself."""
+    origin = get_origin(annotation)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        annotation = get_args(annotation)[0]
+        origin = get_origin(annotation)
+    return set(get_args(annotation)) if origin in (Union, UnionType) else {annotation}
 
 
 def is_run_id(parameter: Parameter) -> bool:
@@ -459,11 +464,7 @@ def is_history(parameter: Parameter) -> bool:
 
 def is_content(parameter: Parameter) -> bool:
     """Return True for contents, which are appended to the user message."""
-    annotation = unwrapped(parameter.annotation).type
-    origin = get_origin(annotation)
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        annotation = get_args(annotation)[0]
-    return _members(annotation) <= set(get_args(Content))
+    return _members(unwrapped(parameter.annotation).type) <= set(get_args(Content))
 
 
 def may_speak(parameter: Parameter) -> bool:
