@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, event, make_url, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
@@ -252,3 +252,22 @@ async def test_an_answer_is_not_lost_when_the_server_has_dropped_the_connection(
     async with container.register(sql.engine, sql.SqlChatMemoryStore, service):
         assert await container.get(Desk).chat("room 7", "hi") == "hello"
         assert len(await container.chat_memory(Desk, "room 7").messages()) == 2
+
+
+async def test_connections_in_use_at_the_end_are_closed_when_they_are_returned(database_url: str) -> None:
+    closed: list[Any] = []
+    async with sql.open_engine(database_url) as engine:
+        event.listen(engine.sync_engine, "close", lambda connection, record: closed.append(connection))
+        connection = await engine.connect()
+        await connection.execute(text("SELECT 1"))
+    assert closed == []
+    await connection.close()
+    assert len(closed) == 1
+
+    with sql.open_sync_engine(database_url) as sync_engine:
+        event.listen(sync_engine, "close", lambda connection, record: closed.append(connection))
+        sync_connection = sync_engine.connect()
+        sync_connection.execute(text("SELECT 1"))
+    assert len(closed) == 1
+    sync_connection.close()
+    assert len(closed) == 2

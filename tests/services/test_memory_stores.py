@@ -21,6 +21,7 @@ from toolbox import (
     register_ai_service,
     request_scoped,
 )
+from toolbox.services.leases import Leases
 from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio
@@ -228,3 +229,60 @@ async def test_containers_that_share_a_store_run_calls_one_after_another() -> No
         await asyncio.gather(*calls)
     [kept] = store.kept.values()
     assert len(kept) == 20
+
+
+class SlowKeeper:
+    """Keeps leases; each renewal and each release waits for its event."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.renewing, self.renewal = asyncio.Event(), asyncio.Event()
+        self.releasing, self.release = asyncio.Event(), asyncio.Event()
+
+    async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        return True
+
+    async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        self.renewing.set()
+        await self.renewal.wait()
+        self.order.append("renewed")
+        return True
+
+    async def give_back(self, key: ChatMemoryKey, token: str) -> None:
+        self.releasing.set()
+        try:
+            await self.release.wait()
+            self.order.append("released")
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # as when a connection is returned
+            self.order.append("cancelled")
+            raise
+
+
+async def test_a_lease_is_released_after_the_renewal_in_progress() -> None:
+    keeper = SlowKeeper()
+    keeper.release.set()
+    async with Leases(keeper, 0.03).lock(ChatMemoryKey("service", "room 7")):
+        await keeper.renewing.wait()
+        asyncio.get_running_loop().call_later(0.01, keeper.renewal.set)
+
+    assert keeper.order == ["renewed", "released"]
+
+
+async def test_releases_that_take_too_long_have_ended_when_the_store_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolbox.services.leases._LAST_WORK", 0.05)
+    keeper = SlowKeeper()
+    leases = Leases(keeper, 10)
+
+    async def call() -> None:
+        async with leases.lock(ChatMemoryKey("service", "room 7")):
+            pass
+
+    task = asyncio.create_task(call())
+    await keeper.releasing.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await leases.stop()
+
+    assert keeper.order == ["cancelled"]

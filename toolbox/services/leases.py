@@ -61,12 +61,13 @@ class Leases:
     async def lock(self, key: ChatMemoryKey) -> AsyncIterator[None]:
         """Lock the conversation for one caller at a time across all processes."""
         token = secrets.token_hex(16)
+        keeping: asyncio.Task[None] | None = None
         async with self._turns.turn(key):
             try:
                 await self._take(key, token)
                 self._tokens[key] = token
                 given_back = asyncio.Event()
-                self._begin(self._keep(key, token, given_back))
+                keeping = self._begin(self._keep(key, token, given_back))
                 try:
                     yield
                 finally:
@@ -75,7 +76,7 @@ class Leases:
             finally:
                 # Release it even if taking it was interrupted, because it may have succeeded. A separate task does it:
                 # this task may be cancelled, and then the lease is released a moment later.
-                await asyncio.shield(self._begin(self._give_back(key, token)))
+                await asyncio.shield(self._begin(self._give_back(key, token, keeping)))
 
     async def _take(self, key: ChatMemoryKey, token: str) -> None:
         pause = _FIRST_PAUSE
@@ -104,7 +105,9 @@ class Leases:
                 return
             pause = self._seconds / 3
 
-    async def _give_back(self, key: ChatMemoryKey, token: str) -> None:
+    async def _give_back(self, key: ChatMemoryKey, token: str, keeping: asyncio.Task[None] | None) -> None:
+        if keeping is not None:  # a renewal that has begun uses a connection: nothing may be left of it afterwards
+            await asyncio.wait([keeping])
         try:
             await self._keeper.give_back(key, token)
         except Exception as error:
@@ -119,8 +122,10 @@ class Leases:
         return task
 
     async def stop(self) -> None:
-        """Wait for the pending releases."""
+        """Wait for the pending releases, and cancel those that take too long."""
         if self._work:
             _, late = await asyncio.wait(self._work, timeout=_LAST_WORK)
             for task in late:
                 task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=_LAST_WORK)  # they return their connections

@@ -53,6 +53,7 @@ async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngi
         try:
             yield engine
         finally:
+            _close_returned_connections(engine.sync_engine)
             await engine.dispose()
 
 
@@ -65,7 +66,19 @@ def open_sync_engine(url: str | URL, **options: Any) -> Iterator[Engine]:
         try:
             yield engine
         finally:
+            _close_returned_connections(engine)
             engine.dispose()
+
+
+def _close_returned_connections(engine: Engine) -> None:
+    """Close connections that are still in use, such as in a cancelled task, as soon as they are returned.
+
+    `dispose` closes only those that are not in use.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def returned(connection: Any, record: Any) -> None:
+        record.close()
 
 
 # --- the address
