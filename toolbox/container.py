@@ -620,9 +620,9 @@ class ContainerInternals:
     # --- while it is started
 
     def application_beans_with(self, method: str) -> dict[str, Callable[[], Awaitable[Any]]]:
-        """Return the application-scoped beans whose class has this method: by name, a function that gets the bean.
+        """Return the application-scoped beans that have this method: by name, a function that gets the bean.
 
-        Raises `ContainerNotStartedError`.
+        Beans that were not created yet count if their declared class has the method. Raises `ContainerNotStartedError`.
         """
         wiring = self._container._started(method)
         names = provider_names(wiring.graph)
@@ -630,7 +630,9 @@ class ContainerInternals:
         for bean in wiring.graph.beans:
             definition = bean.definition
             cls = get_origin(definition.provides) or definition.provides
-            if definition.scope is Scope.APPLICATION and callable(getattr(cls, method, None)):
+            created = wiring.application.store.get(bean.key)  # a producer may declare an interface without the method
+            has_method = any(callable(getattr(each, method, None)) for each in (cls, created))
+            if definition.scope is Scope.APPLICATION and has_method:
                 found[names[bean.key]] = partial(wiring.aget_value, SingleBean(bean.key), wiring.application)
         return found
 

@@ -33,13 +33,13 @@ def health_router(
         app.include_router(health_router(container))
 
     `/live` answers 200 while the event loop runs. It checks nothing else, so a slow database does not cause a restart.
-    `/ready` answers 200 if the container is started, the application is not shutting down, and all checks pass; else
-    503. The response names the checks and says which ones passed. Errors are logged by `toolbox.fastapi` and
+    `/ready` answers 200 if the container is started, the application is not shutting down, and all checks pass;
+    otherwise 503. The response names the checks and says which ones passed. Errors are logged by `toolbox.fastapi` and
     never sent to the client.
 
-    A check is the method `ready()`, `def` or `async def`, without parameters, of an application-scoped bean whose
-    class has it, such as the stores for SQL and Redis, and the MCP client. It fails if it returns False, raises an
-    exception, or takes longer than `timeout` seconds. Checks run together; a `def` check runs on its own thread. A
+    A check is the method `ready()`, `def` or `async def`, without parameters, of an application-scoped bean, such as
+    the stores for SQL and Redis, and the MCP client. A bean that was not created yet is checked if its declared class
+    has the method. A check fails if it returns False, raises an exception, or takes longer than `timeout` seconds. Checks run together; a `def` check runs on its own thread. A
     check that is still running is not started again, however often clients ask.
 
     Raises `ValueError` if `timeout` is not a positive number.

@@ -135,6 +135,14 @@ def test_no_problems_as_json(program: Program) -> None:
     assert read(program(SHOP, "check", "program:container", "--json")) == {"problems": []}
 
 
+def test_problems_are_printed_before_an_mcp_server_reads_input(program: Program) -> None:
+    result = program(SHOP.replace("demo=True", "demo=False"), "mcp", "program:container")
+
+    assert result.exit_code == 1
+    assert "no default model is configured" in result.stderr
+    assert "Traceback" not in result.output
+
+
 # --- graph
 
 

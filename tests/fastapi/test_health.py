@@ -16,12 +16,14 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
+from sqlalchemy.ext.asyncio import AsyncEngine
 
-from toolbox import Container, application_scoped, request_scoped
+from toolbox import Container, application_scoped, produces, request_scoped
 from toolbox.mcp import McpServers, mcp_server
 from toolbox.redis import RedisChatMemoryStore, client
+from toolbox.runs import RunStore
 from toolbox.settings import RedisSettings, SqlSettings, ToolboxSettings
-from toolbox.sql import SqlChatMemoryStore, engine
+from toolbox.sql import SqlChatMemoryStore, SqlRunStore, engine
 from toolbox_fastapi import health_router, install
 
 Running = Callable[[FastAPI], AbstractAsyncContextManager[httpx2.AsyncClient]]
@@ -234,9 +236,20 @@ async def test_the_sql_store_is_ready_as_long_as_its_database_is(running: Runnin
         assert await ready(http) == (503, {"sql_chat_memory_store": "failed"})
 
 
-def http_engine(http: httpx2.AsyncClient) -> Any:
-    from sqlalchemy.ext.asyncio import AsyncEngine
+async def test_a_store_is_checked_if_its_producer_declares_the_interface(running: Running) -> None:
+    @produces(scope="application")
+    async def runs(engine: AsyncEngine) -> RunStore:
+        return SqlRunStore(engine)
 
+    settings = ToolboxSettings(sql=SqlSettings(url=SecretStr("sqlite://")))
+    async with running(application(engine, runs, settings=settings)) as http:
+        assert await ready(http) == (200, {"run_store": "passed"})
+        async with http_engine(http).begin() as connection:
+            await connection.exec_driver_sql("DROP TABLE toolbox_runs")
+        assert await ready(http) == (503, {"run_store": "failed"})
+
+
+def http_engine(http: httpx2.AsyncClient) -> Any:
     container = http._transport.app.state.container  # type: ignore[attr-defined]  # the application under test
     return container.get(AsyncEngine)
 

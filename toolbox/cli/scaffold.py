@@ -47,6 +47,7 @@ install(app, container)
 
 @app.get("/chat/{{session}}")
 async def chat(session: str, question: str, assistant: Inject[Assistant]) -> dict[str, object]:
+    # Anyone who knows a session's id can read its conversation: take the id from the user's login.
     result = await assistant.chat(session, question)
     return {{"answer": result.content, "tools": [each.request.name for each in result.tool_executions]}}
 '''

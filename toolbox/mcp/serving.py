@@ -161,11 +161,16 @@ async def serve_stdio(container: Container, tools: Iterable[Any], name: str = "t
         asyncio.run(serve_stdio(Container(), [Calculator]))
 
     Starts and stops the container. `tools` are the same as for `mcp_server_of`. Output of `print` goes to standard
-    error, because standard output belongs to the client.
+    error, because standard output belongs to the client. Raises `IllegalConfigurationError` with all problems before
+    anything is read from the client.
     """
     from mcp.server.stdio import stdio_server
 
     server = mcp_server_of(container, tools, name)
+    with redirect_stdout(sys.stderr):
+        # Here, because inside the block below the error would be in an `ExceptionGroup`, and wait for a line of input.
+        if problems := container.check():
+            raise IllegalConfigurationError(problems)
     async with stdio_server() as (reading, writing):
         with redirect_stdout(sys.stderr):
             async with container:
