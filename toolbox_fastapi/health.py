@@ -37,10 +37,11 @@ def health_router(
     otherwise 503. The response names the checks and says which ones passed. Errors are logged by `toolbox.fastapi` and
     never sent to the client.
 
-    A check is the method `ready()`, `def` or `async def`, without parameters, of an application-scoped bean, such as
-    the stores for SQL and Redis, and the MCP client. A bean that was not created yet is checked if its declared class
-    has the method. A check fails if it returns False, raises an exception, or takes longer than `timeout` seconds. Checks run together; a `def` check runs on its own thread. A
-    check that is still running is not started again, however often clients ask.
+    A check is the method `ready()`, `def` or `async def`, without parameters, of an application-scoped bean, such
+    as the stores for SQL and Redis, and the MCP client. A bean that was not created yet is checked if its declared
+    class has the method. A check fails if it returns False, raises an exception, or takes longer than `timeout`
+    seconds. Checks run together; a `def` check runs on its own thread. A check that is still running is not started
+    again, however often clients ask.
 
     Raises `ValueError` if `timeout` is not a positive number.
     """
