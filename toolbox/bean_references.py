@@ -94,7 +94,7 @@ def definitions_of(cls: type[Any], name: str) -> tuple[Any, ...]:
 def all_named(target: object) -> Iterator[BeanReference]:
     """Yield everything that decorators name at a function, or at a class, its bases and their members."""
     if isinstance(target, type):
-        for base in target.__mro__:
+        for base in target.__mro__[:-1]:  # not `object`
             for each in (base, *vars(base).values()):
                 yield from _all_at(each)
     else:
@@ -113,10 +113,10 @@ def _all_at(target: object) -> Iterator[BeanReference]:
 
 def _marks_of(target: object) -> Mapping[str, tuple[object, ...]]:
     for each in (target, getattr(target, "__func__", None)):
-        # Not `getattr`: attributes of classes may be objects that create their own attributes, or refuse to.
-        attributes = inspect.getattr_static(each, "__dict__", None)
-        attributes = getattr(each, "__dict__", {}) if attributes is not None else {}
-        marks: Mapping[str, tuple[object, ...]] | None = attributes.get(REFERENCES_MARK)
+        # Not only `getattr`: attributes of classes may be objects that create their own attributes, or refuse to.
+        if not any("__dict__" in base.__dict__ for base in type(each).__mro__):
+            continue
+        marks: Mapping[str, tuple[object, ...]] | None = getattr(each, "__dict__", {}).get(REFERENCES_MARK)
         if marks:
             return marks
     return {}

@@ -571,7 +571,7 @@ def access_problems(graph: BeanGraph) -> Iterator[Problem]:
             yield Problem(
                 cls.__name__, "the roles have no effect: the class has no tools and is not an AI service", fix
             )
-        for base in cls.__mro__:
+        for base in cls.__mro__[:-1]:  # not `object`
             for name, member in vars(base).items():
                 if name not in effective and not isinstance(member, type) and marked_access(member) is not None:
                     fact = "the roles have no effect: the method is neither a tool nor answered by a model"

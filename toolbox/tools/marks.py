@@ -243,7 +243,8 @@ def tool_mark_of(member: object) -> ToolMark | None:
 
 def mcp_marked(cls: type[Any]) -> tuple[str, ...]:
     """Return the names of the methods of a class that are resources or prompts for MCP clients."""
-    return tuple(dict.fromkeys(name for base in cls.__mro__ for name, raw in vars(base).items() if _has_mcp_mark(raw)))
+    bases = cls.__mro__[:-1]  # without `object`
+    return tuple(dict.fromkeys(name for base in bases for name, raw in vars(base).items() if _has_mcp_mark(raw)))
 
 
 def _has_mcp_mark(raw: object) -> bool:

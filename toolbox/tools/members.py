@@ -64,7 +64,7 @@ def members_of(cls: type, mark_of: Callable[[object], ToolMark | None] = tool_ma
     `mark_of` returns the mark of a member that is run like a tool, or None.
     """
     names: dict[str, None] = {}
-    for base in reversed(cls.__mro__):
+    for base in cls.__mro__[-2::-1]:  # without `object`
         names.update(dict.fromkeys(name for name, raw in vars(base).items() if mark_of(raw) is not None))
     return (member for name in names if (member := _member(cls, name, mark_of)) is not None)
 
