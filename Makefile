@@ -4,13 +4,13 @@
 #   make run PORT=8000      serve the sample, the weather agent
 #   make ask Q="…"          ask it a question on the terminal
 #   make test               run the tests                make check    check formatting, lint, types, architecture
-#   make crash              kill processes of durable runs at random for ten minutes, and check the ledger
+#   make crash              kill processes of durable runs at random for ten minutes, then check the results
 #   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app
 #        bench-runs wire
-#                           benchmarks beside other libraries
-#   make bench-search       the tool search over 1,000 tools of published MCP servers
+#                           compare one area with other libraries
+#   make bench-search       measure the tool search with 1,000 tools of published MCP servers
 #   make bench              run all benchmarks one after another, and save their figures; use a quiet machine
-#   make compat-mcp         use MCP servers and clients of other authors, from the package indexes
+#   make compat-mcp         test with MCP servers and clients of other authors, from npm and PyPI
 #   make charts             draw the saved figures for docs/performance.md
 #   make docs               build the documentation site in site/
 #   make pictures           take the pictures of the README, in Chromium

@@ -56,7 +56,7 @@ def naming(decorator: str, named: tuple[object, ...]) -> Callable[[D], D]:
     Raises `TypeError` if there are none, or if the decorator was used without parentheses.
     """
     if not named:
-        raise TypeError(f"@{decorator}() names nothing; write @{decorator}(TheClass)")
+        raise TypeError(f"@{decorator}() needs at least one class or instance; write @{decorator}(TheClass)")
     for each in named:
         if inspect.isroutine(each):
             name = getattr(each, "__name__", repr(each))

@@ -173,7 +173,7 @@ class Progress:
         """Report that `done` of `total` units are done. Raises `TypeError` unless they are numbers."""
         for number in (done,) if total is None else (done, total):
             if isinstance(number, bool) or not isinstance(number, (int, float)):
-                raise TypeError(f"progress of {number!r}; use a number")
+                raise TypeError(f"invalid progress {number!r}; use a number")
         if self._report is not None:
             self._report(done, total, message)
         return _OneTurn()

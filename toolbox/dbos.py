@@ -42,7 +42,7 @@ class DbosRunEngine(RunEngine):
     If the program has created a DBOS instance, the engine joins it. Otherwise the engine launches one, and destroys it
     when the container stops.
     A container with `take_over_runs=False` only adds to the queue, with DBOS's client. A run whose worker dies is
-    added again when its lease has lapsed. Raises `ModuleNotFoundError` without DBOS.
+    added again when its lease has expired. Raises `ModuleNotFoundError` without DBOS.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ async def execute_run(queue: str, run_id: str) -> None:
     """Execute a run: the DBOS workflow. It has no steps, and its result means nothing."""
     engine = _attached.get(queue)
     if engine is None:
-        return  # the container is stopping; the run is added again when its lease has lapsed
+        return  # the container is stopping; the run is added again when its lease has expired
     try:
         await engine.execute(run_id)
     except asyncio.CancelledError:

@@ -516,7 +516,7 @@ class RunBusyError(FrameworkError):
         self.run_id = run_id
 
     def __str__(self) -> str:
-        return f"run {self.run_id} is being run elsewhere; try again later"
+        return f"another process executes run {self.run_id}; try again later"
 
 
 class RunStoreError(FrameworkError):
@@ -656,10 +656,10 @@ class ModelRefusedError(ModelError):
 
 
 class UnsupportedContentError(ModelError):
-    """A message contains a part that the model's API cannot carry. Nothing was sent.
+    """A message contains a part that the model's API does not support. Nothing was sent.
 
     `.content` is the class of the part, such as `PdfContent`; `.place` is where it is, such as `messages.2.contents.0`;
-    `.reason` says which API cannot carry it, and what to do.
+    `.reason` says which API does not support it, and what to do.
     """
 
     def __init__(self, content: str, reason: str, place: str = "") -> None:

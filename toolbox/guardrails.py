@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InputGuardrailRequest:
-    """What an input guardrail judges: the user message. `messages` are the conversation so far, without it."""
+    """The input of an input guardrail: the user message. `messages` are the conversation so far, without it."""
 
     user_message: UserMessage
     messages: tuple[Message, ...]
@@ -92,7 +92,7 @@ class ToolInputGuardrailRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutputGuardrailRequest:
-    """What a tool output guardrail judges: the result of a tool. The other fields: see `ToolInputGuardrailRequest`."""
+    """The input of a tool output guardrail: the result of a tool. Other fields: see `ToolInputGuardrailRequest`."""
 
     request: ToolExecutionRequest
     arguments: dict[str, Any] = field(hash=False)

@@ -175,7 +175,7 @@ def interceptor_problems(where: str, named: object, *, of_tool: bool = False) ->
         fact = f"{name} is neither a ToolInterceptor nor a ModelInterceptor"
         yield Problem(where, fact, "inherit from one of them")
     elif of_tool and "around_tool" not in found:
-        yield Problem(where, f"{name} is a ModelInterceptor, but a tool asks no model", "put it on a service")
+        yield Problem(where, f"{name} is a ModelInterceptor, but a tool sends no model requests", "put it on a service")
     for method in found:
         function = inspect.getattr_static(named, method)
         if not inspect.iscoroutinefunction(getattr(function, "__func__", function)):
@@ -376,7 +376,7 @@ class _ProceedWithModel(_Proceed):
     async def __call__(self, call: ModelInvocation) -> ChatResponse:
         self.begin()
         if not isinstance(call, ModelInvocation) or call.model != self._invocation.model_name:
-            fact = "proceed was called with something else than the ModelInvocation, or with another model"
+            fact = "proceed was called with another object than its ModelInvocation, or with another model"
             fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"
             raise IllegalConfigurationError([Problem(self._invocation.plan.where, fact, fix)])
         try:

@@ -198,7 +198,7 @@ class McpSettings(_Section):
     - `names`: new names for tools. `prefix`: prefix for all other names.
     - `max_reply_bytes`: limit of one message of the server after decoding.
     - `approval`: `destructive`: a person approves calls of tools that do not say that they only read or add;
-      `all`: calls of all tools. `pin_tools`: refuse tools that change after they were listed first.
+      `all`: calls of all tools. `pin_tools`: refuse tools that change after they were first listed.
     - `expose_resources`: offer the tools `list_resources` and `get_resource`.
     """
 

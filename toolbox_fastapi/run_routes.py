@@ -114,7 +114,7 @@ RunId = Annotated[str, Path(max_length=500)]
 def runs_router(
     container: Container, *, prefix: str = "/runs", tags: Sequence[str] = ("runs",), events: bool = True
 ) -> APIRouter:
-    """Return a router for the runs of a container. It checks nothing: mount it behind your own security.
+    """Return a router for the runs of a container. It does not authenticate clients: pass your own dependencies.
 
         app.include_router(runs_router(container), dependencies=[Depends(current_operator)])
 
@@ -127,7 +127,7 @@ def runs_router(
       `by` is the `SecurityIdentity` of the request.
     - `POST {prefix}/{id}/cancel` with `{"reason": …}`: cancels it, and returns it; an ended run stays as it is.
 
-    An unknown run answers 404; an answer that does not fit, 409, or 422 with `problems` for replaced arguments. `error`
+    An unknown run gets 404. An invalid answer gets 409, or 422 with `problems` for replaced arguments. `error`
     of a failed run is only the name of the exception's type.
     """
     router = APIRouter(prefix=prefix, tags=list(tags))
@@ -230,7 +230,7 @@ def _suspended(run_id: str, pending: Sequence[PendingCall]) -> Response:
 
 
 def _refused(error: RunAnswerError) -> Response:
-    """Return 422 with the problems of replaced arguments, and 409 for another answer that does not fit."""
+    """Return 422 with the problems of replaced arguments, and 409 for other invalid answers."""
     status = 422 if error.problems else 409
     title = "Unprocessable Content" if error.problems else "Conflict"
     problem: dict[str, Any] = {"type": "about:blank", "title": title, "status": status, "detail": error.reason}

@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 QUESTION = "What is the weather tomorrow in Valence?"
+TOKEN = "for-the-pictures"
 
 
 def main() -> int:
@@ -45,6 +46,7 @@ def sample() -> Iterator[str]:
     """Serve the sample on a free port; yield its address."""
     chosen = ("OPENAI_", "TOOLBOX_", "OPEN_METEO")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(chosen)}
+    environment["TOOLBOX_DEV_UI_TOKEN"] = TOKEN
     command = [sys.executable, "-m", "sample_app", "--port", "0"]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -79,7 +81,7 @@ def take_sample(browser: Browser, address: str, scheme: str) -> None:
 def take_timeline(browser: Browser, address: str, scheme: str) -> None:
     """Call the agent in the dev UI, and show the timeline with one tool call open."""
     page = new_page(browser, scheme, 1120, 700)
-    page.goto(f"{address}/dev-ui#chat/WeatherForecastAgent.chat")
+    page.goto(f"{address}/dev-ui/?token={TOKEN}#chat/WeatherForecastAgent.chat")
     page.locator("form.talk textarea").first.fill(QUESTION)
     page.get_by_role("button", name="Send").click()
     page.get_by_role("status").filter(has_text="Answered").wait_for()

@@ -22,7 +22,7 @@ class Assistant(Protocol):
     async def ask(self, question: str) -> str: ...
 
 
-class Nobody:
+class Nowhere:
     async def submit(self, run_id, generation):
         pass
 
@@ -31,7 +31,7 @@ settings = ToolboxSettings(sql=SqlSettings(url="sqlite:///runs.sqlite"), stop_ti
 container = Container(models={"default": ScriptedChatModel(["done"])}, settings=settings, take_over_runs=False)
 container.register(Assistant, sql.engine, sql.SqlRunStore)
 only_starting = Container(models={"default": ScriptedChatModel([])}, settings=settings, take_over_runs=False)
-only_starting.register(Assistant, sql.engine, sql.SqlRunStore).register_instance(Nobody(), RunEngine)
+only_starting.register(Assistant, sql.engine, sql.SqlRunStore).register_instance(Nowhere(), RunEngine)
 in_memory = Container()
 """
 START = """
@@ -83,7 +83,7 @@ def test_a_worker_continues_runs_and_stops_at_sigterm(folder: Path) -> None:
     worker.send_signal(signal.SIGTERM)
     lines += output(worker).splitlines()
 
-    assert any("is ready; it looks for lapsed runs every 15 s" in line for line in lines)
+    assert any("is ready; it looks for runs with expired leases every 15 s" in line for line in lines)
     assert any(f"run {run_id} (program.Assistant.ask): continues here" in line for line in lines)
     assert any("completed after" in line for line in lines)
     assert lines[-1].endswith("stopped; 1 ended here")
@@ -95,7 +95,7 @@ def test_a_worker_needs_runs_that_others_can_see(folder: Path) -> None:
     out, errors = worker.communicate(timeout=60)
 
     assert worker.returncode == 2
-    assert "register toolbox.sql.SqlRunStore" in out + errors
+    assert "register sql.engine and sql.SqlRunStore" in out + errors
 
 
 def test_the_help_says_what_a_worker_does(folder: Path) -> None:

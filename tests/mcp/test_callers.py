@@ -329,7 +329,7 @@ async def test_changed_tools_are_reported(caplog: pytest.LogCaptureFixture) -> N
     assert McpToolChanged("far", "find", ("description",), False) in heard.events
     assert McpToolChanged("far", "burn", ("annotations",), False) in heard.events
     assert len([each for each in heard.events if isinstance(each, McpToolChanged)]) == 2
-    assert "the description of tool 'find' changed after it was listed first" in caplog.text
+    assert "the description of tool 'find' changed after it was first listed" in caplog.text
     assert "passwords" not in caplog.text
 
 
@@ -340,14 +340,14 @@ async def test_pinned_tools_are_refused_when_they_change(caplog: pytest.LogCaptu
         server = container.get(McpServers).server("far")
         with caplog.at_level(logging.WARNING, "toolbox.mcp"):
             tools = await renovated(server)
-        with pytest.raises(McpError, match="has changed since it was listed first"):
+        with pytest.raises(McpError, match="has changed since it was first listed"):
             await server.call("find", {"title": "x"})
 
     assert "find" not in tools
     assert "burn" not in tools
     assert tools.keys() >= {"add", "new"}
     assert McpToolChanged("far", "find", ("description",), True) in heard.events
-    assert "'find' (it has changed since it was listed first: description)" in caplog.text
+    assert "'find' (it has changed since it was first listed: description)" in caplog.text
 
 
 # --- approval

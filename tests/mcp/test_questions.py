@@ -112,7 +112,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again(value: Any, text: 
         assert first.run_id is not None
         second = await container.runs.resume(first.run_id, {first.pending[0].id: respond(value)})
         [pending] = second.pending
-        assert "How many portions of soup? (the last answer does not fit: " in str(pending.reason)
+        assert "How many portions of soup? (the last answer was invalid: " in str(pending.reason)
         assert text in str(pending.reason)
         third = await container.runs.resume(first.run_id, {pending.id: respond({"seats": 2})})
 

@@ -116,7 +116,7 @@ class Cellar:
 
     @mcp_resource("cellar://never")
     def never(self) -> str:
-        raise ToolAbort("closed for ever")
+        raise ToolAbort("closed forever")
 
     @mcp_resource("cellar://remote")
     def remote(self) -> PdfContent:
@@ -226,7 +226,7 @@ async def test_each_read_has_its_own_call_scope() -> None:
         ("cellar://broken", -32603, "could not read the resource cellar://broken"),
         ("cellar://remote", -32603, "could not read the resource cellar://remote"),
         ("cellar://later", -32603, "come back tomorrow"),
-        ("cellar://never", -32603, "closed for ever"),
+        ("cellar://never", -32603, "closed forever"),
     ],
 )
 async def test_resources_that_cannot_be_read_are_errors_without_details(uri: str, code: int, text: str) -> None:

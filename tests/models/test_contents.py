@@ -218,7 +218,7 @@ async def test_contents_of_results_stay_in_the_result_on_the_responses_wire(serv
 UNSUPPORTED: list[tuple[Wire, Content, str]] = [
     ("chat", PdfContent("https://a/b.pdf"), "pass data="),
     ("chat", AudioContent(WAV, "audio/midi"), "pass audio/wav or audio/mpeg"),
-    ("responses", SOUND, "the Responses API cannot carry audio"),
+    ("responses", SOUND, "the Responses API does not support audio"),
 ]
 
 

@@ -115,7 +115,7 @@ async def test_a_decompression_bomb_is_an_error(server, headers, coding) -> None
 async def test_compressed_bodies_are_read_only_when_the_program_asks_for_them(server) -> None:
     server.answer(Answer(gzip.compress(b"[1]"), headers={"Content-Encoding": "gzip"}))
 
-    with pytest.raises(rest.RestDecodeError, match=r"compressed \(gzip\), which was not asked for"):
+    with pytest.raises(rest.RestDecodeError, match=r"compressed \(gzip\), which was not requested"):
         await rest.create_rest_client(Bounded, url=server.url).value()
     assert server.last.header("Accept-Encoding") == "identity"
 

@@ -1,9 +1,13 @@
 """The page in a real browser: ask, read, by mouse and by keyboard, in light and dark."""
 
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .conftest import DEV_UI_TOKEN, ROOT
 
 
 @pytest.fixture(params=["light", "dark"])
@@ -108,3 +112,20 @@ def test_a_narrow_screen_does_not_scroll_horizontally(browser: Any, weather_agen
 
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.close()
+
+
+def test_the_pictures_of_the_readme_can_be_taken(
+    browser: Any, weather_agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specification = importlib.util.spec_from_file_location("take", ROOT / "docs" / "pictures" / "take.py")
+    assert specification is not None
+    assert specification.loader is not None
+    take = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(take)
+    monkeypatch.setattr(take, "HERE", tmp_path)
+    monkeypatch.setattr(take, "TOKEN", DEV_UI_TOKEN)
+
+    take.take_sample(browser, weather_agent.url, "light")
+    take.take_timeline(browser, weather_agent.url, "dark")
+
+    assert {each.name for each in tmp_path.iterdir()} == {"sample-light.png", "timeline-dark.png"}

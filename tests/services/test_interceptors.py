@@ -1052,7 +1052,7 @@ def test_a_model_interceptor_on_a_tool_is_a_problem_at_start() -> None:
         async def ask(self, question: str) -> str: ...
 
     [problem] = problems_of(Finder)
-    assert "OnlyModel is a ModelInterceptor, but a tool asks no model" in problem
+    assert "OnlyModel is a ModelInterceptor, but a tool sends no model requests" in problem
 
 
 def test_a_global_interceptor_of_a_wrong_kind_is_a_problem_at_start() -> None:
@@ -1068,7 +1068,7 @@ def test_a_global_interceptor_of_a_wrong_kind_is_a_problem_at_start() -> None:
 
 
 def test_decorators_refuse_what_cannot_be_meant() -> None:
-    with pytest.raises(TypeError, match="names nothing"):
+    with pytest.raises(TypeError, match="needs at least one class or instance"):
         interceptors()
     with pytest.raises(TypeError, match="priority"):
         global_interceptor(priority="high")  # type: ignore[call-overload]  # the mistake

@@ -321,7 +321,7 @@ def test_types_are_inlined_and_have_no_titles() -> None:
         "description": "with its number",
     }
     assert person["properties"]["address"] == person["properties"]["other"]
-    assert person["properties"]["address"]["description"] == "Where someone lives."
+    assert person["properties"]["address"]["description"] == "A postal address."
 
 
 def test_properties_named_title_are_kept() -> None:
@@ -337,7 +337,7 @@ def test_descriptions_of_parameters_override_those_of_their_class() -> None:
         return a.street
 
     assert properties(f)["a"]["description"] == "the old one"
-    assert properties(f)["b"]["description"] == "Where someone lives."
+    assert properties(f)["b"]["description"] == "A postal address."
 
 
 def test_recursive_types_are_references() -> None:

@@ -79,7 +79,7 @@ def test_types_used_twice_are_inlined_with_the_closer_description() -> None:
 
     assert home["properties"] == work["properties"]
     assert home["properties"]["title"] == {"type": "string", "description": "of the street"}
-    assert (home["description"], work["description"]) == ("Where somebody lives.", "where they work")
+    assert (home["description"], work["description"]) == ("A postal address.", "where they work")
     assert list(schema["$defs"]) == ["Person"]
     assert schema["properties"]["friends"]["items"] == {"$ref": "#/$defs/Person"}
 

@@ -30,14 +30,14 @@ async def work(container: Container, show: Callable[[str], None]) -> None:
         runs = container.runs
         store = await runs.store()
         if not store.persistent:
-            raise LookupError("its runs are in memory, so a worker finds none; register toolbox.sql.SqlRunStore")
+            raise LookupError("its runs are in memory, so a worker finds none; register sql.engine and sql.SqlRunStore")
         runs.progress = report.tell
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             with suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
                 loop.add_signal_handler(number, stopped.set)
-        show(f"{_now()} worker {runs.owner} is ready; it looks for lapsed runs every {store.lease:g} s")
+        show(f"{_now()} worker {runs.owner} is ready; it looks for runs with expired leases every {store.lease:g} s")
         try:
             await stopped.wait()
         finally:

@@ -121,12 +121,21 @@ def execution_of(function: object, mark: Execution | None, returns: object = Non
     return NON_BLOCKING if returns_awaitable(returns) else BLOCKING
 
 
+_MARKERS = {
+    ExecutionModel.BLOCKING: "@blocking",
+    ExecutionModel.NON_BLOCKING: "@non_blocking",
+    ExecutionModel.THREAD: "@run_on_thread",
+    ExecutionModel.EXECUTOR: "@run_on",
+}
+"""The decorator of each execution model."""
+
+
 def execution_problems(where: str, function: object, execution: Execution) -> Iterator[Problem]:
     """Yield a problem if the marker does not support `function`."""
     if is_async(function) and execution.model is not ExecutionModel.NON_BLOCKING:
         yield Problem(
             where,
-            f"an `async def` tool cannot be marked {execution.model.value}: it runs on the event loop",
+            f"an `async def` tool cannot have {_MARKERS[execution.model]}, because it runs on the event loop",
             "remove the marker, or make it a `def`",
         )
 

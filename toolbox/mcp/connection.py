@@ -161,7 +161,7 @@ class McpConnection:
             elif len(tools) == MAX_TOOLS:
                 skipped.add(each.name, f"more than {MAX_TOOLS}")
             elif (changed := self._changed(each)) and self.settings.pin_tools:
-                skipped.add(each.name, f"it has changed since it was listed first: {', '.join(changed)}")
+                skipped.add(each.name, f"it has changed since it was first listed: {', '.join(changed)}")
             else:
                 tools[name] = each
         skipped.log()
@@ -186,7 +186,7 @@ class McpConnection:
             self._notify(McpToolChanged(self.name, tool.name, changed, self.settings.pin_tools))
             if not self.settings.pin_tools:
                 logger.warning(
-                    "MCP server %r: the %s of tool %r changed after it was listed first; review it, or refuse changed "
+                    "MCP server %r: the %s of tool %r changed after it was first listed; review it, or refuse changed "
                     "tools with pin_tools=True",
                     self.name,
                     " and the ".join(changed),
@@ -224,7 +224,7 @@ class McpConnection:
         its requests, such as `{"action": "accept", "content": {…}}`, and with its `state`. Raises `McpError`.
         """
         if tool in self._refused:
-            raise McpError(self.name, f"the tool {tool} has changed since it was listed first, and is refused")
+            raise McpError(self.name, f"refused tool {tool}: it has changed since it was first listed")
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             self._notify(McpProgress(self.name, tool, progress, total, message))

@@ -345,7 +345,7 @@ _CHECKED = ("type", "enum", "minimum", "maximum", "minLength", "maxLength", "min
 def _answers_to(answer: DeferredAnswer | None) -> tuple[dict[str, dict[str, Any]] | None, str | None]:
     """Return a person's answers to the questions of a server, as its protocol wants them, and the server's state.
 
-    Raises `ToolDeferred` for an answer that does not fit, so that the question is asked again.
+    Raises `ToolDeferred` if the answer is invalid, so that the question is asked again.
     """
     if answer is None:
         return None, None
@@ -410,7 +410,7 @@ def _flat(schema: Any) -> dict[str, Any]:
 
 def _ask_again(answer: DeferredAnswer, wrong: str) -> ToolDeferred:
     messages = "; ".join(str(each.get("message", "")) for each in answer.attributes["requests"].values())
-    return ToolDeferred(f"{messages} (the last answer does not fit: {brief(wrong, 500)})", answer.attributes)
+    return ToolDeferred(f"{messages} (the last answer was invalid: {brief(wrong, 500)})", answer.attributes)
 
 
 def _needs_approval(settings: McpSettings, tool: Any) -> bool:

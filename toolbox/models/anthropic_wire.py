@@ -227,7 +227,9 @@ def _content_block(content: Content) -> dict[str, Any]:
                 return {"type": "image", "source": {"type": "url", "url": content.url}}
             kind = media_type_of(content).partition(";")[0].strip().lower()
             if (kind := _SAME_TYPES.get(kind, kind)) not in _IMAGES:
-                raise UnsupportedContentError("ImageContent", f"{_API} cannot carry {kind}; pass a PNG or JPEG image")
+                raise UnsupportedContentError(
+                    "ImageContent", f"{_API} does not support {kind}; pass a PNG or JPEG image"
+                )
             return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
         case PdfContent():
             title = {"title": content.name} if content.name else {}
@@ -236,7 +238,7 @@ def _content_block(content: Content) -> dict[str, Any]:
             source = {"type": "base64", "media_type": "application/pdf", "data": data}
             return {"type": "document", "source": source, **title}
         case AudioContent():
-            raise UnsupportedContentError("AudioContent", f"{_API} cannot carry audio; use another model")
+            raise UnsupportedContentError("AudioContent", f"{_API} does not support audio; use another model")
         case _:
             assert_never(content)
 

@@ -143,7 +143,7 @@ def encode_message(message: Message, send_reasoning: SendReasoning = "with_calls
             form = json_bytes({"role": "tool", "tool_call_id": message.id, **_said(message.text, message)})
             if not message.contents or not media_in(message.contents):
                 return form
-            encoded_parts(_part, message.contents)  # raises for a part that the user message cannot carry
+            encoded_parts(_part, message.contents)  # raises for a part that user messages do not support
             return form + MEDIA_FOLLOW
         case AiMessage():
             return _encode_reply(message, send_reasoning)
@@ -186,14 +186,14 @@ def _part(content: Content) -> dict[str, Any]:
             return {"type": "image_url", "image_url": _image(content)}
         case PdfContent():
             if (data := base64_of(content)) is None:
-                raise UnsupportedContentError("PdfContent", f"{_API} cannot carry a document's URL; pass data=")
+                raise UnsupportedContentError("PdfContent", f"{_API} does not support URLs of documents; pass data=")
             file = {"filename": content.name or DOCUMENT, "file_data": f"data:application/pdf;base64,{data}"}
             return {"type": "file", "file": file}
         case AudioContent():
             kind = media_type_of(content).partition(";")[0].strip().lower()
             if (form := AUDIO_FORMATS.get(kind)) is None:
                 raise UnsupportedContentError(
-                    "AudioContent", f"{_API} cannot carry {kind}; pass audio/wav or audio/mpeg"
+                    "AudioContent", f"{_API} does not support {kind}; pass audio/wav or audio/mpeg"
                 )
             return {"type": "input_audio", "input_audio": {"data": base64_of(content), "format": form}}
         case _:

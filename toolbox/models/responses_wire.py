@@ -148,7 +148,7 @@ def _part(content: Content) -> dict[str, Any]:
             name = content.name or DOCUMENT
             return {"type": "input_file", "filename": name, "file_data": f"data:application/pdf;base64,{data}"}
         case AudioContent():
-            raise UnsupportedContentError("AudioContent", "the Responses API cannot carry audio; use wire='chat'")
+            raise UnsupportedContentError("AudioContent", "the Responses API does not support audio; use wire='chat'")
         case _:
             assert_never(content)
 

@@ -470,7 +470,7 @@ def _validator_class() -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=256)
 def _matches(pattern: str) -> Callable[[str], bool]:
-    """Return a check with a linear-time engine: a document's pattern could block Python's engine for ever.
+    """Return a check with a linear-time engine: a document's pattern could block Python's engine forever.
 
     Patterns that this engine does not support are left to the server.
     """

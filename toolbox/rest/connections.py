@@ -144,7 +144,7 @@ class BoundedResponse(httpx2.Response):
         }
         if "*" not in asked and not set(codings) <= asked | {"identity"}:
             reason = (
-                f"the reply is compressed ({brief(', '.join(codings), 50)}), which was not asked for; "
+                f"the reply is compressed ({brief(', '.join(codings), 50)}), which was not requested; "
                 "to accept it, send the header Accept-Encoding"
             )
             raise RefusedBody(reason, self.status_code, is_too_long=False)

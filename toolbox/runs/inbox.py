@@ -387,7 +387,7 @@ class Runs(RunStarting):
     def _checked(
         self, run_id: str, prepared: _Prepared, call_id: str, answer: object, by: Any
     ) -> tuple[WaitingCall, Answer]:
-        """Return the pending call and its answer. Raises `RunAnswerError` for an answer that does not fit."""
+        """Return the pending call and its answer. Raises `RunAnswerError` if the answer is invalid."""
         waiting = next((each for each in prepared.document.waiting if each.call.id == call_id), None)
         if waiting is None:
             pending = ", ".join(each.call.id for each in prepared.document.waiting) or "none"
@@ -399,7 +399,7 @@ class Runs(RunStarting):
         if answer.kind not in KINDS[call.kind]:
             allowed = " or ".join(f"{each}()" for each in KINDS[call.kind])
             raise RunAnswerError(
-                run_id, f"call {call_id} is of kind {call.kind!r}; {answer.kind}() does not fit, use {allowed}"
+                run_id, f"call {call_id} is of kind {call.kind!r}, so {answer.kind}() does not fit; use {allowed}"
             )
         if answer.kind in ("approve", "reject"):
             self._check_person(run_id, waiting, prepared.document, by)

@@ -79,8 +79,8 @@ def _store_problems(plan: MethodPlan, graph: BeanGraph) -> Iterator[Problem]:
 
 def not_persistent(where: str) -> Problem:
     """Return the problem of a durable method without a store that outlives the process."""
-    fact = "is durable, but no persistent RunStore keeps its runs"
-    return Problem(where, fact, "register one, for example toolbox.sql.SqlRunStore(engine)")
+    fact = "is durable, but there is no persistent RunStore"
+    return Problem(where, fact, "register one, for example sql.engine and sql.SqlRunStore (from toolbox import sql)")
 
 
 # --- seeds that are not there when a run continues
@@ -155,8 +155,8 @@ class _Needs:
 
 def _not_kept(path: tuple[str, ...], seed: Any) -> Problem:
     name = type_name(seed)
-    fact = f"a call of it can be suspended, and needs the request seed {name}, which is not there when it continues"
-    fix = f"add {name} to Container(run_seeds=…) if it is a pydantic model or dataclass, or do without it"
+    fact = f"a suspended call needs the request seed {name}, which does not exist when the run continues"
+    fix = f"add {name} to Container(run_seeds=…) if it is a pydantic model or dataclass, or remove the dependency"
     return Problem(" -> ".join(path), fact, fix)
 
 

@@ -413,7 +413,7 @@ class RunStarting:
                 more = await self._take_over(store)
             except Exception as error:
                 pause = min(_AFTER_ERRORS, pause)
-                logger.warning("cannot look for lapsed runs: %s: %s", type(error).__name__, error)
+                logger.warning("cannot look for runs with expired leases: %s: %s", type(error).__name__, error)
             now = time.monotonic()
             pause = min([pause, *(max(at - now, _FIRST_PAUSE) for at in self._later.values())])
             self._room.clear()

@@ -615,7 +615,7 @@ def reference_problems(named: Iterable[NamedAt], graph: BeanGraph) -> Iterator[P
 
 
 def guardrail_cycles(cls: type[Any], methods: Iterable[str], graph: BeanGraph) -> Iterator[Problem]:
-    """Yield a problem for each guardrail of a service that depends on this service: it would call itself for ever."""
+    """Yield a problem for each guardrail of a service that depends on it, and so would call itself without end."""
     for named in dict.fromkeys(each for method in methods for each in named_at_method(cls, method)):
         if named.decorator not in GUARDRAILS or named.reference.bean is None:
             continue
@@ -624,7 +624,9 @@ def guardrail_cycles(cls: type[Any], methods: Iterable[str], graph: BeanGraph) -
         while pending:
             bean = graph.beans[pending.pop()]
             if bean.definition.source is cls or bean.definition.provides is cls:
-                fact = f"{type_name(named.reference.type)} depends on {cls.__name__}, so it would call itself for ever"
+                fact = (
+                    f"{type_name(named.reference.type)} depends on {cls.__name__}, so it would call itself without end"
+                )
                 yield Problem(named.where, fact, "ask another service in the guardrail")
                 break
             new = {key for _, key in bean.holds} - seen

@@ -163,7 +163,7 @@ class _MethodPlanner:
         toolset = self._toolset(output, memory)
         for decorator in ("tool_input_guardrails", "tool_output_guardrails"):
             if marks.at_method(decorator) and not toolset.tools and not providers_of(self.cls, self.options, self.name):
-                fact = f"@{decorator} judges the tools that the method calls, but the method offers no tools"
+                fact = f"@{decorator} checks the tools that the method calls, but the method offers no tools"
                 self.problem(fact, "remove it, or use @input_guardrails or @output_guardrails for the method itself")
         if output is None:
             return None
