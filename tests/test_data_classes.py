@@ -53,6 +53,7 @@ from toolbox import (
     UserMessage,
     return_to_model,
 )
+from toolbox.context import in_tool
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 REQUEST = ToolExecutionRequest("1", "add", "{}", {"k": 1})
@@ -395,7 +396,7 @@ def test_data_classes_with_a_fast_init_can_be_subclassed() -> None:
 def test_the_context_inside_a_tool_is_a_frozen_copy() -> None:
     outside = InvocationContext(str, "chat", memory_id="m", notes={"a": 1})
     request = ToolExecutionRequest("1", "add", "{}")
-    inside = outside.in_tool(request)
+    inside = in_tool(outside, request, outside.cancellation)
 
     assert inside.request is request
     assert {each.name for each in fields(inside) if getattr(inside, each.name) is not getattr(outside, each.name)} == {

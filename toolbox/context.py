@@ -211,6 +211,10 @@ class ToolCallScope(Protocol):
         """Make the previous scope active again; close nothing."""
         ...
 
+    def close_if_empty(self) -> bool:
+        """Close the scope if nothing in it must be closed. Returns False if `aclose` is needed."""
+        ...
+
     def close_here(self, error: BaseException | None) -> None:
         """Close beans on this thread, newest first, up to the first that must be awaited. Raises the beans' errors."""
         ...
@@ -246,11 +250,9 @@ class ActiveScope(Protocol):
 class Cancellation:
     """The cancellation of one invocation, shared by all code that runs for it, on any thread."""
 
-    __slots__ = ("_followers", "_given_up")
-
-    def __init__(self) -> None:
-        self._given_up = False
-        self._followers: dict[object, Callable[[], object]] = {}
+    # Defaults are class attributes: each invocation has one, and most are never cancelled or followed.
+    _given_up = False
+    _followers: Mapping[object, Callable[[], object]] = MappingProxyType({})
 
     @property
     def cancelled(self) -> bool:
@@ -269,10 +271,11 @@ class Cancellation:
         Safe to call on any thread.
         """
         key = object()
-        self._followers[key] = follow
+        followers: dict[object, Callable[[], object]] = self.__dict__.setdefault("_followers", {})  # in one step
+        followers[key] = follow
         if self.cancelled:
             follow()
-        return lambda: self._followers.pop(key, None)
+        return lambda: followers.pop(key, None)
 
 
 _numbers = count(1)
@@ -349,18 +352,15 @@ class InvocationContext(_Referable):
         ids = (self.invocation_id, self.outer_invocation_id)
         return InvocationContext, (*facts, Cancellation(), *ids, notes, self.approved_by)
 
-    def in_tool(self, request: ToolExecutionRequest, cancellation: Cancellation | None = None) -> InvocationContext:
-        """Return a copy for the tool call `request`, with a separate `cancellation` if one is passed."""
-        return _inside(self, request, cancellation or self.cancellation)
-
     @staticmethod
     def current() -> InvocationContext | None:
         """Return the invocation that this code runs in, or None."""
         return current_invocation.get()
 
 
-# The fastest way to copy: each tool call needs a copy.
-_inside = copier(InvocationContext, "request", "cancellation")
+in_tool: Callable[[InvocationContext, ToolExecutionRequest, Cancellation], InvocationContext]
+in_tool = copier(InvocationContext, "request", "cancellation")
+"""Returns a copy of a context for one tool call. The fastest way to copy: each tool call needs a copy."""
 
 
 def _can_pickle(value: object) -> bool:
@@ -385,12 +385,8 @@ def given_up_with_outer(future: Future[T]) -> Future[T]:
 
 
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_attributes: ContextVar[Mapping[str, Any]] = ContextVar("toolbox.attributes", default=_NO_ATTRIBUTES)
-
-
-def current_attributes() -> Mapping[str, Any]:
-    """Return the attributes that the surrounding `invocation_attributes` blocks set."""
-    return _attributes.get()
+current_attributes: ContextVar[Mapping[str, Any]] = ContextVar("toolbox.attributes", default=_NO_ATTRIBUTES)
+"""The attributes that the surrounding `invocation_attributes` blocks set."""
 
 
 def run_for(context: InvocationContext | None, call: Callable[[], T]) -> T:
@@ -398,7 +394,7 @@ def run_for(context: InvocationContext | None, call: Callable[[], T]) -> T:
 
     def run() -> T:
         current_invocation.set(context)
-        _attributes.set(context.attributes if context is not None else _NO_ATTRIBUTES)
+        current_attributes.set(context.attributes if context is not None else _NO_ATTRIBUTES)
         return call()
 
     return Context().run(run)
@@ -413,21 +409,21 @@ def invocation_attributes(**attributes: Any) -> Iterator[None]:
 
     The attributes of nested blocks are merged.
     """
-    token = _attributes.set(MappingProxyType({**_attributes.get(), **attributes}))
+    token = current_attributes.set(MappingProxyType({**current_attributes.get(), **attributes}))
     try:
         yield
     finally:
-        _attributes.reset(token)
+        current_attributes.reset(token)
 
 
 @contextmanager
 def restored_attributes(attributes: Mapping[str, Any]) -> Iterator[None]:
     """Set exactly these attributes for invocations that start inside the block, without those of outer blocks."""
-    token = _attributes.set(MappingProxyType(dict(attributes)))
+    token = current_attributes.set(MappingProxyType(dict(attributes)))
     try:
         yield
     finally:
-        _attributes.reset(token)
+        current_attributes.reset(token)
 
 
 # --- time limits

@@ -100,7 +100,7 @@ async def test_returned_awaitables_are_awaited_on_the_event_loop(execution: Exec
 def whose(context: InvocationContext) -> tuple[object, object, object]:
     current = InvocationContext.current()
     assert current == context
-    return context.attributes, dict(current_attributes()), variable.get()
+    return context.attributes, dict(current_attributes.get()), variable.get()
 
 
 @run_on("processes")

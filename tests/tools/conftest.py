@@ -84,8 +84,7 @@ def tool_in(source: Any) -> Tool:
 def bench() -> Iterator[Bench]:
     made = Bench()
     yield made
-    if made.workers._pool is not None:
-        made.workers._pool.shutdown()
+    made.workers.pool.shutdown()
 
 
 @pytest.fixture

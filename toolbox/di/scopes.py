@@ -354,6 +354,14 @@ class OpenScope:
         wanted = self.label(key) if key is not None else "a dependent bean"
         return ScopeNotActiveError(wanted, f"its {self.what} has ended")
 
+    def close_if_empty(self) -> bool:
+        """Close the scope if it has no beans to close. Returns False if it must be closed with another method."""
+        if self.closers:
+            return False
+        self.closing = self.closed = True
+        self.store = {}
+        return not self.closers  # a thread may have added one in between
+
     def close_here(self, error: BaseException | None) -> None:
         """Close beans on this thread, newest first, up to the first that needs `await`. Raise the beans' errors."""
         self.closing = True
@@ -366,11 +374,8 @@ class OpenScope:
     async def aclose(self, error: BaseException | None) -> None:
         """Close all remaining beans; throw `error` into generators. Raise the beans' errors."""
         self.closing = True
-        if not self.closers:
-            self.closed = True
-            self.store = {}
-            if not self.closers:  # no thread has added a closer in between
-                return
+        if self.close_if_empty():
+            return
         failures: list[BaseException] = []
         try:
             while self.closers:
@@ -509,11 +514,7 @@ class RequestScope(OpenScope):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.closing = True
-            if not self.closers:  # as in `_end`
-                self.closed = True
-                self.store = {}
-            if self.closers:
+            if not self.close_if_empty():
                 await self.aclose(error)
         finally:
             self._deactivate()

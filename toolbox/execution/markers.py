@@ -9,7 +9,7 @@ import inspect
 import typing
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -36,6 +36,12 @@ class Execution:
     model: ExecutionModel
     executor: Executor | str | None = None
     is_coroutine: bool = False  # for non-blocking tools: the call returns a coroutine, which needs the event loop
+    is_non_blocking: bool = field(init=False)  # the call itself does not wait, and returns a value
+
+    def __post_init__(self) -> None:
+        """Note how the call runs."""
+        non_blocking = self.model is ExecutionModel.NON_BLOCKING and not self.is_coroutine
+        object.__setattr__(self, "is_non_blocking", non_blocking)
 
 
 BLOCKING = Execution(ExecutionModel.BLOCKING)

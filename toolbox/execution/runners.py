@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -26,9 +27,10 @@ T = TypeVar("T")
 class Runner(Protocol):
     """Runs the calls of one invocation: each on the event loop, on a thread or on an executor."""
 
-    def is_on_loop(self, execution: Execution) -> bool:
-        """Return True if calls with this execution run in the current task."""
-        ...
+    is_for_loop: bool
+    """True if non-blocking calls run in the current task; coroutines always do."""
+    together: bool
+    """True while several calls may run at the same time. Set by the code that starts them."""
 
     def warn_if_slow(self, label: str, began: float) -> None:
         """Log a warning, once per `label`, if a call that began at `began` (`time.perf_counter`) blocked the loop."""
@@ -85,13 +87,12 @@ class LoopRunner:
     `blocking_on`: the executor for blocking tools, instead of the pool of the container.
     """
 
+    is_for_loop = True
+    together = False
+
     def __init__(self, workers: Workers, blocking_on: Executor | None = None) -> None:
         self._workers, self._blocking_on = workers, blocking_on
         self.warn_if_slow = workers.warn_if_slow
-
-    def is_on_loop(self, execution: Execution) -> bool:
-        """See `Runner.is_on_loop`."""
-        return execution.is_coroutine or execution.model is ExecutionModel.NON_BLOCKING
 
     async def run(
         self,
@@ -119,18 +120,7 @@ class LoopRunner:
             if finish is not None:
                 await finish(error)
             raise
-        return await self._awaited(future, label, finish)
-
-    async def _awaited(self, future: Future[Any], label: str, finish: Finish | None) -> Any:
-        value = await self._workers.outcome(future, label, finish)
-        if inspect.isawaitable(value):
-            pending = value
-
-            async def rest() -> Any:
-                return await pending
-
-            return await _on_loop(rest, finish)
-        return value
+        return await self._workers.outcome(future, label, finish)
 
     def _submit(
         self,
@@ -141,7 +131,7 @@ class LoopRunner:
         has_timeout: bool,
     ) -> Future[Any]:
         if execution.model is ExecutionModel.THREAD:
-            return self._workers.submit_to_thread(_in_context(call, label))
+            return self._workers.threads.submit(_in_context(call, label))
         if execution.model is ExecutionModel.EXECUTOR:
             executor = self._workers.executor(execution)
             if executor is None:
@@ -155,7 +145,7 @@ class LoopRunner:
     def _submit_blocking(self, call: Callable[[], Any], label: str, has_timeout: bool) -> Future[Any]:
         if self._blocking_on is not None:
             return self._submit_to(self._blocking_on, call, label)
-        return self._workers.submit_to_pool(_in_context(call, label))
+        return self._workers.pool.submit(_in_context(call, label))
 
     def _submit_to(self, executor: Executor, call: Callable[[], Any], label: str) -> Future[Any]:
         work = _in_context(call, label, rename=False)
@@ -173,8 +163,7 @@ class LoopRunner:
 
 def _in_context(call: Callable[[], Any], label: str, *, rename: bool = True) -> Callable[[], Any]:
     """Return `call` bound to a copy of the current context; its thread is named `label` during the call."""
-    context = contextvars.copy_context()
-    return lambda: context.run(run_labelled, call, label, rename=rename)
+    return partial(contextvars.copy_context().run, run_labelled, call, label, rename=rename)
 
 
 class _Occupied(threading.local):
@@ -194,17 +183,15 @@ class CallerRunner(LoopRunner):
     thread, and the caller can continue without it.
     """
 
+    is_for_loop = False
+
     def __init__(self, workers: Workers, blocking_on: Executor | None = None) -> None:
         super().__init__(workers, blocking_on)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._caller_works_for = _occupied.executors
         # A thread of a user's executor keeps its name.
         self._rename_caller = not self._caller_works_for and not is_of_an_executor(threading.current_thread())
-        self.together = self.has_deadline = False
-
-    def is_on_loop(self, execution: Execution) -> bool:
-        """See `Runner.is_on_loop`."""
-        return execution.is_coroutine
+        self.has_deadline = False
 
     async def run(
         self,
@@ -217,8 +204,8 @@ class CallerRunner(LoopRunner):
         has_timeout: bool = False,
     ) -> Any:
         """See `Runner.run`."""
-        if execution.model is ExecutionModel.NON_BLOCKING and not execution.is_coroutine:
-            return await self._awaited(self._submit_to_caller(call, label), label, finish)
+        if execution.is_non_blocking:
+            return await self._workers.outcome(self._submit_to_caller(call, label), label, finish)
         return await super().run(
             execution, call, label, finish=finish, shipped=shipped, has_timeout=has_timeout or self.has_deadline
         )
@@ -227,7 +214,7 @@ class CallerRunner(LoopRunner):
         if self.together and (self._blocking_on is not None or not self._workers.is_full):
             return super()._submit_blocking(call, label, has_timeout)
         if has_timeout:
-            return self._workers.submit_to_thread(_in_context(call, label))
+            return self._workers.threads.submit(_in_context(call, label))
         return self._submit_to_caller(call, label)
 
     def _submit_to(self, executor: Executor, call: Callable[[], Any], label: str) -> Future[Any]:

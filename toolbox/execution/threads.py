@@ -357,13 +357,13 @@ class Workers:
         renewed_after_fork(self)
 
     def _begin(self) -> None:
-        self._pool, self._fresh = _Pool(self._pool_size), _FreshThreads(self._thread_limit)
+        self.pool, self.threads = _Pool(self._pool_size), _FreshThreads(self._thread_limit)
         self._finishing: set[asyncio.Task[None]] = set()
         self._abandoned: dict[Future[Any], str] = {}
 
     def renew_after_fork(self) -> None:
         """See `Forkable`."""
-        keep_inherited(self._pool, self._fresh, self._finishing, self._abandoned)
+        keep_inherited(self.pool, self.threads, self._finishing, self._abandoned)
         self._dead = WeakSet([*self._dead, *self._used])
         self._begin()
 
@@ -376,20 +376,12 @@ class Workers:
     @property
     def is_full(self) -> bool:
         """Return True if another call would have to wait for the pool."""
-        return self._pool.is_full
+        return self.pool.is_full
 
     @property
     def abandoned(self) -> list[str]:
         """The labels of abandoned calls: their caller stopped waiting, and their thread still runs."""
         return list(self._abandoned.values())
-
-    def submit_to_pool(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` on the next free thread of the pool."""
-        return self._pool.submit(work)
-
-    def submit_to_thread(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` on a new thread as soon as fewer than the limit are running."""
-        return self._fresh.submit(work)
 
     def submit_to_executor(self, executor: Executor, label: str, work: Callable[..., T], *args: Any) -> Future[T]:
         """Run `work(*args)` on a user's executor.
@@ -405,8 +397,11 @@ class Workers:
             pass
         return executor.submit(work, *args)
 
-    async def outcome(self, future: Future[T], label: str, finish: Finish | None) -> T:
-        """Wait for a call on a thread and then await `finish`, also if waiting is cancelled."""
+    async def outcome(self, future: Future[Any], label: str, finish: Finish | None) -> Any:
+        """Wait for a call on a thread and then await `finish`, also if waiting is cancelled.
+
+        If the call returned an awaitable, it is awaited here, before `finish`.
+        """
         waiting = asyncio.wrap_future(future)
         try:
             value = await waiting
@@ -426,7 +421,9 @@ class Workers:
             if finish is not None:
                 await finish(error)
             raise
-        if finish is not None and not inspect.isawaitable(value):
+        if inspect.isawaitable(value):
+            return await finished(value, finish)
+        if finish is not None:
             await finish(None)
         return value
 
@@ -469,15 +466,28 @@ class Workers:
             await asyncio.sleep(0)
         if self._finishing:
             await asyncio.wait(set(self._finishing), timeout=max(end_by - time.monotonic(), 0.1))
-        self._fresh.stop()
-        self._pool.shutdown()
-        self._pool = _Pool(self._pool_size)
+        self.threads.stop()
+        self.pool.shutdown()
+        self.pool = _Pool(self._pool_size)
         return self.abandoned
 
     def wait_for_abandoned(self, timeout: float) -> list[str]:
         """Wait like `stop`, on a thread without an event loop; return the labels of the calls that still run."""
         futures.wait(list(self._abandoned), timeout)
         return [label for future, label in list(self._abandoned.items()) if not future.done()]
+
+
+async def finished(value: Awaitable[T], finish: Finish | None) -> T:
+    """Return the awaited value of a call, after `finish`, also if it fails."""
+    try:
+        result = await value
+    except BaseException as error:
+        if finish is not None:
+            await finish(error)
+        raise
+    if finish is not None:
+        await finish(None)
+    return result
 
 
 def _dead_executor(label: str) -> Problem:

@@ -735,7 +735,7 @@ class Runs(RunStarting):
         given = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
         if given is not None and (not isinstance(given, str) or not given or len(given) > 200 or "\0" in given):
             raise ValueError(f"{plan.where}: the run id must be a text of 1 to 200 characters")
-        document = await describe(plan, self._host, arguments, current_attributes())
+        document = await describe(plan, self._host, arguments, current_attributes.get())
         if document.unwritten:
             fact = f"the argument {document.unwritten[0]!r} cannot be stored with the run"
             fix = "use a value of the declared type, which pydantic can write and read"

@@ -524,7 +524,7 @@ class _Recorder(TransactionRecorder):
         function = transactional_function(tool)
         if function is None or not hasattr(session.store, "record_in"):
             return None
-        if not tool.execution.is_coroutine and call.environment.runner.is_on_loop(tool.execution):
+        if tool.execution.is_non_blocking and call.environment.runner.is_for_loop:
             return None  # it blocks the event loop, on which the store writes
         return cls(session, call, path, function)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..bean_references import definitions_of
 from ..chat import AiMessage, ToolExecution, ToolExecutionRequest, ToolExecutionResultMessage, ToolSpecification
-from ..context import Cancellation, current_invocation
+from ..context import Cancellation, current_invocation, in_tool
 from ..errors import LeaseLostError, Problem, RunIncompatibleError, RunStoreError
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..execution.runners import LoopRunner
@@ -358,7 +358,7 @@ async def _call(
 ) -> None:
     """Run one compensation where its tool ran, in a new call scope. With a `place`, it is recorded and runs once."""
     environment, request = invocation.environment, execution.request
-    context = replace(environment.context.in_tool(request, Cancellation()), place=place)
+    context = replace(in_tool(environment.context, request, Cancellation()), place=place)
     if caller_left:
         environment = replace(environment, runner=LoopRunner(invocation.host.workers))
     arguments = _arguments(compensation, execution, invocation)

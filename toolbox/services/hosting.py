@@ -227,7 +227,7 @@ class ContainerHost:
                 caller,
                 request.name,
                 memory_id,
-                attributes=current_attributes(),
+                attributes=current_attributes.get(),
                 outer_invocation_id=outer.invocation_id if outer is not None else None,
             ),
             scope=self.scope,

@@ -217,7 +217,7 @@ class Invocation:
             method=plan.name,
             memory_id=memory_id,
             user_message=self.user_message,
-            attributes=current_attributes(),
+            attributes=current_attributes.get(),
             deadline=known,
             outer_invocation_id=outer.invocation_id if outer is not None else None,
         )

@@ -17,7 +17,7 @@ from typing_extensions import TypeForm
 
 from ..bean_references import BeanReference
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolExecutor, ToolSpecification
-from ..context import ActiveScope, Cancellation, InContext, InvocationContext, ToolCallScope
+from ..context import ActiveScope, Cancellation, InContext, InvocationContext, ToolCallScope, in_tool
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError, ToolTimeoutError
 from ..execution.markers import Execution
 from ..execution.threads import Finish
@@ -52,6 +52,10 @@ class _EmptyScope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+    def close_if_empty(self) -> bool:
+        """See `ToolCallScope`."""
+        return True
 
     def close_here(self, error: BaseException | None) -> None: ...
 
@@ -229,7 +233,9 @@ class StandaloneExecutor:
         try:
             encoded = await answer(self._running, request, context, self._environment)
         except Exception as error:
-            encoded = await error_result(error, request, context.in_tool(request), self._environment)
+            encoded = await error_result(
+                error, request, in_tool(context, request, context.cancellation), self._environment
+            )
         limit = self.tool.max_result_chars
         if limit is not None and len(encoded.text) > limit:
             text, contents = cut(encoded.text, tuple(encoded.contents), limit)
@@ -251,12 +257,11 @@ def _context_for(request: ToolExecutionRequest, memory_id: Any) -> InvocationCon
 class _CallingRunner:
     """Calls a `def` tool directly. If it returns an awaitable, the caller gets an awaitable of the result."""
 
+    is_for_loop = False
+
     def __init__(self, tool: Tool) -> None:
         self._tool = tool
-
-    def is_on_loop(self, execution: Execution) -> bool:
-        """See `Runner.is_on_loop`."""
-        return execution.is_coroutine
+        self.together = False
 
     def warn_if_slow(self, label: str, began: float) -> None:
         """Do nothing: the tool blocks its own caller only."""

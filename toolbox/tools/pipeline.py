@@ -40,6 +40,7 @@ from ..context import (
     Progress,
     ToolCallScope,
     current_invocation,
+    in_tool,
 )
 from ..errors import (
     EndsInvocation,
@@ -97,9 +98,9 @@ class Tool:
     `bean` is looked up for each call in the current scope, and its attribute `member` is called; without a bean,
     `function` is called. `decode` is None for an executor written by hand, which gets the request itself. `positional`
     contains the names and defaults of positional-only parameters. `returns` is the resolved return annotation, or
-    `EMPTY`. `run` is `run_tool`, or its layers (see `with_layers`). `key_names` and `run_id_names` are hidden
-    parameters about the run, `progress_names` those that report progress. `visible` are the parameters that the model
-    fills.
+    `EMPTY`. `run` is `innermost`, or the layers around it (see `with_layers`). `key_names` and `run_id_names` are
+    hidden parameters about the run, `progress_names` those that report progress. `visible` are the parameters that the
+    model fills.
 
     `complete` and `validate` are those of the `ArgumentDecoder`. `owner` is the class of a method. `definitions` are
     the function, or the method in its class and its bases, nearest first: decorators leave their marks there. `access`
@@ -135,7 +136,7 @@ class Tool:
     visible: tuple[ToolParameter, ...] = field(default=(), compare=False, repr=False)
     access: Access | None = None
     effects: tuple[str, ...] = ()
-    run: ToolStep = field(default_factory=lambda: run_tool, compare=False, repr=False)
+    run: ToolStep = field(default=None, compare=False, repr=False)  # type: ignore[assignment]  # see `__post_init__`
     complete: Callable[[Mapping[str, Any]], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
     validate: Callable[..., dict[str, Any]] | None = field(default=None, compare=False, repr=False)
     owner: type | None = field(default=None, compare=False, repr=False)
@@ -144,9 +145,16 @@ class Tool:
     has_hidden: bool = field(init=False, default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Note if there are parameters that the framework fills."""
+        """Set `run`, and note if there are parameters that the framework fills."""
         hidden = self.memory_id_names or self.context_names or self.injected or self.positional
         object.__setattr__(self, "has_hidden", bool(hidden or self.key_names or self.run_id_names))
+        if self.run is None:
+            object.__setattr__(self, "run", self.innermost)
+
+    @property
+    def innermost(self) -> ToolStep:
+        """The step inside all layers, which runs the tool."""
+        return run_reporting if self.progress_names else run_tool
 
     @property
     def is_service(self) -> bool:
@@ -171,10 +179,10 @@ class Tool:
 
     def with_layers(self, layers: Iterable[ToolLayer]) -> Tool:
         """Return the tool with `layers` around its calls, the first one outermost."""
-        run: ToolStep = run_tool
+        innermost = run = self.innermost
         for layer in reversed(tuple(layers)):
             run = layer(run, self)
-        return self if run is run_tool else replace(self, run=run)
+        return self if run is innermost else replace(self, run=run)
 
 
 class ToolCall:
@@ -347,10 +355,10 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment, 
     started_at, clock = datetime.now(UTC), perf_counter()
     tool, listeners, limit = environment.tools.get(request.name), environment.listeners, environment.max_result_chars
     outer = environment.context
-    if tool is None or tool.timeout is None:
-        context = outer.in_tool(request)
-    else:
-        context = outer.in_tool(request, _CallCancellation(outer.cancellation))
+    cancellation = outer.cancellation
+    if tool is not None and tool.timeout is not None:
+        cancellation = _CallCancellation(cancellation)
+    context = in_tool(outer, request, cancellation)
     current_invocation.set(context)
     if listeners is not None:
         listeners.tell(ToolStartedEvent(context, request, tool.specification if tool is not None else None))
@@ -502,18 +510,19 @@ def _not_deferrable(tool: Tool) -> IllegalConfigurationError:
 
 def run_tool(call: ToolCall) -> Awaitable[Encoded]:
     """Run the tool in a new call scope, on its thread or loop and within its timeout, and encode the result."""
-    tool = call.tool
-    if tool.progress_names:
-        return _reporting(call)
-    return _placed(call)
+    tool, execution = call.tool, call.tool.execution
+    on_loop = execution.is_coroutine or (execution.is_non_blocking and call.environment.runner.is_for_loop)
+    if tool.timeout is not None:
+        return _within(tool.timeout, call, on_loop)
+    return _on_loop(call) if on_loop else _PlacedCall(call).wait()
 
 
-async def _reporting(call: ToolCall) -> Encoded:
+async def run_reporting(call: ToolCall) -> Encoded:
     """Run the tool with its `Progress`, which is ignored after the tool's end."""
     progress = Progress(_reporter(call))
     hidden = dict.fromkeys(call.tool.progress_names, progress)
     try:
-        return await _placed(call.with_arguments({**(call.arguments or {}), **hidden}))
+        return await run_tool(call.with_arguments({**(call.arguments or {}), **hidden}))
     finally:
         progress.end()
 
@@ -540,14 +549,6 @@ def _reporter(call: ToolCall) -> Callable[[float, float | None, str | None], Non
                 loop.call_soon_threadsafe(send, event)
 
     return report
-
-
-def _placed(call: ToolCall) -> Awaitable[Encoded]:
-    tool = call.tool
-    on_loop = tool.execution.is_coroutine or call.environment.runner.is_on_loop(tool.execution)
-    if tool.timeout is not None:
-        return _within(tool.timeout, call, on_loop)
-    return _on_loop(call) if on_loop else _PlacedCall(call).wait()
 
 
 async def _within(timeout: float, call: ToolCall, on_loop: bool) -> Encoded:
@@ -581,8 +582,10 @@ async def _on_loop(call: ToolCall, on_start: Callable[[], None] | None = None) -
     tool, environment = call.tool, call.environment
     with environment.scope.open_call_scope() as opened:
         try:
-            if tool.bean is not None or tool.injected:
-                await _prepare(tool, environment.scope)
+            if tool.bean is not None:
+                await environment.scope.prepare(tool.bean)
+            if tool.injected:
+                await _prepare(tool.injected, environment.scope)
             if on_start is not None:
                 on_start()
             began = None if tool.execution.is_coroutine else perf_counter()
@@ -602,10 +605,8 @@ async def _on_loop(call: ToolCall, on_start: Callable[[], None] | None = None) -
         except BaseException as error:
             await _close(opened, error, tool)
             raise
-        try:
-            await opened.aclose(None)
-        except Exception as failure:
-            _judge(failure, None, tool)
+        if not opened.close_if_empty():
+            await _close(opened, None, tool)
         return encoded
 
 
@@ -627,12 +628,14 @@ class _PlacedCall:
         """Run the tool where the runner chooses, and wait for its result."""
         tool, environment = self._call.tool, self._call.environment
         with environment.scope.open_call_scope() as self._opened:
-            if tool.bean is not None or tool.injected:
-                try:
-                    await _prepare(tool, environment.scope)
-                except BaseException as error:
-                    await self.finish(error)
-                    raise
+            try:
+                if tool.bean is not None:
+                    await environment.scope.prepare(tool.bean)
+                if tool.injected:
+                    await _prepare(tool.injected, environment.scope)
+            except BaseException as error:
+                await self.finish(error)
+                raise
             try:
                 value = await environment.runner.run(
                     tool.execution,
@@ -665,7 +668,8 @@ class _PlacedCall:
             if isinstance(error, StopIteration):  # coroutines and futures cannot raise it
                 raise RuntimeError("the tool raised StopIteration") from error
             raise
-        self._close_here(self.abandoned_by)
+        if not self._opened.close_if_empty():
+            self._close_here(self.abandoned_by)
         return encoded
 
     async def _awaited(self, value: Any) -> Encoded:
@@ -689,14 +693,13 @@ class _PlacedCall:
         """Close the other beans, on the loop. Raises a failure to close, unless the call has already failed."""
         if isinstance(error, ToolDeferred):
             error = None
-        await _close(self._opened, error or self.abandoned_by, self._call.tool)
+        if not self._opened.close_if_empty():
+            await _close(self._opened, error or self.abandoned_by, self._call.tool)
 
 
-async def _prepare(tool: Tool, scope: ActiveScope) -> None:
-    """Create, on the loop, the beans of a call that must be awaited."""
-    if tool.bean is not None:
-        await scope.prepare(tool.bean)
-    for each in tool.injected:
+async def _prepare(injected: Sequence[InjectedParameter], scope: ActiveScope) -> None:
+    """Create, on the loop, the beans of parameters that must be awaited."""
+    for each in injected:
         try:
             await scope.prepare(each.wanted)
         except (MissingBeanError, ScopeNotActiveError) as error:
@@ -801,14 +804,15 @@ def has_own_tool_calls(bean: Any) -> bool:
 
 def member_of(bean: Any, name: str) -> Callable[..., Any]:
     """Return the function to call for a member of a bean."""
-    function: Callable[..., Any] = bean.__toolbox_tool_call__(name) if has_own_tool_calls(bean) else getattr(bean, name)
+    is_service = hasattr(type(bean), "__toolbox_tool_call__")
+    function: Callable[..., Any] = bean.__toolbox_tool_call__(name) if is_service else getattr(bean, name)
     return function
 
 
 @contextmanager
 def running_again(call: ToolCall) -> Iterator[ToolCall]:
     """Yield a call that `is_late`, with a new context for one more run."""
-    context = call.context.in_tool(call.request, _CallCancellation(call.environment.context.cancellation))
+    context = in_tool(call.context, call.request, _CallCancellation(call.environment.context.cancellation))
     token = current_invocation.set(context)
     try:
         yield ToolCall(call.tool, call.request, call.arguments, context, call.environment)
@@ -819,10 +823,7 @@ def running_again(call: ToolCall) -> Iterator[ToolCall]:
 class _CallCancellation(Cancellation):
     """The cancellation of a tool with a timeout: set by the timeout or by the invocation's cancellation."""
 
-    __slots__ = ("_invocation",)
-
     def __init__(self, invocation: Cancellation) -> None:
-        super().__init__()
         self._invocation = invocation
 
     @property
