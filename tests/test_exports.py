@@ -122,7 +122,7 @@ def test_unknown_names_raise_attribute_error() -> None:
 
 
 def loaded_by(statement: str) -> list[str]:
-    script = f"{statement}; import json, sys; print(json.dumps(sorted(sys.modules)))"
+    script = f"{statement}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     return list(json.loads(done.stdout))
 
@@ -137,6 +137,72 @@ def loaded_by(statement: str) -> list[str]:
 )
 def test_importing_the_library_loads_nothing_heavy(statement: str) -> None:
     assert [name for name in loaded_by(statement) if name in HEAVY] == []
+
+
+PLAIN_PROGRAM = """
+from typing import Protocol
+from toolbox import Container, DemoChatModel, register_ai_service, tool
+
+class Clock:
+    @tool
+    def time(self, city: str) -> str:
+        return "12:00"
+
+@register_ai_service(tools=Clock)
+class Assistant(Protocol):
+    def chat(self, question: str) -> str: ...
+
+container = Container(models={"default": DemoChatModel()}).register(Assistant)
+assert container.check() == []
+with container:
+    assert "12:00" in container.get(Assistant).chat("What is the time in Rome")
+"""
+
+CAPABILITIES = (
+    "runs",
+    "rest",
+    "guardrails",
+    "ready_guardrails",
+    "interceptors",
+    "search",
+    "services.offering",
+    "services.compensation",
+    "recordings",
+    "testing",
+    "models.openai",
+    "models.anthropic",
+    "mcp",
+    "openapi",
+    "otel",
+    "sql",
+    "redis",
+    "dbos",
+    "reach",
+    "overview",
+    "cli",
+)
+"""Modules and packages of `toolbox` for capabilities that a program with one service and one tool does not use."""
+
+
+def test_a_plain_program_imports_no_capability_that_it_does_not_use() -> None:
+    imported = loaded_by(PLAIN_PROGRAM)
+
+    assert "toolbox.services.driver" in imported
+    unused = tuple(f"toolbox.{each}" for each in CAPABILITIES)
+    assert [each for each in imported if each in unused or each.startswith(tuple(f"{name}." for name in unused))] == []
+
+
+def test_a_bean_of_a_capability_that_is_imported_after_the_start_is_found() -> None:
+    program = """
+import sys
+from toolbox import Container
+
+with Container() as container:
+    assert "toolbox.runs" not in sys.modules
+    from toolbox.runs import Runs
+    assert container.get(Runs) is container.runs
+"""
+    assert "toolbox.runs.inbox" in loaded_by(program)
 
 
 def test_the_toolbox_decorator_is_not_replaced_by_later_imports() -> None:

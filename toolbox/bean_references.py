@@ -19,6 +19,8 @@ REFERENCES_MARK = "__toolbox_references__"
 DEFAULT_SCOPE_MARK = "__toolbox_default_scope__"
 """Class attribute, also inherited: the scope of a bean whose class has no scope decorator."""
 GLOBAL_INTERCEPTOR_MARK = "__toolbox_global_interceptor__"
+CLIENT_MARK = "__toolbox_rest_client__"
+"""At classes that `@register_rest_client` decorates; here, so that reading it does not import `toolbox.rest`."""
 """Class attribute, not inherited: the priority of a global interceptor."""
 
 
@@ -120,3 +122,8 @@ def _marks_of(target: object) -> Mapping[str, tuple[object, ...]]:
         if marks:
             return marks
     return {}
+
+
+def is_rest_client(cls: object) -> bool:
+    """Return True for a class that `@register_rest_client` decorates. Subclasses must be decorated themselves."""
+    return isinstance(cls, type) and CLIENT_MARK in vars(cls)

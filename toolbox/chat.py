@@ -55,11 +55,6 @@ class Encodable:
             return [value.encoded_by(encode, value) for value in values]
 
 
-def _to_tuple(owner: object, name: str, values: Iterable[object]) -> None:
-    if not isinstance(values, tuple):
-        object.__setattr__(owner, name, tuple(values))
-
-
 # --- contents
 
 
@@ -188,17 +183,25 @@ class UserMessage(Encodable):
         name: str | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        given: Any = contents
-        parts = (given,) if isinstance(given, (str, *CONTENT_TYPES)) else tuple(given)
-        parts = tuple(TextContent(each) if isinstance(each, str) else each for each in parts)
-        object.__setattr__(self, "contents", _checked(parts))
+        parts: Any
+        if isinstance(contents, str):
+            parts = (TextContent(contents),)
+        elif isinstance(contents, CONTENT_TYPES):
+            parts = (contents,)
+        else:
+            given: Any = contents
+            parts = _checked(TextContent(each) if isinstance(each, str) else each for each in given)
+        object.__setattr__(self, "contents", parts)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "attributes", attributes if attributes is not None else {})
 
     @property
     def text(self) -> str:
         """The texts, joined by line breaks."""
-        return joined_text(self.contents)
+        contents = self.contents
+        if len(contents) == 1 and type(contents[0]) is TextContent:  # most messages
+            return contents[0].text
+        return joined_text(contents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,8 @@ class AiMessage(Encodable):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        _to_tuple(self, "tool_execution_requests", self.tool_execution_requests)
+        if not isinstance(self.tool_execution_requests, tuple):
+            object.__setattr__(self, "tool_execution_requests", tuple(self.tool_execution_requests))
 
     @property
     def has_tool_execution_requests(self) -> bool:
@@ -329,8 +333,10 @@ class ChatRequest:
     max_output_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _to_tuple(self, "messages", self.messages)
-        _to_tuple(self, "tool_specifications", self.tool_specifications)
+        if not isinstance(self.messages, tuple):
+            object.__setattr__(self, "messages", tuple(self.messages))
+        if not isinstance(self.tool_specifications, tuple):
+            object.__setattr__(self, "tool_specifications", tuple(self.tool_specifications))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, get_origin, ove
 
 from typing_extensions import TypeForm
 
-from .bean_references import GLOBAL_INTERCEPTOR_MARK
+from .bean_references import GLOBAL_INTERCEPTOR_MARK, is_rest_client
 from .chat import ChatModel, ToolSpecification
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class, settings_problem
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
@@ -148,14 +149,14 @@ class Container:
     @staticmethod
     def _is_marked(member: object) -> bool:
         """Return True if `scan` registers this object."""
-        from .rest.annotations import client_mark_of
         from .services.declaration import service_options_of
         from .tools.marks import mcp_marked
         from .tools.sources import bean_types
 
         if isinstance(member, type):
-            marks = (scope_mark_of(member), service_options_of(member), client_mark_of(member))
+            marks = (scope_mark_of(member), service_options_of(member))
             is_marked = any(mark is not None for mark in marks) or GLOBAL_INTERCEPTOR_MARK in vars(member)
+            is_marked = is_marked or is_rest_client(member)
             # Subclasses offer the tools of an abstract class.
             offers = bool(bean_types([member])) or bool(mcp_marked(member))
             return is_marked or (offers and not inspect.isabstract(member))
@@ -163,10 +164,13 @@ class Container:
 
     def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
         """Return the readers of registered objects, in the order to try them."""
-        from .rest.clients import read_rest_client
         from .services.listing import named_beans
 
         def read_client(registered: object) -> Registration | None:
+            if "toolbox.rest" not in sys.modules:
+                return None  # nothing can be a REST client, or settings of one
+            from .rest.clients import read_rest_client
+
             return read_rest_client(registered, self._internals, lambda: host.settings)
 
         def read_service(registered: object) -> Registration | None:
@@ -192,17 +196,14 @@ class Container:
         if before is not None and contents is not None and before.given == given:
             return before.host, before.registered, problems
         names = self._registry.names()
-        own = [
-            BeanDefinition(
-                provides=type(value),
-                factory=lambda value=value: value,
-                scope=Scope.APPLICATION,
-                implicit=True,
-                source=value,
-            )
-            for value in (self, host.settings, host.runs)
-        ]
-        registered = self._registry.read(self._readers(names, host), names, own)
+
+        def runs_on_request(wanted: object) -> BeanDefinition | None:
+            # Most programs have no runs, and do not import them.
+            inbox = sys.modules.get("toolbox.runs.inbox")
+            return _own_bean(host.runs) if inbox is not None and wanted is inbox.Runs else None
+
+        own = [_own_bean(each) for each in (self, host.settings)]
+        registered = self._registry.read(self._readers(names, host), names, own, runs_on_request)
         self._read_before = _ReadBefore(given, host, registered)
         return host, registered, problems
 
@@ -664,6 +665,13 @@ class ContainerInternals:
         if self._container._host is None:
             raise ContainerNotStartedError("a call of a tool", self._container._forked)
         return self._container._host
+
+
+def _own_bean(value: object) -> BeanDefinition:
+    """Return the definition of an object of the container itself."""
+    return BeanDefinition(
+        provides=type(value), factory=lambda: value, scope=Scope.APPLICATION, implicit=True, source=value
+    )
 
 
 def _unfilled(

@@ -509,9 +509,12 @@ current_recorder: ContextVar[TransactionRecorder | None] = ContextVar("toolbox.r
 
 
 class Caller(Protocol):
-    """The caller that waits for an invocation and can disconnect before its end: the client of a web request."""
+    """The caller that waits for an invocation and can disconnect before its end: the client of a web request.
 
-    def watch(self, leave: Callable[[Exception], None]) -> Callable[[], None]:
+    If it has an attribute `headers`, REST clients can pass them on.
+    """
+
+    def watch(self, leave: Callable[[Exception], None]) -> Callable[[], object]:
         """Call `leave(error)` on any thread when the caller disconnects. Return a function that stops watching."""
         ...
 
@@ -547,7 +550,7 @@ class WhileCallerWaits:
     _loop: asyncio.AbstractEventLoop
     _task: asyncio.Task[Any] | None = None
     _cancelling = 0
-    _end: Callable[[], None] | None = None
+    _end: Callable[[], object] | None = None
     _error: Exception | None = None
 
     def __enter__(self) -> None:

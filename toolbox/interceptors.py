@@ -232,14 +232,11 @@ class _Proceed:
     `ending` is the first such error that passed `proceed`. `is_over` is True when the interceptor has returned.
     """
 
-    __slots__ = ("_cancelling", "_task", "ending", "is_over")
+    # Defaults are class attributes, for speed: each call of an interceptor has one.
+    ending: BaseException | None = None
+    is_over = False
 
     def __init__(self) -> None:
-        self.ending: BaseException | None = None
-        self._watch_task()
-
-    def _watch_task(self) -> None:
-        self.is_over = False
         try:
             self._task = task = current_task()
         except RuntimeError:  # a tool without a service and an event loop
@@ -271,14 +268,12 @@ class _Proceed:
 class _ProceedWithTool(_Proceed):
     """The `proceed` of one interceptor in one call."""
 
-    __slots__ = ("_around", "_call", "_invocation", "encoded", "result")
+    encoded: Encoded | None = None
+    result: ToolExecutionResult | None = None
 
     def __init__(self, around: _AroundTool, call: ToolCall, invocation: ToolInvocation) -> None:
+        super().__init__()
         self._around, self._call, self._invocation = around, call, invocation
-        self.ending: BaseException | None = None
-        self.encoded: Encoded | None = None
-        self.result: ToolExecutionResult | None = None
-        self._watch_task()
 
     async def __call__(self, invocation: ToolInvocation) -> ToolExecutionResult:
         self.begin()
@@ -286,7 +281,7 @@ class _ProceedWithTool(_Proceed):
         if invocation is not self._invocation and (changes := self._changes(invocation)):
             call, step = call.with_changed(changes), self._around.changed
         try:
-            if call.is_late:
+            if call.tool.timeout is not None and call.is_late:
                 with running_again(call) as call:
                     self.encoded = encoded = await step(call)
             else:
@@ -365,8 +360,6 @@ class _AroundModel:
 
 class _ProceedWithModel(_Proceed):
     """The `proceed` of one interceptor in one request."""
-
-    __slots__ = ("_invocation", "_perform", "aside")
 
     def __init__(self, perform: Perform, invocation: Invocation) -> None:
         super().__init__()

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .bean_references import is_rest_client
 from .container import Container, internals_of
 from .di.description import BeanDescription
 from .errors import IllegalConfigurationError
-from .rest.annotations import client_mark_of
 from .services.declaration import service_options_of
 from .services.listing import sources_of
 from .tools.executors import tool_specifications_from
@@ -55,7 +55,7 @@ def nodes_of(container: Container) -> list[Node]:
             name=bean.name,
             type=bean.type,
             scope=str(bean.scope),
-            made_by="AI service" if is_service else "REST client" if client_mark_of(source) else bean.made_by,
+            made_by="AI service" if is_service else "REST client" if is_rest_client(source) else bean.made_by,
             dependencies=dict(bean.dependencies),
             lazy=dict(bean.lazy),
             tools=tool_names(source),

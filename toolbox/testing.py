@@ -131,7 +131,7 @@ async def _response(reply: object, request: ChatRequest) -> ChatResponse:
     elif isinstance(reply, ToolExecutionRequest):
         reply = AiMessage(tool_execution_requests=(reply,))
     if isinstance(reply, AiMessage):
-        asks = reply.has_tool_execution_requests
+        asks = bool(reply.tool_execution_requests)
         return ChatResponse(reply, finish_reason=FinishReason.TOOL_EXECUTION if asks else FinishReason.STOP)
     if callable(reply):
         made = reply(request)

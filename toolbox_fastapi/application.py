@@ -19,7 +19,6 @@ from weakref import WeakSet
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -32,7 +31,6 @@ from toolbox.container import APPLICATION_CONTAINER, Container, internals_of
 from toolbox.context import current_caller
 from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
 from toolbox.reach import ENTRIES
-from toolbox.rest import propagate_headers
 from toolbox.security import SecurityIdentity
 from toolbox.settings import ToolboxSettings
 
@@ -202,8 +200,7 @@ class RequestScopes:
         raised: BaseException | None = None
         await beans.__aenter__()
         try:
-            with propagate_headers(Headers(scope=scope)):
-                await self.app(scope, exchange.receive, exchange.send)
+            await self.app(scope, exchange.receive, exchange.send)
         except BaseException as error:
             raised = error
             # A client that leaves during a response is not an error for the server's log.

@@ -24,10 +24,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from toolbox.bean_references import is_rest_client
 from toolbox.context import Inject, InjectMark, support_endpoints
 from toolbox.di.decorators import scope_mark_of
 from toolbox.errors import IllegalConfigurationError, MissingBeanError, Problem
-from toolbox.rest.annotations import client_mark_of
 from toolbox.security import SecurityIdentity, identity_from
 from toolbox.services.declaration import left_without_parentheses, service_options_of
 from toolbox.services.plans import tools_added
@@ -231,8 +231,8 @@ def _is_bean(annotation: object) -> bool:
     """Return True for a class that is marked as a bean; a request cannot contain one."""
     if not isinstance(annotation, type):
         return False
-    marks = (scope_mark_of(annotation), service_options_of(annotation), client_mark_of(annotation))
-    return any(mark is not None for mark in marks)
+    marks = (scope_mark_of(annotation), service_options_of(annotation))
+    return any(mark is not None for mark in marks) or is_rest_client(annotation)
 
 
 def _service_in_depends(parameter: inspect.Parameter, annotation: Any, dependencies: Sequence[Any]) -> type[Any] | None:
@@ -243,7 +243,7 @@ def _service_in_depends(parameter: inspect.Parameter, annotation: Any, dependenc
     plain = unwrapped(annotation).type
     for each in dependencies:
         cls = plain if each is None else each
-        if isinstance(cls, type) and (service_options_of(cls) or client_mark_of(cls)) is not None:
+        if isinstance(cls, type) and (service_options_of(cls) is not None or is_rest_client(cls)):
             return cls
     return None
 

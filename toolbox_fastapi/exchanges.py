@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
@@ -77,6 +79,11 @@ class ClientExchange:
         self.container, self.shutdown_begun, self.scope = container, shutdown_begun, scope
         self.task = asyncio.current_task()
         self._receive, self._send = receive, send
+
+    @property
+    def headers(self) -> Headers:
+        """The headers of the request, which REST clients may pass on."""
+        return Headers(scope=self.scope)
 
     # --- how it ends
 
@@ -157,30 +164,22 @@ class ClientExchange:
         for leave in (watchers or {}).values():
             leave(error)
 
-    def watch(self, leave: Callable[[Exception], None]) -> Callable[[], None]:
+    def watch(self, leave: Callable[[Exception], None]) -> Callable[[], object]:
         """See `toolbox.context.Caller`. Invocations that start after the response or the disconnect are not watched."""
         if self.completed or self.left:
             return _do_nothing
         if self._watchers is None:
             self._watchers = {}
-        key = object()
-        self._watchers[key] = leave
+        key, watchers = object(), self._watchers
+        watchers[key] = leave
         if self.reader is None or self.reader.done():
-            loop = self._loop
+            assert self.task is not None, "an ASGI application runs in a task"
+            loop = self.task.get_loop()
             if asyncio._get_running_loop() is loop:
                 self._read_ahead()
             else:
                 loop.call_soon_threadsafe(self._read_ahead)
-        return lambda: self._forget(key)
-
-    @property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        assert self.task is not None, "an ASGI application runs in a task"
-        return self.task.get_loop()
-
-    def _forget(self, key: object) -> None:
-        if self._watchers is not None:
-            self._watchers.pop(key, None)
+        return partial(watchers.pop, key, None)
 
     def _read_ahead(self) -> None:
         if not self._watchers or self._receiving or self.left:
@@ -189,7 +188,7 @@ class ClientExchange:
             self._ahead = deque()
         if len(self._ahead) < READ_AHEAD and (self.reader is None or self.reader.done()):
             self._arrived = asyncio.Event()
-            self.reader = self._loop.create_task(self._read(self._ahead, self._arrived))
+            self.reader = asyncio.create_task(self._read(self._ahead, self._arrived))
 
     async def _read(self, ahead: deque[Message], arrived: asyncio.Event) -> None:
         try:

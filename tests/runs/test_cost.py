@@ -11,7 +11,6 @@ from toolbox import AiMessage, ChatResponse, Container, Result, register_ai_serv
 from toolbox.runs import RunStore, approve
 from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call
-from toolbox.tools.pipeline import run_tool
 
 pytestmark = pytest.mark.anyio
 
@@ -47,10 +46,10 @@ async def test_a_service_that_cannot_be_suspended_has_no_layers() -> None:
         assert await here.get(Plain).ask("x") == "3"
 
     assert (plain.may_suspend, plain.checks_suspended, plain.layers.effects) == (False, False, ())
-    assert plain.toolset.by_name["add"].run is run_tool
+    assert plain.toolset.by_name["add"].run is plain.toolset.by_name["add"].innermost
     assert paying.may_suspend
-    assert paying.toolset.by_name["add"].run is run_tool
-    assert paying.in_run.toolset.by_name["add"].run is not run_tool
+    assert paying.toolset.by_name["add"].run is paying.toolset.by_name["add"].innermost
+    assert paying.in_run.toolset.by_name["add"].run is not paying.toolset.by_name["add"].innermost
 
 
 def test_a_service_without_a_container_does_not_import_the_recording_of_runs() -> None:

@@ -42,6 +42,9 @@ class NotedScope:
     def __exit__(self, *_: object) -> None:
         self.events.append("left")
 
+    def close_if_empty(self) -> bool:
+        return False
+
     def close_here(self, error: BaseException | None) -> None:
         self.events.append(("closed here", error))
         if self.close_error is not None:

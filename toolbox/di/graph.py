@@ -146,13 +146,17 @@ class Bean:
 class BeanGraph:
     """All beans of a container and their dependencies.
 
-    Only settings and generic classes with arguments are added after construction.
+    Only settings, generic classes with arguments and what `on_request` returns are added after construction.
     """
 
     def __init__(
-        self, definitions: Iterable[BeanDefinition], bindings: Iterable[Binding] = (), names: Names | None = None
+        self,
+        definitions: Iterable[BeanDefinition],
+        bindings: Iterable[Binding] = (),
+        names: Names | None = None,
+        on_request: Callable[[Any], BeanDefinition | None] | None = None,
     ) -> None:
-        self.names = names or {}
+        self.names, self._on_request = names or {}, on_request
         self._lock = threading.RLock()
         self.definitions: list[BeanDefinition] = []
         self._index: dict[Any, list[tuple[int, str | None]]] = {}
@@ -302,7 +306,9 @@ class BeanGraph:
         return found
 
     def _derive(self, wanted: Any) -> int | None:
-        """Add and return the bean of a settings class, or of a registered generic class with arguments."""
+        """Add and return the bean of a type of which the program has registered none; None if there cannot be one."""
+        if self._on_request is not None and (own := self._on_request(wanted)) is not None:
+            return self._add(own, derived=True)
         if is_settings(wanted):
             return self._add(read_class(wanted, self.names), derived=True)
         for key in self._open:

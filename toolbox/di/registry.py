@@ -110,8 +110,17 @@ class Registry:
             types += [binding.interface, binding.implementation]
         return local_names(types)
 
-    def read(self, readers: Sequence[Reader], names: Names, own: Iterable[BeanDefinition]) -> Registered:
-        """Read each object, and objects that it implies, with the first reader that supports it."""
+    def read(
+        self,
+        readers: Sequence[Reader],
+        names: Names,
+        own: Iterable[BeanDefinition],
+        on_request: Callable[[Any], BeanDefinition | None],
+    ) -> Registered:
+        """Read each object, and objects that it implies, with the first reader that supports it.
+
+        `own` are beans of the container itself, and `on_request` returns those that few programs use.
+        """
         readings = list(self._readings(readers))
         definitions = [definition for reading, _ in readings for definition in reading.definitions]
         definitions += (seed_of(each, find) for each, find in self._seeds.items())
@@ -119,7 +128,7 @@ class Registry:
         optional = self._optional_seeds.items()
         definitions += (seed_of(each, find) for each, find in optional if each not in provided)
         definitions += own
-        graph = BeanGraph(definitions, self._bindings, names)
+        graph = BeanGraph(definitions, self._bindings, names, on_request)
         return Registered(graph, tuple(reading for reading, _ in readings), tuple(p for _, p in readings if p))
 
     def _readings(self, readers: Sequence[Reader]) -> Iterator[tuple[Registration, Problem | None]]:

@@ -102,7 +102,9 @@ class OpenScope:
     what = "scope"
     store: dict[int, Any]
     making: dict[int, int | AsyncCreation]
-    wakers: dict[int, list[Callable[[], None]]] | None
+    # Defaults are class attributes, for speed: each request and each tool call opens a scope.
+    wakers: dict[int, list[Callable[[], None]]] | None = None
+    outer: OpenScope | None = None
     closing = False
     seeds: dict[int, Any] | None = None
     extras: dict[Any, Any] | None = None
@@ -119,8 +121,6 @@ class OpenScope:
         self.store = {}
         self.making = {}
         self.closers: list[Closer] = []
-        self.outer: OpenScope | None = None
-        self.wakers = None
 
     def label(self, key: int) -> str:
         """Return the name of a bean for messages."""
@@ -414,17 +414,11 @@ class OpenScope:
         problem = Problem(f"a {self.what}", "the scope was already entered", "open a new scope")
         raise IllegalConfigurationError([problem])
 
-    def _deactivate(self) -> None:
-        if self._token is not None:
-            try:
-                active.reset(self._token)
-            except ValueError:  # exited in another context than entered, for example by a finalised generator
-                return
 
-
-def _reset(variable: ContextVar[Any], token: Token[Any]) -> None:
+def _reset(variable: ContextVar[Any], token: Token[Any] | None) -> None:
     try:
-        variable.reset(token)
+        if token is not None:
+            variable.reset(token)
     except ValueError:  # exited in another context than entered, for example by a finalised coroutine
         return
 
@@ -485,7 +479,6 @@ class RequestScope(OpenScope):
         self.store = {}
         self.making = {}
         self.closers = []
-        self.outer = self.wakers = None
 
     def __enter__(self) -> RequestScope:
         if self._token is not None or self.closing:
@@ -501,7 +494,7 @@ class RequestScope(OpenScope):
         try:
             self.close_waiting(error)
         finally:
-            self._deactivate()
+            _reset(active, self._token)
 
     async def __aenter__(self) -> RequestScope:
         if self._token is not None or self.closing:  # inline for speed, as in `CallScope`
@@ -517,7 +510,7 @@ class RequestScope(OpenScope):
             if not self.close_if_empty():
                 await self.aclose(error)
         finally:
-            self._deactivate()
+            _reset(active, self._token)
 
 
 class CallScope(OpenScope):
@@ -530,7 +523,6 @@ class CallScope(OpenScope):
         self.store = {}
         self.making = {}
         self.closers = []
-        self.outer = self.wakers = None
 
     def __enter__(self) -> CallScope:
         if self._token is not None or self.closing:

@@ -115,7 +115,10 @@ class LoopRunner:
 
             return await _on_loop(timed, finish)
         try:
-            future = self._submit(execution, call, label, shipped, has_timeout)
+            if execution.model is ExecutionModel.BLOCKING:
+                future = self._submit_blocking(call, label, has_timeout)
+            else:
+                future = self._submit(execution, call, label, shipped)
         except BaseException as error:  # for example an executor that has been shut down: the call never starts
             if finish is not None:
                 await finish(error)
@@ -128,19 +131,16 @@ class LoopRunner:
         call: Callable[[], Any],
         label: str,
         shipped: Callable[[], Callable[[], Any]] | None,
-        has_timeout: bool,
     ) -> Future[Any]:
         if execution.model is ExecutionModel.THREAD:
             return self._workers.threads.submit(_in_context(call, label))
-        if execution.model is ExecutionModel.EXECUTOR:
-            executor = self._workers.executor(execution)
-            if executor is None:
-                raise IllegalConfigurationError([unknown_executor(label, execution)])
-            if shipped is not None and _crosses_process(executor):
-                context = InvocationContext.current()
-                return self._workers.submit_to_executor(executor, label, run_for, context, shipped())
-            return self._submit_to(executor, call, label)
-        return self._submit_blocking(call, label, has_timeout)
+        executor = self._workers.executor(execution)
+        if executor is None:
+            raise IllegalConfigurationError([unknown_executor(label, execution)])
+        if shipped is not None and _crosses_process(executor):
+            context = InvocationContext.current()
+            return self._workers.submit_to_executor(executor, label, run_for, context, shipped())
+        return self._submit_to(executor, call, label)
 
     def _submit_blocking(self, call: Callable[[], Any], label: str, has_timeout: bool) -> Future[Any]:
         if self._blocking_on is not None:

@@ -201,19 +201,6 @@ async def _cancel_all_tasks(timeout: float) -> None:
 _Job: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
-class _Load:
-    """Counts the jobs of a pool that are queued or running."""
-
-    __slots__ = ("jobs", "lock")
-
-    def __init__(self) -> None:
-        self.lock, self.jobs = threading.Lock(), 0
-
-    def less(self) -> None:
-        with self.lock:
-            self.jobs -= 1
-
-
 class _Pool:
     """Up to `size` daemon threads that share one queue.
 
@@ -224,32 +211,33 @@ class _Pool:
     def __init__(self, size: int) -> None:
         self._size = size
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        self._load = _Load()
+        self._jobs: list[None] = []  # one entry per job that is queued or running; adding and removing are atomic
+        self._starting = threading.Lock()
         self._threads = 0
 
     @property
     def is_full(self) -> bool:
         """Return True if another job would have to wait."""
-        return self._load.jobs >= self._size
+        return len(self._jobs) >= self._size
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Queue `work`. Raises the error of `Thread.start` if the pool cannot start its first thread."""
         future: Future[T] = Future()
-        with self._load.lock:
-            if self._load.jobs >= self._threads and self._threads < self._size:
+        with self._starting:
+            if len(self._jobs) >= self._threads and self._threads < self._size:
                 try:
                     self._start_thread()
                 except Exception as error:
                     if not self._threads:
                         raise
                     logger.warning("cannot start another thread; the call waits for a thread of the pool: %s", error)
-            self._load.jobs += 1
+            self._jobs.append(None)
             self._queue.put((future, work))
         return future
 
     def _start_thread(self) -> None:
         name = f"toolbox-pool_{self._threads}"
-        threading.Thread(target=_serve, args=(self._queue, self._load), name=name, daemon=True).start()
+        threading.Thread(target=_serve, args=(self._queue, self._jobs), name=name, daemon=True).start()
         self._threads += 1
 
     def shutdown(self) -> None:
@@ -262,7 +250,7 @@ class _Pool:
             if job is not None:
                 job[0].cancel()
                 job[0].set_running_or_notify_cancel()
-                self._load.less()
+                self._jobs.pop()
         for _ in range(self._threads):
             self._queue.put(None)
 
@@ -271,10 +259,10 @@ class _Pool:
             self._queue.put(None)
 
 
-def _serve(queue: SimpleQueue[_Job | None], load: _Load) -> None:
+def _serve(queue: SimpleQueue[_Job | None], jobs: list[None]) -> None:
     """Run the jobs of a pool on one of its threads. Holds no reference to the pool, so that it can be collected."""
     while (job := queue.get()) is not None:
-        settle(*job, before=load.less)
+        settle(*job, before=jobs.pop)
         del job  # do not keep it alive while waiting for the next one
 
 

@@ -13,13 +13,13 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
+from ..bean_references import CLIENT_MARK
 from ..signatures import local_names
 from ..tools.marks import with_effects
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-CLIENT_MARK = "__toolbox_rest_client__"
 REQUEST_MARK = "__toolbox_rest_request__"
 FIXED_MARK = "__toolbox_rest_fixed__"
 MAPPER_MARK = "__toolbox_rest_exception_mapper__"

@@ -31,7 +31,6 @@ from ..chat import (
 )
 from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, no_response, response_of
 from ..context import current_invocation
-from ..execution.runners import CallerRunner
 from ..tools.pipeline import ToolSuspension, execute_tool
 from .invocation import Invocation, Perform
 from .layers import ObservedModel, around, counted, limited, within
@@ -39,7 +38,6 @@ from .loop import (
     AnswerChecked,
     CallModel,
     CheckAnswer,
-    Effect,
     Fail,
     Finish,
     ModelReplied,
@@ -60,15 +58,16 @@ News: TypeAlias = RunTool | ToolProgress | ToolFinished | ToolSuspended
 # --- performing one effect
 
 
-def perform(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
-    """Perform one effect: the innermost `Perform`, inside all layers."""
+async def perform(effect: CallModel | RunTool, invocation: Invocation) -> Any:
+    """Run one tool call or ask the model: the innermost `Perform`, inside all layers.
+
+    In a stream, the pieces of the model's reply are passed on as they arrive.
+    """
     if isinstance(effect, RunTool):
-        return perform_tool(effect, invocation)
-    return perform_model(effect, invocation)
-
-
-async def perform_model(effect: CallModel, invocation: Invocation) -> ModelReplied:
-    """Ask the model. In a stream, pass on the pieces of its reply as they arrive."""
+        try:
+            return ToolFinished(effect.index, await execute_tool(effect.request, invocation.environment))
+        except ToolSuspension as suspension:
+            return ToolSuspended(effect.index, suspension.details)
     model, request = invocation.model, effect.request
     if invocation.pieces is None:
         response = await model.chat(request)
@@ -81,14 +80,6 @@ async def perform_model(effect: CallModel, invocation: Invocation) -> ModelRepli
     raise no_response(model)
 
 
-async def perform_tool(effect: RunTool, invocation: Invocation) -> ToolFinished | ToolSuspended:
-    """Run one tool call."""
-    try:
-        return ToolFinished(effect.index, await execute_tool(effect.request, invocation.environment))
-    except ToolSuspension as suspension:
-        return ToolSuspended(effect.index, suspension.details)
-
-
 def check_answer(effect: CheckAnswer, invocation: Invocation) -> Awaitable[AnswerChecked]:
     """Check the model's answer with the method's guardrails."""
     check = invocation.plan.layers.check_answer
@@ -96,9 +87,8 @@ def check_answer(effect: CheckAnswer, invocation: Invocation) -> Awaitable[Answe
     return check(effect, invocation)
 
 
-async def _open(invocation: Invocation) -> tuple[Effect, Perform]:
-    """Open the invocation. Returns the first effect, and the function that performs effects."""
-    effect = await invocation.open()
+def layered(invocation: Invocation) -> Perform:
+    """Return the function that performs the effects of an open invocation: `perform` inside the layers it needs."""
     if invocation.host.listeners is not None:
         invocation.model = ObservedModel(invocation.model, invocation.host.listeners, invocation.context)
     performing: Perform = perform
@@ -112,7 +102,7 @@ async def _open(invocation: Invocation) -> tuple[Effect, Perform]:
         performing = refreshing(performing)
     if invocation.account is not None:
         performing = limited(performing)
-    return effect, performing
+    return performing
 
 
 MOST_PROGRESS = 1000
@@ -201,43 +191,57 @@ class ToolTasks:
 async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return the method's value."""
     token = current_invocation.set(invocation.context)
-    tasks: ToolTasks | None = None
+    running = invocation.host.running
+    number = running.begin(invocation.plan.where)
     try:
-        with invocation.host.running.task(invocation.plan.where):
+        if invocation.is_plain:
+            await _perform_effects(invocation)
+        else:
             async with within(invocation), around(invocation):
-                try:
-                    effect, performing = await _open(invocation)
-                    while True:
-                        event: Any
-                        if isinstance(effect, CallModel):
-                            tasks = None
-                            event = await performing(effect, invocation)
-                        elif not isinstance(effect, RunTools):
-                            if not isinstance(effect, CheckAnswer):
-                                break
-                            event = await check_answer(effect, invocation)
-                        elif tasks is None and not _together(effect, invocation):
-                            request = effect.pending[effect.first].request
-                            event = await performing(RunTool(effect.first, request), invocation)
-                        else:
-                            tasks = tasks or ToolTasks(invocation, performing)
-                            tasks.start_all(effect)
-                            while isinstance(event := await tasks.next(), (RunTool, ToolProgress)):
-                                pass
-                        invocation.state, effect = advance(invocation.rules, invocation.state, event)
-                    _end(invocation, effect)
-                    if type(effect) is Suspend:
-                        await invocation.suspend()
-                finally:
-                    if tasks is not None:
-                        await tasks.cancel()
+                await _perform_effects(invocation)
         return invocation.value()
     except BaseException:
         invocation.context.cancellation.cancel()
         raise
     finally:
+        running.end(number)
         invocation.note()
         current_invocation.reset(token)
+
+
+async def _perform_effects(invocation: Invocation) -> None:
+    """Perform one effect after the other, up to the last one."""
+    tasks: ToolTasks | None = None
+    try:
+        effect, performing = await invocation.open(), layered(invocation)
+        while True:
+            event: Any
+            if isinstance(effect, CallModel):
+                tasks = None
+                event = await performing(effect, invocation)
+            elif not isinstance(effect, RunTools):
+                if not isinstance(effect, CheckAnswer):
+                    break
+                event = await check_answer(effect, invocation)
+            elif tasks is None and not (invocation.together and len(effect.pending) > 1):
+                invocation.runner.together = False
+                request = effect.pending[effect.first].request
+                event = await performing(RunTool(effect.first, request), invocation)
+            else:
+                if tasks is None:
+                    tasks, invocation.runner.together = ToolTasks(invocation, performing), True
+                tasks.start_all(effect)
+                while isinstance(event := await tasks.next(), (RunTool, ToolProgress)):
+                    pass
+            invocation.state, effect = advance(invocation.rules, invocation.state, event)
+        if isinstance(effect, Fail):
+            raise effect.error
+        invocation.end = effect
+        if isinstance(effect, Suspend):
+            await invocation.suspend()
+    finally:
+        if tasks is not None:
+            await tasks.cancel()
 
 
 async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPieces, None]:
@@ -252,7 +256,7 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
     try:
         async with around(invocation):
             try:
-                effect, performing = await _open(invocation)
+                effect, performing = await invocation.open(), layered(invocation)
                 while True:
                     if isinstance(effect, CallModel):
                         if delayed is not None:
@@ -292,7 +296,8 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                             yield each
                     elif not isinstance(effect, RunTools):
                         break
-                    elif tasks is None and not _together(effect, invocation):
+                    elif tasks is None and not (invocation.together and len(effect.pending) > 1):
+                        invocation.runner.together = False
                         request = effect.pending[effect.first].request
                         yield BeforeToolExecution(request)
                         if _reports_progress(request, invocation):
@@ -308,7 +313,8 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                         if isinstance(news, ToolFinished):
                             yield ToolExecuted(news.outcome.execution)
                     else:
-                        tasks = tasks or ToolTasks(invocation, performing, progress=True)
+                        if tasks is None:
+                            tasks, invocation.runner.together = ToolTasks(invocation, performing, progress=True), True
                         tasks.start_all(effect)
                         news = await tasks.next()
                         if isinstance(news, ToolProgress):
@@ -320,8 +326,12 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                         invocation.state, effect = advance(invocation.rules, invocation.state, news)
                         if isinstance(news, ToolFinished):
                             yield ToolExecuted(news.outcome.execution)
-                _end(invocation, effect)
-                if type(effect) is Suspend:
+                if isinstance(effect, Fail):
+                    raise effect.error
+                if isinstance(effect, Finish) and invocation.before_end is not None:
+                    invocation.before_end(effect)
+                invocation.end = effect
+                if isinstance(effect, Suspend):
                     await invocation.suspend()
             finally:
                 if tasks is not None:
@@ -342,22 +352,6 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
 def _reports_progress(request: ToolExecutionRequest, invocation: Invocation) -> bool:
     tool = invocation.environment.tools.get(request.name)
     return tool is not None and bool(tool.progress_names)
-
-
-def _together(effect: RunTools, invocation: Invocation) -> bool:
-    """Return True if the calls of this reply run at the same time. A single call runs in the invocation's task."""
-    together = invocation.together and len(effect.pending) > 1
-    if isinstance(invocation.runner, CallerRunner):
-        invocation.runner.together = together
-    return together
-
-
-def _end(invocation: Invocation, effect: Effect) -> None:
-    if isinstance(effect, Fail):
-        raise effect.error
-    if isinstance(effect, Finish) and invocation.before_end is not None:
-        invocation.before_end(effect)
-    invocation.end = effect
 
 
 # --- a model's reply in a stream

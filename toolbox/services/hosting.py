@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -87,8 +88,9 @@ class ContainerHost:
         )
         self.max_concurrent_tools = settings.max_concurrent_tools
         self.models: NamedModels = NamedModels(models, settings)
+        self.model: Callable[[str | None], ChatModel] = self.models.find  # see `ServiceHost.model`
         self._executors = dict(executors or {})
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.running_loop: asyncio.AbstractEventLoop | None = None
         self._forked = ""
         self._memories: ChatMemories | None = None
         self._services: dict[type[Any], _Service] = {}
@@ -111,14 +113,14 @@ class ContainerHost:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run invocations on `loop` from now on."""
-        self._loop = loop
+        self.running_loop = loop
         renewed_after_fork(self)
 
     def renew_after_fork(self) -> None:
         """Forget the loop in a forked process, because it runs in the parent."""
-        keep_inherited(self._loop, self._memories, self.running, self.models)
-        if self._loop is not None:
-            self._loop, self._forked = None, FORKED
+        keep_inherited(self.running_loop, self._memories, self.running, self.models)
+        if self.running_loop is not None:
+            self.running_loop, self._forked = None, FORKED
 
     async def find_listeners(self) -> None:
         """Find the `EventListener` beans and send them events from now on."""
@@ -148,7 +150,7 @@ class ContainerHost:
         self._renew_workers()
         self._memories = self._run_store = None
         self.listeners = None
-        self._loop = None
+        self.running_loop = None
         return late + stuck
 
     async def close_models(self) -> None:
@@ -160,17 +162,13 @@ class ContainerHost:
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """See `ServiceHost.loop`."""
-        if self._loop is None:
+        if self.running_loop is None:
             raise ContainerNotStartedError("a call of a service", self._forked)
-        return self._loop
+        return self.running_loop
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:
         """See `ServiceHost.sync_loop`."""
         return self.loop
-
-    def model(self, name: str | None) -> ChatModel:
-        """See `ServiceHost.model`."""
-        return self.models.find(name)
 
     def chosen_model(self, name: str, where: str) -> ChatModel:
         """See `ServiceHost.chosen_model`."""
@@ -251,7 +249,7 @@ class ContainerHost:
             with self.running.task("a use of a conversation"):
                 return await work()
 
-        home = self._loop
+        home = self.running_loop
         if home is None or home is asyncio.get_running_loop():  # None while beans are being stopped
             return await counted()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(counted(), home))
@@ -270,12 +268,13 @@ class ContainerHost:
     async def open_runs(self, *, take_over: bool) -> None:
         """Open the `RunStore` and `RunEngine` beans, if there are any, and take over lapsed runs from now on."""
         graph = self._graph
+        if graph is None or not _runs_are_imported():
+            return
         from ..runs.starting import RunEngine
         from ..runs.store import RunStore
 
-        if graph is None or not any(isinstance(graph.choose(each, None), SingleBean) for each in (RunStore, RunEngine)):
-            return  # started when a run is
-        await self.runs.open(take_over=take_over)
+        if any(isinstance(graph.choose(each, None), SingleBean) for each in (RunStore, RunEngine)):
+            await self.runs.open(take_over=take_over)  # without these beans, the first run opens them
 
     async def run_engine(self) -> RunEngine:
         """Return the `RunEngine` bean, or an engine that executes runs in this process."""
@@ -372,9 +371,12 @@ class ContainerHost:
 
     def run_problems(self, graph: BeanGraph) -> Iterator[Problem]:
         """Decide which calls may be suspended. Yield problems with runs: of seeds, stores and durable methods."""
+        settle(self.plans)
+        plans = [plan for methods in self.plans.values() for plan in methods.values()]
+        if not (self.run_seeds or _runs_are_imported() or any(each.durable or each.may_suspend for each in plans)):
+            return
         from ..runs.start_checks import run_problems
 
-        settle(self.plans)
         yield from run_problems(self.plans, graph, self.run_seeds, self.layers.interceptors)
 
     def checked(self, graph: BeanGraph) -> None:
@@ -408,6 +410,11 @@ class ContainerHost:
         named = (*strategies(options), *named_beans([registered, *sources_of(registered)]))
         implied = (*registrable(listed), *named)
         return Registration((definition,), implied, service.check)
+
+
+def _runs_are_imported() -> bool:
+    """Return True if the program has imported stores or engines of runs, so that a bean can be one."""
+    return "toolbox.runs.store" in sys.modules or "toolbox.runs.starting" in sys.modules
 
 
 def registrable(listed: Iterable[Any]) -> Iterator[type[Any]]:

@@ -50,7 +50,9 @@ def _method(cls: type[Any], plan: MethodPlan, host: ServiceHost) -> Callable[...
         @functools.wraps(declared)
         async def asynchronous(self: object, *args: Any, **kwargs: Any) -> Any:
             with WhileCallerWaits():
-                home = host.loop
+                home = host.running_loop
+                if home is not asyncio.get_running_loop():
+                    home = host.loop
                 if plan.durable:
                     return await host.runs.call(plan, bound_arguments(plan, args, kwargs))
                 invocation = Invocation(plan, host, bound_arguments(plan, args, kwargs))

@@ -60,7 +60,7 @@ from .loop import (
 )
 from .memory import Caller, ChatMemories, ChatMemoryKey, caller_here
 from .outputs import OutputMode, Result, Shape
-from .plans import FunctionMessage, MethodPlan, Provider, Toolset, added_tools
+from .plans import FunctionMessage, MethodPlan, Provider, Toolset, current_additional_tools
 from .running import Running
 from .state import State
 from .templates import Template, text_of
@@ -105,6 +105,9 @@ class ServiceHost(Protocol):
     async def cancel_run(self, run_id: str, reason: str) -> None:
         """Cancel a suspended run."""
         ...
+
+    running_loop: asyncio.AbstractEventLoop | None
+    """The event loop of a started container; None for all others. Cheaper than `loop`."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -165,6 +168,19 @@ class Invocation:
     rules: Rules
     environment: ToolEnvironment
     state: State
+    has_begun = False
+    end: Effect | None = None
+    pieces: PieceSink | None = None
+    before_end: Callable[[Finish], None] | None = None
+    history: tuple[Message, ...] = ()
+    dynamic_providers: tuple[Provider, ...] = ()
+    is_admitted = False
+    """True if the roles of the caller were checked when the call was made."""
+    account: Account | None = None
+    refused: UsageLimitExceededError | None = None
+    deadline: Deadline | None = None
+    _step: StepOfTask | None = None
+    _call_options: ChatRequestParameters | None = None
 
     def __init__(
         self,
@@ -185,11 +201,6 @@ class Invocation:
             state = state if restored is None else restored.state
         self.plan, self.host, self.arguments, self._resumed = plan, host, arguments, state
         self.place: Any = place
-        self.has_begun = False
-        self.end: Effect | None = None
-        self.pieces: PieceSink | None = None
-        self.before_end: Callable[[Finish], None] | None = None
-        self.history: tuple[Message, ...] = ()
         pool = plan.options.concurrent_tools
         self.together = bool(pool)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
@@ -202,7 +213,6 @@ class Invocation:
         self.memory_key = ChatMemoryKey.of(plan.service, memory_id) if remembers else None
         self.caller: Caller | None = caller_here() if remembers else None
         around = current_limit.get()
-        self.deadline: Deadline | None = None
         known = None
         if plan.call_limits.timeout is not None or around is not None or outer is not None:
             self.deadline, known = self._deadlines(outer)
@@ -223,13 +233,8 @@ class Invocation:
         )
         if restored is not None:
             self.context.notes.update(restored.notes)
-        self._added = added_tools()
-        self._call_options: ChatRequestParameters | None = None
-        self.dynamic_providers: list[Provider] = []
-        self.is_admitted = False  # the roles of the caller were checked when the call was made
-        self.account: Account | None = None
-        self.refused: UsageLimitExceededError | None = None
-        self._step: StepOfTask | None = None
+        added = current_additional_tools.get()
+        self._added = added[0] if added is not None and added[1] is outer else ()
         account = current_account.get()
         if account is not None or plan.options.limits is not None:
             self.account = Account(plan.options.limits, account, self)
@@ -286,6 +291,17 @@ class Invocation:
         self._step = step
 
     @property
+    def is_plain(self) -> bool:
+        """True if there is nothing around the invocation: no layer, limit, deadline, conversation or listener."""
+        return not (
+            self.plan.is_wrapped
+            or self.account is not None
+            or self.deadline is not None
+            or self.memory_key is not None
+            or self.host.listeners is not None
+        )
+
+    @property
     def starts_early(self) -> bool:
         """True if tools may start before a reply is complete. A limit may still refuse the whole reply."""
         is_recorded = self.place is not None and self.place.session.generation is not None
@@ -328,8 +344,9 @@ class Invocation:
         toolset = plan.toolset
         if self._added or plan.providers or toolset.is_restricted:
             toolset = await self._offered()
+            plan = self.plan  # another one, if the tools may suspend the call
         self.toolset = toolset
-        self.rules = rules = self._rules_for(toolset)
+        self.rules = rules = plan.rules if options is None and toolset is plan.toolset else self._rules_for(toolset)
         self.environment = ToolEnvironment(
             tools=toolset.by_name,
             context=self.context,
@@ -347,12 +364,14 @@ class Invocation:
             if self.dynamic_providers:  # the state may use their tools
                 await self.add_dynamic_tools([*self.state.history, *self.state.messages])
             return next_effect(self.rules, self.state)
-        mode, prompted, structure = self._mode(), None, plan.output.structure
-        if structure is not None and mode == "prompt":
+        mode: OutputMode = "prompt"
+        prompted, structure = None, plan.output.structure
+        if structure is not None and (mode := self._mode()) == "prompt":
             user = self.user_message
             prompted = UserMessage([*user.contents, structure.instructions], user.name, user.attributes)
         system = await self._system_message() if plan.system is not None else None
-        self.state, effect = begin(rules, system, self.conversation, self.user_message, prompted=prompted, mode=mode)
+        history = self.conversation if plan.history else self.history
+        self.state, effect = begin(rules, system, history, self.user_message, prompted=prompted, mode=mode)
         self.has_begun = True
         return effect
 
@@ -452,7 +471,7 @@ class Invocation:
         for provider in plan.providers:
             found = await self._found(provider)
             if getattr(found.given, "dynamic", False) is True:
-                self.dynamic_providers.append(found)
+                self.dynamic_providers = (*self.dynamic_providers, found)
             else:
                 toolset = toolset.joined_by(await self._tools_of(found, tuple(toolset.by_name)), plan)
         if toolset is not own and (problems := tuple(plan.offer_problems(toolset))):

@@ -303,23 +303,20 @@ def request_of(rules: Rules, state: State) -> ChatRequest:
 def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State, Effect]:
     reply = response.ai_message
     requests = reply.tool_execution_requests
-    structure = rules.structure if rules.reads_answer else None
-    if structure is not None and state.mode == "tool":
-        for request in requests:
-            if request.name == ANSWER_TOOL:
-                return _answered(rules, state, response, answer_text(request.arguments))
-    if not requests:
-        return _answered(rules, state, response, reply.text or "")
+    answer = None if requests else reply.text or ""
+    if requests and rules.structure is not None and rules.reads_answer and state.mode == "tool":
+        answer = next((answer_text(each.arguments) for each in requests if each.name == ANSWER_TOOL), None)
+    if answer is not None:
+        if rules.checks_answers:
+            return state, CheckAnswer(response, answer)
+        return _accepted(rules, state, response, answer)
     if state.rounds >= rules.max_rounds:
         state = _with_reply(state, response, reply)
         return state, Fail(ToolRoundsExceededError(rules.max_rounds, state.messages))
     if rules.max_calls is not None and len(requests) > rules.max_calls:
         state = _with_reply(state, response, reply)
         return state, Fail(ToolCallsLimitExceededError(rules.max_calls, len(requests), state.messages))
-    if state.pending:
-        pending = _joined_by(state.pending, requests)
-    else:
-        pending = tuple([PendingToolCall(request) for request in requests])
+    pending = _joined_by(state.pending, requests) if state.pending else tuple(map(PendingToolCall, requests))
     state = _with_reply(state, response, reply, rounds=state.rounds + 1, pending=pending)
     return _after_tools(rules, state, 0)
 
@@ -335,12 +332,6 @@ def _with_aside(state: State, messages: Sequence[Message]) -> State:
     start = len(state.messages)
     positions = range(start, start + len(messages))
     return state.changed(messages=(*state.messages, *messages), unremembered=state.unremembered | frozenset(positions))
-
-
-def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
-    if rules.checks_answers:
-        return state, CheckAnswer(response, text)
-    return _accepted(rules, state, response, text)
 
 
 def _checked(rules: Rules, state: State, checked: AnswerChecked) -> tuple[State, Effect]:
@@ -424,20 +415,19 @@ def _after_tools(rules: Rules, state: State, start: int) -> tuple[State, Effect]
 def _round_ended(rules: Rules, state: State, pending: Sequence[PendingToolCall]) -> tuple[State, Effect]:
     response = state.response
     assert response is not None
-    requests = response.ai_message.tool_execution_requests
-    outcomes = [each.outcome for each in pending if each.outcome is not None]
-    executions = [each.execution for each in outcomes]
-    if len(pending) == 1:
-        messages = [outcomes[0].message]
-    else:
-        messages = [outcomes[index].message for index in _places(pending, requests)]
+    messages, executions, failed = [], [*state.executions], state.failed
+    for call in pending:
+        outcome = call.outcome
+        assert outcome is not None, "the round has ended"
+        if outcome.failed:
+            failed |= {len(executions)}
+        executions.append(outcome.execution)
+        messages.append(outcome.message)
+    if len(pending) > 1:
+        messages = [messages[index] for index in _places(pending, response.ai_message.tool_execution_requests)]
     state = state.changed(
-        messages=(*state.messages, *messages), executions=(*state.executions, *executions), pending=()
+        messages=(*state.messages, *messages), executions=tuple(executions), pending=(), failed=failed
     )
-    if any(each.failed for each in outcomes):
-        first = len(state.executions) - len(executions)
-        failed = (first + index for index, each in enumerate(outcomes) if each.failed)
-        state = state.changed(failed=state.failed | frozenset(failed))
     if (rules.immediate or rules.immediate_if_last) and (ended := _immediate_end(rules, state)) is not None:
         return state, ended
     return state, CallModel(request_of(rules, state))

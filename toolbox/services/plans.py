@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ..chat import ChatRequestParameters, ToolSpecification
-from ..context import current_invocation
+from ..context import InvocationContext, current_invocation
 from ..errors import IllegalConfigurationError, Problem, RunSuspendedError
 from ..security import Access, SecurityIdentity
 from ..signatures import Unresolved
@@ -176,6 +176,7 @@ class MethodPlan:
     where: str = field(init=False)
     is_async: bool = field(init=False)
     has_handlers: bool = field(init=False)
+    is_wrapped: bool = field(init=False)
     rules: Rules = field(init=False)
     _visible: dict[tuple[str, ...], tuple[Toolset, Rules]] = field(
         init=False, compare=False, repr=False, default_factory=dict
@@ -185,7 +186,8 @@ class MethodPlan:
         """Compute the values that are the same for all calls.
 
         `where` names the method in problems and errors. `is_async` is True if the caller awaits or uses `async for`.
-        `has_handlers` is True if the service sets error handlers. `settle` sets `may_suspend`, if a tool may suspend
+        `has_handlers` is True if the service sets error handlers. `is_wrapped` is True if there is always something
+        around a call. `settle` sets `may_suspend`, if a tool may suspend
         the call, and `checks_suspended`, if its conversations may have a suspended run. `access` is
         None if everybody may call the method.
         """
@@ -196,6 +198,8 @@ class MethodPlan:
         object.__setattr__(self, "where", f"{self.service.__name__}.{self.name}")
         object.__setattr__(self, "is_async", self.is_coroutine or (self.output.is_stream and not self.is_sync_stream))
         object.__setattr__(self, "has_handlers", self.failures != ToolErrors())
+        wrapped = self.access is not None or self.options.compensate_on_failure or bool(self.layers.invocation)
+        object.__setattr__(self, "is_wrapped", wrapped)
         object.__setattr__(self, "rules", self.rules_for(toolset))
 
     @property
@@ -354,7 +358,9 @@ def settle(plans: Mapping[Any, Mapping[str, MethodPlan]]) -> None:
 
 # --- tools added for a block of code
 
-_added: ContextVar[tuple[Sequence[Tool], object] | None] = ContextVar("toolbox.added_tools", default=None)
+current_additional_tools: ContextVar[tuple[Sequence[Tool], InvocationContext | None] | None]
+current_additional_tools = ContextVar("toolbox.added_tools", default=None)
+"""The tools that surrounding blocks add, and the invocation that contains the innermost block."""
 
 
 @contextmanager
@@ -373,26 +379,18 @@ def additional_tools(sources: Sequence[Any], where: str = "@toolbox") -> Iterato
 @contextmanager
 def tools_added(tools: Sequence[Tool]) -> Iterator[None]:
     """Add tools that have already been read; see `additional_tools`."""
-    token = _added.set((tools, current_invocation.get()))
+    token = current_additional_tools.set((tools, current_invocation.get()))
     try:
         yield
     finally:
-        _added.reset(token)
+        current_additional_tools.reset(token)
 
 
 @contextmanager
 def without_added_tools() -> Iterator[None]:
     """Ignore the tools that surrounding blocks add."""
-    token = _added.set(None)
+    token = current_additional_tools.set(None)
     try:
         yield
     finally:
-        _added.reset(token)
-
-
-def added_tools() -> Sequence[Tool]:
-    """Return the tools added for a call that starts here."""
-    added = _added.get()
-    if added is None or added[1] is not current_invocation.get():
-        return ()
-    return added[0]
+        current_additional_tools.reset(token)

@@ -33,13 +33,22 @@ class Running:
     @contextmanager
     def task(self, label: str) -> Iterator[None]:
         """Track the current task as the task of an invocation inside the block."""
-        number = next(self._numbers)
-        self._tasks[number] = (label, asyncio.current_task())
+        number = self.begin(label)
         try:
             yield
         finally:
-            del self._tasks[number]
-            self._ended.set()
+            self.end(number)
+
+    def begin(self, label: str) -> int:
+        """Track the current task until `end` is called with the returned number. Cheaper than `task`."""
+        number = next(self._numbers)
+        self._tasks[number] = (label, asyncio.current_task())
+        return number
+
+    def end(self, number: int) -> None:
+        """Stop tracking a task."""
+        del self._tasks[number]
+        self._ended.set()
 
     def open_stream(self, stream: Closable) -> Callable[[], None]:
         """Track an open stream, with a weak reference. Returns a function to call when it has ended."""

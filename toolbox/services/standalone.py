@@ -110,6 +110,7 @@ class _Host:
     """Hosts one service: provides its model, its memory and the process's threads."""
 
     loop: asyncio.AbstractEventLoop | None = None
+    running_loop: asyncio.AbstractEventLoop | None = None
     max_concurrent_tools = 16
     listeners: Listeners | None = None
     is_container = False

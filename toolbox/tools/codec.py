@@ -403,7 +403,7 @@ class ResultEncoder:
         """Encode a value for the model. A `ToolExecutionResult` is kept as it is. Raises `ToolResultError`."""
         kind = type(value)
         if kind is str:
-            return Encoded(self._sendable(value, value), value)
+            return Encoded(value if value.isascii() else self._sendable(value, value), value)
         if value is None:
             return Encoded(self._none)
         if kind not in _PLAIN:
@@ -418,11 +418,11 @@ class ResultEncoder:
         return Encoded(self._json(value), value)
 
     def _sendable(self, text: str, value: Any) -> str:
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ToolResultError(self._tool, type(value).__name__, str(error)) from error
+        """Return the text. Raises `ToolResultError` if UTF-8 cannot encode it."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ToolResultError(self._tool, type(value).__name__, str(error)) from error
         return text
 
     def _json(self, value: Any) -> str:

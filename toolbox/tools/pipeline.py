@@ -154,7 +154,9 @@ class Tool:
     @property
     def innermost(self) -> ToolStep:
         """The step inside all layers, which runs the tool."""
-        return run_reporting if self.progress_names else run_tool
+        if self.progress_names:
+            return run_reporting
+        return run_here if self.execution.is_coroutine and self.timeout is None else run_tool
 
     @property
     def is_service(self) -> bool:
@@ -514,7 +516,7 @@ def run_tool(call: ToolCall) -> Awaitable[Encoded]:
     on_loop = execution.is_coroutine or (execution.is_non_blocking and call.environment.runner.is_for_loop)
     if tool.timeout is not None:
         return _within(tool.timeout, call, on_loop)
-    return _on_loop(call) if on_loop else _PlacedCall(call).wait()
+    return run_here(call) if on_loop else _PlacedCall(call).wait()
 
 
 async def run_reporting(call: ToolCall) -> Encoded:
@@ -562,7 +564,7 @@ async def _within(timeout: float, call: ToolCall, on_loop: bool) -> Encoded:
     try:
         async with limit:
             if on_loop:
-                return await _on_loop(call, on_start)
+                return await run_here(call, on_start)
             run = _PlacedCall(call, on_start)
             try:
                 return await run.wait()
@@ -577,7 +579,7 @@ async def _within(timeout: float, call: ToolCall, on_loop: bool) -> Encoded:
         raise late from None
 
 
-async def _on_loop(call: ToolCall, on_start: Callable[[], None] | None = None) -> Encoded:
+async def run_here(call: ToolCall, on_start: Callable[[], None] | None = None) -> Encoded:
     """Run the tool on the event loop, in the current task."""
     tool, environment = call.tool, call.environment
     with environment.scope.open_call_scope() as opened:
