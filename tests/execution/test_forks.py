@@ -4,22 +4,24 @@ Each test runs a separate program, because pytest runs threads that must not be 
 """
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests import warm_python
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
 START = '''
-import asyncio, multiprocessing, os, sys, threading
+import asyncio, multiprocessing, os, sys, threading, warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 from toolbox import (AiMessage, Container, ContainerNotStartedError, MemoryId, Result, ToolboxError,
                      create_ai_service, register_ai_service, run_on, run_on_thread, tool)
 from toolbox.testing import ScriptedChatModel, tool_call
+
+warnings.simplefilter("error", ResourceWarning)
 
 
 class Model:
@@ -75,13 +77,7 @@ def run(tmp_path: Path, program: str) -> list[str]:
     """Return the lines that the program prints."""
     file = tmp_path / "program.py"
     file.write_text(START + textwrap.dedent(program))
-    done = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = warm_python.run([str(file)], tmp_path, dict(os.environ), free_at_end=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -1,12 +1,12 @@
 """Tools that never return do not keep their container or process alive."""
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests import warm_python
 
 START = '''
 import asyncio, os, sys, threading, time
@@ -49,14 +49,8 @@ def run(tmp_path: Path, program: str, **environment: str) -> tuple[list[str], st
     """Return what the program prints and logs. It must end without help."""
     file = tmp_path / "program.py"
     file.write_text(START + textwrap.dedent(program))
-    done = subprocess.run(
-        [sys.executable, str(file)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TOOLBOX_STOP_TIMEOUT": "0.5", **environment},
-        timeout=60,
-        check=False,
-    )
+    settings = {**os.environ, "TOOLBOX_STOP_TIMEOUT": "0.5", **environment}
+    done = warm_python.run([str(file)], tmp_path, settings, free_at_end=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
 
