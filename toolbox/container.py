@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .services.memory import ChatMemory
     from .settings import ToolboxSettings
     from .tools.failures import ToolErrors
+    from .tools.pipeline import Tool
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -99,6 +100,7 @@ class Container:
         self._takes_over_runs = take_over_runs
         self._checks: list[Callable[[BeanGraph], Iterable[Problem]]] = []
         self._offers: list[Callable[[], Iterable[Offered]]] = []
+        self._tool_finders: list[Callable[[], Mapping[str, Sequence[Tool]]]] = []
         self._overrides: list[Override] = []
         self._wiring: Wiring | None = None  # set only by `_connect` and `_disconnect`
         self._thread: LoopThread | None = None
@@ -378,6 +380,7 @@ class Container:
                 override.apply(wiring)
             await wiring.start(self._registry.undefined())
             await host.find_listeners()
+            host.read_added_tools(self._tool_finders)
             await host.open_runs(take_over=self._takes_over_runs)
         except BaseException as error:
             await self._stop(error)
@@ -587,6 +590,10 @@ class ContainerInternals:
     def add_offers(self, find: Callable[[], Iterable[Offered]]) -> None:
         """Add tools that code outside of services offers to models, for tools that list them: by place."""
         self._container._offers.append(find)
+
+    def add_tool_finder(self, find: Callable[[], Mapping[str, Sequence[Tool]]]) -> None:
+        """Add the tools that code outside of services adds to calls, by the place that adds them, for stored runs."""
+        self._container._tool_finders.append(find)
 
     def offers(self) -> Iterator[Offered]:
         """Yield the added offers: where they are, and their tools."""

@@ -53,6 +53,7 @@ from .requirements import (
     entries_of,
     installed,
     offers_of_endpoints,
+    tools_added_by_endpoints,
     tools_of_endpoints,
 )
 
@@ -108,6 +109,7 @@ def install(
         app.router.dependencies.insert(0, Depends(resolve_identity))
     internals.add_implied(lambda: tools_of_endpoints(app.routes))
     internals.add_offers(lambda: offers_of_endpoints(app.routes))
+    internals.add_tool_finder(lambda: tools_added_by_endpoints(app.routes))
     internals.add_check(lambda graph: endpoint_problems(app.routes, graph))
     setattr(app.state, ENTRIES, [lambda graph: entries_of(app.routes, graph)])
     if app.router.route_class is APIRoute:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from itertools import takewhile
 from types import CoroutineType
@@ -309,7 +309,7 @@ def _as_coroutine(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     if not _is_coroutine(endpoint):
 
         def call_here(values: dict[str, Any]) -> Any:
-            with tools_added(endpoint_tools(endpoint)):
+            with tools_of_endpoint(endpoint):
                 return endpoint(**values)
 
         async def on_thread(**values: Any) -> Any:
@@ -320,7 +320,7 @@ def _as_coroutine(endpoint: Callable[..., Any]) -> Callable[..., Any]:
         return endpoint
 
     async def with_tools(**values: Any) -> Any:
-        with tools_added(endpoint_tools(endpoint)):
+        with tools_of_endpoint(endpoint):
             return await endpoint(**values)
 
     return with_tools
@@ -346,6 +346,17 @@ def endpoint_tools(endpoint: Callable[..., Any]) -> tuple[Tool, ...]:
     return tools
 
 
+def tools_of_endpoint(endpoint: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Add the tools of the endpoint's `@toolbox` inside the block."""
+    return tools_added(tools := endpoint_tools(endpoint), place_of(endpoint) if tools else "")
+
+
+def place_of(endpoint: Callable[..., Any]) -> str:
+    """Return the name of an endpoint's function, by which stored runs find its tools again."""
+    plain = getattr(endpoint, "__func__", endpoint)
+    return f"{plain.__module__}.{plain.__qualname__}"
+
+
 def enter_route(exchange: ClientExchange, connection: HTTPConnection) -> None:
     """For routes of other classes: record the error that leaves the endpoint, and make the endpoint's tools active.
 
@@ -362,7 +373,7 @@ def enter_route(exchange: ClientExchange, connection: HTTPConnection) -> None:
     if callable(endpoint) and toolbox_of(endpoint) is not None:
         if _is_generator(endpoint):  # it runs until the response has been sent
             stack = cast("AsyncExitStack", connection.scope["fastapi_inner_astack"])
-        stack.enter_context(tools_added(endpoint_tools(endpoint)))
+        stack.enter_context(tools_of_endpoint(endpoint))
 
 
 def identity_dependency(identity: Any, where: str) -> Callable[..., Any]:

@@ -27,9 +27,18 @@ from toolbox.services.hosting import identity_problems, registrable, tool_bean_p
 from toolbox.services.listing import named_beans
 from toolbox.signatures import EMPTY
 from toolbox.tools.marks import toolbox_of
+from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import bean_types, read_tools
 
-from .endpoints import ENDPOINT_MARK, OWN_IDENTITY_MARK, BeanDependency, enter_route_dependency, unresolved_inject
+from .endpoints import (
+    ENDPOINT_MARK,
+    OWN_IDENTITY_MARK,
+    BeanDependency,
+    endpoint_tools,
+    enter_route_dependency,
+    place_of,
+    unresolved_inject,
+)
 
 installed: WeakSet[Starlette] = WeakSet()
 """The applications that have their own container."""
@@ -78,6 +87,12 @@ def offers_of_endpoints(routes: Sequence[BaseRoute]) -> Iterator[Offered]:
         tools, _ = read_tools(toolbox_of(context.endpoint) or (), f"{where}, @toolbox")
         if tools:
             yield f"{where}, @toolbox", tuple(each.specification for each in tools)
+
+
+def tools_added_by_endpoints(routes: Sequence[BaseRoute]) -> dict[str, tuple[Tool, ...]]:
+    """Return the tools that `@toolbox` adds to endpoints, by the name of the endpoint's function."""
+    marked = [context.endpoint for _, context in endpoints_of(routes) if toolbox_of(context.endpoint) is not None]
+    return {place_of(each): endpoint_tools(each) for each in cast("list[Callable[..., Any]]", marked)}
 
 
 def endpoint_problems(routes: Sequence[BaseRoute], graph: BeanGraph) -> Iterator[Problem]:

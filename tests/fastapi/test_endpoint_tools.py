@@ -11,12 +11,15 @@ from toolbox import (
     ChatRequest,
     Container,
     IllegalConfigurationError,
+    MemoryId,
     call_scoped,
     register_ai_service,
     request_scoped,
     tool,
     toolbox,
+    user_message,
 )
+from toolbox.runs import InMemoryRunStore, RunAnswerError, RunIncompatibleError, approve
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import Inject, InjectRoute, install, send_stream, sse
 
@@ -323,3 +326,94 @@ async def test_a_registered_bean_for_a_tool_class_is_used(running) -> None:
         await client.post("/staff")
 
     assert model.requests[1].messages[-1].text == "7 refunded to you"
+
+
+# --- calls that are suspended
+
+
+class Payments:
+    @tool(requires_approval=True)
+    def pay(self, euros: int) -> str:
+        return f"{euros} paid"
+
+
+@register_ai_service
+class Cashier(Protocol):
+    @user_message("{text}")
+    async def chat(self, customer: MemoryId[str], text: str) -> str: ...
+
+
+def cashier(store: InMemoryRunStore, *replies: Any, has_endpoint: bool = True) -> tuple[FastAPI, Container]:
+    """An application whose endpoint adds a tool that needs approval, and one that adds nothing."""
+    app = FastAPI()
+    container = Container(models={"default": ScriptedChatModel(replies)}).register(Cashier).register_instance(store)
+    install(app, container)
+    if has_endpoint:
+
+        @app.post("/pay")
+        @toolbox(Payments)
+        async def pay(service: Inject[Cashier]) -> str:
+            return await service.chat("ann", "pay 5")
+
+    @app.post("/ask")
+    async def ask(service: Inject[Cashier]) -> str:
+        return await service.chat("ann", "hello")
+
+    return app, container
+
+
+async def test_a_suspended_call_of_an_endpoints_tool_continues_in_another_process(running) -> None:
+    store = InMemoryRunStore()
+    app, _ = cashier(store, tool_call("pay", {"euros": 5}))
+    async with running(app) as client:
+        response = await client.post("/pay")
+        assert response.status_code == 202
+        run_id, [call] = response.json()["run_id"], response.json()["pending"]
+        assert call["tool_name"] == "pay"
+        assert (await client.post("/ask")).status_code == 409  # its conversation waits, too
+
+    app, container = cashier(store, tool_call("pay", {"euros": 6}), "done")
+    async with running(app):
+        with pytest.raises(RunAnswerError, match="euros"):
+            await container.runs.resume(run_id, {call["id"]: approve(arguments={"euros": "many"})})
+        [second] = (await container.runs.resume(run_id, {call["id"]: approve()})).pending
+        result = await container.runs.resume(run_id, {second.id: approve()})
+        assert [each.result for each in result.tool_executions] == ["5 paid", "6 paid"]
+        assert result.content == "done"
+
+
+async def test_a_program_without_the_endpoint_cannot_continue_its_suspended_call(running) -> None:
+    store = InMemoryRunStore()
+    app, _ = cashier(store, tool_call("pay", {"euros": 5}))
+    async with running(app) as client:
+        run_id = (await client.post("/pay")).json()["run_id"]
+
+    app, container = cashier(store, has_endpoint=False)
+    async with running(app):
+        with pytest.raises(RunIncompatibleError, match=r"no endpoint .*\.pay, which adds tools"):
+            await container.runs.resume(run_id, {"0": approve()})
+        assert (await container.runs.get(run_id)).status == "suspended"
+
+
+async def test_a_durable_call_has_the_tools_of_its_endpoint(running) -> None:
+    class Kept(InMemoryRunStore):
+        persistent = True
+
+    @register_ai_service(durable=True)
+    class Durable(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    app = FastAPI()
+    model = ScriptedChatModel([tool_call("greet"), "done"])
+    container = Container(models={"default": model}).register(Durable).register_instance(Kept())
+    install(app, container)
+
+    @app.post("/chat")
+    @toolbox(greet)
+    async def chat(service: Inject[Durable]) -> str:
+        return await service.chat("hello")
+
+    async with running(app) as client:
+        assert (await client.post("/chat")).json() == "done"
+
+    assert model.requests[1].messages[-1].text == "Hello"

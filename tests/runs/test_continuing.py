@@ -26,6 +26,7 @@ from toolbox import (
     TokenStream,
     TokenUsage,
     ToolExecuted,
+    ToolProviderResult,
     application_scoped,
     create_ai_service,
     invocation_attributes,
@@ -914,6 +915,31 @@ async def test_notes_of_the_invocation_are_there_again() -> None:
         waiting = await here.get(Noting).ask("x")
         await here.runs.resume(waiting.run_id or "", {"1": approve()})
     assert ran == [{"seen": [1, 2]}]
+
+
+async def test_replaced_arguments_of_a_providers_tool_are_checked_before_anything_changes() -> None:
+    class Provider:
+        async def provide_tools(self, request: Any) -> ToolProviderResult:
+            @tool(requires_approval=True)
+            def pay(euros: int) -> str:
+                ran.append(("pay", euros))
+                return "paid"
+
+            return ToolProviderResult([pay])
+
+    @register_ai_service(tool_provider=Provider)
+    class Paying(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(tool_call("pay", {"euros": 5})), says("done"), services=(Paying,)) as here:
+        run_id = (await here.get(Paying).ask("x")).run_id or ""
+        with pytest.raises(RunAnswerError, match="euros") as raised:
+            await here.runs.resume(run_id, {"0": approve(arguments={"euros": "many"})})
+        assert raised.value.problems
+        run = await here.runs.get(run_id)
+        assert (run.status, len(run.pending), run.history) == ("suspended", 1, ())
+        assert (await here.runs.resume(run_id, {"0": approve(arguments={"euros": 7})})).content == "done"
+    assert ran == [("pay", 7)]
 
 
 async def test_tools_of_a_provider_can_need_approval() -> None:

@@ -65,6 +65,7 @@ class RunDocument:
     - `result`: the JSON value of a completed run. `error_type`, `error_text`: of a failed one; `reason`: of a
       cancelled one.
     - `follows`: its events are stored, for readers in other processes.
+    - `added_by`: the endpoint whose `@toolbox` adds tools to the call, or an empty text.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class RunDocument:
     error_text: str | None = None
     reason: str | None = None
     follows: bool = False
+    added_by: str = ""
 
     @property
     def pending(self) -> tuple[PendingCall, ...]:
@@ -110,6 +112,7 @@ class RunDocument:
                 "error_text": self.error_text,
                 "reason": self.reason,
                 "follows": self.follows,
+                "added_by": self.added_by,
             }
         )
 
@@ -133,6 +136,7 @@ class RunDocument:
                 error_text=written["error_text"],
                 reason=written["reason"],
                 follows=written["follows"],
+                added_by=written.get("added_by", ""),  # runs of earlier versions have none
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UnreadableDocumentError(f"invalid document of a run: {error!r}") from error

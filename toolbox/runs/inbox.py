@@ -50,7 +50,7 @@ from ..services.driver import run, stream
 from ..services.invocation import Invocation
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Kind, Result, Shape
-from ..services.plans import MethodPlan, without_added_tools
+from ..services.plans import MethodPlan, place_of_added_tools, tools_added
 from ..tools.failures import message_of
 from ..tools.pipeline import Tool
 from .answers import KINDS, Answer, HistoryEntry, Run
@@ -121,14 +121,20 @@ class RunsHost(StoringHost, Protocol):
 
 
 class _Prepared:
-    """A stored run that fits this program: its plan, arguments, seeds and document."""
+    """A stored run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint."""
 
-    __slots__ = ("arguments", "document", "plan", "seeds")
+    __slots__ = ("added", "arguments", "document", "plan", "seeds")
 
     def __init__(
-        self, plan: MethodPlan, arguments: dict[str, Any], seeds: dict[Any, Any], document: RunDocument
+        self,
+        plan: MethodPlan,
+        arguments: dict[str, Any],
+        seeds: dict[Any, Any],
+        document: RunDocument,
+        added: Sequence[Tool],
     ) -> None:
         self.plan, self.arguments, self.seeds, self.document = plan, arguments, seeds, document
+        self.added = added
 
 
 class Runs(RunStarting):
@@ -343,7 +349,7 @@ class Runs(RunStarting):
         prepared = self._prepared(stored)
         document = prepared.document
         person = write_person(run_id, by)
-        given = [self._checked(run_id, prepared, call_id, answer, by) for call_id, answer in answers.items()]
+        given = [await self._checked(stored, prepared, call_id, answer, by) for call_id, answer in answers.items()]
         identity, access = await self._identity_of(run_id, prepared), prepared.plan.access
         if access is not None and not access.allows(identity):
             raise access.refusal(identity, prepared.plan.where)
@@ -384,10 +390,11 @@ class Runs(RunStarting):
                 return owned
             await pause(stored)
 
-    def _checked(
-        self, run_id: str, prepared: _Prepared, call_id: str, answer: object, by: Any
+    async def _checked(
+        self, stored: StoredRun, prepared: _Prepared, call_id: str, answer: object, by: Any
     ) -> tuple[WaitingCall, Answer]:
         """Return the pending call and its answer. Raises `RunAnswerError` if the answer is invalid."""
+        run_id = stored.id
         waiting = next((each for each in prepared.document.waiting if each.call.id == call_id), None)
         if waiting is None:
             pending = ", ".join(each.call.id for each in prepared.document.waiting) or "none"
@@ -405,7 +412,7 @@ class Runs(RunStarting):
             self._check_person(run_id, waiting, prepared.document, by)
             if answer.arguments is not None:
                 answer = replace(answer, arguments=_json_arguments(run_id, call, answer.arguments))
-                self._check_arguments(run_id, prepared, waiting, answer.arguments or {})
+                await self._check_arguments(stored, prepared, waiting, answer.arguments or {})
         if answer.kind == "respond":
             try:
                 answer = replace(answer, value=json_value(answer.value))
@@ -435,12 +442,13 @@ class Runs(RunStarting):
             if document.identity is not None and document.identity["name"] == name:
                 raise RunAnswerError(run_id, f"call {call_id}: {name!r} asked for it, and another person must approve")
 
-    def _check_arguments(
-        self, run_id: str, prepared: _Prepared, waiting: WaitingCall, arguments: Mapping[str, Any]
+    async def _check_arguments(
+        self, stored: StoredRun, prepared: _Prepared, waiting: WaitingCall, arguments: Mapping[str, Any]
     ) -> None:
         """Raise `RunAnswerError` for replaced arguments that are not valid."""
-        tool = self._tool_of(run_id, waiting)
-        if tool is None:
+        run_id = stored.id
+        tool = self._tool_of(run_id, waiting, prepared.added)
+        if tool is None and (tool := await self._provided_tool(stored, prepared, waiting)) is None:
             return
         known = {each.shown_name for each in tool.visible}
         unknown = [(name, "unknown argument") for name in arguments if tool.decode is not None and name not in known]
@@ -453,6 +461,17 @@ class Runs(RunStarting):
         if unknown:
             faults = "; ".join(f"{path}: {message}" if path else message for path, message in unknown)
             raise RunAnswerError(run_id, f"call {call.id}: invalid arguments for {call.tool_name}: {faults}", unknown)
+
+    async def _provided_tool(self, stored: StoredRun, prepared: _Prepared, waiting: WaitingCall) -> Tool | None:
+        """Ask the tool providers of the outermost call for a tool. Returns None if they do not offer it now."""
+        if "/" in waiting.call.id:
+            return None
+        store = await self._opened()
+        session = RunSession.of(stored, prepared.document, await store.records(stored.id), store)
+        async with self._scope_of(prepared, await self._identity_of(stored.id, prepared)):
+            invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
+            await invocation.open()
+        return invocation.toolset.by_name.get(waiting.call.tool_name)
 
     # --- does the run fit this program?
 
@@ -472,13 +491,18 @@ class Runs(RunStarting):
             if name == plan.call_options:
                 raise RunIncompatibleError(run_id, f"the argument {name!r} of {plan.where} was not stored")
         seeds = read_seeds(run_id, self._host.run_seeds, document)
+        added: Sequence[Tool] | None = self._host.tools_added_by(document.added_by) if document.added_by else ()
+        if added is None:
+            raise RunIncompatibleError(run_id, f"this program has no endpoint {document.added_by}, which adds tools")
         for each in document.waiting:
-            self._check_fits(run_id, each, each.call.arguments)
-        return _Prepared(plan, arguments, seeds, document)
+            self._check_fits(run_id, each, each.call.arguments, added)
+        return _Prepared(plan, arguments, seeds, document, added)
 
-    def _check_fits(self, run_id: str, waiting: WaitingCall, arguments: Mapping[str, Any]) -> None:
+    def _check_fits(
+        self, run_id: str, waiting: WaitingCall, arguments: Mapping[str, Any], added: Sequence[Tool]
+    ) -> None:
         """Raise `RunIncompatibleError` if the tool of a pending call no longer accepts its arguments."""
-        tool, call = self._tool_of(run_id, waiting), waiting.call
+        tool, call = self._tool_of(run_id, waiting, added), waiting.call
         if tool is None or tool.decode is None:
             return
         try:
@@ -488,13 +512,18 @@ class Runs(RunStarting):
             reason = f"the tool {call.tool_name!r} no longer accepts the arguments of call {call.id} ({faults})"
             raise RunIncompatibleError(run_id, reason) from error
 
-    def _tool_of(self, run_id: str, waiting: WaitingCall) -> Tool | None:
-        """Return the tool of a pending call; None for one that a tool provider adds during the call."""
+    def _tool_of(self, run_id: str, waiting: WaitingCall, added: Sequence[Tool]) -> Tool | None:
+        """Return the tool of a pending call; None for one that a tool provider adds during the call.
+
+        `added` are the tools of the endpoint, which only the outermost call has.
+        """
         call = waiting.call
         plan = self._host.plans_of(call.service).get(waiting.method)
         if plan is None:
             raise RunIncompatibleError(run_id, f"this program has no method {waiting.method!r} in {call.service}")
         tool = plan.toolset.by_name.get(call.tool_name)
+        if tool is None and "/" not in call.id:
+            tool = next((each for each in added if each.name == call.tool_name), None)
         if tool is None and not plan.providers:
             raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {call.tool_name!r}")
         return cast("Tool | None", tool)
@@ -600,7 +629,8 @@ class Runs(RunStarting):
             seeds[SecurityIdentity] = identity
         token = current_invocation.set(None)
         try:
-            with without_added_tools(), restored_attributes(prepared.document.attributes):
+            added = tools_added(prepared.added, prepared.document.added_by)
+            with added, restored_attributes(prepared.document.attributes):
                 async with self._host.open_request(seeds):
                     yield
         finally:
@@ -735,7 +765,8 @@ class Runs(RunStarting):
         given = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
         if given is not None and (not isinstance(given, str) or not given or len(given) > 200 or "\0" in given):
             raise ValueError(f"{plan.where}: the run id must be a text of 1 to 200 characters")
-        document = await describe(plan, self._host, arguments, current_attributes.get())
+        attributes, added_by = current_attributes.get(), place_of_added_tools()
+        document = await describe(plan, self._host, arguments, attributes, added_by)
         if document.unwritten:
             fact = f"the argument {document.unwritten[0]!r} cannot be stored with the run"
             fix = "use a value of the declared type, which pydantic can write and read"

@@ -50,7 +50,7 @@ async def suspend(invocation: Any) -> None:
     stored = None
     if session.document is None:
         plan, context = invocation.plan, invocation.context
-        session.document = await describe(plan, host, invocation.arguments, context.attributes)
+        session.document = await describe(plan, host, invocation.arguments, context.attributes, invocation.added_by)
         stored = header(session.id, plan, invocation.memory_key)
         session.store = store
     await session.store_suspension(stored)
@@ -76,8 +76,8 @@ def conversation_key(key: ChatMemoryKey) -> str:
     return hashlib.sha256(f"{key.service}\0{key.memory_id}".encode()).hexdigest()
 
 
-async def describe(plan: MethodPlan, host: StoringHost, arguments: Any, attributes: Any) -> RunDocument:
-    """Return the document of a new run, from the active scope.
+async def describe(plan: MethodPlan, host: StoringHost, arguments: Any, attributes: Any, added_by: str) -> RunDocument:
+    """Return the document of a new run, from the active scope. `added_by` is the endpoint that adds tools to the call.
 
     Raises `IllegalConfigurationError` for seeds and attributes that pydantic cannot write.
     """
@@ -89,4 +89,5 @@ async def describe(plan: MethodPlan, host: StoringHost, arguments: Any, attribut
         seeds=await write_seeds(host.scope, host.run_seeds, plan.where),
         identity=write_identity(await current_identity(host.scope)),
         attributes=write_attributes(attributes, plan.where),
+        added_by=added_by,
     )

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -99,6 +99,8 @@ class ContainerHost:
         self.run_seeds = run_seeds
         self._runs: Runs | None = None
         self._run_store: RunStore | None = None
+        self._find_added: Sequence[Callable[[], Mapping[str, Sequence[Tool]]]] = ()
+        self.added_may_suspend = False
         self._renew_workers()
 
     def _renew_workers(self) -> None:
@@ -121,6 +123,19 @@ class ContainerHost:
         keep_inherited(self.running_loop, self._memories, self.running, self.models)
         if self.running_loop is not None:
             self.running_loop, self._forked = None, FORKED
+
+    def read_added_tools(self, find_added: Sequence[Callable[[], Mapping[str, Sequence[Tool]]]]) -> None:
+        """Read the tools that endpoints add, by the names of their functions, and note if they may suspend a call."""
+        self._find_added = find_added
+        added = [tool for find in find_added for tools in find().values() for tool in tools]
+        self.added_may_suspend = any(self.tool_may_suspend(tool) for tool in added)
+
+    def tools_added_by(self, place: str) -> Sequence[Tool] | None:
+        """Return the tools that an endpoint adds, by the name of its function; None for an unknown endpoint."""
+        for find in self._find_added:
+            if (tools := find().get(place)) is not None:
+                return tools
+        return None
 
     async def find_listeners(self) -> None:
         """Find the `EventListener` beans and send them events from now on."""

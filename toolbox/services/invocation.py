@@ -98,6 +98,11 @@ class ServiceHost(Protocol):
         """Return True if a call of this tool may be suspended."""
         ...
 
+    @property
+    def added_may_suspend(self) -> bool:
+        """True if calls of tools that code outside of services adds may be suspended."""
+        ...
+
     async def suspended_run(self, key: ChatMemoryKey) -> str | None:
         """Return the id of the suspended run of a conversation."""
         ...
@@ -173,6 +178,9 @@ class Invocation:
     pieces: PieceSink | None = None
     before_end: Callable[[Finish], None] | None = None
     history: tuple[Message, ...] = ()
+    _added: Sequence[Tool] = ()
+    added_by = ""
+    """The place that adds tools to this call; see `tools_added`."""
     dynamic_providers: tuple[Provider, ...] = ()
     is_admitted = False
     """True if the roles of the caller were checked when the call was made."""
@@ -234,7 +242,8 @@ class Invocation:
         if restored is not None:
             self.context.notes.update(restored.notes)
         added = current_additional_tools.get()
-        self._added = added[0] if added is not None and added[1] is outer else ()
+        if added is not None and added[1] is outer:
+            self._added, self.added_by = added[0], added[2]
         account = current_account.get()
         if account is not None or plan.options.limits is not None:
             self.account = Account(plan.options.limits, account, self)

@@ -99,7 +99,9 @@ async def in_conversation(invocation: Invocation) -> AsyncIterator[None]:
     assert window is not None
     memories = await invocation.host.memories()
     async with memories.turn(key, invocation):
-        if (invocation.plan.checks_suspended or invocation.plan.providers) and not invocation.is_resumed:
+        plan = invocation.plan
+        checks = plan.checks_suspended or plan.providers or invocation.host.added_may_suspend
+        if checks and not invocation.is_resumed:
             await _refuse_suspended(key, invocation)
         invocation.history = history = await memories.load(key, window)
         yield

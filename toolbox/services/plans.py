@@ -358,9 +358,9 @@ def settle(plans: Mapping[Any, Mapping[str, MethodPlan]]) -> None:
 
 # --- tools added for a block of code
 
-current_additional_tools: ContextVar[tuple[Sequence[Tool], InvocationContext | None] | None]
+current_additional_tools: ContextVar[tuple[Sequence[Tool], InvocationContext | None, str] | None]
 current_additional_tools = ContextVar("toolbox.added_tools", default=None)
-"""The tools that surrounding blocks add, and the invocation that contains the innermost block."""
+"""The tools that surrounding blocks add, the invocation that contains the innermost block, and that block's place."""
 
 
 @contextmanager
@@ -377,20 +377,19 @@ def additional_tools(sources: Sequence[Any], where: str = "@toolbox") -> Iterato
 
 
 @contextmanager
-def tools_added(tools: Sequence[Tool]) -> Iterator[None]:
-    """Add tools that have already been read; see `additional_tools`."""
-    token = current_additional_tools.set((tools, current_invocation.get()))
+def tools_added(tools: Sequence[Tool], place: str = "") -> Iterator[None]:
+    """Add tools that have already been read; see `additional_tools`.
+
+    `place` names the code that adds them, so that a stored run finds them again; the container must know it.
+    """
+    token = current_additional_tools.set((tools, current_invocation.get(), place))
     try:
         yield
     finally:
         current_additional_tools.reset(token)
 
 
-@contextmanager
-def without_added_tools() -> Iterator[None]:
-    """Ignore the tools that surrounding blocks add."""
-    token = current_additional_tools.set(None)
-    try:
-        yield
-    finally:
-        current_additional_tools.reset(token)
+def place_of_added_tools() -> str:
+    """Return the place that adds tools to a call that starts here; an empty text if none does."""
+    added = current_additional_tools.get()
+    return "" if added is None or added[1] is not current_invocation.get() else added[2]

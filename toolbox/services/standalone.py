@@ -115,6 +115,7 @@ class _Host:
     listeners: Listeners | None = None
     is_container = False
     has_cost_estimator = False
+    added_may_suspend = False
 
     def __init__(self, model: ChatModel, run_store: RunStore | None = None) -> None:
         self._model = model
