@@ -148,7 +148,7 @@ class Tool:
         """Set `run`, and note if there are parameters that the framework fills."""
         hidden = self.memory_id_names or self.context_names or self.injected or self.positional
         object.__setattr__(self, "has_hidden", bool(hidden or self.key_names or self.run_id_names))
-        if self.run is None:
+        if self.run in (None, run_here, run_tool, run_reporting):  # also in a copy with another timeout
             object.__setattr__(self, "run", self.innermost)
 
     @property
