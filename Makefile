@@ -43,6 +43,9 @@ PROJECT := -e '.[fastapi,sql]'
 
 BENCHMARKS := container tools importing endpoints start wire models execution app search runs
 
+# Bytecode is kept even where the machine says otherwise: tests start hundreds of Python processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help run ask test compat-mcp check docs pictures format constraints clean wire bench charts \
 	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app \

@@ -31,8 +31,9 @@ def from_pypi(folder: str, *packages: str) -> Path:
     environment = CACHE / folder / f"python{sys.version_info.major}.{sys.version_info.minor}"
     python = environment / "bin" / "python"
     if not (environment / ".installed").exists():
-        run(sys.executable, "-m", "venv", "--clear", str(environment))
-        run(str(python), "-m", "pip", "install", "--quiet", *packages)
+        run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(environment))
+        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python))
+        run(*pip, "install", "--quiet", "--no-compile", *packages)  # the tests use a small part of what is installed
         (environment / ".installed").touch()
     return python
 

@@ -4,6 +4,7 @@ Imports are read from the source, those inside functions too. Those under `TYPE_
 """
 
 import ast
+import functools
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -134,6 +135,11 @@ MODULES = modules()
 LIBRARY = {name: path for name, path in MODULES.items() if not name.startswith("sample_app")}
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def is_type_checking(node: ast.If) -> bool:
     return ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
@@ -153,7 +159,7 @@ def statements(node: ast.AST, typing: bool = False) -> Iterator[tuple[ast.Import
 
 def imports_of(name: str, path: Path) -> Iterator[Import]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node, typing in statements(ast.parse(path.read_text(encoding="utf-8"))):
+    for node, typing in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(name, alias.name, node.lineno, typing)
@@ -166,7 +172,9 @@ def imports_of(name: str, path: Path) -> Iterator[Import]:
             yield Import(name, module if module in MODULES else base, node.lineno, typing)
 
 
-IMPORTS = [each for name, path in MODULES.items() for each in imports_of(name, path)]
+@functools.cache
+def all_imports() -> list[Import]:
+    return [each for name, path in MODULES.items() for each in imports_of(name, path)]
 
 
 def room_of(module: str) -> str:
@@ -194,7 +202,7 @@ def test_imports_point_to_lower_layers() -> None:
     """Imports for type checking may point sideways but never up."""
     wrong = [
         str(each)
-        for each in within_packages(IMPORTS)
+        for each in within_packages(all_imports())
         if room_of(each.importer)
         and room_of(each.imported)
         and LAYERS[room_of(each.imported)] > LAYERS[room_of(each.importer)]
@@ -206,7 +214,7 @@ def test_imports_point_to_lower_layers() -> None:
 def test_packages_of_one_layer_do_not_import_each_other() -> None:
     wrong = [
         str(each)
-        for each in within_packages(IMPORTS)
+        for each in within_packages(all_imports())
         if not each.typing
         and (here := room_of(each.importer)) != (there := room_of(each.imported))
         and here in SEPARATE
@@ -220,7 +228,7 @@ def test_packages_of_one_layer_do_not_import_each_other() -> None:
 def test_there_are_no_circular_imports() -> None:
     """The modules of each package can be ordered so that each imports earlier ones only."""
     edges: dict[str, set[str]] = {name: set() for name in MODULES}
-    for each in within_packages(IMPORTS):
+    for each in within_packages(all_imports()):
         # The root's names are loaded when asked for, so it stands outside; a package's own __init__ likewise.
         if not each.typing and each.imported in MODULES and each.imported != each.importer:
             edges[each.importer].add(each.imported)
@@ -243,13 +251,15 @@ def test_there_are_no_circular_imports() -> None:
 
 def test_modules_do_not_import_from_the_package_root() -> None:
     """An import of the root would load modules that the root loads lazily."""
-    wrong = [str(each) for each in IMPORTS if each.importer.startswith("toolbox.") and each.imported == "toolbox"]
+    wrong = [str(each) for each in all_imports() if each.importer.startswith("toolbox.") and each.imported == "toolbox"]
 
     assert wrong == []
 
 
 def test_the_root_exports_nothing_of_the_top_layer() -> None:
-    wrong = [str(each) for each in IMPORTS if each.importer == "toolbox" and lies_in(each.imported, NEVER_BY_THE_ROOT)]
+    wrong = [
+        str(each) for each in all_imports() if each.importer == "toolbox" and lies_in(each.imported, NEVER_BY_THE_ROOT)
+    ]
 
     assert wrong == []
 
@@ -268,7 +278,7 @@ def test_the_sample_is_written_with_the_public_packages_only() -> None:
     )
     wrong = [
         str(each)
-        for each in within_packages(IMPORTS)
+        for each in within_packages(all_imports())
         if each.importer.startswith("sample_app")
         and not each.imported.startswith("sample_app")
         and each.imported not in public
@@ -280,7 +290,7 @@ def test_the_sample_is_written_with_the_public_packages_only() -> None:
 def test_each_third_party_library_has_one_home() -> None:
     wrong = [
         str(each)
-        for each in IMPORTS
+        for each in all_imports()
         if (library := each.imported.partition(".")[0]) not in OURS
         and library not in sys.stdlib_module_names
         and not each.typing
@@ -318,7 +328,7 @@ def test_class_names_are_unique() -> None:
     """A leading underscore does not count: `_Run` and `Run` confuse readers as much."""
     homes: dict[str, list[str]] = {}
     for module, path in LIBRARY.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name.lstrip("_"), []).append(f"{module}, line {node.lineno}")
 
@@ -340,11 +350,7 @@ def test_module_names_are_specific() -> None:
 
 
 def test_every_file_starts_with_a_docstring() -> None:
-    silent = [
-        name
-        for name, path in MODULES.items()
-        if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text()))
-    ]
+    silent = [name for name, path in MODULES.items() if path.stat().st_size and not ast.get_docstring(tree_of(path))]
 
     assert silent == []
 
@@ -368,7 +374,7 @@ def test_code_that_handles_message_contents_matches_all_kinds() -> None:
     """A new kind of content must fail type checking wherever contents are handled."""
     places = 0
     for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             where = f"{module}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
                 assert not CONTENTS & _names_in(node.args[1]), f"{where}: match the kinds of contents instead"

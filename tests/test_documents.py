@@ -174,7 +174,7 @@ def test_commands_print_the_documented_output(block: Block, tmp_path: Path) -> N
 def served(application: str, folder: Path) -> Iterator[str]:
     """Run an application under uvicorn on a free port and return its address."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", application, "--port", "0"],
+        warm_python.command("-m", "uvicorn", application, "--port", "0"),
         cwd=folder,
         env=environment(),
         stderr=subprocess.PIPE,

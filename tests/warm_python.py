@@ -1,27 +1,36 @@
 """A Python process that has imported the libraries and forks for each program, so that a program starts at once.
 
-`run` starts a program as `python …` does: a new process with its own folder, environment, arguments and output. Only
-the imports are done already. Not here: tests that measure or check imports, which start Python themselves.
+`command` returns what starts a program as `python …` does: a new process with its own folder, environment, arguments
+and streams. Signals reach it, and it ends when the started process is killed. Only the imports are done already.
+Not here: tests that measure or check imports, which start Python themselves.
 """
 
 import atexit
+import builtins
+import contextlib
 import functools
 import gc
 import json
 import os
 import runpy
+import selectors
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
+import types
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-
-from _pytest.assertion.rewrite import AssertionRewritingHook
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
+STARTER = Path(__file__).parent / "warm_python_starter.py"
+FREE_AT_END = "free_at_end"
 PRELOADED = (
     "asyncio",
     "typing_extensions",
@@ -39,6 +48,8 @@ PRELOADED = (
     "sqlalchemy.ext.asyncio",
     "sqlalchemy.dialects.sqlite.aiosqlite",
     "mcp",
+    "mcp.server.mcpserver",
+    "mcp.server.stdio",
     "rich.console",
     "toolbox.container",
     "toolbox.models.openai",
@@ -47,8 +58,19 @@ PRELOADED = (
     "toolbox.rest",
     "toolbox.mcp",
     "toolbox.cli",
+    "toolbox.cli.commands",
     "toolbox_fastapi",
 )
+
+
+def command(*arguments: str, free_at_end: bool = False) -> list[str]:
+    """Return the command that does what `python ARGUMENTS…` does: options `-W error`, then a file, `-c` or `-m`.
+
+    The program must start in this test run: the command has no effect later. With `free_at_end` the interpreter ends
+    as it does without this module, which takes longer.
+    """
+    end = ["-X", FREE_AT_END] if free_at_end else []
+    return [sys.executable, "-I", "-S", str(STARTER), _server(), *end, *arguments]
 
 
 def run(
@@ -59,141 +81,221 @@ def run(
     *,
     free_at_end: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python ARGUMENTS…`: options `-W error`, then a file, or `-m` and a module.
-
-    With `free_at_end` the interpreter ends as it does without this module, which takes longer.
-    """
-    output, errors = folder / ".stdout", folder / ".stderr"
-    request = {
-        "arguments": list(arguments),
-        "folder": str(folder),
-        "environment": environment,
-        "output": str(output),
-        "errors": str(errors),
-        "timeout": timeout,
-        "free_at_end": free_at_end,
-    }
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps(request) + "\n")
-    server.stdin.flush()
-    status = json.loads(server.stdout.readline())
-    texts = [each.read_text(encoding="utf-8", errors="backslashreplace") for each in (output, errors)]
-    for each in (output, errors):
-        each.unlink()
-    if status is None:
-        raise subprocess.TimeoutExpired(list(arguments), timeout, *texts)
-    return subprocess.CompletedProcess(list(arguments), status, *texts)
+    """Run `python ARGUMENTS…` in `folder` and return its output."""
+    return subprocess.run(
+        command(*arguments, free_at_end=free_at_end),
+        cwd=folder,
+        env=environment,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+        check=False,
+    )
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
-    server = subprocess.Popen(
-        [sys.executable, __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "TOOLBOX_"))}
-        | {"PYTHONPATH": str(ROOT)},
-    )
-    atexit.register(_stop, server)
-    return server
+def _server() -> str:
+    """Start the warm process; return the address of its socket."""
+    folder = tempfile.mkdtemp(prefix="warm-python-")
+    address = f"{folder}/socket"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen(64)  # programs that start while the process imports wait here
+        server = subprocess.Popen(
+            [sys.executable, __file__, str(listening.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[listening.fileno()],
+            cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "TOOLBOX_"))}
+            | {"PYTHONPATH": str(ROOT)},
+        )
+    atexit.register(_stop, server, folder)
+    return address
 
 
-def _stop(server: subprocess.Popen[str]) -> None:
+def _stop(server: subprocess.Popen[bytes], folder: str) -> None:
     assert server.stdin is not None
-    assert server.stdout is not None
     server.stdin.close()
     server.wait(timeout=10)
-    server.stdout.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 # --- in the warm process
 
 
-def serve() -> None:
-    for name in PRELOADED:
-        __import__(name)
-    # pytest warns about plugins that were imported before it could rewrite their assertions.
-    gc.freeze()
-    AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        request = json.loads(line)
+class Serving:
+    """Forks a program for each connection, forwards signals to it, and sends its exit status back.
+
+    There are no threads: a process with threads cannot fork safely.
+    """
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._programs: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waking = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waking.setblocking(False)
+
+    def run(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes stdin at its end
+        signal.set_wakeup_fd(self._waking.fileno())
+        for each in (self._listening, self._woken, sys.stdin):
+            self._selector.register(each, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is sys.stdin:
+                    for child in self._programs:
+                        kill(child, signal.SIGKILL)
+                    return
+                if key.fileobj is self._listening:
+                    self._start(self._listening.accept()[0])
+                elif key.fileobj is self._woken:
+                    with contextlib.suppress(BlockingIOError):
+                        self._woken.recv(4096)
+                    self._report_ends()
+                else:
+                    self._forward(key.data)
+
+    def _start(self, connection: socket.socket) -> None:
+        received, streams, _, _ = socket.recv_fds(connection, 4, 3)
+        request = json.loads(connection.recv(int.from_bytes(received, "big"), socket.MSG_WAITALL))
         child = os.fork()
         if child == 0:
-            answers.close()
-            become(request)
-        answers.write(json.dumps(ended(child, request["timeout"])) + "\n")
-        answers.flush()
+            signal.set_wakeup_fd(-1)
+            self._selector.close()
+            for each in (self._listening, self._woken, self._waking, connection, *self._programs.values()):
+                each.close()
+            become(request, streams)
+        for stream in streams:
+            os.close(stream)
+        self._programs[child] = connection
+        self._selector.register(connection, selectors.EVENT_READ, child)
+
+    def _forward(self, child: int) -> None:
+        """Send the program the signals that its starter received; kill it if the starter was killed."""
+        try:
+            received = self._programs[child].recv(64, socket.MSG_DONTWAIT)
+        except OSError:
+            received = b""
+        if not received:
+            self._selector.unregister(self._programs[child])
+            kill(child, signal.SIGKILL)
+        for each in received:
+            os.kill(child, each)
+
+    def _report_ends(self) -> None:
+        while self._programs:
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if not child:
+                return
+            connection = self._programs.pop(child)
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(connection)
+            with contextlib.suppress(OSError):
+                connection.sendall(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+            connection.close()
 
 
-def ended(child: int, timeout: float) -> int | None:
-    """Wait for the child and return its exit status; None if it took too long and was killed."""
-    late = False
-
-    def kill(*_: object) -> None:
-        nonlocal late
-        late = True
-        os.killpg(child, signal.SIGKILL)
-
-    signal.signal(signal.SIGALRM, kill)
-    signal.setitimer(signal.ITIMER_REAL, timeout)
-    _, status = os.waitpid(child, 0)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    return None if late else os.waitstatus_to_exitcode(status)
+def kill(child: int, number: int) -> None:
+    """Send a signal to the program and the processes that it started, or to the program while it has no group yet."""
+    try:
+        os.killpg(child, number)
+    except ProcessLookupError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
 
 
-def become(request: dict[str, object]) -> None:
-    """Turn this process into the program. Does not return."""
+def become(request: dict[str, Any], streams: list[int]) -> None:
+    """Turn this process into the program that the starter asks for. Does not return."""
     os.setsid()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    null = os.open(os.devnull, os.O_RDONLY)
-    output, errors = (
-        os.open(str(request[each]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for each in ("output", "errors")
-    )
-    for source, target in ((null, 0), (output, 1), (errors, 2)):
-        os.dup2(source, target)
-    os.chdir(str(request["folder"]))
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(request["environment"])  # type: ignore[call-overload]  # written by `run`
-    for number, mode in enumerate(("r", "w", "w")):
-        opened = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the whole program
-        setattr(sys, ("stdin", "stdout", "stderr")[number], opened)
-    arguments = list(request["arguments"])  # type: ignore[call-overload]
+    os.environ.update(request["environment"])
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        opened = open(  # noqa: SIM115 - for the whole program
+            number,
+            "w" if number else "r",
+            1 if number == 2 or os.environ.get("PYTHONUNBUFFERED") or os.isatty(number) else -1,
+            encoding="utf-8",
+            errors="backslashreplace" if number == 2 else "strict",
+            closefd=False,
+        )
+        setattr(sys, name, opened)
+        setattr(sys, f"__{name}__", opened)
+    arguments = request["arguments"]
+    free_at_end = arguments[:2] == ["-X", FREE_AT_END]
+    if free_at_end:
+        del arguments[:2]
     while arguments[:1] == ["-W"]:
+        action, _, category = arguments[1].partition("::")
         sys.warnoptions.append(arguments[1])
-        warnings.simplefilter(arguments[1])
+        warnings.simplefilter(action, getattr(builtins, category or "Warning"))  # type: ignore[arg-type]  # a word
         del arguments[:2]
     code: object = 0
+    interrupted = False
     try:
-        if arguments[0] == "-m":
-            sys.argv = arguments[1:]
-            sys.path.insert(0, str(Path.cwd()))
-            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = arguments
-            sys.path.insert(0, str(Path.cwd()))
-            runpy.run_path(arguments[0], run_name="__main__")
+        execute(arguments)
     except SystemExit as end:
         code = end.code
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
         code = 1
+        interrupted = isinstance(error, KeyboardInterrupt)
     if not isinstance(code, int):
         print(code, file=sys.stderr) if code is not None else None
         code = int(code is not None)
-    if request["free_at_end"]:
+    if free_at_end:
         sys.exit(code)
     # The interpreter's own end, without freeing every object of the preloaded modules.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
 
 
+def execute(arguments: list[str]) -> None:
+    added = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path[:0] = [str(Path.cwd()), *added]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path[:0] = ["", *added]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+    else:
+        sys.argv = arguments
+        sys.path[:0] = [str(Path(arguments[0]).resolve().parent), *added]
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def serve(descriptor: int) -> None:
+    for name in PRELOADED:
+        __import__(name)
+    from _pytest.assertion.rewrite import AssertionRewritingHook
+
+    # pytest warns about plugins that were imported before it could rewrite their assertions.
+    AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
+    # The path starts with the folder of this file, as for any program.
+    del sys.path[0]
+    gc.collect()
+    gc.freeze()
+    Serving(socket.socket(fileno=descriptor)).run()
+
+
 if __name__ == "__main__":
-    serve()
+    serve(int(sys.argv[1]))

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests import warm_python
+
 PROGRAM = """
 from typing import Protocol
 from toolbox import Container, register_ai_service, sql
@@ -59,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 def run(folder: Path, *arguments: str) -> Any:
     path = os.pathsep.join((str(folder), str(Path(__file__).parent.parent.parent)))
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        warm_python.command(*arguments),
         cwd=folder,
         env=os.environ | {"PYTHONPATH": path},
         text=True,

@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import uvicorn
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
 
+from tests import warm_python
 from toolbox import Container, IllegalConfigurationError, ToolboxSettings, application_scoped, tool
 from toolbox_fastapi import DevUi, Inject, install
 from toolbox_fastapi.dev_ui import access
@@ -188,7 +188,7 @@ async def test_the_address_is_printed_and_the_token_is_not_in_the_access_log(
 def test_the_token_stays_after_a_reload_and_is_kept_in_a_private_file(tmp_path: Path) -> None:
     made = [
         subprocess.run(
-            [sys.executable, "-c", "from toolbox_fastapi.dev_ui.access import make_token; print(make_token())"],
+            warm_python.command("-c", "from toolbox_fastapi.dev_ui.access import make_token; print(make_token())"),
             env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
             capture_output=True,
             text=True,

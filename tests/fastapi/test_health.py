@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from tests import warm_python
 from toolbox import Container, application_scoped, produces, request_scoped
 from toolbox.mcp import McpServers, mcp_server
 from toolbox.redis import RedisChatMemoryStore, client
@@ -204,7 +204,7 @@ uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening]
 
 
 def test_an_application_that_shuts_down_is_live_but_not_ready() -> None:
-    server = subprocess.Popen([sys.executable, "-c", SHUTTING_DOWN], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(warm_python.command("-c", SHUTTING_DOWN), stdout=subprocess.PIPE, text=True)
     with server, ThreadPoolExecutor() as threads:
         assert server.stdout is not None
         port = int(server.stdout.readline())
@@ -269,7 +269,8 @@ async def pid_of(servers: McpServers) -> int:
 
 
 async def test_mcp_servers_are_checked_once_they_are_used(running: Running) -> None:
-    used = mcp_server("used", command=sys.executable, args=[str(MORTAL)])
+    command, *arguments = warm_python.command(str(MORTAL))
+    used = mcp_server("used", command=command, args=arguments)
     unused = mcp_server("unused", command="a-program-that-does-not-exist")
     app = application(McpServers)
     container: Container = app.state.container

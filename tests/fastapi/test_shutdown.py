@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
+
+from tests import warm_python
 
 PROGRAM = """
 import asyncio, socket
@@ -88,7 +89,7 @@ def started(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproce
     program.write_text(textwrap.dedent(PROGRAM).replace("STOP_TIMEOUT", timeout).replace("OPTIONS", options))
     root = Path(__file__).parent.parent.parent
     process = subprocess.Popen(
-        [sys.executable, str(program)], stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(root)}
+        warm_python.command(str(program)), stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(root)}
     )
     with process:
         yield process

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tests import warm_python
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
     AiMessage,
@@ -295,7 +295,8 @@ async def test_nothing_deprecated_is_requested_or_offered() -> None:
 
 
 def library(**options: Any) -> McpServer:
-    return mcp_server("far", command=sys.executable, args=[str(LIBRARY)], **options)
+    command, *arguments = warm_python.command(str(LIBRARY))
+    return mcp_server("far", command=command, args=arguments, **options)
 
 
 class Heard(McpListener):

@@ -1,13 +1,13 @@
 """MCP servers over streamable HTTP, and servers whose tools change."""
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from fastapi import FastAPI
 
+from tests import warm_python
 from tests.mcp.uvicorn_server import serving
 from toolbox import AiMessage, Container, Result, register_ai_service, tool
 from toolbox.mcp import McpServers, mcp_server, mcp_toolbox
@@ -44,7 +44,8 @@ async def test_http_servers_offer_their_tools(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_tools_that_a_server_adds_later_are_offered() -> None:
-    growing = mcp_server("remote", command=sys.executable, args=[str(GROWING)])
+    command, *arguments = warm_python.command(str(GROWING))
+    growing = mcp_server("remote", command=command, args=arguments)
     grow = AiMessage(None, [tool_call("grow")])
     model = ScriptedChatModel([grow, "grown", "seen"])
     container = Container(models={"default": model}).register(Assistant).register_instance(growing, name="remote")

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import sys
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+from tests import warm_python
 from toolbox import (
     AiMessage,
     Container,
@@ -40,7 +40,13 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 
 
 def counter(name: str = "counter", **options: Any) -> Any:
-    return mcp_server(name, command=sys.executable, args=[str(COUNTER)], env=environment(), **options)
+    command, *arguments = warm_python.command(str(COUNTER))
+    return mcp_server(name, command=command, args=arguments, env=environment(), **options)
+
+
+def telling() -> Any:
+    command, *arguments = warm_python.command(str(TELLING))
+    return mcp_server("counter", command=command, args=arguments)
 
 
 def environment() -> dict[str, str]:
@@ -112,8 +118,7 @@ async def test_tools_can_be_filtered_and_renamed() -> None:
 
 
 async def test_invalid_characters_in_tool_names_are_replaced() -> None:
-    server = mcp_server("counter", command=sys.executable, args=[str(TELLING)])
-    made, model = container(AiMessage(None, [tool_call("notes_list")]), "none", server=server)
+    made, model = container(AiMessage(None, [tool_call("notes_list")]), "none", server=telling())
     async with made:
         result = await made.get(Assistant).chat("q")
 
@@ -225,7 +230,7 @@ async def test_server_everything_works(node_servers: Path) -> None:
 
 
 async def test_listeners_receive_events_of_servers_with_the_newer_protocol() -> None:
-    made, _ = container(server=mcp_server("counter", command=sys.executable, args=[str(TELLING)]))
+    made, _ = container(server=telling())
     heard = Heard()
     made.register_instance(heard)
     async with made:

@@ -5,7 +5,6 @@ import base64
 import gzip
 import json
 import logging
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 import pytest
 from fastapi import FastAPI, Request, Response
 
+from tests import warm_python
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
     AiMessage,
@@ -39,8 +39,8 @@ PNG = base64.b64encode(b"\x89PNG").decode()
 
 
 def hostile(replies: dict[str, Any], **options: Any) -> McpServer:
-    args = [str(HOSTILE), json.dumps(replies)]
-    return mcp_server("far", command=sys.executable, args=args, **{"timeout": 10, **options})
+    command, *arguments = warm_python.command(str(HOSTILE), json.dumps(replies))
+    return mcp_server("far", command=command, args=arguments, **{"timeout": 10, **options})
 
 
 @asynccontextmanager

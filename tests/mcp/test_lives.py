@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm_python
 from toolbox import Container
 from toolbox.mcp import McpConnectionError, McpServer, McpServers, McpTimeoutError, mcp_server
 
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def mortal() -> McpServer:
-    return mcp_server("mortal", command=sys.executable, args=[str(MORTAL)], env={"PYTHONPATH": str(ROOT)})
+    command, *arguments = warm_python.command(str(MORTAL))
+    return mcp_server("mortal", command=command, args=arguments, env={"PYTHONPATH": str(ROOT)})
 
 
 def container(server: McpServer) -> Container:

@@ -1,11 +1,11 @@
 """MCP servers that ask for input suspend the call, and get the answer when the run goes on; approval of their tools."""
 
-import sys
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+from tests import warm_python
 from toolbox import AiMessage, Container, Result, register_ai_service
 from toolbox.mcp import McpError, McpInputRequiredError, McpServer, McpServers, mcp_server, mcp_toolbox
 from toolbox.runs import Runs, RunStore, approve, fail, reject, respond
@@ -24,7 +24,8 @@ class Waiter(Protocol):
 
 
 def kitchen() -> McpServer:
-    return mcp_server("kitchen", command=sys.executable, args=[str(ASKING)])
+    command, *arguments = warm_python.command(str(ASKING))
+    return mcp_server("kitchen", command=command, args=arguments)
 
 
 def restaurant(*replies: Any, server: McpServer | None = None) -> tuple[Container, ScriptedChatModel]:
@@ -174,7 +175,8 @@ async def test_a_program_can_answer_itself() -> None:
 
 
 async def test_calls_of_destructive_tools_wait_for_approval() -> None:
-    library = mcp_server("kitchen", command=sys.executable, args=[str(LIBRARY)], approval="destructive")
+    command, *arguments = warm_python.command(str(LIBRARY))
+    library = mcp_server("kitchen", command=command, args=arguments, approval="destructive")
     calls = [tool_call("find", {"title": "a"}), tool_call("burn", {"title": "a"}), tool_call("burn", {"title": "b"})]
     container, _ = restaurant(AiMessage(None, calls), "done", server=library)
     async with container:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -18,6 +17,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import AfterValidator, BaseModel, model_serializer
 
+from tests import warm_python
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
     AudioContent,
@@ -434,22 +434,20 @@ def test_objects_without_tools_are_rejected() -> None:
 
 
 async def test_tools_are_served_over_stdio() -> None:
-    server = StdioServerParameters(
-        command=sys.executable,
-        args=[str(Path(__file__).parent / "counting_server.py")],
-        env={"PYTHONPATH": str(ROOT)},
-    )
+    command, *arguments = warm_python.command(str(Path(__file__).parent / "counting_server.py"))
+    server = StdioServerParameters(command=command, args=arguments, env={"PYTHONPATH": str(ROOT)})
     async with Client(server) as client:
         assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
 
 
+def command_line_server(tools: str) -> StdioServerParameters:
+    arguments = ("-m", "toolbox.cli", "mcp", "tests.mcp.program:container", "--tools", tools)
+    command, *rest = warm_python.command(*arguments)
+    return StdioServerParameters(command=command, args=rest, env={"PYTHONPATH": str(ROOT)}, cwd=str(ROOT))
+
+
 async def test_the_command_line_keeps_printed_text_away_from_the_client(caplog: pytest.LogCaptureFixture) -> None:
-    server = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "toolbox.cli", "mcp", "tests.mcp.program:container", "--tools", "tests.mcp.program:Adder"],
-        env={"PYTHONPATH": str(ROOT)},
-        cwd=str(ROOT),
-    )
+    server = command_line_server("tests.mcp.program:Adder")
     async with Client(server) as client:
         assert [each.name for each in (await client.list_tools()).tools] == ["add"]
         assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
@@ -461,12 +459,7 @@ async def test_the_command_line_keeps_printed_text_away_from_the_client(caplog: 
     [("Adder.add", "42"), ("Doubler.add", "84"), ("adder.add", "42"), ("lonely", "41")],
 )
 async def test_the_command_line_offers_single_tools(target: str, text: str) -> None:
-    server = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "toolbox.cli", "mcp", "tests.mcp.program:container", "--tools", f"tests.mcp.program:{target}"],
-        env={"PYTHONPATH": str(ROOT)},
-        cwd=str(ROOT),
-    )
+    server = command_line_server(f"tests.mcp.program:{target}")
     async with Client(server) as client:
         [offered] = (await client.list_tools()).tools
         assert (await client.call_tool(offered.name, {"a": 41})).content[0].text == text

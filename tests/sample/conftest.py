@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm_python
 
 ROOT = Path(__file__).parent.parent.parent
 DEV_UI_TOKEN = "token-of-the-sample"
@@ -71,7 +72,7 @@ class Address:
 def served(**more: str) -> Iterator[Address]:
     """`python -m sample_app` on a free port; it says itself which."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "sample_app", "--port", "0"],
+        warm_python.command("-m", "sample_app", "--port", "0"),
         cwd=ROOT,
         env=environment(**more),
         stdout=subprocess.PIPE,

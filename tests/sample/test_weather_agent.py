@@ -4,10 +4,11 @@ import json
 import re
 import socket
 import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from tests import warm_python
 
 from .conftest import DEV_UI_TOKEN
 
@@ -141,7 +142,7 @@ def run(*arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
     from .conftest import ROOT, environment
 
     return subprocess.run(
-        [sys.executable, "-m", "sample_app", *arguments],
+        warm_python.command("-m", "sample_app", *arguments),
         cwd=ROOT,
         env=environment(**more),
         capture_output=True,

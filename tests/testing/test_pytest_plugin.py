@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -429,7 +428,7 @@ def test_unused_plugins_import_nothing_heavy(project: pytest.Pytester) -> None:
 
 def test_fixtures_have_descriptions() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--fixtures", "-q", "-p", "no:cacheprovider"],
+        warm_python.command("-m", "pytest", "--fixtures", "-q", "-p", "no:cacheprovider"),
         cwd=Path(__file__).parent,
         env={**os.environ, "COLUMNS": "200"},
         capture_output=True,
