@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import gc
+import os
 import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -46,6 +47,14 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Use one worker more than there are cores: tests also wait, for processes, locks and timeouts."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 1
 
 
 @pytest.fixture(scope="session")

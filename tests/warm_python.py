@@ -37,6 +37,9 @@ PRELOADED = (
     "anyio.pytest_plugin",
     "pytest",
     "pytest_timeout",
+    "xdist.plugin",
+    "hypothesis",
+    "_hypothesis_pytestplugin",
     "openai",
     "openai.resources.chat.completions",
     "aiohttp",
@@ -287,6 +290,10 @@ def serve(descriptor: int) -> None:
     for name in PRELOADED:
         __import__(name)
     from _pytest.assertion.rewrite import AssertionRewritingHook
+    from _pytest.config import default_plugins
+
+    for name in default_plugins:
+        __import__(f"_pytest.{name}")
 
     # pytest warns about plugins that were imported before it could rewrite their assertions.
     AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
