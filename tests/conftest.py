@@ -75,6 +75,26 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Any) -> Iterator[Any]:
+    """A tab that the tests of a module use one after another: opening one takes longer than most of them."""
+    tab = browser.new_page()
+    yield tab
+    tab.close()
+
+
+@pytest.fixture(params=["light", "dark"])
+def fresh_tab(tab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The tab, light and dark, without anything that an earlier test left."""
+    tab.emulate_media(color_scheme=request.param)
+    yield tab
+    tab.unroute_all()
+    tab.evaluate("sessionStorage.clear(); localStorage.clear()")
+    tab.context.clear_cookies()
+    tab.mouse.move(0, 0)
+    tab.goto("about:blank")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Escape lone surrogates in reports: xdist cannot send them and hangs."""

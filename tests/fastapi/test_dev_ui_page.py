@@ -176,17 +176,21 @@ def address() -> Iterator[str]:
     listening.close()
 
 
-@pytest.fixture(params=["light", "dark"])
-def page(browser: Any, address: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    page = browser.new_page(color_scheme=request.param)
+@pytest.fixture
+def page(fresh_tab: Any, address: str) -> Iterator[Any]:
     complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda asked: asked.url.startswith((address, "data:")) or complaints.append(asked.url))
-    page.goto(f"{address}?token={quote(TOKEN)}")
-    page.get_by_role("heading", name="Waiter.serve").wait_for()
-    yield page
-    page.close()
+    listeners = {
+        "console": lambda message: complaints.append(message.text),
+        "pageerror": lambda error: complaints.append(str(error)),
+        "request": lambda asked: asked.url.startswith((address, "data:")) or complaints.append(asked.url),
+    }
+    for event, listener in listeners.items():
+        fresh_tab.on(event, listener)
+    fresh_tab.goto(f"{address}?token={quote(TOKEN)}")
+    fresh_tab.get_by_role("heading", name="Waiter.serve").wait_for()
+    yield fresh_tab
+    for event, listener in listeners.items():
+        fresh_tab.remove_listener(event, listener)
     assert [each for each in complaints if "422" not in each] == []
 
 

@@ -10,15 +10,19 @@ import pytest
 from .conftest import DEV_UI_TOKEN, ROOT
 
 
-@pytest.fixture(params=["light", "dark"])
-def page(browser: Any, weather_agent: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    page = browser.new_page(color_scheme=request.param)
+@pytest.fixture
+def page(fresh_tab: Any, weather_agent: Any) -> Iterator[Any]:
     complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(weather_agent.url)
-    yield page
-    page.close()
+    listeners = {
+        "console": lambda message: complaints.append(message.text),
+        "pageerror": lambda error: complaints.append(str(error)),
+    }
+    for event, listener in listeners.items():
+        fresh_tab.on(event, listener)
+    fresh_tab.goto(weather_agent.url)
+    yield fresh_tab
+    for event, listener in listeners.items():
+        fresh_tab.remove_listener(event, listener)
     assert [each for each in complaints if "502" not in each and "ERR_FAILED" not in each] == []
 
 
