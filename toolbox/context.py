@@ -18,6 +18,7 @@ from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
+from math import isfinite
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar, cast
 
@@ -170,10 +171,15 @@ class Progress:
         self._report = report
 
     def __call__(self, done: float, total: float | None = None, message: str | None = None) -> Awaitable[None]:
-        """Report that `done` of `total` units are done. Raises `TypeError` unless they are numbers."""
+        """Report that `done` of `total` units are done.
+
+        Raises `TypeError` unless they are numbers, and `ValueError` for infinite ones and NaN, which JSON cannot contain.
+        """
         for number in (done,) if total is None else (done, total):
             if isinstance(number, bool) or not isinstance(number, (int, float)):
                 raise TypeError(f"invalid progress {number!r}; use a number")
+            if isinstance(number, float) and not isfinite(number):
+                raise ValueError(f"invalid progress {number!r}; use a finite number")
         if self._report is not None:
             self._report(done, total, message)
         return _OneTurn()

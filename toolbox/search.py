@@ -93,8 +93,10 @@ class _TermSearch(ToolSearchStrategy):
     def __init__(self, max_results: int = 8, *, tool_name: str = "tool_search_tool", description: str | None = None):
         """Return at most `max_results` tools for a search. `tool_name` and `description` are those of the search tool.
 
-        Raises `ValueError` if `max_results` is below 1.
+        Raises `ValueError` if `max_results` is not an integer of 1 or more.
         """
+        if isinstance(max_results, bool) or not isinstance(max_results, int):
+            raise ValueError(f"max_results is {max_results!r}; use an integer of 1 or more")
         if max_results < 1:
             raise ValueError(f"max_results is {max_results}; use 1 or more")
         self.max_results = max_results
@@ -215,7 +217,7 @@ class Bm25ToolSearch(_TermSearch):
     def __init__(self, max_results: int = 8, *, tool_name: str = "tool_search_tool", description: str | None = None):
         """Return at most `max_results` tools for a search. `tool_name` and `description` are those of the search tool.
 
-        Raises `ValueError` if `max_results` is below 1.
+        Raises `ValueError` if `max_results` is not an integer of 1 or more.
         """
         super().__init__(max_results, tool_name=tool_name, description=description)
         _new_ranking()  # raises if the package is missing

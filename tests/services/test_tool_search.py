@@ -570,6 +570,9 @@ def test_among_equal_tools_rare_words_win() -> None:
 def test_a_limit_below_one_is_refused(strategy: Any) -> None:
     with pytest.raises(ValueError, match="max_results is 0; use 1 or more"):
         strategy(max_results=0)
+    for wrong in ("8", 1.5, True):
+        with pytest.raises(ValueError, match="use an integer of 1 or more"):
+            strategy(max_results=wrong)
     with pytest.raises(ToolArgumentsError):
         strategy().search(ToolSearchRequest(tool_call("tool_search_tool", {}), ()))
 

@@ -248,6 +248,10 @@ def test_progress_must_be_a_number(wrong: Any) -> None:
     Progress()(1, None)
     with pytest.raises(TypeError, match="use a number"):
         Progress()(1, "2")  # type: ignore[arg-type]  # the mistake
+    for number in (float("nan"), float("inf")):  # JSON has no such numbers
+        with pytest.raises(ValueError, match="finite"):
+            Progress()(number)
+    Progress()(10**400, 10**401)
 
 
 def report_from_another_process(rows: int, progress: Progress) -> str:
