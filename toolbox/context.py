@@ -173,7 +173,7 @@ class Progress:
     def __call__(self, done: float, total: float | None = None, message: str | None = None) -> Awaitable[None]:
         """Report that `done` of `total` units are done.
 
-        Raises `TypeError` unless they are numbers, and `ValueError` for infinite ones and NaN, which JSON cannot contain.
+        Raises `TypeError` unless they are numbers, and `ValueError` for infinite numbers and NaN.
         """
         for number in (done,) if total is None else (done, total):
             if isinstance(number, bool) or not isinstance(number, (int, float)):
