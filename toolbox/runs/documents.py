@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from ..chat import AiMessage, PendingCall, ToolExecutionResultMessage
-from ..errors import ToolRetry
+from ..errors import EndsInvocation, ToolRetry
 from ..services.loop import ModelReplied
 from ..services.state import State
 from ..tools.codec import Encoded, EncodedInFull
@@ -66,6 +66,7 @@ class RunDocument:
       cancelled one.
     - `follows`: its events are stored, for readers in other processes.
     - `added_by`: the endpoint whose `@toolbox` adds tools to the call, or an empty text.
+    - `cancels`: the run was cancelled, and its tools are being undone; then it ends.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -83,6 +84,7 @@ class RunDocument:
     reason: str | None = None
     follows: bool = False
     added_by: str = ""
+    cancels: bool = False
 
     @property
     def pending(self) -> tuple[PendingCall, ...]:
@@ -113,6 +115,7 @@ class RunDocument:
                 "reason": self.reason,
                 "follows": self.follows,
                 "added_by": self.added_by,
+                "cancels": self.cancels,
             }
         )
 
@@ -137,6 +140,7 @@ class RunDocument:
                 reason=written["reason"],
                 follows=written["follows"],
                 added_by=written.get("added_by", ""),  # runs of earlier versions have none
+                cancels=written.get("cancels", False),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UnreadableDocumentError(f"invalid document of a run: {error!r}") from error
@@ -302,10 +306,35 @@ class RecordedToolError(Exception):
         return self.text
 
 
+class RecordedFailureError(EndsInvocation):
+    """An error that had ended an invocation and all outer ones when it was recorded, with the same text."""
+
+    def __init__(self, type_name: str, text: str) -> None:
+        super().__init__(type_name, text)
+        self.type_name, self.text = type_name, text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def type_name_of(error: BaseException) -> str:
+    """Return the name of an exception's type, or of the recorded one for which it stands."""
+    if isinstance(error, (RecordedToolError, RecordedFailureError)):
+        return error.type_name
+    return type(error).__name__
+
+
+def failure_to_json(error: Exception, undo: list[dict[str, Any]]) -> str:
+    """Write the error that ends an invocation, and the executions to undo."""
+    ends = isinstance(error, EndsInvocation)
+    facts = {"error": type_name_of(error), "text": message_of(error), "ends": ends, "undo": undo}
+    return json.dumps({"version": VERSION, **facts})
+
+
 def result_to_json(result: Encoded | Exception) -> str:
     """Write the result of a tool call, or its exception."""
     if isinstance(result, Exception):
-        kind = "ToolRetry" if isinstance(result, ToolRetry) else type(result).__name__
+        kind = "ToolRetry" if isinstance(result, ToolRetry) else type_name_of(result)
         return json.dumps({"version": VERSION, "error": kind, "text": message_of(result)})
     message = ToolExecutionResultMessage(
         "", "", result.text, result.is_error, dict(result.attributes or {}), tuple(result.contents)

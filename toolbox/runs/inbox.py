@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextvars import Context
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from inspect import isawaitable
@@ -50,7 +51,7 @@ from ..services.driver import run, stream
 from ..services.invocation import Invocation
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Kind, Result, Shape
-from ..services.plans import MethodPlan, place_of_added_tools, tools_added
+from ..services.plans import MethodPlan, place_of_added_tools, services_below, tools_added
 from ..tools.failures import message_of
 from ..tools.pipeline import Tool
 from .answers import KINDS, Answer, HistoryEntry, Run
@@ -66,7 +67,7 @@ from .codecs import (
     write_person,
     write_value,
 )
-from .documents import GivenAnswer, RunDocument, UnreadableDocumentError, WaitingCall
+from .documents import GivenAnswer, RunDocument, UnreadableDocumentError, WaitingCall, type_name_of
 from .event_log import EventLog
 from .following import pauses
 from .places import RunSession
@@ -207,6 +208,8 @@ class Runs(RunStarting):
     async def _raise_if_cancelled(self, run_id: str) -> None:
         """Raise `RunCancelledError` if a run was taken away because it was cancelled."""
         stored = await (await self._opened()).load(run_id)
+        if stored is not None and stored.status == "running" and self._document(stored).cancels:
+            stored = await self._until_ended(run_id)
         if stored is not None and stored.status == "cancelled":
             raise RunCancelledError(run_id, self._document(stored).reason)
 
@@ -266,46 +269,63 @@ class Runs(RunStarting):
                     await asyncio.gather(each, return_exceptions=True)
 
     async def cancel(self, run_id: str, reason: str | None = None) -> Run[Any]:
-        """Cancel a run. An ended run stays as it is. Raises `RunNotFoundError`."""
+        """Cancel a run. An ended run stays as it is. Raises `RunNotFoundError`.
 
-        async def change() -> Run[Any]:
-            store = await self._opened()
-            while True:
-                stored = await self._loaded(run_id)
-                if stored.status in ENDED:
-                    return self._public(stored)
-                document = self._document(stored)
-                entry = HistoryEntry(datetime.now(UTC), None, None, None, "cancel", reason)
-                changed = document.changed(waiting=(), reason=reason, history=(*document.history, entry))
+        With `compensate_on_failure` its tools are undone first; if that is interrupted, another process continues it.
+        """
+        return await self._on_own_loop(lambda: self._cancel(run_id, reason))
+
+    async def _cancel(self, run_id: str, reason: str | None) -> Run[Any]:
+        store = await self._opened()
+        while True:
+            stored = await self._loaded(run_id)
+            if stored.status in ENDED:
+                return self._public(stored)
+            document = self._document(stored)
+            if document.cancels:  # by another caller, or before a crash
+                await self._execute(run_id, None)
+                continue
+            entry = HistoryEntry(datetime.now(UTC), None, None, None, "cancel", reason)
+            changed = document.changed(waiting=(), reason=reason, history=(*document.history, entry))
+            undoes = self._undoes(stored)
+            if undoes:  # it ends when its tools are undone; after a crash another process goes on with that
+                document = changed.changed(cancels=True)
+                changes = RunChanges(status="running", document=document.to_json(), owner=self.owner)
+            else:
                 changes = RunChanges(status="cancelled", document=changed.to_json())
-                if (ended := await store.change(run_id, stored.version, changes)) is not None:
-                    self.signals.announce(run_id)
-                    if stored.status == "suspended":
-                        await self._undo(stored)
-                    return self._public(ended)
+            if (taken := await store.change(run_id, stored.version, changes)) is None:
+                continue
+            self.signals.announce(run_id)
+            if not undoes:
+                return self._public(taken)
+            await asyncio.shield(self._undoing(taken))
 
-        return await self._on_own_loop(change)
-
-    async def _undo(self, stored: StoredRun) -> None:
-        """Undo the tools of a suspended run that was cancelled, if its service has `compensate_on_failure`."""
+    def _undoes(self, stored: StoredRun) -> bool:
+        """Return True if tools of this run may have to be undone when it is cancelled."""
+        own = [plan for methods in self._host.plans.values() for plan in methods.values()]
+        everything = [*own, *(inner for plan in own for inner in services_below(plan))]
+        if not any(each.options.compensate_on_failure for each in everything):
+            return False
         try:
-            prepared = self._prepared(stored)
-            if not prepared.plan.options.compensate_on_failure:
-                return
-            from ..services.compensation import undo_all
-
-            store = await self._opened()
-            session = RunSession.of(stored, prepared.document, await store.records(stored.id), store)
-            async with self._scope_of(prepared, read_identity(prepared.document.identity)):
-                invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
-                await invocation.open()
-                await undo_all(invocation, caller_left=True, recorded=False)
+            self._prepared(stored)
         except RunIncompatibleError as error:  # without a traceback, which would show the stored arguments
             logger.error(
                 "run %s was cancelled; if its tools have compensations, they did not run: %s", stored.id, error
             )
-        except Exception as error:
-            logger.error("run %s was cancelled, but its tools cannot be undone: %s", stored.id, error, exc_info=error)
+            return False
+        return True
+
+    def _undoing(self, taken: StoredRun) -> asyncio.Task[None]:
+        """Undo the tools of a cancelled run in a task, which goes on when its caller leaves."""
+
+        async def work() -> None:
+            await self._owned.give_up(taken.id)
+            await self._continue(taken)
+
+        key = f"{taken.id}\0cancel"
+        task = self._background[key] = asyncio.create_task(work(), context=Context())
+        task.add_done_callback(lambda done: self._noted(key, done))
+        return task
 
     async def delete(self, run_id: str) -> None:
         """Delete an ended run. Raises `RunStateError` if it has not ended, and `RunNotFoundError`."""
@@ -557,7 +577,10 @@ class Runs(RunStarting):
         """Execute a run that this process owns, and write its end. Raises the errors of the method."""
         store = await self._opened()
         prepared = self._prepared(stored)
-        identity = await self._identity_of(stored.id, prepared)
+        cancels = prepared.document.cancels
+        identity = (
+            read_identity(prepared.document.identity) if cancels else await self._identity_of(stored.id, prepared)
+        )
         session = RunSession.of(stored, prepared.document, await store.records(stored.id), store)
         session.wants_result = True
         log = None
@@ -574,7 +597,12 @@ class Runs(RunStarting):
         except Exception as error:
             if _leaves_unchanged(error, stored.id):
                 raise
-            await self._write_end(session, log, "failed", error_type=type(error).__name__, error_text=message_of(error))
+            if cancels:
+                if not isinstance(error, RunCancelledError):
+                    logger.error("run %s was cancelled, but not all its tools are undone", stored.id, exc_info=error)
+                await self._write_end(session, log, "cancelled", cancels=False)
+                raise RunCancelledError(stored.id, prepared.document.reason) from None
+            await self._write_end(session, log, "failed", error_type=type_name_of(error), error_text=message_of(error))
             raise
         if not isinstance(invocation.end, Suspend):
             await self._write_end(session, log, "completed", result=write_value(prepared.plan, result.content))

@@ -33,6 +33,7 @@ from ..errors import (
     IllegalConfigurationError,
     LeaseLostError,
     Problem,
+    RunCancelledError,
     RunConflictError,
     RunStoreError,
     ToolDeferred,
@@ -48,8 +49,11 @@ from .answers import Answer
 from .codecs import qualified, writable
 from .documents import (
     GivenAnswer,
+    RecordedFailureError,
+    RecordedToolError,
     RunDocument,
     WaitingCall,
+    failure_to_json,
     place_order,
     read,
     reply_from_dict,
@@ -69,6 +73,13 @@ UNKNOWN = (
     "Check its effect before you call it again."
 )
 NOT_APPROVABLE = "This tool needs the approval of a person, which is not available here."
+
+
+_COMPENSATION = ".0"  # how the place of a compensation ends
+
+
+class CancelledInsideError(RunCancelledError, EndsInvocation):
+    """Ends an invocation of a cancelled run, past handlers and interceptors."""
 
 
 class RunPlace:
@@ -95,7 +106,7 @@ class RunPlace:
 
 def place_of_compensation(invocation: RunPlace, position: int) -> RunPlace:
     """Return the place of the compensation of an execution: attempt 0 of its call. It is recorded once."""
-    place = f"{_below(invocation.path, position)}.0"
+    place = f"{_below(invocation.path, position)}{_COMPENSATION}"
     return RunPlace(invocation.session, place, place)
 
 
@@ -228,6 +239,30 @@ class RunSession:
         answers = self.document.answers if self.document is not None else ()
         return any(_is_within(each.call_id, place) for each in answers)
 
+    def failure_at(self, path: str) -> dict[str, Any] | None:
+        """Return the recorded failure of the invocation at this place, with the executions to undo."""
+        record = self._records.get(f"{path}#failed")
+        return None if record is None else read(record.data)
+
+    async def record_failure(self, path: str, error: Exception, undo: list[dict[str, Any]]) -> None:
+        """Record that the invocation at this place fails, before its tools are undone."""
+        await self._write(StoredRecord(f"{path}#failed", "failed", failure_to_json(error, undo)))
+
+    def raise_failure(self, path: str) -> None:
+        """Raise the recorded failure of the invocation at this place, if there is one."""
+        if (failure := self.failure_at(path)) is not None:
+            kind = RecordedFailureError if failure["ends"] else RecordedToolError
+            raise kind(failure["error"], failure["text"])
+
+    @property
+    def cancels(self) -> bool:
+        """True if the run was cancelled: what is recorded is undone, and nothing else happens."""
+        return self.document is not None and self.document.cancels
+
+    def cancelled(self) -> CancelledInsideError:
+        """Return the error that ends the invocations of a cancelled run."""
+        return CancelledInsideError(self.id, None if self.document is None else self.document.reason)
+
     # --- effects
 
     async def ask(self, effect: CallModel, invocation: Suspendable, perform: Callable[..., Any]) -> ModelReplied:
@@ -237,7 +272,11 @@ class RunSession:
         key = f"{path}#r{number}"
         self._replies[path] = number + 1
         if (record := self._records.get(key)) is not None:
-            return replace(reply_from_dict(read(record.data)), is_replayed=True)
+            recorded = replace(reply_from_dict(read(record.data)), is_replayed=True)
+            if not self.cancels or recorded.response.ai_message.tool_execution_requests:
+                return recorded
+        if self.cancels:
+            raise self.cancelled()
         usage = usage_of(invocation)
         replied: ModelReplied = await perform(effect, invocation)
         if self.generation is not None:
@@ -311,14 +350,6 @@ class RunSession:
         )
         return ToolSuspension({"kind": kind})
 
-    async def is_cancelled(self) -> bool:
-        """Return True if the run was cancelled, as stored."""
-        try:
-            stored = await self._using(lambda store: store.load(self.id))
-        except RunStoreError:
-            return False
-        return stored is not None and stored.status == "cancelled"
-
     async def run_tool(self, step: ToolStep, call: ToolCall) -> Encoded:
         """Return the recorded result of a tool; else run it, and record its result."""
         place: RunPlace = call.context.place
@@ -331,7 +362,12 @@ class RunSession:
                 return await self._deferred(step, call, path, read(record.data))
             return result_from_json(record.data)
         if call.tool.is_service:
-            return await self._run(step, call, path)
+            try:
+                return await self._run(step, call, path)
+            except CancelledInsideError:
+                raise ToolSuspension({"kind": "cancelled"}) from None
+        if self.cancels and not place.call.endswith(_COMPENSATION):
+            raise ToolSuspension({"kind": "cancelled"})  # the other calls of the reply are read from their records
         if self.generation is not None:
             if (starts := self._starts.get(path, 0)) and (known := self._unknown(call, path, starts)) is not None:
                 await self._write(StoredRecord(path, "result", result_to_json(known)))

@@ -93,6 +93,17 @@ class OwnedRuns:
             if not held.is_lost:
                 await self._released(held)
 
+    async def give_up(self, run_id: str) -> None:
+        """Cancel the execution of a run that was taken from here, and wait for its end, at most one lease."""
+        tasks = []
+        for each in self._held:
+            if each.run_id == run_id and not each.is_lost:
+                each.is_lost = True
+                each.task.cancel()
+                tasks.append(each.task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=(await self._opened()).lease)
+
     async def _released(self, held: _Held) -> None:
         async def release() -> None:
             with suppress(Exception):  # the lease then ends by itself

@@ -42,6 +42,8 @@ class StoringHost(Protocol):
 async def suspend(invocation: Any) -> None:
     """Store the run of an invocation that was suspended; an inner invocation waits for the outermost one."""
     session: RunSession = invocation.place.session
+    if session.cancels:
+        raise session.cancelled()
     session.note_suspended(invocation)
     if invocation.place.path:
         return

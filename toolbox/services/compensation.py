@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,7 +29,7 @@ from ..tools.pipeline import InjectedParameter, Tool, ToolCall, ToolStep, run_to
 from ..type_keys import admits_none, unwrapped
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, request_of
-from .state import State, identity_of
+from .state import State, execution_from_dict, execution_to_dict, identity_of
 
 logger = logging.getLogger("toolbox.services")
 
@@ -259,25 +260,26 @@ _UNCHANGED = (LeaseLostError, RunStoreError, RunIncompatibleError)
 
 
 async def _undo_failed(invocation: Invocation, error: BaseException, has_left: bool) -> None:
-    session = invocation.place.session if invocation.place is not None else None
-    is_recorded = session is not None and session.generation is not None
-    if not is_recorded or (isinstance(error, Exception) and not isinstance(error, _UNCHANGED)):
-        await undo_all(invocation, caller_left=has_left)
-    elif session is not None and await session.is_cancelled():
-        await undo_all(invocation, caller_left=True, recorded=False)
-
-
-async def undo_all(invocation: Invocation, *, caller_left: bool = False, recorded: bool = True) -> None:
     """Undo all tools of the invocation that succeeded and have not been undone, the last one first.
 
-    `recorded` is False for a run that has ended, which takes no more records.
+    In a run the failure and the tools are recorded first, so that a crash meanwhile cannot let the invocation succeed.
     """
-    await _undo(invocation, caller_left, recorded)
+    place = invocation.place
+    if place is None or place.session.generation is None:
+        await _undo(invocation, _to_undo(invocation), has_left)
+    elif isinstance(error, Exception) and not isinstance(error, _UNCHANGED):
+        written = place.session.failure_at(place.path)
+        if written is not None:
+            await _undo(invocation, [_Undo.from_dict(each) for each in written["undo"]], has_left)
+        elif listed := _to_undo(invocation):
+            written = [each.to_dict(invocation) for each in listed]
+            await place.session.record_failure(place.path, error, written)
+            await _undo(invocation, listed, has_left)
 
 
 async def _undo_round(invocation: Invocation, failed: str) -> None:
     """Undo the successful tools, and tell the model which of its calls were rolled back."""
-    undone = await _undo(invocation)
+    undone = await _undo(invocation, _to_undo(invocation))
     state = invocation.state
     messages = list(state.messages)
     for position, index in _result_positions(state).items():
@@ -292,19 +294,53 @@ async def _undo_round(invocation: Invocation, failed: str) -> None:
     invocation.state = state.changed(messages=tuple(messages))
 
 
-async def _undo(invocation: Invocation, caller_left: bool = False, recorded: bool = True) -> dict[int, bool]:
-    """Call the compensations in reverse order. Returns True or False (failed) by the position of the execution."""
+@dataclass(frozen=True, slots=True)
+class _Undo:
+    """An execution to undo. In a record, `arguments` are those that the tool had, by the model's names."""
+
+    position: int
+    execution: ToolExecution
+    arguments: Mapping[str, Any] | None = None
+
+    def to_dict(self, invocation: Invocation) -> dict[str, Any]:
+        """Return it as JSON values."""
+        from ..runs.places import json_arguments
+
+        ran = (invocation.environment.ran or {}).get(id(self.execution.request))
+        arguments = None if ran is None or ran.arguments is None else json_arguments(ran)
+        return {"position": self.position, "execution": execution_to_dict(self.execution), "arguments": arguments}
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> _Undo:
+        """Read what `to_dict` wrote."""
+        return cls(written["position"], execution_from_dict(written["execution"]), written["arguments"])
+
+
+def _to_undo(invocation: Invocation) -> list[_Undo]:
+    """Return the successful executions that have a compensation and are not undone, the last one first."""
+    compensations, state = _compensations_in(invocation), invocation.state
+    return [
+        _Undo(position, execution)
+        for position, execution in reversed(list(enumerate(state.all_executions)))
+        if execution.request.name in compensations
+        and position not in state.undone
+        and _succeeded(execution, position, invocation)
+    ]
+
+
+async def _undo(invocation: Invocation, listed: Sequence[_Undo], caller_left: bool = False) -> dict[int, bool]:
+    """Call the compensations in this order. Returns True or False (failed) by the position of the execution."""
     compensations = _compensations_in(invocation)
     done: dict[int, bool] = {}
-    for position, execution in reversed(list(enumerate(invocation.state.all_executions))):
-        state = invocation.state
+    for each in listed:
+        state, position, execution = invocation.state, each.position, each.execution
         compensation = compensations.get(execution.request.name)
-        if compensation is None or position in state.undone or not _succeeded(execution, position, invocation):
+        if compensation is None:
+            logger.error("cannot undo tool %r: this program has no compensation for it", execution.request.name)
             continue
         invocation.state = state.changed(undone=state.undone | {position})
         try:
-            place = _place_of(position, invocation) if recorded else None
-            await _call(compensation, execution, invocation, caller_left, place)
+            await _call(compensation, each, invocation, caller_left, _place_of(position, invocation))
             done[position] = True
         except (LeaseLostError, RunStoreError):  # another process continues the run
             raise
@@ -353,15 +389,13 @@ def _place_of(position: int, invocation: Invocation) -> Any:
     return place_of_compensation(invocation.place, position)
 
 
-async def _call(
-    compensation: Tool, execution: ToolExecution, invocation: Invocation, caller_left: bool, place: Any
-) -> None:
+async def _call(compensation: Tool, undo: _Undo, invocation: Invocation, caller_left: bool, place: Any) -> None:
     """Run one compensation where its tool ran, in a new call scope. With a `place`, it is recorded and runs once."""
-    environment, request = invocation.environment, execution.request
+    environment, request = invocation.environment, undo.execution.request
     context = replace(in_tool(environment.context, request, Cancellation()), place=place)
     if caller_left:
         environment = replace(environment, runner=LoopRunner(invocation.host.workers))
-    arguments = _arguments(compensation, execution, invocation)
+    arguments = _arguments(compensation, undo, invocation)
     copied = copy_context()
     copied.run(current_invocation.set, context)
     call = ToolCall(compensation, request, arguments, context, environment)
@@ -373,9 +407,9 @@ async def _awaiting(step: Any) -> None:
     await step
 
 
-def _arguments(compensation: Tool, execution: ToolExecution, invocation: Invocation) -> dict[str, Any]:
+def _arguments(compensation: Tool, undo: _Undo, invocation: Invocation) -> dict[str, Any]:
     """Return the execution, or the arguments that the tool had, for the compensation's parameters."""
-    visible = compensation.visible
+    visible, execution = compensation.visible, undo.execution
     if len(visible) == 1 and unwrapped(visible[0].annotation).type is ToolExecution:
         return {visible[0].name: execution}
     ran = (invocation.environment.ran or {}).get(id(execution.request))
@@ -384,7 +418,10 @@ def _arguments(compensation: Tool, execution: ToolExecution, invocation: Invocat
     else:
         tool = invocation.toolset.by_name[execution.request.name]
         assert tool.decode is not None
-        given = tool.decode(execution.request)
+        request = execution.request
+        if undo.arguments is not None:
+            request = replace(request, arguments=json.dumps(undo.arguments))
+        given = tool.decode(request)
         given = given if tool.complete is None else tool.complete(given)
     return {each.name: given[each.name] for each in visible if each.name in given}
 

@@ -372,6 +372,8 @@ class Invocation:
             self.state, self.has_begun = self._resumed.changed(offered=offered), True
             if self.dynamic_providers:  # the state may use their tools
                 await self.add_dynamic_tools([*self.state.history, *self.state.messages])
+            if self.place is not None:
+                self.place.session.raise_failure(self.place.path)
             return next_effect(self.rules, self.state)
         mode: OutputMode = "prompt"
         prompted, structure = None, plan.output.structure

@@ -35,6 +35,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    literal,
     literal_column,
     select,
     true,
@@ -57,7 +58,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAUSES = 0.05, 1.0  # seconds between two tries while the database is away: the first, the longest
 # SQLSTATEs: connection lost, session ended by the server, server stopping or starting, and conflicts of transactions.
 _AWAY = ("08", "57P", "25P03", "40001", "40P01")
-_SHORTEST_LIMIT = 2.0  # seconds for one try of a statement on PostgreSQL, which takes at most two leases
+_SHORTEST_LIMIT = 10.0  # seconds for one try of a statement on PostgreSQL, which takes at most two leases
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
@@ -218,8 +219,9 @@ class SqlRunStore(RunStore):
 
     # --- headers
 
+    @retried
     async def create(self, run: StoredRun, records: Sequence[StoredRecord] = (), *, owner: str | None = None) -> bool:
-        """See `RunStore`."""
+        """See `RunStore`. Returns False also if a connection was lost after an earlier try had created the run."""
         runs, leases = self._tables.runs, self._tables.leases
         now, generation = DatabaseNow(), 1 if owner is not None else 0
         header = (
@@ -239,7 +241,14 @@ class SqlRunStore(RunStore):
             .on_conflict_do_nothing(index_elements=[runs.c.id])
             .returning(runs.c.id, self._statements.settings)
         )
-        until = now + self._milliseconds if owner is not None else 0
+        until: Any = now + self._milliseconds if owner is not None else literal(0)
+        if self._engine.dialect.name == "postgresql" and not records:  # in one statement
+            made = header.cte("made")
+            values = select(literal(run.id), literal(generation), literal(owner, Text()), until, literal(0))
+            names = ["run_id", "generation", "owner", "until", "events"]
+            both = insert(leases).from_select(names, values.select_from(made)).returning(leases.c.run_id)
+            async with self._writing(single=True) as connection:
+                return (await connection.execute(both)).first() is not None
         async with self._writing() as connection:
             if (await connection.execute(header)).first() is None:
                 return False
