@@ -262,7 +262,7 @@ _UNCHANGED = (LeaseLostError, RunStoreError, RunIncompatibleError)
 async def _undo_failed(invocation: Invocation, error: BaseException, has_left: bool) -> None:
     """Undo all tools of the invocation that succeeded and have not been undone, the last one first.
 
-    In a run the failure and the tools are recorded first, so that a crash meanwhile cannot let the invocation succeed.
+    In a run the failure and the tools are recorded first, so that the invocation cannot succeed after a crash.
     """
     place = invocation.place
     if place is None or place.session.generation is None:
