@@ -154,6 +154,18 @@ async def test_the_method_of_a_service_class_is_started(start: MakeContainer) ->
     assert await here.runs.result(run.id) == 42
 
 
+async def test_the_result_of_a_method_that_returns_a_result_is_one(start: MakeContainer) -> None:
+    here = await start(asks(LOOK), says("done"))
+    other = await start()
+
+    run = await here.runs.start(here.get(Agent).full, "hello")
+
+    for each in (here, other):
+        result = await each.runs.result(run)
+        assert isinstance(result, Result)
+        assert (result.content, result.pending) == ("done", ())
+
+
 async def test_other_methods_cannot_be_started(start: MakeContainer) -> None:
     here = await start()
     runs, agent = here.runs, here.get(Agent)

@@ -690,7 +690,10 @@ class Runs(RunStarting):
         return self._public(stored).error
 
     def _outcome(self, stored: StoredRun) -> Any:
-        return self._result_of(stored).content
+        """Return the value of the method, for a method that returns a `Result` a `Result` with its content."""
+        result = self._result_of(stored)
+        plan = self._host.plans_of(stored.service)[stored.method]
+        return result if plan.output.shape is Shape.RESULT else result.content
 
     def _result_of(self, stored: StoredRun) -> Result[Any]:
         """Return the stored result of a run that does not run. Raises `RunFailedError` or `RunCancelledError`."""
