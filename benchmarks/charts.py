@@ -156,8 +156,10 @@ class Drawing:
 # --- its words
 
 
-def number(figure: float) -> str:
-    """Write a figure with about three digits."""
+def number(figure: float, unit: str = "") -> str:
+    """Write a figure with about three digits. Counts of cases are whole numbers."""
+    if unit == "cases":
+        return f"{figure:g}"
     decimals = 0 if abs(figure) >= 100 else 1 if abs(figure) >= 10 else 2
     return f"{figure:,.{decimals}f}"
 
@@ -165,7 +167,7 @@ def number(figure: float) -> str:
 def value(bar: Bar, unit: str) -> str:
     """Write the median and the ratio: `12.3 µs (1.40×)`."""
     ratio = "" if bar.ratio is None else f" ({number(bar.ratio)}×)"
-    return f"{number(bar.median)} {unit}{ratio}"
+    return f"{number(bar.median, unit)} {unit}{ratio}"
 
 
 def direction(group: Group) -> str:
@@ -188,7 +190,8 @@ def source(chart: Chart) -> str:
     assert chart.machine is not None
     machine = chart.machine
     versions = ", ".join(f"{name} {each}" for name, each in (chart.versions or {}).items())
-    busy = " The machine was busy: all times are too long." if machine.load > machine.cores else ""
+    has_times = any(not group.more_is_better for group in chart.groups)
+    busy = " The machine was busy: all times are too long." if has_times and machine.load > machine.cores else ""
     return (
         f"Measured on {chart.measured}: {machine.cores} cores ({machine.architecture}), Python {machine.python}, "
         f"load average {machine.load:g} at the start.{busy} {versions}"
@@ -264,11 +267,13 @@ def _markdown(chart: Chart) -> Iterator[str]:
     yield from (f"![Bar chart: {chart.title}. The table below has the same figures.](charts/{chart.name}.svg)", "")
     for group in chart.groups:
         better = "more is better" if group.more_is_better else "less is better"
-        yield f"| {group.title} | {group.unit}, {better} | Middle half of the rounds | Ratio to toolbox |"
-        yield "|---|--:|--:|--:|"
+        spread = " Middle half of the rounds |" if group.rounds > 1 else ""
+        yield f"| {group.title} | {group.unit}, {better} |{spread} Ratio to toolbox |"
+        yield f"|---|--:|{'--:|' if spread else ''}--:|"
         for bar in group.bars:
             ratio = "" if bar.ratio is None else f"{number(bar.ratio)}"
-            yield f"| {bar.label} | {number(bar.median)} | {number(bar.low)} to {number(bar.high)} | {ratio} |"
+            middle = f" {number(bar.low)} to {number(bar.high)} |" if spread else ""
+            yield f"| {bar.label} | {number(bar.median, group.unit)} |{middle} {ratio} |"
         yield ""
     yield from (*_lines(source(chart)), "")
 

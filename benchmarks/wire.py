@@ -1,8 +1,8 @@
-"""Wire conformance: ours and the peers against the replies of real servers, as `../shared/wire` scripts them.
+"""Wire conformance: toolbox and its peers with recorded replies of real servers (`wire_replies/`).
 
-    python -m benchmarks.wire                      # ours, then the peers that are installed
+    python -m benchmarks.wire                      # toolbox, then the peers that are installed
     python -m benchmarks.wire --save               # saves the figures for the charts
-    python -m benchmarks.wire --cases DIRECTORY    # the folder that holds run.py, server.py and cases/
+    python -m benchmarks.wire --cases DIRECTORY    # another folder with run.py, server.py and cases/
 
 `drive` is the driver for that folder's `run.py`: `python run.py --driver benchmarks.wire:drive`.
 """
@@ -60,7 +60,7 @@ class Streamed(Protocol):
 async def drive(
     base_url: str, stream: bool, tools: list[Callable[..., Awaitable[object]]], user_message: str
 ) -> dict[str, Any]:
-    """Asks once, with the tools, against one case."""
+    """Ask once, with the tools, in one case."""
     model = OpenAiChatModel("m", base_url, "test")
     handlers: dict[str, Any] = dict.fromkeys(
         ("on_unknown_tool", "on_tool_arguments_error", "on_tool_execution_error"), return_to_model
@@ -176,7 +176,7 @@ def main() -> int:
     """Run the cases with toolbox and each peer, each in a separate process. Fail if toolbox fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument(
-        "--cases", type=Path, default=Path(os.environ.get("WIRE_CASES", ROOT.parent / "shared" / "wire"))
+        "--cases", type=Path, default=Path(os.environ.get("WIRE_CASES", ROOT / "benchmarks" / "wire_replies"))
     )
     parser.add_argument("--ours", action="store_true", help="without the peers")
     results.add_options(parser)

@@ -150,7 +150,11 @@ def test_a_chart_has_an_accessible_title_and_description(chart: Chart) -> None:
     assert [texts[each] for each in root.attrib["aria-labelledby"].split()] == list(texts.values())
     title, description = texts.values()
     assert title == chart.title
-    assert all(f"{bar.label}: {charts.number(bar.median)}" in description for each in chart.groups for bar in each.bars)
+    assert all(
+        f"{bar.label}: {charts.number(bar.median, each.unit)}" in description
+        for each in chart.groups
+        for bar in each.bars
+    )
 
 
 def test_bars_are_proportional_to_their_figures(chart: Chart) -> None:

@@ -1,0 +1,21 @@
+"""The recorded conversations of `benchmarks/wire_replies`, as `make wire` runs them for toolbox.
+
+Not here: other deviations of real servers (`server_replies`, `seen`), and other libraries (`benchmarks.wire`).
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_toolbox_passes_all_recorded_conversations() -> None:
+    command = [sys.executable, "-m", "benchmarks.wire", "--ours", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=115)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = {path.stem for path in (ROOT / "benchmarks" / "wire_replies" / "cases").glob("*.json")}
+    results = json.loads(done.stdout)["toolbox"]
+    assert {each["id"] for each in results if each["passed"]} == cases
