@@ -369,6 +369,59 @@ def test_the_public_address_gets_the_key_of_the_environment(monkeypatch: pytest.
         assert not is_from_environment(other)
 
 
+async def test_repeated_requests_have_the_headers_of_the_first(serve: Serve) -> None:
+    server = await serve([OK, OK, Scripted(status=503, headers=SOON), OK, OK_STREAM, OK])
+    keys = iter(["key-1", "key-1", *["key-2"] * 4])
+
+    async def key() -> str:
+        return next(keys)
+
+    model = AnthropicChatModel("claude-test", key, address(server), extra_headers={"x-team": "red"})
+    await model.chat(HI)
+    await model.chat(ChatRequest([UserMessage("A longer question than the first one")]))
+    await model.chat(HI)
+    await text_of(model, True)
+    await model.chat(ChatRequest([UserMessage("Hi")], parameters={"extra_headers": {"x-team": "blue"}}))
+    await model.aclose()
+
+    assert [each["authorization"][-5:] for each in server.headers] == ["key-1"] * 2 + ["key-2"] * 4
+    assert [each["x-team"] for each in server.headers] == ["red"] * 5 + ["blue"]
+    assert [each["x-stainless-retry-count"] for each in server.headers] == ["0", "0", "0", "1", "0", "0"]
+    alike = ({*each} for each in server.headers)
+    assert len({frozenset(each) for each in alike}) == 1
+    assert server.requests[1]["messages"][0]["content"][0]["text"].startswith("A longer")
+
+
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+@pytest.mark.parametrize("of_openai", [False, True], ids=["anthropic", "openai"])
+async def test_a_request_of_several_megabytes_is_sent_whole(serve: Serve, of_openai: bool, transport: Any) -> None:
+    reply = {"choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}]}
+    server = await serve([Scripted(json.dumps(reply).encode())] * 2 if of_openai else [OK, OK])
+    model: Any = (
+        OpenAiChatModel("m", server.url, transport=transport)
+        if of_openai
+        else AnthropicChatModel("claude-test", base_url=address(server), transport=transport)
+    )
+    for size in (3_000_000, 10):
+        await model.chat(ChatRequest([UserMessage("x" * size)]))
+    await model.aclose()
+
+    large, small = (str(each["messages"]) for each in server.requests)
+    assert ("x" * 3_000_000 in large, "x" * 11 in small) == (True, False)
+    assert int(server.headers[0]["content-length"]) > 3_000_000
+
+
+async def test_cookies_of_the_server_are_sent_back(serve: Serve) -> None:
+    body = json.dumps(fields(text("ok"))).encode()
+    server = await serve([Scripted(body, headers={"set-cookie": "session=1"}), OK, OK])
+    model = AnthropicChatModel("claude-test", base_url=address(server).replace("127.0.0.1", "localhost"))
+    for _ in range(3):
+        await model.chat(HI)
+    await model.aclose()
+
+    assert ["session=1" in each.get("cookie", "") for each in server.headers] == [False, True, True]
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "anthropic", None)
 

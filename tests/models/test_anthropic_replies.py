@@ -525,6 +525,18 @@ OFF_SPEC = [
         says="ended before",
     ),
     Case("a call ends without an end", events(started(), *ASKS), error=ModelProtocolError),
+    Case(
+        "an index that is no number",
+        events(
+            started(),
+            *({**each, "index": [0]} if "index" in each else each for each in HELLO),
+            *({**each, "index": {"a": 1}} if "index" in each else each for each in ASKS),
+            ending("tool_use"),
+            END,
+        ),
+        "Hello",
+        [SUM],
+    ),
     Case("nothing but a start", events(started()), error=ModelProtocolError),
     Case("nothing but pings", events(PING, PING), error=ModelProtocolError),
     Case(

@@ -406,6 +406,8 @@ def _is_json(text: str) -> bool:
 
 def key_of(index: object) -> Hashable | None:
     """Return an index as a key, or None if it is missing or invalid."""
+    if type(index) is int and index >= 0:
+        return index
     if index is None or index == "" or isinstance(index, (dict, list, bool)):
         return None
     text = str(index).strip()

@@ -33,8 +33,8 @@ from .openai_settings import (
     server_problems,
 )
 from .server_errors import secrets_in
-from .transport import Transport
-from .wire_encoding import Fields, joined, json_bytes
+from .transport import Transport, repeating
+from .wire_encoding import Fields, ToolNames, joined, json_bytes
 
 _logger = logging.getLogger("toolbox.models")
 
@@ -190,7 +190,7 @@ def _client_class() -> Any:
 
     import anthropic
 
-    class AsyncAnthropic(anthropic.AsyncAnthropic):
+    class AsyncAnthropic(repeating(anthropic.AsyncAnthropic)):  # type: ignore[misc]  # the class is made at run time
         def __init__(self, key: ApiKey, **others: Any) -> None:
             super().__init__(api_key=key if isinstance(key, str) else "none", **others)
             self._key = key
@@ -243,6 +243,7 @@ class AnthropicChatModel:
         )
         self._path = "/messages" if settings.address.rstrip("/").endswith("/v1") else "/v1/messages"
         self._transport = Transport(settings, AnthropicPackage())
+        self._tool_names = ToolNames()
         self._warned: set[str] = set()
 
     def __repr__(self) -> str:
@@ -327,7 +328,7 @@ class AnthropicChatModel:
     # --- sending
 
     def _interpreter(self, request: ChatRequest) -> AnthropicInterpreter:
-        names = {each.name for each in request.tool_specifications}
+        names = self._tool_names.of(request.tool_specifications)
         return self._wire.interpreter(ReplyAccumulator(names, wants_json=request.response_format is not None))
 
     def _body(

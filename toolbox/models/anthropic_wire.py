@@ -25,7 +25,7 @@ from ..chat import (
 from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, base64_of, media_type_of
 from ..errors import ModelHttpError, ModelRefusedError, UnsupportedContentError
 from ..json_text import compact_json, object_text, strict_arguments
-from .accumulator import PartialCall, ReplyAccumulator
+from .accumulator import PartialCall, ReplyAccumulator, key_of
 from .chat_wire import CACHE_CONTROL
 from .reply_details import further_usage, usage_of
 from .server_errors import error_in, message_of
@@ -477,18 +477,15 @@ def http_status(error: object) -> int | None:
 class _Block:
     """A content block: the server's fields, and the fragments of its text or input."""
 
-    __slots__ = ("call", "fields", "fragments", "number", "was_streamed")
+    __slots__ = ("call", "fields", "fragments", "number", "type", "was_streamed")
 
     def __init__(self, fields: dict[str, Any], number: int) -> None:
         self.fields = fields
+        self.type: object = fields.get("type")
         self.number = number
         self.fragments: list[str] = []
         self.call: PartialCall | None = None
         self.was_streamed = False
-
-    @property
-    def type(self) -> object:
-        return self.fields.get("type")
 
     def whole(self) -> dict[str, Any]:
         """Return the block with its fragments."""
@@ -541,11 +538,11 @@ class AnthropicInterpreter:
             return
         match value.get("type"):
             case "content_block_delta":
-                self._delta(value.get("index"), value.get("delta"))
+                self._delta(key_of(value.get("index")), value.get("delta"))
             case "content_block_start":
-                self._start(value.get("index"), value.get("content_block"))
+                self._start(key_of(value.get("index")), value.get("content_block"))
             case "content_block_stop":
-                self._stop(value.get("index"))
+                self._stop(key_of(value.get("index")))
             case "message_start":
                 self._message(value.get("message"))
             case "message_delta":
@@ -625,6 +622,11 @@ class AnthropicInterpreter:
         self.answered = True
         kind = delta.get("type")
         block = self._at.get(index) if index is not None else self._latest
+        if kind == "text_delta" and block is not None and block.type == "text":  # as nearly all events
+            if type(text := delta.get("text")) is str and text:
+                block.fragments.append(text)
+                self.reply.text(text)
+            return
         if block is None:
             if kind not in _TEXTS:
                 return
@@ -632,9 +634,7 @@ class AnthropicInterpreter:
             block = self._blocks[-1]
         match kind:
             case "text_delta" if block.type == "text":
-                if isinstance(text := delta.get("text"), str):
-                    block.fragments.append(text)
-                    self._say(text)
+                self._delta(index, delta)
             case "thinking_delta" if block.type == "thinking":
                 if isinstance(thought := delta.get("thinking"), str):
                     block.fragments.append(thought)

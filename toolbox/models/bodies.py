@@ -32,7 +32,8 @@ def prepared(http_client: Any, max_reply_bytes: int | None) -> Any:
     def build(method: str, url: Any, **others: Any) -> Any:
         if len(body := others.get("content") or b"") > LARGE:
             others["content"] = _LargeBody(body)
-            others["headers"] = [*others["headers"], ("content-length", str(len(body)))]
+            others["headers"] = httpx2.Headers(others["headers"])
+            others["headers"]["content-length"] = str(len(body))
         return build_request(method, read(url), **others)
 
     async def bound(response: Any) -> None:

@@ -36,8 +36,8 @@ from .openai_settings import (
 )
 from .server_errors import secrets_in
 from .sse import EventReader, excerpt
-from .transport import Stream, Transport
-from .wire_encoding import Fields, SendReasoning, joined, json_bytes
+from .transport import Stream, Transport, repeating
+from .wire_encoding import Fields, SendReasoning, ToolNames, joined, json_bytes
 
 
 class Interpreter(Protocol):
@@ -121,6 +121,7 @@ class OpenAiChatModel:
         metadata, thoughts = names_of(settings.send_tool_metadata), settings.sent_reasoning
         self._wire: Wire = _wire(settings.wire, metadata, settings.strict_tools, thoughts)
         self._stream_usage = settings.stream_usage
+        self._tool_names = ToolNames()
         self._transport = Transport(settings, OpenAiPackage())
 
     def __repr__(self) -> str:
@@ -254,7 +255,7 @@ class OpenAiChatModel:
         return list(secrets_in([self._parameters, request.parameters]))
 
     def _reader(self, request: ChatRequest) -> ReplyReader:
-        names = {each.name for each in request.tool_specifications}
+        names = self._tool_names.of(request.tool_specifications)
         reply = ReplyAccumulator(names, wants_json=request.response_format is not None)
         return ReplyReader(self._wire.interpreter(reply))
 
@@ -277,7 +278,7 @@ class OpenAiPackage:
         self.module: Any = openai
 
     def client(self, settings: ServerSettings, **others: Any) -> Any:
-        return self.module.AsyncOpenAI(api_key=settings.key, base_url=settings.address, **others)
+        return repeating(self.module.AsyncOpenAI)(api_key=settings.key, base_url=settings.address, **others)
 
     def environment_headers(self, address: str | None) -> dict[str, str]:
         return environment_headers(address)

@@ -100,6 +100,8 @@ class EventReader:
 
     def _lines(self, lines: bytes) -> list[dict[str, Any]]:
         objects: list[dict[str, Any]] = []
+        if self._event is None and not (self._pending or self.done or self.broken) and b"\r" not in lines:
+            lines = lines[_whole_events(lines, objects) :]
         for line in lines.splitlines():
             if self.done or self.broken is not None:
                 break
@@ -172,6 +174,31 @@ class EventReader:
                 yield value
             elif isinstance(value, list):
                 yield from (each for each in value if isinstance(each, dict))
+
+
+def _whole_events(lines: bytes, objects: list[dict[str, Any]]) -> int:
+    """Read the events at the beginning that are a name or nothing, one line with an object, and a blank line.
+
+    Nearly all events are. Add their objects to `objects`, and return where the rest begins.
+    """
+    start = 0
+    while (end := lines.find(b"\n\n", start)) >= 0:
+        data = start
+        if lines.startswith(b"event:", start):
+            data = lines.find(b"\n", start, end) + 1
+            if not data or lines[start + 6 : data].strip() == b"error":
+                break
+        if not lines.startswith(b"data:", data) or lines.find(b"\n", data, end) >= 0:
+            break
+        try:
+            value = from_json(lines[data + 5 : end])
+        except ValueError:
+            break
+        if type(value) is not dict:
+            break
+        objects.append(value)
+        start = end + 2
+    return start
 
 
 def _values(data: bytes) -> list[Any] | None:

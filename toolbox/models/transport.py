@@ -84,7 +84,10 @@ class Transport:
 
     def __init__(self, settings: ServerSettings, package: ClientPackage) -> None:
         self._package = package
-        self._headers = {_RAW: "true", _READ_TIMEOUT: package.module.Omit()}
+        from httpx2 import Response
+
+        self._response = Response
+        self._headers = {_READ_TIMEOUT: package.module.Omit()}
         self.settings = settings
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
         renewed_after_fork(self)
@@ -234,22 +237,22 @@ class Transport:
         options: dict[str, Any] = {**self._package.options, "max_retries": max_retries}
         options["headers"] = {**self._headers, **headers} if headers else self._headers
         try:
-            raw = await client.post(
+            response = await client.post(
                 _url(client.base_url, path),
-                cast_to=object,
+                cast_to=self._response,  # the package returns the HTTP response unparsed
                 content=body,
                 options=options,
                 stream=stream,
                 stream_cls=self._package.module.AsyncStream[object] if stream else None,
             )
         except self._package.module.APIStatusError as error:
-            response, status = error.response, error.status_code
+            refusal, status = error.response, error.status_code
             if 300 <= status < 400:
-                raise redirect_error(status, response.headers, self.settings.address) from error
-            raise http_error(status, response.content, request_id_in(response.headers)) from error
+                raise redirect_error(status, refusal.headers, self.settings.address) from error
+            raise http_error(status, refusal.content, request_id_in(refusal.headers)) from error
         except Exception as error:
             self.fail(error)
-        return raw.http_response
+        return response
 
     def fail(self, error: Exception, begun: bool = False) -> NoReturn:
         """Raise the `ModelError` for a failure to send or receive. `begun`: a part of the reply had arrived."""
@@ -259,6 +262,42 @@ class Transport:
             limit = self.settings.timeout or 0
             raise ModelTimeoutError(f"no complete reply within {limit:g} s; raise timeout=") from error
         raise transport_error(error, self.settings.address, begun) or error from error
+
+
+@functools.cache
+def repeating(kind: Any) -> Any:
+    """Return a subclass of a package's client that merges headers and parses the address once, and not per request.
+
+    Requests without headers of their own differ only in their bodies, so each is a copy of an earlier one.
+    """
+    from httpx2 import ByteStream, Request
+
+    from .bodies import LARGE
+
+    def copy_of(request: Any, body: bytes) -> Any:
+        url, headers, extensions = request.url, request.headers, request.extensions
+        return Request(request.method, url, headers=headers, stream=ByteStream(body), extensions=extensions)
+
+    class RepeatingClient(kind):  # type: ignore[misc, unused-ignore]  # the class is known at run time only
+        _earlier: tuple[object, Any] = (None, None)
+
+        def _build_request(self, options: Any, *, retries_taken: int = 0) -> Any:
+            body, headers = options.content, options.headers or {}
+            if type(body) is not bytes or len(body) > LARGE or len(headers) > 1 or self._client.cookies:
+                return super()._build_request(options, retries_taken=retries_taken)
+            same = (options.url, self.api_key, retries_taken, *headers.items())
+            key, earlier = self._earlier
+            if key != same:
+                request = super()._build_request(options, retries_taken=retries_taken)
+                self._earlier = same, copy_of(request, b"")
+                return request
+            request = copy_of(earlier, body)
+            request.headers.encoding = earlier.headers.encoding
+            request.headers["content-length"] = str(len(body))
+            request.read()
+            return request
+
+    return RepeatingClient
 
 
 async def _until_the_loop_ends(
@@ -293,8 +332,6 @@ def _fault_of(response: Any) -> ModelProtocolError | None:
     return getattr(response.stream, "fault", None)
 
 
-# With this header, the package returns the HTTP response unparsed.
-_RAW = "X-Stainless-Raw-Response"
 # The package describes the machine in these headers. Other servers do not need them, and each header costs time.
 _READ_TIMEOUT = "x-stainless-read-timeout"
 _ABOUT_US = tuple(

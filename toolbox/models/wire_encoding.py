@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -20,6 +20,8 @@ from ..schemas import strict_output, strict_parameters
 
 SendReasoning: TypeAlias = Literal["always", "with_calls", "never"]
 """Which replies are sent back with their reasoning: all, those with tool calls, or none."""
+
+T = TypeVar("T")
 
 Fields: TypeAlias = dict[str, bytes]
 """The top-level fields of a request, each value as JSON."""
@@ -78,23 +80,37 @@ def strict_answer(wanted: ResponseFormat) -> tuple[dict[str, Any], bool]:
     return (dict(wanted.schema), False) if form is None else (form, True)
 
 
-class ToolBytes:
-    """Caches the JSON list of tools by the identity of their tuple, which a service reuses for every call."""
+class PerTools(Generic[T]):
+    """Caches a value by the identity of a tuple of tools, which a service reuses for every call."""
 
-    def __init__(self, encode: Callable[[ToolSpecification], bytes]) -> None:
-        self._encode = encode
-        self._kept: OrderedDict[int, tuple[Sequence[ToolSpecification], bytes]] = OrderedDict()
+    def __init__(self, make: Callable[[Sequence[ToolSpecification]], T]) -> None:
+        self._make = make
+        self._kept: OrderedDict[int, tuple[Sequence[ToolSpecification], T]] = OrderedDict()
 
-    def of(self, tools: Sequence[ToolSpecification]) -> bytes:
-        """Return the tools as a JSON list."""
+    def of(self, tools: Sequence[ToolSpecification]) -> T:
+        """Return the value for these tools."""
         kept = self._kept.get(id(tools))
         if kept is not None and kept[0] is tools:
             return kept[1]
-        form = b"[" + b",".join([each.encoded_by(self._encode, each) for each in tools]) + b"]"
-        self._kept[id(tools)] = (tools, form)
+        value = self._make(tools)
+        self._kept[id(tools)] = (tools, value)
         if len(self._kept) > _KEPT_TOOL_SETS:
             self._kept.popitem(last=False)
-        return form
+        return value
+
+
+class ToolBytes(PerTools[bytes]):
+    """Caches the JSON list of tools."""
+
+    def __init__(self, encode: Callable[[ToolSpecification], bytes]) -> None:
+        super().__init__(lambda tools: b"[%s]" % b",".join([each.encoded_by(encode, each) for each in tools]))
+
+
+class ToolNames(PerTools[frozenset[str]]):
+    """Caches the names of tools."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda tools: frozenset([each.name for each in tools]))
 
 
 # --- contents
