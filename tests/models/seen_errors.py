@@ -364,6 +364,19 @@ ERRORS = [
         )
     ),
     seen(
+        "Azure",
+        "a choice without a message that the filter stopped",
+        json_text(
+            object="chat.completion",
+            choices=[
+                {"index": 0, "finish_reason": "content_filter", "content_filter_results": {"hate": {"filtered": True}}}
+            ],
+            usage={"prompt_tokens": 15, "completion_tokens": 19},
+        ),
+        error=ModelRefusedError,
+        says="content filter",
+    ),
+    seen(
         "any",
         "a null message in a stream",
         stream({"choices": [{"index": 0, "message": None, "finish_reason": "stop"}]}),

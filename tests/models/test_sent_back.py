@@ -199,6 +199,46 @@ async def test_items_of_server_side_tools_follow_their_reasoning(serve: Serve) -
     assert reply.text == "Found."
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_items_of_server_side_tools_stand_between_reasoning_and_call(serve: Serve, streamed: bool) -> None:
+    asked = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add", "arguments": "{}"}
+    _, following = await answered(serve, REASONING, SEARCH, asked, streamed=streamed)
+
+    call = {key: value for key, value in asked.items() if key != "id"}
+    assert following[:3] == [REASONING, SEARCH, call]
+
+
+async def test_reasoning_is_left_out_if_the_item_that_followed_is_too_large(serve: Serve) -> None:
+    asked = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add", "arguments": "{}"}
+    image = {"type": "code_interpreter_call", "id": "ci_1", "outputs": [{"url": "x" * 1_000_000}]}
+    _, following = await answered(serve, REASONING, image, asked)
+
+    assert [each.get("type") for each in following][0] == "function_call"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_reasoning_that_is_not_stored_but_whole_is_sent_back(serve: Serve, streamed: bool) -> None:
+    """DeepSeek's Responses API stores nothing and encrypts nothing."""
+    thought = {**REASONING, "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    asked = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add", "arguments": "{}"}
+    reply, following = await answered(serve, thought, asked, store=False, streamed=streamed)
+    _, after_text = await answered(serve, thought, item("Yes"), store=False, streamed=streamed)
+
+    assert reply.reasoning == "Hm."
+    assert following[0] == after_text[0] == thought
+    assert [following[1]["type"], after_text[1]["type"]] == ["function_call", "message"]
+
+
+async def test_the_namespace_of_a_call_is_sent_back(serve: Serve) -> None:
+    asked = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add", "arguments": "{}"}
+    reply, following = await answered(
+        serve, {**asked, "namespace": "math"}, asked | {"call_id": "c2", "namespace": None}
+    )
+
+    assert reply.tool_execution_requests[0].attributes == {"namespace": "math"}
+    assert [each.get("namespace") for each in following[:2]] == ["math", None]
+
+
 # --- strict schemas
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

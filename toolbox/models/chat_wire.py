@@ -328,7 +328,8 @@ class ChatInterpreter:
         reply = self.reply
         if self._said_again is not None and not reply.says_something:
             self._delta(self._said_again, whole=True)
-        if self._lacks_message and not reply.says_something and not self._by_deltas:
+        is_empty = self._lacks_message and not reply.says_something and not self._by_deltas
+        if is_empty and reply.finish_reason not in _LASTING:  # Azure sends no message if its filter stopped the reply
             raise ModelProtocolError("the reply's message is null")
         if self._empty_thought is not None and reply.has_calls:  # DeepSeek wants it again beside the call
             reply.attributes.setdefault(REASONING_FIELD, self._empty_thought)

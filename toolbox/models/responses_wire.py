@@ -180,7 +180,9 @@ def _reply_items(message: AiMessage, send_reasoning: SendReasoning) -> Iterator[
         elif (call := calls.pop(entry, None)) is not None:
             arguments = object_text(call.arguments)
             name = function_name(call.name)
-            yield {"type": "function_call", "call_id": call.id, "name": name, "arguments": arguments}
+            item = {"type": "function_call", "call_id": call.id, "name": name, "arguments": arguments}
+            # A tool of a namespace is only known together with it.
+            yield item | ({"namespace": found} if isinstance(found := call.attributes.get("namespace"), str) else {})
 
 
 def _is_message(entry: object) -> TypeIs[Mapping[str, Any]]:
@@ -216,6 +218,7 @@ _TEXT_PARTS = ("output_text", "refusal", "text", None)
 # All other fields of an item or a part of a message become attributes.
 _OF_ITEM = frozenset({"id", "type", "role", "status", "content"})
 _OF_CALL = frozenset({"id", "type", "status", "call_id", "name", "arguments"})
+_OWN_ITEMS = frozenset({"function_call", "message", "reasoning"})
 _OF_PART = frozenset({"type", "text", "refusal", "logprobs"})
 # Most of the fields of a response repeat the request.
 _OF_RESPONSE = frozenset(
@@ -443,11 +446,13 @@ class ResponsesInterpreter:
         thoughts = [each for each in self._layout if isinstance(each, dict) and self._can_return(each)]
         calls = any(isinstance(each, PartialCall) for each in self._layout)
         phases = sum(1 for item in self._output.values() if item.get("phase"))
-        needs_whole = (thoughts and not calls) or phases > 1 or (phases and thoughts)
+        on_server = any(item.get("type") not in _OWN_ITEMS for item in self._output.values())
+        needs_whole = (thoughts and (on_server or not calls)) or phases > 1 or (phases and thoughts)
         if needs_whole and (whole := self._whole_layout(thoughts)) is not None:
             self.reply.attributes[LAYOUT] = whole
             return
-        if not thoughts or not calls:
+        # The server rejects a thought without the item of a server-side tool that followed it.
+        if not thoughts or not calls or on_server:
             return
         layout: list[Any] = []
         for each in self._layout:
@@ -504,8 +509,11 @@ class ResponsesInterpreter:
             add_extras(reply.of_response, {"output_items": [dict(item)]}, ("output_items",))
 
     def _can_return(self, thought: dict[str, Any]) -> bool:
-        """Return True if the server can read a reasoning item again: it has stored it, or the item is encrypted."""
-        return "encrypted_content" in thought or (self._stored and "id" in thought)
+        """Return True if the server can read a reasoning item again: it has stored it, or the item is whole.
+
+        DeepSeek and servers of open models send the thoughts themselves and store nothing.
+        """
+        return "encrypted_content" in thought or (self._stored and "id" in thought) or bool(thought.get("content"))
 
 
 def _message_parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
