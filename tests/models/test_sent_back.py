@@ -213,7 +213,7 @@ async def test_reasoning_is_left_out_if_the_item_that_followed_is_too_large(serv
     image = {"type": "code_interpreter_call", "id": "ci_1", "outputs": [{"url": "x" * 1_000_000}]}
     _, following = await answered(serve, REASONING, image, asked)
 
-    assert [each.get("type") for each in following][0] == "function_call"
+    assert following[0].get("type") == "function_call"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
