@@ -268,7 +268,7 @@ class Transport:
 def repeating(kind: Any) -> Any:
     """Return a subclass of a package's client that merges headers and parses the address once, and not per request.
 
-    Requests without headers of their own differ only in their bodies, so each is a copy of an earlier one.
+    Without additional headers, requests differ only in their bodies, so each is a copy of an earlier one.
     """
     from httpx2 import ByteStream, Request
 
