@@ -192,6 +192,11 @@ class Progress:
         return Progress, ()  # another process cannot report
 
 
+current_progress: ContextVar[Progress | None] = ContextVar("toolbox.progress", default=None)
+"""The `Progress` of the running tool, for executors with the attribute `TAKES_PROGRESS`."""
+TAKES_PROGRESS = "__toolbox_takes_progress__"
+
+
 class _OneTurn(Awaitable[None]):
     """Awaiting it lets the event loop run other tasks once."""
 

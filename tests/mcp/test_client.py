@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
@@ -13,11 +15,16 @@ from toolbox import (
     Container,
     IllegalConfigurationError,
     ImageContent,
+    Progress,
     Result,
+    TokenStream,
     ToolArgumentsError,
+    ToolProgress,
     register_ai_service,
     return_to_model,
 )
+from toolbox.context import current_progress
+from toolbox.events import EventListener, InvocationEvent, ToolProgressEvent
 from toolbox.mcp import (
     McpConnectionError,
     McpError,
@@ -31,6 +38,7 @@ from toolbox.mcp import (
     mcp_toolbox,
     mcp_tools,
 )
+from toolbox.mcp.connection import McpConnection
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
@@ -240,6 +248,61 @@ async def test_listeners_receive_events_of_servers_with_the_newer_protocol() -> 
         McpProgress("counter", "work", 1, 2, "half"),
         McpProgress("counter", "work", 2, 2),
     ]
+
+
+@register_ai_service
+class Reporter(Protocol):
+    @mcp_toolbox("counter")
+    def stream(self, question: str) -> TokenStream: ...
+
+
+async def test_progress_of_servers_reaches_streams_and_listeners_of_tools() -> None:
+    made, _ = container(
+        AiMessage(None, [tool_call("work", id="1")]),
+        "done",
+        server=telling(),
+        cls=Reporter,
+    )
+    heard: list[ToolProgressEvent] = []
+
+    class Listener(EventListener):
+        def on_event(self, event: InvocationEvent) -> None:
+            if isinstance(event, ToolProgressEvent):
+                heard.append(event)
+
+    made.register_instance(Listener())
+    async with made:
+        events = [event async for event in made.get(Reporter).stream("q")]
+
+    expected = [(1, 2, "half"), (2, 2, None)]
+    progress = [each for each in events if isinstance(each, ToolProgress)]
+    assert [(each.done, each.total, each.message) for each in progress] == expected
+    assert {each.request.name for each in progress} == {"work"}
+    assert [(each.done, each.total, each.message) for each in heard] == expected
+
+
+async def test_invalid_progress_of_servers_is_ignored_and_long_texts_are_cut() -> None:
+    heard: list[tuple[float, float | None, str | None]] = []
+    connection = McpConnection("counter", mcp_server("counter", url="http://127.0.0.1:1"), lambda _: None)
+    sent = [(math.nan, None, None), (1, math.inf, None), (1, None, "x" * 5000)]
+
+    async def request(what: str, call: Any) -> Any:
+        class Session:
+            async def call_tool(self, *_: Any, progress_callback: Any, **__: Any) -> str:
+                for each in sent:
+                    await progress_callback(*each)
+                return "done"
+
+        return await call(SimpleNamespace(session=Session()))
+
+    connection._request = request  # type: ignore[method-assign]  # without a server
+    token = current_progress.set(Progress(lambda *report: heard.append(report)))
+    try:
+        await connection.call("work", {})
+    finally:
+        current_progress.reset(token)
+
+    assert heard == [(1, None, "x" * 1000)]
 
 
 async def test_images_of_a_result_reach_the_model(node_servers: Path) -> None:

@@ -10,6 +10,7 @@ import fnmatch
 import hashlib
 import json
 import logging
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from pydantic import SecretStr
 
 from ..chat import Message
+from ..context import current_progress
 from ..settings import McpSettings
 from ..tools.specification import name_problems
 from ..validation_text import brief, hide_secrets, without_secrets
@@ -56,6 +58,9 @@ P = TypeVar("P", bound="PaginatedResult")
 T = TypeVar("T")
 
 _INVALID_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+
+LONGEST_MESSAGE = 1000
+"""Characters of the text of a server's progress that streams and listeners of tools receive."""
 
 INVALID_PARAMS = -32602
 """JSON-RPC: the arguments of a call are invalid."""
@@ -226,8 +231,12 @@ class McpConnection:
         if tool in self._refused:
             raise McpError(self.name, f"refused tool {tool}: it has changed since it was first listed")
 
+        report = current_progress.get()
+
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             self._notify(McpProgress(self.name, tool, progress, total, message))
+            if report is not None and math.isfinite(progress) and math.isfinite(total or 0):
+                report(progress, total, message if message is None else message[:LONGEST_MESSAGE])
 
         async def call(client: Client) -> CallToolResult:
             return await _call_tool(self.name, client, tool, arguments, answers, state, on_progress)

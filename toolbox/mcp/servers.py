@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolSpecification
 from ..container import Container
-from ..context import TAKES_ANSWERS, DeferredAnswer, InvocationContext, current_answer
+from ..context import TAKES_ANSWERS, TAKES_PROGRESS, DeferredAnswer, InvocationContext, current_answer
 from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
 from ..di.points import point_of, points_of
@@ -332,6 +332,7 @@ def _service_tool(server: McpConnection, tool: Any, takes_input: bool) -> AiServ
         metadata["annotations"] = tool.annotations.model_dump(by_alias=True, exclude_none=True)
     specification = ToolSpecification(server.offered_name(tool.name), tool.description, tool.input_schema, metadata)
     setattr(execute, TAKES_ANSWERS, True)
+    setattr(execute, TAKES_PROGRESS, True)
     needs_approval = _needs_approval(server.settings, tool)
     return AiServiceTool(specification, execute, requires_approval=needs_approval, deferred=takes_input)
 

@@ -40,6 +40,7 @@ from ..context import (
     Progress,
     ToolCallScope,
     current_invocation,
+    current_progress,
     in_tool,
 )
 from ..errors import (
@@ -522,11 +523,18 @@ def run_tool(call: ToolCall) -> Awaitable[Encoded]:
 async def run_reporting(call: ToolCall) -> Encoded:
     """Run the tool with its `Progress`, which is ignored after the tool's end."""
     progress = Progress(_reporter(call))
-    hidden = dict.fromkeys(call.tool.progress_names, progress)
+    token = None
+    if call.tool.decode is None:
+        token = current_progress.set(progress)
+    else:
+        hidden = dict.fromkeys(call.tool.progress_names, progress)
+        call = call.with_arguments({**(call.arguments or {}), **hidden})
     try:
-        return await run_tool(call.with_arguments({**(call.arguments or {}), **hidden}))
+        return await run_tool(call)
     finally:
         progress.end()
+        if token is not None:
+            current_progress.reset(token)
 
 
 def _reporter(call: ToolCall) -> Callable[[float, float | None, str | None], None] | None:

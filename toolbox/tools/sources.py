@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Annotated, Any, Protocol, TypeGuard
 
 from ..chat import Message, ToolExecutor, ToolSpecification, UserMessage
-from ..context import InvocationContext
+from ..context import TAKES_PROGRESS, InvocationContext
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, execution_of, execution_problems
 from ..security import access_to
@@ -250,6 +250,7 @@ def _by_hand(specification: ToolSpecification, executor: Any, where: str, proble
         access=access_to(None if is_function(executor) else type(executor), [executor]),
         effects=(*effects_of(executor), *_declared_effects(specification)),
         search_behavior=_search_behavior_in(specification),
+        progress_names=("progress",) if getattr(executor, TAKES_PROGRESS, False) else (),
     )
 
 
