@@ -1,9 +1,11 @@
 """Conversations with Anthropic's Messages API: pauses, streams, retries, keys, recordings, services with memory."""
 
 import asyncio
+import gzip
 import json
 import logging
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -270,6 +272,67 @@ async def test_replies_are_limited_in_size(serve: Serve, streamed: bool) -> None
     with pytest.raises(ModelProtocolError, match="max_reply_bytes"):
         await text_of(model, streamed)
     await model.aclose()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_limit_holds_for_all_parts_of_a_continued_reply(serve: Serve, streamed: bool) -> None:
+    def part(reason: str) -> Scripted:
+        block = text("x" * 3000)
+        if not streamed:
+            return message(block, stop=reason)
+        return events(started(), start(0, block), stop(0), ending(reason), END)
+
+    server = await serve([part("pause_turn"), part("pause_turn"), part("end_turn")])
+    model = AnthropicChatModel("claude-test", base_url=address(server), max_reply_bytes=9000)
+
+    with pytest.raises(ModelProtocolError, match="larger than 9000 bytes; raise max_reply_bytes="):
+        await text_of(model, streamed)
+    await model.aclose()
+
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    "flood",
+    [b": keep\n\n" * 100, b'event: ping\ndata: {"type": "ping"}\n\n' * 50, b"data: " + b"x" * 4000, b"x" * 4000],
+    ids=["comments", "pings", "a giant event", "a giant line"],
+)
+async def test_endless_replies_are_aborted(serve: Serve, flood: bytes, streamed: bool) -> None:
+    first = (events(started()).chunks or [])[0]
+    server = await serve([Scripted(chunks=[first, *[flood] * 400], content_type="text/event-stream")])
+    model = AnthropicChatModel("claude-test", base_url=address(server), max_reply_bytes=100_000)
+
+    with pytest.raises(ModelProtocolError, match="max_reply_bytes"):
+        await text_of(model, streamed)
+    await model.aclose()
+
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_compressed_replies_are_limited_after_decoding(serve: Serve, streamed: bool) -> None:
+    bomb = gzip.compress(b" " * 20_000_000, 6)
+    server = await serve(
+        [
+            Scripted(bomb, headers={"content-encoding": "gzip"}),
+            Scripted(bomb, status=400, headers={"content-encoding": "gzip"}),
+        ]
+    )
+    model = AnthropicChatModel("claude-test", base_url=address(server), max_reply_bytes=100_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelProtocolError, match="max_reply_bytes"):
+            await text_of(model, streamed)
+        with pytest.raises(ModelHttpError) as caught:
+            await text_of(model, streamed)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    await model.aclose()
+
+    assert most < 10_000_000
+    assert (caught.value.status, len(caught.value.body or "")) < (401, 10_000)
 
 
 async def test_redirects_are_not_followed(serve: Serve) -> None:

@@ -32,7 +32,7 @@ from .openai_settings import (
     reasoning_problems,
     server_problems,
 )
-from .server_errors import secrets_in
+from .server_errors import secrets_in, too_large
 from .transport import Transport, repeating
 from .wire_encoding import Fields, ToolNames, joined, json_bytes
 
@@ -268,12 +268,15 @@ class AnthropicChatModel:
     async def chat(self, request: ChatRequest) -> ChatResponse:
         """Send a request and return the whole reply. Raises `ModelError`."""
         interpreter = self._interpreter(request)
+        size = 0
         try:
             for _ in range(1 + MOST_CONTINUATIONS):
                 body, headers = self._body(request, interpreter)
                 received = await self._transport.post(self._path, body, headers)
                 reader = ReplyReader(interpreter)
+                size += len(received.body)
                 try:
+                    self._check_size(size)
                     reader.load(received.body)
                     if not interpreter.is_paused:
                         return reader.end()
@@ -291,6 +294,7 @@ class AnthropicChatModel:
     async def _pieces(self, request: ChatRequest) -> AsyncGenerator[StreamEvent | TextPieces, None]:
         """Yield the events of the reply; pieces of text that arrive together are one `TextPieces`."""
         interpreter = self._interpreter(request)
+        size = 0
         try:
             for _ in range(1 + MOST_CONTINUATIONS):
                 body, headers = self._body(request, interpreter, {"stream": b"true"})
@@ -299,6 +303,8 @@ class AnthropicChatModel:
                     events: list[StreamEvent] = []
                     try:
                         while (block := await next_block(stream, reader, bool(events))) is not None:
+                            size += len(block)
+                            self._check_size(size)
                             events = reader.feed(block)
                             if len(events) > 1 and TEXT_PIECES.issuperset(map(type, events)):
                                 yield TextPieces(events)
@@ -320,6 +326,12 @@ class AnthropicChatModel:
         except ModelError as error:
             self._transport.hide_secrets(error, self._secrets_of(request))
             raise
+
+    def _check_size(self, size: int) -> None:
+        """Raise an error if the parts of a continued reply are too large together."""
+        limit = self._settings.max_reply_bytes
+        if limit is not None and size > limit:
+            raise too_large(limit)
 
     async def aclose(self) -> None:
         """Close the connections. The model can be used again with new connections."""

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 
 from ..errors import ModelProtocolError
+from .server_errors import too_large
 
 LARGE = 2**20
 """Requests with more bytes are sent in parts: aiohttp warns about larger writes."""
@@ -89,10 +90,7 @@ class BoundedBody(httpx2.AsyncByteStream):
                     count += len(piece)
                     if limit is not None and count > limit:
                         if not self._is_error:
-                            what = f"the model server's reply is larger than {limit} bytes"
-                            self.fault = ModelProtocolError(
-                                f"{what}; raise max_reply_bytes= if you expect replies of this size"
-                            )
+                            self.fault = too_large(limit)
                         else:
                             yield piece[: limit - count]
                         return

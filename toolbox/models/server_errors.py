@@ -222,3 +222,9 @@ def _is_disconnection(chain: list[BaseException]) -> bool:
     """Return True if the cause is a broken connection, which one adapter reports as a timeout of connecting."""
     root = next((each for each in reversed(chain) if type(each).__module__.startswith("aiohttp")), None)
     return root is not None and not isinstance(root, TimeoutError) and not _says_timeout(root)
+
+
+def too_large(limit: int) -> ModelProtocolError:
+    """Return the error for a reply with more than `limit` bytes."""
+    what = f"the model server's reply is larger than {limit} bytes"
+    return ModelProtocolError(f"{what}; raise max_reply_bytes= if you expect replies of this size")
