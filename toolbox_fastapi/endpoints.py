@@ -18,7 +18,9 @@ from typing import Annotated, Any, cast
 from weakref import WeakKeyDictionary
 
 from fastapi import Depends, params
+from fastapi.dependencies.utils import get_dependant
 from fastapi.routing import APIRoute
+from fastapi.security.base import SecurityBase
 from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
@@ -38,7 +40,7 @@ from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
 from toolbox.type_keys import metadata_of, unwrapped
 
-from .exchanges import EXCHANGE_KEY, ClientExchange
+from .exchanges import ANY_CHALLENGE, EXCHANGE_KEY, ClientExchange
 
 ENDPOINT_MARK = "__toolbox_endpoint__"
 
@@ -388,9 +390,26 @@ def identity_dependency(identity: Any, where: str) -> Callable[..., Any]:
     name = getattr(dependency.dependency, "__name__", repr(dependency.dependency))
 
     async def resolve_identity(connection: HTTPConnection, found: Any = dependency) -> None:
-        exchange_of(connection).identity = identity_from(found, f"the dependency {name}, identity= of install(…),")
+        exchange = exchange_of(connection)
+        exchange.identity = identity_from(found, f"the dependency {name}, identity= of install(…),")
+        exchange.find_challenge = find_challenge
 
+    find_challenge = functools.cache(functools.partial(challenge_of, resolve_identity))
     return resolve_identity
+
+
+def challenge_of(dependency: Callable[..., Any]) -> str:
+    """Return the `WWW-Authenticate` header for the security schemes that a dependency uses, such as `Bearer`."""
+    found: dict[str, None] = {}
+    todo = [get_dependant(path="/", call=dependency)]
+    while todo:
+        dependant = todo.pop(0)
+        todo += dependant.dependencies
+        if isinstance(dependant.call, SecurityBase):
+            make_error = getattr(dependant.call, "make_not_authenticated_error", None)
+            headers = make_error().headers if make_error is not None else None
+            found[(headers or {}).get("WWW-Authenticate", ANY_CHALLENGE)] = None
+    return ", ".join(found) or ANY_CHALLENGE
 
 
 async def enter_route_dependency(connection: HTTPConnection) -> None:

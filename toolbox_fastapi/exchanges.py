@@ -29,6 +29,9 @@ C = TypeVar("C", bound=HTTPConnection)
 EXCHANGE_KEY = "toolbox.exchange"
 """The key of the `ClientExchange` in an ASGI scope."""
 
+ANY_CHALLENGE = "Bearer"
+"""The `WWW-Authenticate` header if the identity comes from no security scheme of FastAPI: a 401 must have one."""
+
 READ_AHEAD = 16
 """How many messages are read ahead to notice that the client left; uvicorn's messages have 64 KiB at most."""
 
@@ -60,6 +63,7 @@ class ClientExchange:
     # Defaults are class attributes: an object is created for each request, and most never change them.
     connection: HTTPConnection | None = None
     identity: SecurityIdentity | None = None
+    find_challenge: Callable[[], str] | None = None
     failure: BaseException | None = None
     completed = ended = left = entered = False
     _receiving = 0

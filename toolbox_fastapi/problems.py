@@ -37,7 +37,13 @@ from toolbox.limits import UsageLimitExceededError
 from toolbox.runs.documents import call_to_dict
 from toolbox.security import ForbiddenError, UnauthenticatedError
 
-from .exchanges import ApplicationStoppingError, ClientDisconnectedError
+from .exchanges import (
+    ANY_CHALLENGE,
+    EXCHANGE_KEY,
+    ApplicationStoppingError,
+    ClientDisconnectedError,
+    ClientExchange,
+)
 
 logger = logging.getLogger("toolbox.fastapi")
 
@@ -143,7 +149,19 @@ async def answer_with_problem(connection: Request | WebSocket, error: Exception)
         return None
     if isinstance(error, RunSuspendedError):
         return Response(json.dumps(suspension(error)), status_code=problem["status"], media_type="application/json")
-    return Response(json.dumps(problem), status_code=problem["status"], media_type="application/problem+json")
+    return Response(
+        json.dumps(problem),
+        status_code=problem["status"],
+        headers={"WWW-Authenticate": _challenge(connection)} if isinstance(error, UnauthenticatedError) else None,
+        media_type="application/problem+json",
+    )
+
+
+def _challenge(connection: Request) -> str:
+    """Return the `WWW-Authenticate` header of a 401: the schemes from which the identity comes."""
+    exchange: ClientExchange | None = connection.scope.get(EXCHANGE_KEY)
+    find = None if exchange is None else exchange.find_challenge
+    return ANY_CHALLENGE if find is None else find()
 
 
 def suspension(error: RunSuspendedError) -> dict[str, Any]:

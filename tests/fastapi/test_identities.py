@@ -6,7 +6,7 @@ from typing import Annotated, Any, Protocol
 
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Security, WebSocket
-from fastapi.security import APIKeyHeader, HTTPBearer, SecurityScopes
+from fastapi.security import APIKeyHeader, HTTPBasic, HTTPBearer, OAuth2PasswordBearer, SecurityScopes
 from starlette.requests import HTTPConnection, Request
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
@@ -126,6 +126,56 @@ def test_methods_that_the_caller_may_not_call_answer_401_or_403(user: str | None
         assert reply.headers["content-type"] == "application/problem+json"
         assert "Desk" not in reply.text
         assert "admin" not in reply.text
+    assert reply.headers.get("www-authenticate") == ("Bearer" if status == 401 else None)
+
+
+def by_bearer(token: Annotated[Any, Depends(HTTPBearer(auto_error=False))]) -> SecurityIdentity | None:
+    return None
+
+
+def by_key_or_login(
+    key: Annotated[str | None, Security(APIKeyHeader(name="X-Key", auto_error=False))],
+    login: Annotated[Any, Depends(HTTPBasic(realm="shop", auto_error=False))],
+    token: Annotated[Any, Depends(by_bearer)],
+    again: Annotated[Any, Depends(HTTPBearer(auto_error=False))],
+) -> SecurityIdentity | None:
+    return None
+
+
+class Tokens(OAuth2PasswordBearer):
+    def __init__(self) -> None:
+        super().__init__("token", auto_error=False)
+
+
+def by_oauth(token: Annotated[str | None, Depends(Tokens())]) -> SecurityIdentity | None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("identity", "challenge"),
+    [(by_bearer, "Bearer"), (by_key_or_login, 'APIKey, Basic realm="shop", Bearer'), (by_oauth, "Bearer")],
+    ids=["bearer", "several", "oauth"],
+)
+def test_a_401_names_the_schemes_of_the_identity(identity: Any, challenge: str) -> None:
+    app, _ = application(identity=identity)
+    with TestClient(app) as client:
+        assert client.post("/audit").headers["www-authenticate"] == challenge
+        assert client.post("/events").headers["www-authenticate"] == challenge
+        assert "www-authenticate" not in client.get("/me").headers
+
+
+def test_a_401_of_a_mounted_application_names_the_schemes_too() -> None:
+    app, _ = application(identity=by_key_or_login)
+    inner = FastAPI()
+
+    @inner.post("/audit")
+    async def audit(desk: Inject[Desk]) -> str:
+        return await desk.audit("q")
+
+    app.mount("/inner", inner)
+    with TestClient(app) as client:
+        reply = client.post("/inner/audit")
+    assert (reply.status_code, reply.headers["www-authenticate"]) == (401, 'APIKey, Basic realm="shop", Bearer')
 
 
 def test_a_stream_is_refused_before_it_begins() -> None:

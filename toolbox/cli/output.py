@@ -117,7 +117,7 @@ def reach_as_table(ways: Sequence[Reach]) -> Iterator[str]:
         return
     rows = [("entry", "path", "tool", "roles", "approval", "guardrails", "effects")]
     for way in ways:
-        roles = ", ".join(sorted(way.roles)) or ("any identity" if way.needs_identity else "")
+        roles = _roles_text(way)
         guardrails = ", ".join(each.__name__ for each in way.guardrails)
         approval = "yes" if way.requires_approval else ""
         rows.append((way.entry, " → ".join(way.path), way.tool, roles, approval, guardrails, ", ".join(way.effects)))
@@ -125,6 +125,15 @@ def reach_as_table(ways: Sequence[Reach]) -> Iterator[str]:
     for number, row in enumerate(rows):
         line = "  ".join(for_terminal(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         yield f"[bold]{escape(line)}[/bold]" if number == 0 else escape(line)
+
+
+def _roles_text(way: Reach) -> str:
+    """Return the roles of which one is enough; if no single role is, what each check on the way needs."""
+    if not way.checks:
+        return "any identity" if way.needs_identity else ""
+    if all(way.roles <= each for each in way.checks):
+        return ", ".join(sorted(way.roles))
+    return ", and ".join(" or ".join(sorted(each)) for each in way.checks)
 
 
 def reach_as_mermaid(ways: Sequence[Reach]) -> Iterator[str]:
@@ -142,7 +151,7 @@ def reach_as_mermaid(ways: Sequence[Reach]) -> Iterator[str]:
             more = f"<br><small>{_mermaid_text(', '.join(way.effects))}</small>" if last and way.effects else ""
             yield f'  {ids[place]}["{_mermaid_text(text)}{more}"]'
             if depth:
-                roles = ", ".join(sorted(way.roles)) or ("any identity" if way.needs_identity else "")
+                roles = _roles_text(way)
                 label = f'|"{_mermaid_text(roles)}"|' if last and roles else ""
                 yield f"  {ids[steps[:depth]]} -->{label} {ids[place]}"
 

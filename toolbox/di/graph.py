@@ -10,9 +10,11 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias, get_args
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
+from ..security import SecurityIdentity
 from ..type_keys import (
     class_of,
     fitted,
@@ -37,6 +39,7 @@ from .beans import (
     point_of,
     read_class,
 )
+from .decorators import Scope
 from .hints import alike, suggestion, wanted_text, web_request_fix
 
 
@@ -164,6 +167,7 @@ class BeanGraph:
         self.templates: set[int] = set()
         self._derived: dict[Any, int] = {}
         self._bound: dict[tuple[Any, str | None], int] = {}
+        self._absent_callers: dict[int, bool] = {}
         self.binding_problems: list[Problem] = []
         for definition in definitions:
             self._add(definition)
@@ -325,6 +329,34 @@ class BeanGraph:
                     self._index.setdefault(wanted, []).append((self._derived[filled], None))
                 return self._derived[filled]
         return None
+
+    # --- the identity
+
+    def outside(self, key: int) -> Any:
+        """Return what stands for a bean where no request scope is active: the anonymous identity; else `MISSING`."""
+        if self.definitions[key].provides is not SecurityIdentity:
+            return MISSING
+        known = self._absent_callers.get(key)
+        if known is None:
+            known = self._absent_callers[key] = self._needs_request(key)
+        return SecurityIdentity.anonymous() if known else MISSING
+
+    @cached_property
+    def has_callers(self) -> bool:
+        """True if something stands for a bean where no request scope is active."""
+        return any(self.outside(key) is not MISSING for key in range(self.registered))
+
+    def _needs_request(self, goal: int) -> bool:
+        """Return True if a bean, or one that it holds, belongs to a request."""
+        seen, todo = {goal}, [goal]
+        while todo:
+            bean = self._beans[todo.pop()]
+            if bean.definition.scope is Scope.REQUEST:
+                return True
+            more = {key for _, key in bean.holds} - seen
+            seen |= more
+            todo += more
+        return False
 
     # --- lookup
 

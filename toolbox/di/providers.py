@@ -58,6 +58,10 @@ class Started(Protocol):
         """Return the replacement for a seed that the request scope does not have. Raises `MissingBeanError`."""
         ...
 
+    def outside(self, key: int) -> Any:
+        """Return what stands for a bean where no request scope is active, or `MISSING`."""
+        ...
+
     def overriding_changed(self, key: int, began: bool) -> None:
         """Handle the start or end of an override of the provider."""
         ...
@@ -106,6 +110,8 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
         seeds = (owner.request or owner).seeds
         if seeds is not None and key in seeds:
             return seeds[key]
+        if owner.request is None and (nobody := started.outside(key)) is not MISSING:
+            return nobody
         if not self.definition.is_stored:
             if key in started.awaited:
                 raise MustAwait(key)
@@ -195,7 +201,8 @@ class SeedOr(providers.Provider):  # type: ignore[type-arg]  # generic in its st
             return seed()
         request = _current.owner.request if _current.owner is not None else None
         if request is None:
-            return absent
+            nobody = seed.started.outside(key)
+            return absent if nobody is MISSING else nobody
         value = request.store.get(key, MISSING)
         return value if value is not MISSING else seed.started.no_seed(key, absent)
 

@@ -156,6 +156,8 @@ class _Writing:
         """Return an expression that finds a bean in its scope, or creates it."""
         bean = self._graph[key]
         definition = bean.definition
+        if (nobody := self._graph.outside(key)) is not MISSING:
+            return self._caller(bean, nobody)
         if definition.factory_kind is FactoryKind.SEED:
             return self._seed(key, absent)
         if not definition.caches or definition.scope is Scope.DEPENDENT:
@@ -173,6 +175,22 @@ class _Writing:
         else:
             made = f"{place}.create({key}, {self._resolvers.making(key)})"
         return f"(v if (v := {get}({key}, MISSING)) is not MISSING else {made})"
+
+    def _caller(self, bean: Bean, nobody: Any) -> str:
+        """Return an expression for the identity of the request; `nobody` where no request scope is active."""
+        key, definition = bean.key, bean.definition
+        self.may_use_request = True
+        if definition.factory_kind is FactoryKind.SEED:
+            made = f"s.home.no_seed({key})"
+        elif key in self._resolvers._home.awaited:
+            made = f"must_await({key})"
+        elif definition.is_stored and definition.scope is Scope.REQUEST:
+            made = f"r.create({key}, {self._resolvers.making(key)})"
+        else:
+            made = f"{self._resolvers.making(key)}(s)"
+        if definition.scope is Scope.REQUEST and definition.caches:
+            made = f"v if (v := r.store.get({key}, MISSING)) is not MISSING else {made}"
+        return f"({self._resolvers.constant(nobody)} if r is None else {made})"
 
     def _seed(self, key: int, absent: Any) -> str:
         if absent is not MISSING:
@@ -288,6 +306,10 @@ class Planner:
         except TypeError:  # a default that cannot be hashed
             return self._new_plan(value, lambda _: False)
         return plan
+
+    def plan_outside(self, value: Value) -> Plan:
+        """Return the plan for a value where no request scope is active, without the identity and what it needs."""
+        return self._new_plan(value, lambda key: self._graph.outside(key) is not MISSING)
 
     def plan_in(self, request: OpenScope, value: Value) -> Plan:
         """Return the plan for a value in a request scope with seeds, without the beans that they replace."""
@@ -430,6 +452,8 @@ class Stepwise:
     def _is_there(self, key: int, owner: OpenScope) -> bool:
         if key in self.planner.overridden or key in ((owner.request or owner).seeds or ()):
             return True
+        if owner.request is None and self._graph.outside(key) is not MISSING:
+            return True
         return self._graph.definitions[key].is_stored and key in self._place_of(key, owner).store
 
     # --- the steps
@@ -452,6 +476,8 @@ class Stepwise:
                     with owned_by(owner):
                         made = self._providers[key]()
                     return (yield Awaiting(key, made)) if inspect.isawaitable(made) else made
+                if owner.request is None and (nobody := self._graph.outside(key)) is not MISSING:
+                    return nobody
                 has_a_place = self._graph.definitions[key].is_stored
                 if self.planner.is_made_for_one(key) or (key in self.deep and not has_a_place):
                     return (yield self.steps_to_make(key, owner))

@@ -239,7 +239,7 @@ class Wiring(Home):
                 return resolver(scope)
         scope = self.scope()
         recipe = self._recipes.get(wanted) if name is None and scope.direct is self and is_hashable(wanted) else None
-        if recipe is not None and not (scope.request or scope).is_seeded:
+        if recipe is not None and not (scope.request or scope).is_seeded and not self._is_without_caller(scope):
             plan, resolver = recipe
             await self._follow(plan, scope)
             try:
@@ -305,10 +305,20 @@ class Wiring(Home):
         request = scope.request
         if request is not None and request.is_seeded:
             plan = self._planner.plan_in(request, value)
+        elif self._is_without_caller(scope):
+            plan = self._planner.plan_outside(value)
         else:
             plan = self._planner.plan(value)
         await self._follow(plan, scope)
         return plan
+
+    def _is_without_caller(self, scope: OpenScope) -> bool:
+        """Return True if the anonymous identity stands for the one of the request, because none is active."""
+        return scope.request is None and self.graph.has_callers
+
+    def outside(self, key: int) -> Any:
+        """Return what stands for a bean where no request scope is active, or `MISSING`."""
+        return self.graph.outside(key)
 
     async def _follow(self, plan: Plan, scope: OpenScope) -> None:
         for key in plan.awaited:

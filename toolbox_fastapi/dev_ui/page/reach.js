@@ -11,6 +11,13 @@ function nothing() {
   return make("p", {class: "empty"}, "No tool can be reached.");
 }
 
+/** Return the roles of which one is enough; if no single role is, what each check on the way needs. */
+function rolesOf(way) {
+  if (!way.checks.length) return way.needs_identity ? "any identity" : "everybody";
+  if (way.roles.every(role => way.checks.every(check => check.includes(role)))) return way.roles.join(", ");
+  return way.checks.map(check => check.join(" or ")).join(", and ");
+}
+
 function table(ways) {
   const head = ["Entry", "Through", "Tool", "Roles", "Approval", "Guardrails", "Effects"].map(text =>
     make("th", {scope: "col"}, text),
@@ -22,7 +29,7 @@ function table(ways) {
       make("th", {scope: "row"}, way.entry),
       make("td", {}, way.path.join(" → ")),
       make("td", {}, make("code", {}, way.tool)),
-      make("td", {}, way.roles.join(", ") || (way.needs_identity ? "any identity" : "everybody")),
+      make("td", {}, rolesOf(way)),
       make("td", {}, way.requires_approval ? "yes" : ""),
       make("td", {}, way.guardrails.join(", ")),
       make("td", {}, way.effects.join(", ")),
