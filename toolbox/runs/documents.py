@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -32,16 +32,31 @@ class UnreadableDocumentError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OuterCall:
+    """A call of a service as a tool, inside of which another call waits: as the model wrote it.
+
+    `service` and `method` asked for it.
+    """
+
+    id: str
+    service: str
+    method: str
+    tool_name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingCall:
     """A pending call, with what is needed to check an answer.
 
-    `method` is the service method that asked for it.
+    `method` is the service method that asked for it. `outer` are the calls that it is part of, outermost first.
     """
 
     call: PendingCall
     method: str
     approvers: tuple[str, ...] = ()
     not_self: bool = False
+    outer: tuple[OuterCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +192,7 @@ def _waiting_to_dict(waiting: WaitingCall) -> dict[str, Any]:
         "method": waiting.method,
         "approvers": list(waiting.approvers),
         "not_self": waiting.not_self,
+        "outer": [asdict(each) for each in waiting.outer],
     }
 
 
@@ -186,6 +202,7 @@ def _waiting(written: Any) -> WaitingCall:
         method=written["method"],
         approvers=tuple(written["approvers"]),
         not_self=written["not_self"],
+        outer=tuple(OuterCall(**each) for each in written.get("outer", ())),
     )
 
 

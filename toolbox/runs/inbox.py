@@ -9,7 +9,16 @@ import asyncio
 import builtins
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from contextvars import Context
 from dataclasses import replace
@@ -51,9 +60,10 @@ from ..services.driver import run, stream
 from ..services.invocation import Invocation
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Kind, Result, Shape
-from ..services.plans import MethodPlan, place_of_added_tools, services_below, tools_added
+from ..services.plans import MethodPlan, place_of_added_tools, plan_behind, services_below, tools_added
 from ..tools.failures import message_of
 from ..tools.pipeline import Tool
+from ..type_keys import class_of
 from .answers import KINDS, Answer, HistoryEntry, Run
 from .codecs import (
     json_value,
@@ -173,6 +183,8 @@ class Runs(RunStarting):
         if limit < 0:
             raise ValueError(f"limit={limit}; use 0 or more")
         name = qualified(service) if isinstance(service, type) else service
+        if name is not None and not is_text(name):
+            return []
 
         async def find() -> builtins.list[Run[Any]]:
             found = await (await self._opened()).find(status=status, service=name, limit=limit)
@@ -418,7 +430,7 @@ class Runs(RunStarting):
         waiting = next((each for each in prepared.document.waiting if each.call.id == call_id), None)
         if waiting is None:
             pending = ", ".join(each.call.id for each in prepared.document.waiting) or "none"
-            raise RunAnswerError(run_id, f"no pending call has the id {call_id!r}; pending: {pending}")
+            raise RunAnswerError(run_id, f"no pending call has the id {shortened(call_id)}; pending: {pending}")
         call = waiting.call
         if not isinstance(answer, Answer):
             fix = "use approve(), reject(…), respond(…), fail(…) or retry()"
@@ -428,35 +440,41 @@ class Runs(RunStarting):
             raise RunAnswerError(
                 run_id, f"call {call_id} is of kind {call.kind!r}, so {answer.kind}() does not fit; use {allowed}"
             )
-        if answer.kind in ("approve", "reject"):
-            self._check_person(run_id, waiting, prepared.document, by)
-            if answer.arguments is not None:
-                answer = replace(answer, arguments=_json_arguments(run_id, call, answer.arguments))
-                await self._check_arguments(stored, prepared, waiting, answer.arguments or {})
+        if call.kind == "approval":
+            self._check_person(run_id, waiting, prepared, by)
+        if answer.kind == "approve" and answer.arguments is not None:
+            answer = replace(answer, arguments=_json_arguments(run_id, call, answer.arguments))
+            await self._check_arguments(stored, prepared, waiting, answer.arguments or {})
         if answer.kind == "respond":
             try:
                 answer = replace(answer, value=json_value(answer.value))
             except Exception as error:  # any exception of the value's own serializers
                 kind = type(answer.value).__name__
                 raise RunAnswerError(run_id, f"call {call_id}: a {kind} cannot be written as JSON") from error
-        if answer.reason is not None and not isinstance(answer.reason, str):
-            raise RunAnswerError(run_id, f"call {call_id}: the reason must be text")
+            _check_size(run_id, call, "the value", json.dumps(answer.value), MAX_ANSWER)
+        if answer.reason is not None:
+            if not isinstance(answer.reason, str):
+                raise RunAnswerError(run_id, f"call {call_id}: the reason must be text")
+            _check_size(run_id, call, "the reason", answer.reason, MAX_REASON)
         return waiting, answer
 
-    def _check_person(self, run_id: str, waiting: WaitingCall, document: RunDocument, by: Any) -> None:
-        """Raise `RunAnswerError` if this person may not decide about the call."""
-        call_id, name = waiting.call.id, person_name(by)
-        if waiting.approvers:
+    def _check_person(self, run_id: str, waiting: WaitingCall, prepared: _Prepared, by: Any) -> None:
+        """Raise `RunAnswerError` if this person may not decide about the call. The present rules of its tool count."""
+        call_id, name, document = waiting.call.id, person_name(by), prepared.document
+        tool = self._tool_of(run_id, waiting, prepared.added)
+        approvers, not_self = waiting.approvers, waiting.not_self
+        if tool is not None and tool.requires_approval is not False:
+            approvers, not_self = tool.approvers, tool.not_self
+        if approvers:
             roles = getattr(by, "roles", None)
+            needed = ", ".join(approvers)
             if roles is None:
-                needed = ", ".join(waiting.approvers)
                 raise RunAnswerError(
                     run_id, f"call {call_id} needs a person with one of the roles {needed}; pass by=SecurityIdentity(…)"
                 )
-            if not set(waiting.approvers) & set(roles):
-                needed = ", ".join(waiting.approvers)
+            if not set(approvers) & set(roles):
                 raise RunAnswerError(run_id, f"call {call_id}: {name!r} may not approve it; it needs one of: {needed}")
-        if waiting.not_self:
+        if not_self:
             if not name:
                 raise RunAnswerError(run_id, f"call {call_id} needs the approval of another person; pass by=")
             if document.identity is not None and document.identity["name"] == name:
@@ -514,23 +532,29 @@ class Runs(RunStarting):
         added: Sequence[Tool] | None = self._host.tools_added_by(document.added_by) if document.added_by else ()
         if added is None:
             raise RunIncompatibleError(run_id, f"this program has no endpoint {document.added_by}, which adds tools")
+        edited = {each.call_id for each in document.answers if each.answer.arguments is not None}
         for each in document.waiting:
-            self._check_fits(run_id, each, each.call.arguments, added)
+            tool, call = self._tool_of(run_id, each, added), each.call
+            _check_fits(run_id, tool, call.id, call.tool_name, json.dumps(dict(call.arguments)))
+            self._check_outer(run_id, each, added, edited)
         return _Prepared(plan, arguments, seeds, document, added)
 
-    def _check_fits(
-        self, run_id: str, waiting: WaitingCall, arguments: Mapping[str, Any], added: Sequence[Tool]
-    ) -> None:
-        """Raise `RunIncompatibleError` if the tool of a pending call no longer accepts its arguments."""
-        tool, call = self._tool_of(run_id, waiting, added), waiting.call
-        if tool is None or tool.decode is None:
-            return
-        try:
-            tool.decode(ToolExecutionRequest(call.id, call.tool_name, json.dumps(dict(arguments))))
-        except ToolArgumentsError as error:
-            faults = "; ".join(f"{path}: {message}" if path else message for path, message in error.problems)
-            reason = f"the tool {call.tool_name!r} no longer accepts the arguments of call {call.id} ({faults})"
-            raise RunIncompatibleError(run_id, reason) from error
+    def _check_outer(self, run_id: str, waiting: WaitingCall, added: Sequence[Tool], edited: Collection[str]) -> None:
+        """Raise `RunIncompatibleError` if a service that a call waits in is no longer reached by the same calls."""
+        inside = [*((each.service, each.method) for each in waiting.outer), (waiting.call.service, waiting.method)][1:]
+        for outer, (service, method) in zip(waiting.outer, inside, strict=True):
+            plan = self._plan_of(run_id, outer.service, outer.method)
+            tool = self._offered(run_id, plan, outer.tool_name, added if "/" not in outer.id else ())
+            if tool is None:
+                continue
+            inner = plan_behind(tool)
+            if inner is None and tool.bean is not None:
+                inner = self._host.plans_of(qualified(class_of(tool.bean))).get(tool.member)
+            if inner is None or (qualified(inner.service), inner.name) != (service, method):
+                reason = f"the tool {outer.tool_name!r} of {plan.where} is no longer {service}.{method}"
+                raise RunIncompatibleError(run_id, reason)
+            if outer.id not in edited:
+                _check_fits(run_id, tool, outer.id, outer.tool_name, outer.arguments)
 
     def _tool_of(self, run_id: str, waiting: WaitingCall, added: Sequence[Tool]) -> Tool | None:
         """Return the tool of a pending call; None for one that a tool provider adds during the call.
@@ -538,15 +562,21 @@ class Runs(RunStarting):
         `added` are the tools of the endpoint, which only the outermost call has.
         """
         call = waiting.call
-        plan = self._host.plans_of(call.service).get(waiting.method)
+        plan = self._plan_of(run_id, call.service, waiting.method)
+        return self._offered(run_id, plan, call.tool_name, added if "/" not in call.id else ())
+
+    def _plan_of(self, run_id: str, service: str, method: str) -> MethodPlan:
+        plan: MethodPlan | None = self._host.plans_of(service).get(method)
         if plan is None:
-            raise RunIncompatibleError(run_id, f"this program has no method {waiting.method!r} in {call.service}")
-        tool = plan.toolset.by_name.get(call.tool_name)
-        if tool is None and "/" not in call.id:
-            tool = next((each for each in added if each.name == call.tool_name), None)
+            raise RunIncompatibleError(run_id, f"this program has no method {method!r} in {service}")
+        return plan
+
+    def _offered(self, run_id: str, plan: MethodPlan, name: str, added: Sequence[Tool]) -> Tool | None:
+        """Return a tool of a method; None if only a tool provider can have it. Raises `RunIncompatibleError`."""
+        tool = plan.toolset.by_name.get(name) or next((each for each in added if each.name == name), None)
         if tool is None and not plan.providers:
-            raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {call.tool_name!r}")
-        return cast("Tool | None", tool)
+            raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {name!r}")
+        return tool
 
     async def _identity_of(self, run_id: str, prepared: _Prepared) -> Any:
         """Return the identity for a run that continues. Raises `ForbiddenError` if the loader refuses it."""
@@ -794,7 +824,7 @@ class Runs(RunStarting):
         from ..services.memory import ChatMemoryKey
 
         given = None if plan.run_id_parameter is None else arguments[plan.run_id_parameter]
-        if given is not None and (not isinstance(given, str) or not given or len(given) > 200 or "\0" in given):
+        if given is not None and not is_storable(given):
             raise ValueError(f"{plan.where}: the run id must be a text of 1 to 200 characters")
         attributes, added_by = current_attributes.get(), place_of_added_tools()
         document = await describe(plan, self._host, arguments, attributes, added_by)
@@ -826,9 +856,10 @@ class Runs(RunStarting):
         return cast("asyncio.AbstractEventLoop | None", self._host.loop)
 
     async def _loaded(self, run_id: str) -> StoredRun:
-        stored = await (await self._opened()).load(run_id)
+        # No run has another id, and databases refuse some of them with errors of their own.
+        stored = await (await self._opened()).load(run_id) if is_storable(run_id) else None
         if stored is None:
-            raise RunNotFoundError(run_id)
+            raise RunNotFoundError(run_id if is_storable(run_id) else shortened(run_id))
         return stored
 
     async def _on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -848,11 +879,56 @@ class Runs(RunStarting):
         return await (await self._opened()).suspended_in(conversation_key(key))
 
 
+MAX_REASON = 10_000
+"""The maximum length of a reason, in characters."""
+
+MAX_ANSWER = 1_000_000
+"""The maximum length of replaced arguments, and of the value of a response, in characters of JSON."""
+
+
+def is_storable(run_id: object) -> bool:
+    """Return True for a text that can be the id of a run: 1 to 200 characters that a database can store."""
+    return isinstance(run_id, str) and 0 < len(run_id) <= 200 and is_text(run_id)
+
+
+def is_text(given: str) -> bool:
+    """Return True for a text that a database can store."""
+    return "\0" not in given and not any("\ud800" <= each <= "\udfff" for each in given)
+
+
+def shortened(given: object) -> str:
+    """Return what a client sent, for an error text."""
+    text = repr(given)
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
 def _json_arguments(run_id: str, call: PendingCall, arguments: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return dict(json_value(dict(arguments)))
+        written = dict(json_value(dict(arguments)))
     except Exception as error:  # any exception of a value's own serializers
-        raise RunAnswerError(run_id, f"call {call.id}: the arguments cannot be written as JSON ({error})") from error
+        fact = f"call {call.id}: the arguments cannot be written as JSON ({shortened(str(error))})"
+        raise RunAnswerError(run_id, fact) from error
+    _check_size(run_id, call, "the arguments", json.dumps(written), MAX_ANSWER)
+    return written
+
+
+def _check_size(run_id: str, call: PendingCall, what: str, text: str, limit: int) -> None:
+    """Raise `RunAnswerError` for a part of an answer that is too long."""
+    if len(text) > limit:
+        fact = f"{what} must have at most {limit:,} characters; got {len(text):,}"
+        raise RunAnswerError(run_id, f"call {call.id}: {fact}")
+
+
+def _check_fits(run_id: str, tool: Tool | None, call_id: str, name: str, arguments: str) -> None:
+    """Raise `RunIncompatibleError` if a tool no longer accepts the arguments of a call."""
+    if tool is None or tool.decode is None:
+        return
+    try:
+        tool.decode(ToolExecutionRequest(call_id, name, arguments))
+    except ToolArgumentsError as error:
+        faults = "; ".join(f"{path}: {message}" if path else message for path, message in error.problems)
+        reason = f"the tool {name!r} no longer accepts the arguments of call {call_id} ({faults})"
+        raise RunIncompatibleError(run_id, reason) from error
 
 
 def _error_text(document: RunDocument) -> str | None:

@@ -49,6 +49,7 @@ from .answers import Answer
 from .codecs import qualified, writable
 from .documents import (
     GivenAnswer,
+    OuterCall,
     RecordedFailureError,
     RecordedToolError,
     RunDocument,
@@ -323,7 +324,9 @@ class RunSession:
         if place.call in self._edited:  # a person chose them; guardrails may have changed them since
             self._edited.discard(place.call)
             return approvals[-1]
-        return next((each for each in reversed(approvals) if dict(each.asked) == arguments), None)
+        # The arguments that a person replaced are not approved.
+        unchanged = [each for each in approvals if each.answer.arguments is None]
+        return next((each for each in reversed(unchanged) if dict(each.asked) == arguments), None)
 
     def _answers(self, place: str) -> list[GivenAnswer]:
         answers = self.document.answers if self.document is not None else ()
@@ -471,7 +474,7 @@ class RunSession:
         """Store the suspended run, in one transaction. `run` is the header of a run that is not stored yet."""
         assert self.document is not None
         waiting = {**{each.call.id: each for each in self._retained()}, **self._waiting}
-        ordered = tuple(waiting[each] for each in sorted(waiting, key=place_order))
+        ordered = tuple(self._with_outer(waiting[each]) for each in sorted(waiting, key=place_order))
         document = self.document = self.document.changed(waiting=ordered)
         self.pending = document.pending
         records = [*self._snapshot_records()]
@@ -484,6 +487,30 @@ class RunSession:
         run = replace(run, id=self.id, status="suspended", document=document.to_json())
         if not await self._using(lambda store: store.create(run, [*self._buffered(), *records])):
             raise RunConflictError(self.id, "another call")
+
+    def _with_outer(self, waiting: WaitingCall) -> WaitingCall:
+        """Return the pending call with the calls of services that it is part of."""
+        steps = waiting.call.id.split("/")
+        if len(steps) == 1 or waiting.outer:
+            return waiting
+        outer = []
+        for depth, step in enumerate(steps[:-1]):
+            invocation = self._suspended["/".join(steps[:depth])][0]
+            number = int(step.partition(".")[0])
+            request = invocation.state.pending[number - len(invocation.state.executions)].request
+            context = invocation.context
+            place = "/".join((*steps[:depth], str(number)))
+            service = qualified(context.service)
+            outer.append(
+                OuterCall(
+                    id=place,
+                    service=service,
+                    method=context.method,
+                    tool_name=request.name,
+                    arguments=request.arguments,
+                )
+            )
+        return replace(waiting, outer=tuple(outer))
 
     @property
     def suspension(self) -> RunSuspended:
@@ -539,7 +566,13 @@ class RunSession:
         except LeaseLostError:
             raise
         except Exception as error:
-            raise RunStoreError(self.id, f"{type(error).__name__}: {error}") from error
+            raise RunStoreError(self.id, fact_of(error)) from error
+
+
+def fact_of(error: Exception) -> str:
+    """Return the type and the text of an error of a store, without the statement and its values, such as documents."""
+    cause = getattr(error, "orig", None)  # of SQLAlchemy: the error of the database
+    return f"{type(error).__name__}: {error if cause is None else cause}"
 
 
 # --- recording in the tool's own transaction
