@@ -6,7 +6,7 @@
 #   make test               run the tests                make check    check formatting, lint, types, architecture
 #   make crash              kill processes of durable runs at random for ten minutes, then check the results
 #   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app
-#        bench-runs wire
+#        bench-runs bench-inbox wire
 #                           compare one area with other libraries
 #   make bench-search       measure the tool search with 1,000 tools of published MCP servers
 #   make bench              run all benchmarks one after another, and save their figures; use a quiet machine
@@ -49,7 +49,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .PHONY: help run ask test compat-mcp check docs pictures format constraints clean wire bench charts \
 	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app \
-	bench-search bench-runs crash
+	bench-search bench-runs bench-inbox crash
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -183,6 +183,9 @@ bench-search: $(BENCH_STAMP)
 
 bench-runs: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.runs $(ARGS)
+
+bench-inbox: $(BENCH_STAMP)
+	@$(BENCH_PY) -m benchmarks.inbox $(ARGS)
 
 wire: $(BENCH_STAMP)
 	@$(BENCH_PY) -m benchmarks.wire $(ARGS)

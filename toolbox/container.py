@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType, TracebackType
@@ -231,6 +231,12 @@ class Container:
         )
         return host, problems
 
+    def _added_tools(self) -> Iterator[Sequence[Tool]]:
+        """Yield the tools that each endpoint adds to calls. Invalid ones are reported with their endpoint."""
+        for find in self._tool_finders:
+            with suppress(IllegalConfigurationError):
+                yield from find().values()
+
     def check(self, *, models: bool = True) -> list[Problem]:
         """Return all configuration problems without starting the container.
 
@@ -258,7 +264,7 @@ class Container:
         host.models.are_checked, settings_are_read = models, not problems
         problems = [*problems, *registered.problems(), *tool_problems(registered.graph)]
         problems += host.models.section_problems(problems)
-        problems += host.run_problems(registered.graph)
+        problems += host.run_problems(registered.graph, self._added_tools())
         problems += listener_problems(registered.graph)
         problems += global_interceptor_problems(registered.graph)
         problems += estimator_problems(registered.graph)

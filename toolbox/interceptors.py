@@ -11,8 +11,13 @@ import inspect
 from abc import ABC, abstractmethod
 from asyncio import current_task
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
+from uuid import UUID
 
 from .bean_references import GLOBAL_INTERCEPTOR_MARK, BeanReference, naming
 from .chat import ChatRequest, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, ToolSpecification
@@ -209,8 +214,9 @@ class _AroundTool:
         bean = self.interceptor.instance
         if bean is None:
             bean = await call.environment.scope.aget(self.interceptor.bean)
-        invocation = ToolInvocation(call.request, call.tool.specification, call.visible_arguments(), call.context)
-        proceed = _ProceedWithTool(self, call, invocation)
+        arguments = call.visible_arguments()
+        invocation = ToolInvocation(call.request, call.tool.specification, _shown(arguments), call.context)
+        proceed = _ProceedWithTool(self, call, invocation, arguments)
         try:
             result = await bean.around_tool(invocation, proceed)
         except Exception:
@@ -271,9 +277,11 @@ class _ProceedWithTool(_Proceed):
     encoded: Encoded | None = None
     result: ToolExecutionResult | None = None
 
-    def __init__(self, around: _AroundTool, call: ToolCall, invocation: ToolInvocation) -> None:
+    def __init__(
+        self, around: _AroundTool, call: ToolCall, invocation: ToolInvocation, arguments: Mapping[str, Any]
+    ) -> None:
         super().__init__()
-        self._around, self._call, self._invocation = around, call, invocation
+        self._around, self._call, self._invocation, self._arguments = around, call, invocation, arguments
 
     async def __call__(self, invocation: ToolInvocation) -> ToolExecutionResult:
         self.begin()
@@ -298,10 +306,36 @@ class _ProceedWithTool(_Proceed):
             fact = f"proceed was called with {type(invocation).__name__}"
             problem = Problem(self._call.tool.where, fact, "pass the ToolInvocation, or call.with_arguments(…)")
             raise IllegalConfigurationError([problem])
-        known = self._invocation.arguments
+        known, shown = self._arguments, self._invocation.arguments
         return {
-            name: value for name, value in invocation.arguments.items() if name not in known or value is not known[name]
+            name: value
+            for name, value in invocation.arguments.items()
+            if name not in known
+            or not (value is known[name] or (value is shown.get(name) and _equal(value, known[name])))
         }
+
+
+_UNCHANGEABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
+
+
+def _shown(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments for an interceptor: copies, so that changing one in place has no effect on the tool.
+
+    An object that cannot be copied is passed as it is.
+    """
+    shown = dict(arguments)
+    for name, value in arguments.items():
+        if type(value) not in _UNCHANGEABLE:
+            with suppress(Exception):  # `__deepcopy__` and `__reduce__` of user types can raise anything
+                shown[name] = deepcopy(value)
+    return shown
+
+
+def _equal(one: object, other: object) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # `__eq__` of user types can raise anything
+        return False
 
 
 def _ends_invocation(error: BaseException) -> bool:

@@ -3,10 +3,11 @@
 from typing import Any, Protocol
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from toolbox import AiMessage, ChatResponse, Container, MemoryId, TokenStream, register_ai_service, tool
+from toolbox import AiMessage, ChatResponse, Container, MemoryId, TokenStream, register_ai_service, tool, toolbox
+from toolbox import Inject as ToolInject
 from toolbox.errors import (
     ConversationSuspendedError,
     RunAnswerError,
@@ -103,3 +104,37 @@ def test_errors_of_runs_have_their_status_and_show_no_inner_text(number: int) ->
 
     assert response.status_code == ERRORS[number][1]
     assert "secret" not in response.text
+
+
+# --- tools that an endpoint adds
+
+
+class Approved:
+    @tool(requires_approval=True)
+    def pay(self, euros: int) -> str:
+        return "paid"
+
+
+class Reading:
+    @tool
+    def path(self, request: ToolInject[Request]) -> str:
+        return request.url.path
+
+
+@register_ai_service
+class Plain(Protocol):
+    async def chat(self, text: str) -> str: ...
+
+
+@pytest.mark.parametrize("tools", [(Reading, Approved), (Reading,), (Approved,)], ids=["both", "reading", "approved"])
+def test_a_tool_of_an_endpoint_that_needs_a_seed_which_is_not_kept_is_a_problem_at_start(tools: Any) -> None:
+    app, container = FastAPI(), Container(models={"default": ScriptedChatModel([])}).register(Plain)
+    install(app, container)
+
+    @app.post("/chat")
+    @toolbox(*tools)
+    async def chat(desk: Inject[Plain]) -> str: ...
+
+    problems = [str(each) for each in container.check()]
+    assert len(problems) == (len(tools) == 2)
+    assert all("Reading.path -> Request: a call of it can be suspended" in each for each in problems)

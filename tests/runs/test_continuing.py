@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from toolbox import (
     AiMessage,
@@ -338,6 +338,31 @@ async def test_seeds_identity_and_attributes_are_there_again_in_another_process(
 async def test_an_attribute_that_cannot_be_written_is_named_when_the_call_is_suspended() -> None:
     with pytest.raises(IllegalConfigurationError, match="'lock'"):
         await suspended_help(InMemoryRunStore(), lock=object())
+
+
+class Vault(BaseModel):
+    keys: dict[str, SecretStr]
+
+
+async def test_a_secret_that_would_be_lost_is_named_when_the_call_is_suspended() -> None:
+    vault = Vault(keys={"door": SecretStr("sesame")})
+    async with container(asks(REFUND), run_seeds=(Vault,)) as here, here.request_scope({Vault: vault}):
+        with pytest.raises(IllegalConfigurationError, match=r"seed Vault .* contains a SecretStr") as raised:
+            await here.get(Desk).chat("room", "refund")
+        assert "sesame" not in str(raised.value)
+        assert await here.runs.list() == []
+    async with container(asks(REFUND)) as here:
+        with (
+            invocation_attributes(key=[SecretStr("sesame")]),
+            pytest.raises(IllegalConfigurationError, match="'key'") as raised,
+        ):
+            await here.get(Desk).chat("room", "refund")
+        assert "sesame" not in str(raised.value)
+    async with container(asks(REFUND), asks(REFUND), run_seeds=(Vault,)) as here:
+        async with here.request_scope({Vault: Vault(keys={"**********": SecretStr("")})}):
+            with pytest.raises(IllegalConfigurationError, match="SecretStr"):
+                await here.get(Desk).chat("room", "**********")
+        assert (await here.get(Desk).chat("room", "**********")).pending  # stars of the user's own
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Protocol
 
 import pytest
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from toolbox import (
     AiMessage,
@@ -420,6 +420,65 @@ async def test_changing_the_dictionary_of_arguments_in_place_has_no_effect() -> 
         return await proceed(call)
 
     assert (await execution(around(sneak))).result == "6"
+
+
+class Position(BaseModel):
+    order: int
+
+
+class Uncopied:
+    """An object that cannot be copied, and cannot be compared."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("it cannot be copied")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("it cannot be compared")
+
+    __hash__ = None  # type: ignore[assignment]  # as for all objects with an own equality
+
+
+@pytest.mark.parametrize("passes_it_on", [False, True])
+async def test_changing_a_part_of_an_argument_in_place_does_not_pass_by_the_checks(passes_it_on: bool) -> None:
+    seen: list[Any] = []
+
+    @tool
+    def ship(orders: Annotated[list[int], Field(max_length=2)], first: Position, last: Position | None = None) -> str:
+        seen.append((orders, first.order))
+        return "shipped"
+
+    async def sneak(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        call.arguments["orders"].append(666)
+        call.arguments["first"].order = 666
+        changed = call.with_arguments(orders=call.arguments["orders"], last={"order": 1}) if passes_it_on else call
+        return await proceed(changed)
+
+    model = scripted(tool_call("ship", {"orders": [1, 2], "first": {"order": 1}}), "done")
+    service = assistant(around(sneak), model=model, tools=[ship], on_tool_arguments_error=return_to_model)
+    [done] = (await service.ask("x")).tool_executions
+    assert (done.is_error, seen) == ((True, []) if passes_it_on else (False, [([1, 2], 1)]))
+
+
+async def test_arguments_that_cannot_be_copied_or_compared_are_passed_as_they_are() -> None:
+    seen: list[Any] = []
+
+    @tool
+    def hold(
+        thing: Annotated[Any, AfterValidator(lambda _: Uncopied())],
+        things: Annotated[Any, AfterValidator(lambda _: [Uncopied()])],
+    ) -> str:
+        seen.extend((thing, things))
+        return "held"
+
+    async def change(call: ToolInvocation, proceed: ToolProceed) -> ToolExecutionResult:
+        seen.append(call.arguments["thing"])
+        await proceed(call)
+        return await proceed(call.with_arguments(thing=call.arguments["thing"]))
+
+    model = scripted(tool_call("hold", {"thing": 1, "things": 2}), "done")
+    [done] = (await assistant(around(change), model=model, tools=[hold]).ask("x")).tool_executions
+    assert done.result == "held"
+    assert seen[0] is seen[1] is seen[3]
 
 
 async def test_an_inner_interceptor_sees_the_arguments_that_an_outer_one_changed() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,31 @@ def _written(annotation: Any, value: Any) -> Any:
     adapter = adapter_of(annotation)
     text = adapter.dump_json(value, by_alias=True, warnings="error")
     adapter.validate_json(text)
+    _refuse_secret(value, text)
     return json.loads(text)
+
+
+def _refuse_secret(value: Any, text: bytes) -> None:
+    """Raise `ValueError` for a `SecretStr` and the like in a value: pydantic writes stars, and the value is lost."""
+    from pydantic import Secret, SecretBytes, SecretStr
+
+    if b"*" * 10 not in text:
+        return
+    todo: list[Any] = [value]
+    seen: set[int] = set()
+    while todo:
+        here = todo.pop()
+        if isinstance(here, (SecretStr, SecretBytes, Secret)):
+            raise ValueError(f"it contains a {type(here).__name__}, which pydantic writes without its value")
+        if id(here) in seen or isinstance(here, (str, bytes, int, float)):
+            continue
+        seen.add(id(here))
+        if isinstance(here, Mapping):
+            todo += [*here, *here.values()]
+        elif isinstance(here, Iterable) and isinstance(here, Sized):
+            todo += here
+        names = (*getattr(here, "__dict__", ()), *getattr(type(here), "__slots__", ()))
+        todo += [getattr(here, name, None) for name in names]
 
 
 def _read(annotation: Any, written: Any) -> Any:
@@ -200,7 +224,9 @@ def write_attributes(attributes: Mapping[str, Any], where: str) -> dict[str, Any
     written = {}
     for name, value in attributes.items():
         try:
-            written[name] = json.loads(json.dumps(to_jsonable_python(value)))
+            text = json.dumps(to_jsonable_python(value))
+            _refuse_secret(value, text.encode())
+            written[name] = json.loads(text)
         except Exception as error:  # any exception of the value's own serializers
             fact = f"the attribute {name!r} is a {type(value).__name__}, which cannot be stored with the run"
             fix = "use a value that pydantic can write as JSON in invocation_attributes(…)"

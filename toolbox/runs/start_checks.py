@@ -18,6 +18,7 @@ from ..errors import Problem
 from ..security import SecurityIdentity
 from ..services.layering import named_at_method, named_at_tool
 from ..services.plans import FunctionMessage, MethodPlan, plan_behind
+from ..tools.pipeline import Tool
 from ..type_keys import type_name
 from .codecs import adapter_of
 from .starting import RunEngine
@@ -27,9 +28,16 @@ Plans: TypeAlias = Mapping[type[Any], Mapping[str, MethodPlan]]
 
 
 def run_problems(
-    plans: Plans, graph: BeanGraph, run_seeds: Iterable[Any], interceptors: Sequence[BeanReference] = ()
+    plans: Plans,
+    graph: BeanGraph,
+    run_seeds: Iterable[Any],
+    interceptors: Sequence[BeanReference] = (),
+    added: Iterable[Sequence[Tool]] = (),
 ) -> Iterator[Problem]:
-    """Yield problems of suspendable and durable methods, and of the kept seeds. `interceptors` are the global ones."""
+    """Yield problems of suspendable and durable methods, and of the kept seeds. `interceptors` are the global ones.
+
+    `added` are the tools of each endpoint with a tool that can be suspended.
+    """
     seeds = tuple(run_seeds)
     yield from _seed_problems(seeds)
     yield from _bean_problems(graph)
@@ -45,6 +53,9 @@ def run_problems(
         if plan.durable or plan.may_suspend:
             for path, problem in _Needs(plans, graph, kept, interceptors).of(plan, (plan.where,)):
                 found.setdefault(path, problem)
+    for tools in added:
+        for path, problem in _Needs(plans, graph, kept, interceptors).of_tools(tools, ()):
+            found.setdefault(path, problem)
     yield from found.values()
 
 
@@ -108,7 +119,11 @@ class _Needs:
         if plan.durable and isinstance(plan.system, FunctionMessage):
             for parameter in plan.system.injected:
                 yield from self._of_point(parameter.wanted, path, parameter.optional)
-        for tool in plan.toolset.tools:
+        yield from self.of_tools(plan.toolset.tools, path)
+
+    def of_tools(self, tools: Iterable[Tool], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Problem]]:
+        """Yield the same for these tools."""
+        for tool in tools:
             inner = plan_behind(tool) if tool.function is not None else self._plans.get(tool.bean, {}).get(tool.member)
             if tool.is_service and inner is not None:
                 yield from self.of(inner, (*path, inner.where))

@@ -384,15 +384,20 @@ class ContainerHost:
         """The method plans of all services, by class; available after the check."""
         return {cls: service.plans for cls, service in self._services.items()}
 
-    def run_problems(self, graph: BeanGraph) -> Iterator[Problem]:
-        """Decide which calls may be suspended. Yield problems with runs: of seeds, stores and durable methods."""
+    def run_problems(self, graph: BeanGraph, added: Iterable[Sequence[Tool]] = ()) -> Iterator[Problem]:
+        """Decide which calls may be suspended. Yield problems with runs: of seeds, stores and durable methods.
+
+        `added` are the tools that each endpoint adds to the services that it calls.
+        """
         settle(self.plans)
         plans = [plan for methods in self.plans.values() for plan in methods.values()]
-        if not (self.run_seeds or _runs_are_imported() or any(each.durable or each.may_suspend for each in plans)):
+        added = [tools for tools in added if any(map(self.tool_may_suspend, tools))]
+        suspends = added or any(each.durable or each.may_suspend for each in plans)
+        if not (self.run_seeds or suspends or _runs_are_imported()):
             return
         from ..runs.start_checks import run_problems
 
-        yield from run_problems(self.plans, graph, self.run_seeds, self.layers.interceptors)
+        yield from run_problems(self.plans, graph, self.run_seeds, self.layers.interceptors, added)
 
     def checked(self, graph: BeanGraph) -> None:
         """Use this graph for the plans of services, and to check the beans of tools."""
