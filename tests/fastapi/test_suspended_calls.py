@@ -137,4 +137,4 @@ def test_a_tool_of_an_endpoint_that_needs_a_seed_which_is_not_kept_is_a_problem_
 
     problems = [str(each) for each in container.check()]
     assert len(problems) == (len(tools) == 2)
-    assert all("Reading.path -> Request: a call of it can be suspended" in each for each in problems)
+    assert all("Reading.path -> Request" in each and "run_seeds" in each for each in problems)
