@@ -150,7 +150,7 @@ install(app, transfer_container())
 
 @app.post("/transfers", status_code=202)
 async def transfer(order: Order, runs: Inject[Runs]) -> dict[str, str]:
-    """Start a transfer, which goes on if this process ends."""
+    """Start a transfer, which continues if this process ends."""
     run = await runs.start(TransferAgent.transfer, order.id, order.payer, order.payee, order.cents)
     return {"run_id": run.id, "status": run.status}
 

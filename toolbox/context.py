@@ -532,7 +532,7 @@ class Caller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeferredAnswer:
-    """The answer to a deferred call, for a tool that goes on with it.
+    """The answer to a deferred call, for a tool that continues with it.
 
     `attributes` are those of the `ToolDeferred`; `value` is that of `respond`.
     """

@@ -364,7 +364,7 @@ def _async_name(request: pytest.FixtureRequest, name: str) -> str | None:
 def toolbox_recording(request: pytest.FixtureRequest) -> Iterator[Recording]:
     """Yield the `Recording` of this test: pass it to the model as `transport=`.
 
-    The file is `recordings/test_file.test_name.json` beside the test. A request that is not in the recording fails the
+    The file is `recordings/test_file.test_name.json` next to the test. A request that is not in the recording fails the
     test, even if the program handled the error.
     """
     from .recordings import Recording

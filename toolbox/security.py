@@ -194,7 +194,7 @@ def authenticated(target: F) -> F:
 
 
 def permit_all(target: F) -> F:
-    """Allow everybody: opens a tool or a method of a restricted class."""
+    """Allow everyone: opens a tool or a method of a restricted class."""
     return _mark(target, _OPEN, "@permit_all")
 
 
@@ -225,7 +225,7 @@ def class_access(cls: type[Any]) -> Access | None:
 def access_to(owner: type[Any] | None, members: Iterable[object]) -> Access | None:
     """Return the access to a member of `owner`: the nearest mark of `members`, its overrides, or that of the class.
 
-    None if everybody may call it.
+    None if everyone may call it.
     """
     found = next((mark for each in members if (mark := marked_access(each)) is not None), None)
     if found is None and owner is not None:
@@ -234,7 +234,7 @@ def access_to(owner: type[Any] | None, members: Iterable[object]) -> Access | No
 
 
 def access_to_member(owner: type[Any], name: str) -> Access | None:
-    """Return the access to an attribute of a class, which may be inherited; None if everybody may call it."""
+    """Return the access to an attribute of a class, which may be inherited; None if everyone may call it."""
     return access_to(owner, [vars(base)[name] for base in owner.__mro__ if name in vars(base)])
 
 

@@ -93,7 +93,7 @@ class AnswerBody(BaseModel):
 
 
 class AnswersBody(BaseModel):
-    """Answers by the ids of the pending calls. Without answers, a run that was interrupted goes on."""
+    """Answers by the ids of the pending calls. Without answers, a run that was interrupted continues."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -55,7 +55,7 @@ def opening(request: pytest.FixtureRequest) -> Opening:
     return same
 
 
-async def test_a_conversation_with_thoughts_and_tools_goes_on_after_every_store(opening: Opening) -> None:
+async def test_a_conversation_with_thoughts_and_tools_continues_after_every_store(opening: Opening) -> None:
     replies = [message(*SIGNED, stop="tool_use"), message(*ANSWER), message(text("Yes."))]
     async with serving(replies) as server:
         for question in ("1 + 1?", "Really?"):  # each with a new model and a new store, as in another process

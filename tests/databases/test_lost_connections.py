@@ -94,7 +94,7 @@ async def test_everything_a_run_has_written_survives_a_crash_of_a_server_that_co
         assert ended.status == "completed"
 
 
-async def test_an_owner_that_stands_still_within_its_transaction_gives_the_run_away(postgres_url: str) -> None:
+async def test_an_owner_that_is_paused_within_its_transaction_loses_the_run(postgres_url: str) -> None:
     async with store_in(postgres_url, 0.5) as (store, engine), store_in(postgres_url, 0.5) as (other, _):
         await store.create(run_of("run"), owner="still")
         async with engine.connect() as connection:
@@ -114,7 +114,7 @@ async def test_an_owner_that_stands_still_within_its_transaction_gives_the_run_a
             await store.append("run", 1, [record("0")])
 
 
-async def test_writing_events_never_leaves_a_lock_to_a_process_that_stands_still(postgres_url: str) -> None:
+async def test_writing_events_never_leaves_a_lock_to_a_paused_process(postgres_url: str) -> None:
     async with store_in(postgres_url) as (store, engine):
         await store.create(run_of("run"), owner="me")
         sent: list[str] = []

@@ -134,7 +134,7 @@ async def events_of(container: Container, run_id: str, after: Any = None) -> lis
     return [each.event async for each in container.runs.events(run_id, after=after)]
 
 
-async def test_a_started_run_goes_on_by_itself(start: MakeContainer) -> None:
+async def test_a_started_run_continues_without_its_caller(start: MakeContainer) -> None:
     here = await start(asks(LOOK), says("done"))
 
     run = await here.runs.start(here.get(Agent).ask, "hello")
@@ -310,7 +310,7 @@ async def test_a_cancelled_run_stops(start: MakeContainer) -> None:
     assert (await other.runs.get(run.id)).status == "cancelled"
 
 
-async def test_waiting_and_following_go_on_over_a_suspension(start: MakeContainer) -> None:
+async def test_waiting_and_following_continue_over_a_suspension(start: MakeContainer) -> None:
     here, other = (
         await start(asks(tool_call("cancel_order", {"order": 7}))),
         await start(says("done"), take_over_runs=False),

@@ -153,7 +153,7 @@ async def test_the_page_loads_nothing_from_other_servers(running: Any) -> None:
         assert (await client.get("/dev-ui/page/..%2Froutes.py", headers=HERE)).status_code == 404
 
 
-async def test_the_path_without_a_slash_redirects_even_beside_a_catch_all_route(running: Any) -> None:
+async def test_the_path_without_a_slash_redirects_even_with_a_catch_all_route(running: Any) -> None:
     app = restaurant()
 
     @app.get("/{path:path}")

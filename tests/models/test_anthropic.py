@@ -78,7 +78,7 @@ async def text_of(model: AnthropicChatModel, streamed: bool, request: ChatReques
 
 
 @pytest.mark.parametrize("how", [message, streamed])
-async def test_a_paused_reply_is_continued_with_what_was_said(serve: Serve, how: Any) -> None:
+async def test_a_paused_reply_is_continued_with_its_text(serve: Serve, how: Any) -> None:
     container = {"container": {"id": "container_1"}}
     first = [thinking("Hm."), text("I search. "), text(" "), SEARCH]
     server = await serve([how(*first, stop="pause_turn", **container), how(text("Found."))])

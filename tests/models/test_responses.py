@@ -270,7 +270,7 @@ async def test_calls_in_unusual_formats_run_once(serve: Serve, reply: Scripted) 
     assert (answer, ran) == ("done", [("add", {"a": 2, "b": 3})])
 
 
-async def test_reasoning_is_an_effort_beside_other_settings_of_reasoning(serve: Serve) -> None:
+async def test_reasoning_is_an_effort_together_with_other_settings_of_reasoning(serve: Serve) -> None:
     said = {"type": "message", "content": [{"type": "output_text", "text": "ok"}]}
     server = await serve([whole(said), whole(said)])
     model = OpenAiChatModel(

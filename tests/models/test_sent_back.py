@@ -83,7 +83,7 @@ def test_an_unknown_choice_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_an_empty_reasoning_beside_a_call_is_sent_back(serve: Serve, streamed: bool) -> None:
+async def test_an_empty_reasoning_with_a_call_is_sent_back(serve: Serve, streamed: bool) -> None:
     """DeepSeek rejects a call whose `reasoning_content` is missing, also if it was empty."""
     asking = {"content": None, "reasoning_content": "", "tool_calls": [call("add", "{}", id="c1", index=0)]}
     reply = stream(chunk(asking), chunk({}, "tool_calls")) if streamed else completion(asking, "tool_calls")

@@ -194,7 +194,7 @@ async def test_pending_calls_of_nested_services_are_listed_flat_with_unique_ids(
         assert {each.service for each in result.pending} == {f"{__name__}.Sommelier"}
 
 
-async def test_services_at_any_depth_go_on_where_they_stopped_without_asking_again() -> None:
+async def test_services_at_any_depth_continue_where_they_stopped_without_asking_again() -> None:
     async with nested() as here:
         waiting = await here.get(Restaurant).host("dinner")
         result = await here.runs.resume(waiting.run_id or "", {each.id: approve() for each in waiting.pending})

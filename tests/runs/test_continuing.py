@@ -111,7 +111,7 @@ async def run_id_of(awaited: Any) -> str:
 # --- streams and synchronous services
 
 
-async def test_a_stream_of_events_ends_with_the_suspension_and_goes_on_as_a_stream() -> None:
+async def test_a_stream_of_events_ends_with_the_suspension_and_continues_as_a_stream() -> None:
     async with container(asks(REFUND), says("done")) as here:
         events = [each async for each in here.get(Desk).events("refund")]
         last = events[-1]
@@ -258,7 +258,7 @@ async def test_usage_rounds_and_limits_carry_over() -> None:
             await here.runs.resume(run_id, {"0": approve()})
 
 
-async def test_the_clock_of_the_deadline_stands_still_while_the_run_waits() -> None:
+async def test_waiting_does_not_count_for_the_deadline_of_a_suspended_run() -> None:
     slow = asyncio.Event()
 
     @tool

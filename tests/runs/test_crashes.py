@@ -195,7 +195,7 @@ async def test_a_crash_before_the_suspension_is_stored_loses_the_call_only() -> 
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_a_durable_run_goes_on_after_a_crash_at_any_write(after: bool) -> None:
+async def test_a_durable_run_continues_after_a_crash_at_any_write(after: bool) -> None:
     asked: list[str] = []
     kept = Kept(lease=0.02)
     count = await writes_of(kept, lambda store: first_call(store, asked, True))

@@ -184,7 +184,7 @@ async def test_cancelling_the_caller_does_not_cancel_the_run() -> None:
     assert ran == ["slow"]
 
 
-async def test_a_run_goes_on_if_its_caller_leaves_while_it_is_created() -> None:
+async def test_a_run_continues_if_its_caller_leaves_while_it_is_created() -> None:
     created, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(Kept):

@@ -714,7 +714,7 @@ async def test_cancelling_a_suspended_run_undoes_what_ran_before() -> None:
     assert len(bank.undone) == 1
 
 
-async def test_a_suspended_call_that_goes_on_undoes_nothing() -> None:
+async def test_a_suspended_call_that_continues_undoes_nothing() -> None:
     from toolbox.runs import approve, reject
 
     @register_ai_service(tools=[Bank, Approved], compensate_on_failure=True, compensate_on_tool_errors=True)

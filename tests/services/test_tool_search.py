@@ -555,7 +555,7 @@ def test_keyword_search_returns_the_best_tools_first() -> None:
     assert searched(KeywordToolSearch(), tools, "train") == []
 
 
-def test_common_words_do_not_count_beside_others() -> None:
+def test_common_words_do_not_count_next_to_others() -> None:
     tools = [specification("what_is_the", "the the"), specification("get_rain")]
     assert searched(KeywordToolSearch(), tools, "what is the rain") == ["get_rain"]
     assert searched(KeywordToolSearch(), tools, "the") == ["what_is_the"]

@@ -324,14 +324,14 @@ class ChatInterpreter:
         return self._is_whole or self.reply.finish_reason is not None
 
     def close(self) -> None:
-        """Read a message that was sent beside empty deltas. Raises `ModelProtocolError` if there is no message."""
+        """Read a message that was sent with empty deltas. Raises `ModelProtocolError` if there is no message."""
         reply = self.reply
         if self._said_again is not None and not reply.says_something:
             self._delta(self._said_again, whole=True)
         is_empty = self._lacks_message and not reply.says_something and not self._by_deltas
         if is_empty and reply.finish_reason not in _LASTING:  # Azure sends no message if its filter stopped the reply
             raise ModelProtocolError("the reply's message is null")
-        if self._empty_thought is not None and reply.has_calls:  # DeepSeek wants it again beside the call
+        if self._empty_thought is not None and reply.has_calls:  # DeepSeek wants it again with the call
             reply.attributes.setdefault(REASONING_FIELD, self._empty_thought)
         if self._others:
             reply.of_response["choices"] = list(self._others.values())

@@ -99,7 +99,7 @@ class OpenAiSettings:
     - `supports_response_format=False`: the server does not support JSON schemas for replies. The schema is added to the
       prompt instead.
     - `send_tool_metadata`: the keys of tool metadata that are sent to the server.
-    - `send_reasoning`: send a reply's reasoning back `"always"`, `"with_calls"` (only beside tool calls) or `"never"`.
+    - `send_reasoning`: send a reply's reasoning back `"always"`, `"with_calls"` (only with tool calls) or `"never"`.
       None means always for the Responses API, Z.ai and Ollama, otherwise with calls.
     - `strict_tools`: require arguments that match the schema, for tools whose schema allows it.
     - `stream_usage=False`: do not request token counts in streams. After a server has rejected the option, it is

@@ -306,7 +306,7 @@ def _is_read_only(schema: object) -> bool:
 
 
 def _bounds(schema: dict[str, Any]) -> None:
-    """Convert exclusive bounds of OpenAPI 3.0, which are flags beside the bound."""
+    """Convert exclusive bounds of OpenAPI 3.0, which are flags next to the bound."""
     for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(schema.get(flag), bool) and schema.pop(flag) and bound in schema:
             schema[flag] = schema.pop(bound)

@@ -113,7 +113,7 @@ class EventLog:
     def __init__(self, store: RunStore, run_id: str, generation: int, signals: RunSignals) -> None:
         self._store, self._run_id, self._generation, self._signals = store, run_id, generation, signals
         self._ready: list[str] = []
-        self._seen: list[str] = []  # written by an earlier owner in the round that goes on now
+        self._seen: list[str] = []  # written by an earlier owner in the round that continues now
         self._writing: asyncio.Task[None] | None = None
         self._is_urgent = asyncio.Event()
 

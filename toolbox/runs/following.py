@@ -105,7 +105,7 @@ def pauses(run_id: str, signals: RunSignals) -> Pause:
 
 
 class RunEvents(AsyncIterator[RunEvent]):
-    """The events of a run, from `runs.events(…)`. It goes on over suspensions and ends with `RunEnded`."""
+    """The events of a run, from `runs.events(…)`. It continues over suspensions and ends with `RunEnded`."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class RunEvents(AsyncIterator[RunEvent]):
         return self._is_over and not self._ready
 
     async def aclose(self) -> None:
-        """End the iteration; the run goes on."""
+        """End the iteration; the run continues."""
         self._ready.clear()
         self._is_over = True
 

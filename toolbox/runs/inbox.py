@@ -197,7 +197,7 @@ class Runs(RunStarting):
     async def resume(self, run_id: str, answers: Mapping[str, Answer], by: Any = None) -> Result[Any]:
         """Answer pending calls, by their ids, and continue the run until it ends or is suspended again.
 
-        `by` is the person, a name or a `SecurityIdentity`. Without answers, a run whose process is gone goes on. Some
+        `by` is the person, a name or a `SecurityIdentity`. Without answers, a run whose process is gone continues. Some
         of the pending calls may be answered; `Result.pending` has the others. Raises `RunAnswerError`,
         `RunIncompatibleError` and `RunNotFoundError`, after which the run is unchanged, and the errors of the method.
         Also unchanged is the run of somebody who may no longer call the method (`ForbiddenError`).
@@ -300,7 +300,7 @@ class Runs(RunStarting):
             entry = HistoryEntry(datetime.now(UTC), None, None, None, "cancel", reason)
             changed = document.changed(waiting=(), reason=reason, history=(*document.history, entry))
             undoes = self._undoes(stored)
-            if undoes:  # it ends when its tools are undone; after a crash another process goes on with that
+            if undoes:  # it ends when its tools are undone; after a crash another process continues
                 document = changed.changed(cancels=True)
                 changes = RunChanges(status="running", document=document.to_json(), owner=self.owner)
             else:
@@ -328,7 +328,7 @@ class Runs(RunStarting):
         return True
 
     def _undoing(self, taken: StoredRun) -> asyncio.Task[None]:
-        """Undo the tools of a cancelled run in a task, which goes on when its caller leaves."""
+        """Undo the tools of a cancelled run in a task, which continues when its caller leaves."""
 
         async def work() -> None:
             await self._owned.give_up(taken.id)
@@ -791,7 +791,7 @@ class Runs(RunStarting):
         return self._in_background(replace(wanted, generation=1, owner=self.owner))
 
     def _in_background(self, owned: StoredRun) -> asyncio.Task[Result[Any]]:
-        """Execute a run that this process owns in a task, which goes on when its caller leaves."""
+        """Execute a run that this process owns in a task, which continues when its caller leaves."""
 
         async def work() -> Result[Any]:
             try:

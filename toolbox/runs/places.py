@@ -198,7 +198,7 @@ class RunSession:
     def enter(self, place: RunPlace) -> RunPlace | None:
         """Return the place of a service that runs as the tool at `place`; None if it is taken.
 
-        It is taken if a tool's own code called the service, beside the call that the model made.
+        It is taken if a tool's own code called the service, in addition to the call that the model made.
         """
         if place.path in self._entered:
             return None

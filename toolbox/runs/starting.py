@@ -36,7 +36,7 @@ AT_ONCE = 100
 """Runs that a process takes over at the same time."""
 
 _RENEWALS = 3  # per lease
-_FIRST_PAUSE = 0.25  # seconds before a run that could not go on is tried again; each time twice as long
+_FIRST_PAUSE = 0.25  # seconds before a run that could not continue is tried again; each time twice as long
 _AFTER_ERRORS = 1.0  # seconds between two looks for lapsed runs while the store fails
 
 P = ParamSpec("P")
@@ -192,7 +192,7 @@ class RunStarting:
         self._background: dict[str, asyncio.Task[None]] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self._refused: dict[str, str] = {}  # why a run cannot be continued by this program
-        self._later: dict[str, float] = {}  # when to try a run again that could not go on here
+        self._later: dict[str, float] = {}  # when to try a run again that could not continue here
         self._tries: dict[str, int] = {}  # how often it could not
         self._room = asyncio.Event()
 
@@ -232,7 +232,7 @@ class RunStarting:
 
             run = await runs.start(transfers.transfer, "order-7", order)
 
-        `method` is a method of a service bean, or of a service class that one registered service has. The run goes on
+        `method` is a method of a service bean, or of a service class that one registered service has. The run continues
         when the caller leaves. If the run of this id exists with the same call, it is returned. Raises
         `RunConflictError` if it exists with another method, other arguments or another identity.
         """
@@ -283,7 +283,7 @@ class RunStarting:
     def events(self, run_id: str | Run[Any], after: int | str | None = None) -> RunEvents:
         """Return the events of a run, in any process: `async for event in runs.events(run_id): ...`.
 
-        Yields `RunEvent(number, at, event)`, waits for more, goes on over suspensions, and ends after `RunEnded`.
+        Yields `RunEvent(number, at, event)`, waits for more, continues over suspensions, and ends after `RunEnded`.
         `after` is the number of the last event that the reader has, also as the text of the header `Last-Event-ID`;
         None yields all. The iteration raises `RunNotFoundError`.
         """
@@ -399,7 +399,7 @@ class RunStarting:
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep(store), context=Context())
 
     async def stop_taking_over(self) -> None:
-        """Begin no more runs; those that run here go on. The first part of the stop."""
+        """Begin no more runs; those that run here continue. The first part of the stop."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)

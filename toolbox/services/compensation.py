@@ -447,7 +447,7 @@ _background: set[asyncio.Task[None]] = set()
 
 
 async def _protected(work: Any) -> None:
-    """Await `work`, which goes on if the waiting is cancelled."""
+    """Await `work`, which continues if the waiting is cancelled."""
     task: asyncio.Task[None] = asyncio.create_task(work)
     _background.add(task)
     task.add_done_callback(_background.discard)

@@ -58,7 +58,7 @@ MessageFunction: TypeAlias = Callable[..., "str | Awaitable[str]"]
 
 
 def durable(method: D) -> D:
-    """Record every effect of a service method in the `RunStore`, so that its calls go on after a crash.
+    """Record every effect of a service method in the `RunStore`, so that its calls continue after a crash.
 
     @durable
     async def transfer(self, run: RunId, order: Order) -> Receipt: ...
@@ -193,7 +193,7 @@ def register_ai_service(cls: C | None = None, /, **options: Any) -> C | Callable
     - `reasoning`: `"none"`, `"minimal"`, `"low"`, `"medium"` or `"high"`: how much the model reasons.
     - `strict`: True asks the server to enforce the schemas of tools and replies, False not to, where it can. A tool's
       own `strict=` wins; None leaves it to the model's settings.
-    - `durable`: True records every effect of a call in the `RunStore`, so that it goes on after a crash.
+    - `durable`: True records every effect of a call in the `RunStore`, so that it continues after a crash.
     - `on_suspended`: a call in a conversation that has a suspended run raises `ConversationSuspendedError`, or with
       `"cancel"` cancels that run.
 

@@ -572,7 +572,7 @@ def identity_problems(graph: BeanGraph, restricted: Iterable[str]) -> Iterator[P
 
 
 def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan]) -> Iterator[str]:
-    """Yield the places of all tools and methods that are not for everybody."""
+    """Yield the places of all tools and methods that are not for everyone."""
     for cls in bean_types(dict.fromkeys(each.provides for each in graph.definitions)):
         yield from (tool.where for tool in read_tools([cls], cls.__name__)[0] if tool.access is not None)
     for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):

@@ -212,7 +212,7 @@ class Invocation:
         pool = plan.options.concurrent_tools
         self.together = bool(pool)
         self.yields_suspension = plan.output.shape is Shape.EVENT_STREAM
-        # In a run that goes on elsewhere, no caller waits on a thread.
+        # In a run that continues elsewhere, no caller waits on a thread.
         continues = place is not None and place.session.generation is not None and not as_tool
         runner = LoopRunner if plan.is_async or continues else CallerRunner
         self.runner = runner(host.workers, pool if isinstance(pool, Executor) else None)

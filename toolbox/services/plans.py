@@ -189,7 +189,7 @@ class MethodPlan:
         `has_handlers` is True if the service sets error handlers. `is_wrapped` is True if there is always something
         around a call. `settle` sets `may_suspend`, if a tool may suspend
         the call, and `checks_suspended`, if its conversations may have a suspended run. `access` is
-        None if everybody may call the method.
+        None if everyone may call the method.
         """
         toolset = self.toolset
         if self.layers.tools:

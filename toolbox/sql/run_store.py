@@ -546,7 +546,7 @@ class SqlRunStore(RunStore):
             self._add_record_now(connection, run_id, record)
 
     def system_database_url(self) -> str:
-        """Return the URL of a database for a queue beside the runs: the same on PostgreSQL, another file on SQLite."""
+        """Return the URL of a database for a queue next to the runs: the same on PostgreSQL, another file on SQLite."""
         url = self._engine.url.set(drivername=self._engine.dialect.name)
         if url.drivername == "sqlite":
             url = url.set(database=f"{url.database}.dbos", query={})
@@ -604,7 +604,7 @@ class _Statements:
     - A session that stands still within it is ended after one lease, so that its locks cannot keep another process from
       taking the run.
     - Its commit waits until the data is on disk. With `synchronous_commit = off` a server that crashes forgets what it
-      has confirmed, and a process that goes on would leave effects without the ones before.
+      has confirmed, and a process that continues would leave effects without the ones before.
     """
 
     def __init__(self, tables: RunTables, dialect: str, lease: int) -> None:
