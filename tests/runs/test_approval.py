@@ -18,6 +18,7 @@ from toolbox import (
     InvocationContext,
     Result,
     TokenUsage,
+    ToolExecutionResult,
     create_ai_service,
     produces,
     register_ai_service,
@@ -292,7 +293,8 @@ async def test_of_two_who_answer_at_once_one_wins() -> None:
 
 
 async def test_answers_of_a_wrong_type_are_refused_where_they_are_made() -> None:
-    for make, value in ((reject, None), (reject, 5), (fail, b"no"), (approve, ["order"]), (approve, "order")):
+    values = (reject, None), (reject, 5), (fail, b"no"), (approve, ["order"]), (respond, ToolExecutionResult("x"))
+    for make, value in values:
         with pytest.raises(TypeError, match=rf"{make.__name__}\(.*expected .* got {type(value).__name__}"):
             make(value)  # type: ignore[operator]  # a wrong type is the point
 

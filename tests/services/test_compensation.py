@@ -587,6 +587,55 @@ async def test_both_options_undo_each_success_once() -> None:
     assert len(bank.undone) == 1
 
 
+# --- services as tools
+
+
+@register_ai_service(tools=Bank, compensate_on_failure=True)
+class Clerk(Protocol):
+    @tool
+    async def transfer(self, text: str) -> str: ...
+
+
+async def office(*replies: Any) -> tuple[object, list[Any], list[str]]:
+    """Call a service with the clerk as a tool. Returns its answer or error, what the bank undid, undone transfers."""
+    bank, undone = Bank(), []
+
+    @compensate_for("transfer")
+    def take_back(execution: ToolExecution) -> None:
+        undone.append(execution.result)
+
+    @register_ai_service(tools=[Clerk, take_back], compensate_on_failure=True)
+    class Office(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    container = Container(models={"default": ScriptedChatModel(replies)}).register(Office, Clerk)
+    async with container.register_instance(bank):
+        try:
+            answer: object = await container.get(Office).ask("q")
+        except ConnectionError as error:
+            answer = error
+    return answer, bank.undone, undone
+
+
+TRANSFER = tool_call("transfer", {"text": "10 to ada"})
+
+
+async def test_a_service_that_fails_as_a_tool_undoes_its_tools_although_the_caller_goes_on() -> None:
+    answer, bank, undone = await office(TRANSFER, CREDIT, ConnectionError("down"), "try tomorrow")
+    assert (answer, [each[0] for each in bank], undone) == ("try tomorrow", ["credit"], [])
+
+
+async def test_a_service_whose_model_answers_after_a_failed_tool_undoes_nothing() -> None:
+    answer, bank, undone = await office(TRANSFER, CREDIT, WITHDRAW, "half of it worked", "done")
+    assert (answer, bank, undone) == ("done", [], [])
+
+
+async def test_a_call_of_a_service_that_succeeded_is_undone_by_its_own_compensation() -> None:
+    answer, bank, undone = await office(TRANSFER, CREDIT, "transferred", ConnectionError("down"))
+    assert isinstance(answer, ConnectionError)
+    assert (bank, undone) == ([], ["transferred"])
+
+
 class Waiting:
     def __init__(self) -> None:
         self.started = asyncio.Event()

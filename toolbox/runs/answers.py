@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
-from ..chat import PendingCall
+from ..chat import PendingCall, ToolExecutionResult
 from .store import RunStatus
 
 T = TypeVar("T")
@@ -57,7 +57,12 @@ def reject(reason: str = "The call was rejected.") -> Answer:
 
 
 def respond(value: Any = None) -> Answer:
-    """Give the result of a deferred call, or of a call whose outcome is unknown. `value` must be a JSON value."""
+    """Give the result of a deferred call, or of a call whose outcome is unknown. `value` must be a JSON value.
+
+    Raises `TypeError` for a `ToolExecutionResult`: give its value, or use `fail` for an error.
+    """
+    if isinstance(value, ToolExecutionResult):
+        raise TypeError("respond(value): expected the tool's value, got ToolExecutionResult; use fail(…) for an error")
     return Answer("respond", value=value)
 
 
