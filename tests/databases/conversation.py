@@ -1,12 +1,11 @@
 """A program that makes calls in a conversation stored in a database: one of several processes of a service.
 
-Run by calling `main`, so that its service has the same name in all processes; it says on its standard output how far
-it is.
+It sends through a connection how far it is.
 """
 
 import asyncio
-import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from sqlalchemy import text
@@ -44,13 +43,17 @@ class Notes:
         return note
 
 
+reports: list[Connection] = []
+"""The connection to the test."""
+
+
 @register_ai_service(tools=Notes, chat_memory=MessageWindow(10_000))
 class Assistant(Protocol):
     async def chat(self, room: MemoryId[str], question: str) -> str: ...
 
 
 async def stand_still(where: str) -> None:
-    print(where, flush=True)
+    reports[0].send(where)
     await asyncio.Event().wait()
 
 
@@ -75,11 +78,17 @@ def sql_store(engine: AsyncEngine) -> ChatMemoryStore:
 
 
 async def count(container: Container, memory_id: str, name: str, calls: int) -> None:
-    print("ready", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
+    reports[0].send("ready")
+    await asyncio.to_thread(reports[0].recv)
     for number in range(calls):
         await container.get(Assistant).chat(memory_id, f"{name} {number}")
-    print("done", flush=True)
+    reports[0].send("done")
+
+
+def run(connection: Connection, *arguments: str) -> None:
+    """Run this program in a new process."""
+    reports.append(connection)
+    asyncio.run(main(*arguments))
 
 
 async def main(store_url: str, sql_url: str, memory_id: str, what: str, *arguments: str) -> None:

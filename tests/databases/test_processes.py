@@ -1,12 +1,9 @@
 """Several processes in one conversation, and one that is killed at the worst moment."""
 
-import os
-import signal
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -37,26 +34,26 @@ def places(store_url: str, sqlite_url: str, engine: AsyncEngine) -> tuple[str, s
     return store_url, sqlite_url if store_url.startswith("unix:") else store_url
 
 
+PROCESSES: Any = multiprocessing.get_context(multiprocessing.get_all_start_methods()[-1])  # forked from a clean process
+if PROCESSES.get_start_method() == "forkserver":
+    preloaded = "toolbox.di.wiring toolbox.services.hosting toolbox.redis sqlalchemy.dialects.sqlite.aiosqlite asyncpg"
+    PROCESSES.set_forkserver_preload([conversation.__name__, *preloaded.split()])
+
+
 @contextmanager
-def process(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    program = f"import asyncio, sys, {conversation.__name__} as it; asyncio.run(it.main(*sys.argv[1:]))"
-    running = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+def process(*arguments: str) -> Iterator[tuple[Any, Connection]]:
+    """Run `conversation` in a process; yield the process and a connection to it."""
+    ours, its = PROCESSES.Pipe()
+    running = PROCESSES.Process(target=conversation.run, args=(its, *arguments), daemon=True)
+    running.start()
+    its.close()
     try:
-        yield running
+        yield running, ours
     finally:
         running.kill()
-        running.communicate()
-
-
-def says(running: Any, what: str) -> None:
-    assert running.stdout.readline().strip() == what
+        running.join()
+        running.close()
+        ours.close()
 
 
 @pytest.fixture
@@ -90,14 +87,12 @@ async def test_two_processes_write_one_conversation_and_lose_nothing(
         process(*places, memory_id, "count", "one", str(calls)) as one,
         process(*places, memory_id, "count", "other", str(calls)) as other,
     ):
-        for running in (one, other):
-            says(running, "ready")
-        for running in (one, other):
-            assert running.stdin is not None
-            running.stdin.write("go\n")
-            running.stdin.flush()
-        for running in (one, other):
-            says(running, "done")
+        for _, connection in (one, other):
+            assert connection.recv() == "ready"
+        for _, connection in (one, other):
+            connection.send("go")
+        for _, connection in (one, other):
+            assert connection.recv() == "done"
 
     kept = await here.chat_memory(conversation.Assistant, memory_id).messages()
     pairs = list(zip(kept[::2], kept[1::2], strict=True))
@@ -126,12 +121,12 @@ async def test_another_process_continues_after_one_is_killed(
     memory_id = request.node.name
     await here.get(conversation.Assistant).chat(memory_id, "before")
 
-    with process(*places, memory_id, note) as running:
-        says(running, where)
+    with process(*places, memory_id, note) as (running, connection):
+        assert connection.recv() == where
         if kept:  # else SQLite keeps everybody from writing at all
             assert not await take(here, memory_id)
-        running.send_signal(signal.SIGKILL)
-        running.wait()
+        running.kill()
+        running.join()
     answer = await here.get(conversation.Assistant).chat(memory_id, "afterwards")
 
     assert answer == "answered here"

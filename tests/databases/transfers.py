@@ -212,17 +212,22 @@ async def count(url: str, lease: float, run_id: str) -> None:
             await connection.execute(text("INSERT INTO asked VALUES ('steps', :taken)"), {"taken": taken})
 
 
-async def _until_completed(container: Container, last: int) -> None:
+async def _until_completed(database: AsyncEngine, last: int) -> None:
     if last == FOREVER:
         await asyncio.Event().wait()
-    while len(await container.runs.list(status="completed", limit=last)) < last:  # noqa: ASYNC110 - by any process
+    completed = text("SELECT COUNT(*) FROM toolbox_runs WHERE status = 'completed'")
+    while True:
+        with suppress(OSError, DBAPIError):  # the database restarts
+            async with database.connect() as connection:
+                if await connection.scalar(completed) >= last:
+                    return
         await asyncio.sleep(0.05 if last < 100 else 1.0)
 
 
 async def work(url: str, lease: float, last: int) -> None:
     """Takes over runs until `last` have completed, in any process."""
-    async with bank(url, lease, take_over=True) as (container, _):
-        await _until_completed(container, last)
+    async with bank(url, lease, take_over=True) as (_, database):
+        await _until_completed(database, last)
 
 
 async def work_with_dbos(url: str, lease: float, last: int, kill_at: str | None = None) -> None:
@@ -230,8 +235,8 @@ async def work_with_dbos(url: str, lease: float, last: int, kill_at: str | None 
     from toolbox.dbos import DbosRunEngine
 
     steps.kill_when = kill_at
-    async with bank(url, lease, take_over=True, engine=DbosRunEngine(polling=0.1)) as (container, _):
-        await _until_completed(container, last)
+    async with bank(url, lease, take_over=True, engine=DbosRunEngine(polling=0.1)) as (_, database):
+        await _until_completed(database, last)
 
 
 async def join_dbos(url: str, own: str) -> None:

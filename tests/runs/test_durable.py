@@ -5,12 +5,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+from tests import warm_python
 from toolbox import (
     AiMessage,
     ChatResponse,
@@ -487,8 +487,8 @@ def test_a_transactional_tool_takes_effect_exactly_once(tmp_path: Path, dies: st
     database = tmp_path / "runs.db"
     program = PROGRAM.format(url=f"sqlite+aiosqlite:///{database}", ledger_url=f"sqlite+aiosqlite:///{database}")
 
-    assert process(program, dies, kind).returncode == -signal.SIGKILL
-    again = process(program, "never", kind)
+    assert process(tmp_path, program, dies, kind).returncode == -signal.SIGKILL
+    again = process(tmp_path, program, "never", kind)
 
     assert again.stdout.strip() == "result: debited", again.stderr
     assert ledger(database) == [5]
@@ -500,23 +500,18 @@ def test_an_effect_outside_of_the_transaction_of_the_record_is_unknown(tmp_path:
     ledger_at = database if dies == "own-commit" else other
     program = PROGRAM.format(url=f"sqlite+aiosqlite:///{database}", ledger_url=f"sqlite+aiosqlite:///{ledger_at}")
 
-    assert process(program, "after-commit" if dies == "other-engine" else dies, "debit").returncode == -signal.SIGKILL
-    again = process(program, "never", "debit")
+    first = process(tmp_path, program, "after-commit" if dies == "other-engine" else dies, "debit")
+    assert first.returncode == -signal.SIGKILL
+    again = process(tmp_path, program, "never", "debit")
 
     assert "unknown" in again.stdout, again.stderr
     assert ledger(ledger_at) == [5]
 
 
-def process(program: str, dies: str, kind: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    return subprocess.run(
-        [sys.executable, "-c", program, dies, kind],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=120,
-    )
+def process(tmp_path: Path, program: str, dies: str, kind: str) -> "subprocess.CompletedProcess[str]":
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    return warm_python.run([str(file), dies, kind], tmp_path, dict(os.environ))
 
 
 def ledger(database: Path) -> list[int]:

@@ -379,13 +379,21 @@ class Walker:
         return ChatResponse(AiMessage(None if calls else "nothing to call", tuple(calls)))
 
 
-async def walk(services: list[type[Any]], identity: SecurityIdentity) -> set[tuple[str, tuple[str, ...], str]]:
-    """Call every method of every service as this identity, and every tool that is offered on the way."""
-    found: set[tuple[str, tuple[str, ...], str]] = set()
+Called = set[tuple[str, tuple[str, ...], str]]
+
+
+async def walk(services: list[type[Any]]) -> list[Called]:
+    """Call every method of every service as each identity, and every tool that is offered on the way."""
     walker: Any = Walker()
     failures = ToolErrors(on_unknown_tool=return_to_model)
     made = Container(models={"default": walker}, seeds=[SecurityIdentity], tool_errors=failures).register(*services)
-    async with made, made.request_scope({SecurityIdentity: identity}):
+    async with made:
+        return [await walk_as(identity, made, walker, services) for identity in IDENTITIES]
+
+
+async def walk_as(identity: SecurityIdentity, made: Container, walker: Any, services: list[type[Any]]) -> Called:
+    found: Called = set()
+    async with made.request_scope({SecurityIdentity: identity}):
         for number, service in enumerate(services):
             walker.called.clear()
             try:
@@ -400,9 +408,9 @@ async def walk(services: list[type[Any]], identity: SecurityIdentity) -> set[tup
 @given(programs())
 def test_the_report_equals_what_every_identity_can_really_call(services: list[type[Any]]) -> None:
     rows = Container(seeds=[SecurityIdentity]).register(*services).reach()
-    for identity in IDENTITIES:
+    for identity, called in zip(IDENTITIES, asyncio.run(walk(services)), strict=True):
         reported = {(each.entry, each.path, each.tool) for each in rows if each.allows(identity)}
-        assert reported == asyncio.run(walk(services, identity)), identity
+        assert reported == called, identity
         # `roles` says the same for identities with one role.
         if len(identity.roles) == 1 and all(len(each.checks) <= 1 for each in rows):
             assert reported == {

@@ -2,14 +2,15 @@
 
 import asyncio
 import inspect
-import subprocess
-import sys
+import os
 import textwrap
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
+from tests import warm_python
 from toolbox import (
     AiMessage,
     AiServiceTool,
@@ -533,8 +534,9 @@ async def test_tools_of_all_kinds_work_without_a_container() -> None:
     assert [each.result for each in result.tool_executions] == ["Ada", "3", "ready", "mapped"]
 
 
-def test_synchronous_services_do_not_keep_the_process_alive() -> None:
-    program = """
+def test_synchronous_services_do_not_keep_the_process_alive(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    text = """
         from typing import Protocol
         from toolbox import create_ai_service, tool
         from toolbox.testing import ScriptedChatModel, tool_call
@@ -553,9 +555,8 @@ def test_synchronous_services_do_not_keep_the_process_alive() -> None:
         model = ScriptedChatModel([tool_call("later"), tool_call("now"), "done"])
         print(create_ai_service(Assistant, chat_model=model, tools=(later, now)).chat("x"))
     """
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
-    )
+    program.write_text(textwrap.dedent(text))
+    ended = warm_python.run(["-W", "error", str(program)], tmp_path, dict(os.environ), free_at_end=True)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("done\n", "", 0)
 
 

@@ -2,8 +2,8 @@
 
 import contextvars
 import json
+import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests import warm_python
 from toolbox import (
     AiMessage,
     ChatResponse,
@@ -227,8 +228,9 @@ def test_stored_states_resume_in_a_new_process_without_repeating_tools(tmp_path:
     store, log = tmp_path / "state.json", tmp_path / "log"
 
     def process(dies: int) -> "subprocess.CompletedProcess[str]":
-        program = PROGRAM.format(folder=str(Path(__file__).parent), store=str(store), log=str(log), dies=dies)
-        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        file = tmp_path / "program.py"
+        file.write_text(PROGRAM.format(folder=str(Path(__file__).parent), store=str(store), log=str(log), dies=dies))
+        return warm_python.run([str(file)], tmp_path, dict(os.environ))
 
     assert process(dies=2).returncode == 7
     stored = json.loads(store.read_text())
