@@ -409,6 +409,34 @@ async def test_a_person_can_say_what_happened(answer: Any, text: str, is_error: 
     assert len(ran) == runs
 
 
+async def test_a_renewal_after_the_last_write_does_not_fail_the_run() -> None:
+    class Renewed(InMemoryRunStore):
+        """Waits for a renewal after the run has ended, before its process knows that."""
+
+        persistent = True
+
+        def __init__(self) -> None:
+            super().__init__(lease=0.06)
+            self.is_ended, self.refused = False, asyncio.Event()
+
+        async def append(self, run_id: str, generation: int, records: Any, changes: Any = None, *args: Any) -> None:
+            await super().append(run_id, generation, records, changes, *args)
+            if changes is not None and changes.status == "completed":
+                self.is_ended = True
+                await asyncio.wait_for(self.refused.wait(), 20)
+                await asyncio.sleep(0.03)
+
+        async def renew(self, run_id: str, generation: int) -> bool:
+            is_ours = await super().renew(run_id, generation)
+            if self.is_ended:
+                assert not is_ours
+                self.refused.set()
+            return is_ours
+
+    async with container(Renewed(), says("done")) as here:
+        assert await here.get(Desk).ask("r", "x") == "done"
+
+
 # --- exactly once, with real processes
 
 PROGRAM = """

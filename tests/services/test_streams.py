@@ -655,7 +655,7 @@ async def test_time_limit_of_the_call_ends_the_stream() -> None:
 
 async def test_timeout_of_the_service_ends_the_stream() -> None:
     model = Watched()
-    service: Any = create_ai_service(Streaming, chat_model=model, timeout=0.02)
+    service: Any = create_ai_service(Streaming, chat_model=model, timeout=0.2)
     with pytest.raises(InvocationTimeoutError) as raised:
         async for _ in service.events("x"):
             pass

@@ -128,6 +128,10 @@ class OwnedRuns:
     async def _renew_one(self, store: RunStore, held: _Held) -> None:
         try:
             is_ours = await store.renew(held.run_id, held.generation)
+            if not is_ours:
+                # No lease of the same generation: the run has just ended in this process.
+                found = await store.load(held.run_id)
+                is_ours = found is not None and found.generation == held.generation
         except Exception as error:  # another try follows; if the lease is lost until then, writes are refused
             logger.warning("cannot renew the lease of run %s: %s: %s", held.run_id, type(error).__name__, error)
             return
