@@ -2,8 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx2
@@ -57,6 +58,26 @@ def serving() -> Running:
         finally:
             server.should_exit = True
             await task
+            listening.close()
+
+    return serve
+
+
+@pytest.fixture(scope="session")
+def serving_on_a_thread() -> Callable[[FastAPI], AbstractContextManager[str]]:
+    """`with serving_on_a_thread(app) as url:` serves the application with uvicorn, such as for a browser."""
+
+    @contextmanager
+    def serve(app: FastAPI) -> Iterator[str]:
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=5))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
             listening.close()
 
     return serve

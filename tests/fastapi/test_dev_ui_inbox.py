@@ -1,12 +1,9 @@
 """The dev UI's inbox: lists runs that wait for a person, answers and cancels them, in a real browser and over HTTP."""
 
-import socket
-import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -90,15 +87,9 @@ def test_unknown_runs_are_reported(client: TestClient) -> None:
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(desk(), log_level="error", ws="none", timeout_graceful_shutdown=5))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/dev-ui/"
-    server.should_exit = True
-    thread.join()
-    listening.close()
+def address(serving_on_a_thread: Any) -> Iterator[str]:
+    with serving_on_a_thread(desk()) as url:
+        yield f"{url}/dev-ui/"
 
 
 def test_a_person_edits_and_approves_a_call_on_the_page(browser: Any, address: str) -> None:

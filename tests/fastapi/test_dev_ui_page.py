@@ -1,15 +1,12 @@
 """The dev UI's page in a real browser: by mouse and by keyboard, in light and dark, wide and narrow."""
 
 import asyncio
-import socket
-import threading
 from collections.abc import AsyncIterator, Iterator
 from enum import Enum
 from typing import Annotated, Any, Literal, Protocol
 from urllib.parse import quote
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
@@ -165,15 +162,9 @@ def restaurant() -> FastAPI:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(restaurant(), log_level="error", ws="none", timeout_graceful_shutdown=5))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/dev-ui/"
-    server.should_exit = True
-    thread.join()
-    listening.close()
+def address(serving_on_a_thread: Any) -> Iterator[str]:
+    with serving_on_a_thread(restaurant()) as url:
+        yield f"{url}/dev-ui/"
 
 
 @pytest.fixture

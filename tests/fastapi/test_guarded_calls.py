@@ -7,6 +7,7 @@ import pytest
 from fastapi import FastAPI
 from mcp import Client, MCPError
 
+from tests.services.log import LOG
 from toolbox import (
     Container,
     IllegalConfigurationError,
@@ -38,8 +39,6 @@ from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import DevUi, Inject, install, sse
 
 pytestmark = pytest.mark.anyio
-
-LOG: list[Any] = []
 
 
 @pytest.fixture(autouse=True)

@@ -3,38 +3,27 @@
 import asyncio
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import httpx2
 import pytest
 from fastapi import FastAPI, Header, WebSocket
 
+from tests.runs.one_run import NOW, events_of, store_with_a_run
 from toolbox import BeforeToolExecution, Container, PartialResponse, ToolExecuted, ToolExecution, ToolExecutionRequest
-from toolbox.runs import InMemoryRunStore, RunChanges, StoredRun
+from toolbox.runs import InMemoryRunStore, RunChanges
 from toolbox.runs.event_log import event_to_json
-from toolbox.runs.following import RunEvents, RunSignals, number_after
+from toolbox.runs.following import RunEvents
 from toolbox_fastapi import install, send_stream, sse
 
 pytestmark = pytest.mark.anyio
 
-NOW = datetime(2026, 1, 2, tzinfo=UTC)
 REQUEST = ToolExecutionRequest("c1", "add", "{}")
-
-
-async def here(work: Any) -> Any:
-    """Runs it on this loop."""
-    return await work()
 
 
 @pytest.fixture
 async def store() -> InMemoryRunStore:
-    store = InMemoryRunStore()
-    run = StoredRun(
-        id="run", service="shop:Desk", method="chat", status="running", document="{}", created_at=NOW, updated_at=NOW
-    )
-    await store.create(run, owner="one")
-    return store
+    return await store_with_a_run()
 
 
 @pytest.fixture
@@ -42,11 +31,8 @@ def app(store: InMemoryRunStore) -> FastAPI:
     app = FastAPI()
     install(app, Container())
 
-    async def opened() -> InMemoryRunStore:
-        return store
-
     def events(after: str | None, run_id: str = "run") -> RunEvents:
-        return RunEvents(run_id, number_after(after), here, opened, RunSignals(), lambda run: None)
+        return events_of(store, after, run_id)
 
     @app.get("/events")
     async def follow(last_event_id: Annotated[str | None, Header()] = None) -> Any:

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 import pytest
 
 from toolbox import (
-    AiMessage,
-    ChatResponse,
     Container,
     FinishReason,
     IllegalConfigurationError,
@@ -40,14 +38,9 @@ from toolbox.runs import (
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 
+from .replies import asks, ran, says
+
 pytestmark = pytest.mark.anyio
-
-ran: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def _nothing_ran() -> None:
-    ran.clear()
 
 
 class Refunds:
@@ -65,14 +58,6 @@ class Refunds:
 @register_ai_service(tools=Refunds)
 class Desk(Protocol):
     async def chat(self, text: str) -> Result[str]: ...
-
-
-def asks(*calls: Any) -> ChatResponse:
-    return ChatResponse(AiMessage(None, calls), TokenUsage(10, 1), FinishReason.TOOL_EXECUTION)
-
-
-def says(text: str) -> ChatResponse:
-    return ChatResponse(AiMessage(text), TokenUsage(10, 5), FinishReason.STOP)
 
 
 REFUND = tool_call("refund", {"order": 7, "euros": "12.50"}, id="same")
@@ -532,6 +517,9 @@ async def test_only_deferred_tools_may_defer() -> None:
     async with container(asks(tool_call("impatient")), services=(Stock,)) as here:
         with pytest.raises(IllegalConfigurationError, match="deferred=True"):
             await here.get(Stock).ask("x")
+
+
+async def test_answers_that_do_not_fit_a_deferred_call_are_rejected() -> None:
     async with container(asks(STOCK), services=(Stock,)) as here:
         run_id = (await here.get(Stock).ask("x")).run_id or ""
         with pytest.raises(RunAnswerError, match="does not fit"):
@@ -595,7 +583,7 @@ async def test_the_call_scope_of_a_deferred_call_ends_normally() -> None:
     assert ends == ["ended", "ended"]
 
 
-async def test_without_deferred_tools_no_tool_may_defer() -> None:
+async def test_tools_may_not_defer_in_a_service_without_deferred_tools_and_without_a_container() -> None:
     class Shop:
         @tool
         def order(self) -> str:

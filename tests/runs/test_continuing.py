@@ -11,8 +11,6 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from toolbox import (
-    AiMessage,
-    ChatResponse,
     CompleteResponse,
     Container,
     EventListener,
@@ -55,22 +53,9 @@ from toolbox.runs import (
 from toolbox.security import ForbiddenError, SecurityIdentity, roles_allowed
 from toolbox.testing import ScriptedChatModel, tool_call
 
+from .replies import asks, ran, says
+
 pytestmark = pytest.mark.anyio
-
-ran: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def _nothing_ran() -> None:
-    ran.clear()
-
-
-def asks(*calls: Any) -> ChatResponse:
-    return ChatResponse(AiMessage(None, calls), TokenUsage(10, 1))
-
-
-def says(text: str) -> ChatResponse:
-    return ChatResponse(AiMessage(text), TokenUsage(10, 5))
 
 
 @tool(requires_approval=True)

@@ -12,14 +12,11 @@ import pytest
 
 from tests import warm_python
 from toolbox import (
-    AiMessage,
-    ChatResponse,
     Container,
     EventListener,
     InvocationEvent,
     ModelResponseEvent,
     Result,
-    TokenUsage,
     ToolExecutedEvent,
     ToolStartedEvent,
     application_scoped,
@@ -44,14 +41,9 @@ from toolbox.runs import (
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 
+from .replies import asks, ran, says
+
 pytestmark = pytest.mark.anyio
-
-ran: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def _nothing_ran() -> None:
-    ran.clear()
 
 
 class Kept(InMemoryRunStore):
@@ -74,14 +66,6 @@ class Kept(InMemoryRunStore):
     def restarted(self) -> "Kept":
         self.is_dead, self.dies_on = False, ""
         return self
-
-
-def asks(*calls: Any) -> ChatResponse:
-    return ChatResponse(AiMessage(None, calls), TokenUsage(10, 1))
-
-
-def says(text: str) -> ChatResponse:
-    return ChatResponse(AiMessage(text), TokenUsage(10, 5))
 
 
 @tool

@@ -23,9 +23,11 @@ from toolbox import (
     ToolExecutionRequest,
 )
 from toolbox.errors import RunNotFoundError, TranscriptError
-from toolbox.runs import InMemoryRunStore, PendingCall, RunChanges, RunSuspended, StoredRun
+from toolbox.runs import InMemoryRunStore, PendingCall, RunChanges, RunSuspended
 from toolbox.runs.event_log import EventLog, event_from_json, event_to_json
 from toolbox.runs.following import RunEnded, RunEvents, RunSignals, number_after
+
+from .one_run import events_of, store_with_a_run
 
 pytestmark = pytest.mark.anyio
 
@@ -58,26 +60,13 @@ def test_invalid_events_are_rejected(text: str) -> None:
         event_from_json(text)
 
 
-async def here(work: Any) -> Any:
-    """Runs it on this loop."""
-    return await work()
-
-
 @pytest.fixture
 async def store() -> InMemoryRunStore:
-    store = InMemoryRunStore()
-    run = StoredRun(
-        id="run", service="shop:Desk", method="chat", status="running", document="{}", created_at=NOW, updated_at=NOW
-    )
-    await store.create(run, owner="one")
-    return store
+    return await store_with_a_run()
 
 
 def following(store: InMemoryRunStore, after: int | str | None = None, run_id: str = "run") -> RunEvents:
-    async def opened() -> InMemoryRunStore:
-        return store
-
-    return RunEvents(run_id, number_after(after), here, opened, RunSignals(), lambda run: "why")
+    return events_of(store, after, run_id, why="why")
 
 
 async def end(store: InMemoryRunStore) -> None:

@@ -55,14 +55,9 @@ from toolbox.guardrails import (
 )
 from toolbox.testing import ScriptedChatModel, tool_call
 
+from .log import LOG
+
 pytestmark = pytest.mark.anyio
-
-LOG: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def fresh_log() -> None:
-    LOG.clear()
 
 
 @application_scoped

@@ -49,14 +49,9 @@ from toolbox.guardrails import (
 from toolbox.interceptors import ToolInterceptor, ToolInvocation, ToolProceed, interceptors
 from toolbox.testing import ScriptedChatModel, tool_call
 
+from .log import LOG
+
 pytestmark = pytest.mark.anyio
-
-LOG: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def fresh_log() -> None:
-    LOG.clear()
 
 
 def judging(function: Any, name: str = "Judging") -> Any:
