@@ -6,8 +6,9 @@
 #   make test               run the tests                make check    check formatting, lint, types, architecture
 #   make crash              kill processes of durable runs at random for ten minutes, then check the results
 #   make bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app
-#        bench-runs bench-inbox wire
+#        bench-runs bench-inbox
 #                           compare one area with other libraries
+#   make wire               compare how libraries read replies that break the specification
 #   make bench-search       measure the tool search with 1,000 tools of published MCP servers
 #   make bench              run all benchmarks one after another, and save their figures; use a quiet machine
 #   make compat-mcp         test with MCP servers and clients of other authors, from npm and PyPI

@@ -335,7 +335,7 @@ class RecordedFailureError(EndsInvocation):
 
 
 def type_name_of(error: BaseException) -> str:
-    """Return the name of an exception's type, or of the recorded one for which it stands."""
+    """Return the name of an exception's type, or of the recorded type that it replaces."""
     if isinstance(error, (RecordedToolError, RecordedFailureError)):
         return error.type_name
     return type(error).__name__

@@ -765,7 +765,7 @@ class Runs(RunStarting):
     async def _call(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:
         store = await self._opened()
         wanted = await self.new_run(plan, arguments, follows=False)
-        # Shielded: a caller that leaves while the run is created must not leave a run that nobody executes.
+        # Shielded: if the caller leaves while the run is created, the run must still be executed.
         task = await asyncio.shield(asyncio.ensure_future(self._created(store, wanted)))
         if task is not None:
             result = await asyncio.shield(task)
@@ -856,7 +856,7 @@ class Runs(RunStarting):
         return cast("asyncio.AbstractEventLoop | None", self._host.loop)
 
     async def _loaded(self, run_id: str) -> StoredRun:
-        # No run has another id, and databases refuse some of them with errors of their own.
+        # No run has another id, and databases refuse some of them with other errors.
         stored = await (await self._opened()).load(run_id) if is_storable(run_id) else None
         if stored is None:
             raise RunNotFoundError(run_id if is_storable(run_id) else shortened(run_id))

@@ -99,7 +99,7 @@ class Tool:
     `bean` is looked up for each call in the current scope, and its attribute `member` is called; without a bean,
     `function` is called. `decode` is None for an executor written by hand, which gets the request itself. `positional`
     contains the names and defaults of positional-only parameters. `returns` is the resolved return annotation, or
-    `EMPTY`. `run` is `innermost`, or the layers around it (see `with_layers`). `key_names` and `run_id_names` are
+    `EMPTY`. `run` is `innermost`, or its layers (see `with_layers`). `key_names` and `run_id_names` are
     hidden parameters about the run, `progress_names` those that report progress. `visible` are the parameters that the
     model fills.
 
