@@ -164,6 +164,9 @@ def check(found: dict[str, Any]) -> None:
     assert "a: " in found["wrong"]["content"][0]["text"]
     assert found["counted"]["content"][0]["text"] == "three"
     assert found["progress"] == [[1, 3], [2, 3], [3, 3]]
+    heard = found.get("heard", found["progress"])
+    assert heard
+    assert heard == found["progress"][: len(heard)]
     assert found["resources"] == ["notes://plan.pdf"]
     assert found["templates"] == ["notes://{number}"]
     assert found["note"]["contents"][0]["text"] == "note 7"
