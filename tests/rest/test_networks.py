@@ -14,6 +14,7 @@ import pytest
 from tests.rest.http_server import Answer, Server
 from toolbox import rest
 from toolbox.errors import RestClientError
+from toolbox.rest.connections import _tls_context
 
 pytestmark = pytest.mark.anyio
 
@@ -148,3 +149,18 @@ def test_a_client_shows_its_certificate(tls_server: str, certificate: Path) -> N
     far = rest.create_rest_client(Far, url=tls_server, verify=str(certificate), client_certificate=str(certificate))
 
     assert far.find_now() == "known"
+
+
+def test_clients_share_the_certificates_of_the_system_and_no_others(monkeypatch, tmp_path) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    shared = _tls_context(True, None, True)
+    assert shared.verify_mode is ssl.CERT_REQUIRED
+    assert shared.check_hostname
+    assert _tls_context(True, None, True) is shared
+    assert _tls_context(True, None, False) is shared
+    assert _tls_context(False, None, True) is not shared
+
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    assert _tls_context(True, None, True) is not shared
+    assert _tls_context(True, None, False) is shared

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import ssl
 import threading
 import time
@@ -371,6 +372,9 @@ def _close_soon(client: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> 
 
 
 def _tls_context(verify: bool | str, certificate: str | None, trust_environment: bool) -> ssl.SSLContext:
+    has_environment = trust_environment and (os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"))
+    if verify is True and certificate is None and not has_environment:
+        return _system_tls_context()
     if isinstance(verify, str):
         context = ssl.create_default_context(cafile=verify)
     else:
@@ -378,6 +382,12 @@ def _tls_context(verify: bool | str, certificate: str | None, trust_environment:
     if certificate is not None:
         context.load_cert_chain(certificate)
     return context
+
+
+@functools.cache
+def _system_tls_context() -> ssl.SSLContext:
+    """Return the context with the certificates of the system: reading them takes longer than a request."""
+    return httpx2.create_ssl_context(trust_env=False)
 
 
 def _grouped(fields: list[tuple[str, str]]) -> dict[str, list[str]]:
