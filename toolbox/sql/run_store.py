@@ -58,7 +58,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PAUSES = 0.05, 1.0  # seconds between two tries while the database is away: the first, the longest
 # SQLSTATEs: connection lost, session ended by the server, server stopping or starting, and conflicts of transactions.
 _AWAY = ("08", "57P", "25P03", "40001", "40P01")
-_SHORTEST_LIMIT = 10.0  # seconds for one try of a statement on PostgreSQL, which takes at most two leases
+_SHORTEST_LIMIT = 30.0  # seconds for one try of a statement on PostgreSQL, which takes at most two leases
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
@@ -196,6 +196,13 @@ class SqlRunStore(RunStore):
         if engine.dialect.name == "postgresql":
             self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._statements = _Statements(self._tables, engine.dialect.name, self._milliseconds)
+
+        self._at_once: tuple[str, Sequence[str]] | None = None
+        if engine.dialect.driver == "aiosqlite" and hasattr(
+            engine.dialect.loaded_dbapi.aiosqlite.Connection, "_execute"
+        ):
+            compiled = self._statements.add_record.compile(dialect=engine.dialect)
+            self._at_once = str(compiled), tuple(compiled.positiontup or ())
 
     @retried
     async def open(self) -> None:
@@ -383,12 +390,27 @@ class SqlRunStore(RunStore):
     async def _append_one(self, run_id: str, generation: int, record: StoredRecord) -> None:
         """Add one record with one statement, which checks the generation."""
         values = _record_values(run_id, record, generation=generation)
-        async with self._writing(single=True) as connection:
-            if await _changes(connection, self._statements.add_record, values):
-                return
+        if self._at_once is not None:
+            added = await self._add_at_once(values)
+        else:
+            async with self._writing(single=True) as connection:
+                added = await _changes(connection, self._statements.add_record, values)
+        if added:
+            return
         async with self._writing() as connection:
             await self._lock(connection, run_id, generation)
             await self._add_records(connection, run_id, [record])
+
+    async def _add_at_once(self, values: dict[str, Any]) -> bool:
+        """Add one record on SQLite with one switch to the connection's thread, instead of one for each step."""
+        assert self._at_once is not None
+        statement, names = self._at_once
+        if not self._prepared:
+            await self.open()
+        async with self._engine.connect() as connection:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            parameters = [values[name] for name in names]
+            return bool(await driver._execute(_execute_at_once, driver._conn, statement, parameters))
 
     async def _lock(self, connection: AsyncConnection, run_id: str, generation: int) -> None:
         await connection.run_sync(self._lock_now, run_id, generation)
@@ -690,6 +712,19 @@ def _address(engine: Engine) -> tuple[object, ...]:
     if engine.dialect.name == "sqlite" and database:
         database = str(Path(database).resolve())
     return engine.dialect.name, url.host, url.port, database, tuple(sorted(url.query.items()))
+
+
+def _execute_at_once(connection: Any, statement: str, parameters: Sequence[Any]) -> int:
+    """Execute a statement as its own transaction, on the thread of a `sqlite3.Connection`; returns the changed rows."""
+    try:
+        count = connection.execute(statement, parameters).rowcount
+        if connection.in_transaction:  # the driver has begun one itself
+            connection.commit()
+    except BaseException:
+        if connection.in_transaction:
+            connection.rollback()
+        raise
+    return int(count)
 
 
 async def _changes(connection: AsyncConnection, statement: Any, values: dict[str, Any] | None = None) -> bool:
