@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from toolbox import (
     InvocationEvent,
     ModelResponseEvent,
     Result,
+    TokenUsage,
     ToolExecutedEvent,
     ToolStartedEvent,
     application_scoped,
@@ -26,6 +28,7 @@ from toolbox import (
 )
 from toolbox.errors import RunStoreError
 from toolbox.interceptors import ToolInterceptor, interceptors
+from toolbox.limits import CostEstimator, UsageLimits
 from toolbox.runs import (
     IdempotencyKey,
     InMemoryRunStore,
@@ -275,6 +278,54 @@ async def test_recorded_effects_do_not_happen_again_and_are_not_traced_again() -
     assert [each.result for each in result.tool_executions] == ["1", "2"]
     assert (second.count(ToolStartedEvent), second.count(ToolExecutedEvent)) == (0, 0)
     assert second.count(ModelResponseEvent) == 1
+
+
+async def test_recorded_effects_are_not_charged_again() -> None:
+    class Prices(CostEstimator):
+        def estimate(self, model: str, usage: TokenUsage) -> Decimal:
+            return Decimal("0.01")
+
+    @register_ai_service(
+        tools=note, durable=True, limits=UsageLimits(model_calls=2, tool_calls=1, output_tokens=6, cost=Decimal("0.02"))
+    )
+    class Cheap(Protocol):
+        async def ask(self, run: RunId, text: str) -> Result[str]: ...
+
+    store = Kept(lease=0.05)
+    store.dies_on = "result:0"
+    for number in range(3):
+        replies = () if number else (asks(NOTE),)
+        async with container(store, *replies, services=(Cheap,)).register_instance(Prices(), CostEstimator) as here:
+            with pytest.raises(RunStoreError):
+                await (here.runs.resume("r", {}) if number else here.get(Cheap).ask("r", "x"))
+        store.is_dead = False
+
+    restarted = container(store.restarted(), says("done"), services=(Cheap,))
+    async with restarted.register_instance(Prices(), CostEstimator) as here:
+        result = await here.runs.resume("r", {})
+
+    assert result.content == "done"  # with exactly the usage that the limits allow
+    assert result.token_usage == TokenUsage(20, 6)
+
+
+async def test_the_events_of_a_round_are_stored_before_the_next_reply_is_recorded() -> None:
+    written: list[str] = []
+
+    class Slow(Kept):
+        async def append(self, run_id: str, generation: int, records: Any, *args: Any) -> None:
+            written.extend(each.key for each in records)
+            await super().append(run_id, generation, records, *args)
+
+        async def add_events(self, run_id: str, generation: int, events: Any) -> None:
+            await asyncio.sleep(0.05)  # slower than a model that answers at once
+            await super().add_events(run_id, generation, events)
+            written.extend(json.loads(each)["type"] for each in events)
+
+    async with container(Slow(), asks(NOTE), says("done")) as here:
+        run = await here.runs.start(here.get(Desk).ask, "r", "x")
+        assert await here.runs.result(run) == "done"
+
+    assert written.index("ToolExecuted") < written.index("#r1")
 
 
 async def test_interceptors_are_applied_again_to_recorded_results() -> None:

@@ -159,6 +159,9 @@ class EventLog:
                     await self._store.add_events(self._run_id, self._generation, ready)
                 except LeaseLostError:
                     return
+                except BaseException:
+                    self._ready[:0] = ready
+                    raise
                 self._signals.announce(self._run_id)
 
     async def flush(self) -> None:

@@ -617,7 +617,7 @@ class Runs(RunStarting):
         if prepared.document.follows:
             log = EventLog(store, stored.id, stored.generation, self.signals)
             await log.open()
-            session.new_events = log.taken
+            session.new_events, session.write_events = log.taken, log.flush
         try:
             async with self._scope_of(prepared, identity):
                 invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
@@ -630,12 +630,12 @@ class Runs(RunStarting):
             if cancels:
                 if not isinstance(error, RunCancelledError):
                     logger.error("run %s was cancelled, but not all its tools are undone", stored.id, exc_info=error)
-                await self._write_end(session, log, "cancelled", cancels=False)
+                await self._write_end(session, "cancelled", cancels=False)
                 raise RunCancelledError(stored.id, prepared.document.reason) from None
-            await self._write_end(session, log, "failed", error_type=type_name_of(error), error_text=message_of(error))
+            await self._write_end(session, "failed", error_type=type_name_of(error), error_text=message_of(error))
             raise
         if not isinstance(invocation.end, Suspend):
-            await self._write_end(session, log, "completed", result=write_value(prepared.plan, result.content))
+            await self._write_end(session, "completed", result=write_value(prepared.plan, result.content))
         return result
 
     async def _value_of(self, invocation: Invocation, log: EventLog | None, put: Any) -> Result[Any]:
@@ -660,11 +660,10 @@ class Runs(RunStarting):
             value = output.structure.read(end.response.ai_message.text or "")
         return Result(value, state.executions, state.token_usage, end.finish_reason, state.remembered)
 
-    async def _write_end(self, session: RunSession, log: EventLog | None, status: RunStatus, **facts: Any) -> None:
+    async def _write_end(self, session: RunSession, status: RunStatus, **facts: Any) -> None:
         """Write the end of a run into its header."""
         assert session.document is not None
-        if log is not None:
-            await log.flush()
+        await session.written_events()
         document = session.document.changed(waiting=(), **facts)
         await session.end(RunChanges(status=status, document=document.to_json()))
 

@@ -152,6 +152,7 @@ class RunSession:
         self.pending: tuple[PendingCall, ...] = ()
         self.wants_result = False
         self.new_events: Callable[[], Sequence[str]] | None = None
+        self.write_events: Callable[[], Awaitable[None]] | None = None
         self._records: dict[str, StoredRecord] = {}
         self._starts: dict[str, int] = {}
         self._outside: set[str] = set()
@@ -281,6 +282,8 @@ class RunSession:
         usage = usage_of(invocation)
         replied: ModelReplied = await perform(effect, invocation)
         if self.generation is not None:
+            if self.write_events is not None:  # after a crash, only events since the last reply are produced again
+                await self.written_events()
             state = invocation.state
             data = reply_to_json(state, self._written.get(path), replied, usage)
             await self._write(StoredRecord(key, "reply", data))
@@ -542,6 +545,11 @@ class RunSession:
             for path, result in self._results.items()
             if any(_is_within(path, call) for call in calls)
         ]
+
+    async def written_events(self) -> None:
+        """Wait until all events so far are stored. Raises `LeaseLostError` and `RunStoreError`."""
+        if (write := self.write_events) is not None:
+            await self._using(lambda _: write())
 
     async def end(self, changes: RunChanges) -> None:
         """Write the end of the run into its header."""
