@@ -289,6 +289,9 @@ _FINISH = {
 }
 # All other fields of a reply, a choice or a message become attributes.
 _OF_REPLY = frozenset({"id", "object", "model", "choices", "usage", "x_groq", "obfuscation", "error", "type"})
+_REPEATED = ("created", "service_tier", "system_fingerprint")
+"""Other attributes of a reply that servers repeat in each chunk, nearly always with the same values."""
+_OF_CHUNK = _OF_REPLY.union(_REPEATED)
 _OF_PIECE = frozenset({"index", "delta", "finish_reason"})
 _OF_CHOICE = frozenset({"index", "delta", "message", "finish_reason", "text", "error", "usage"})
 _OF_MESSAGE = frozenset(
@@ -317,6 +320,7 @@ class ChatInterpreter:
         self._lacks_message = False
         self._empty_thought: str | None = None
         self._others: dict[object, dict[str, Any]] = {}
+        self._repeated: tuple[object, ...] = (None, None, None)
 
     @property
     def ended(self) -> bool:
@@ -346,7 +350,9 @@ class ChatInterpreter:
             self._usage(usage)
         elif (groq := value.get("x_groq")) and isinstance(groq, dict):
             self._usage(groq.get("usage"))
-        if not _OF_REPLY.issuperset(value):
+        repeated = (value.get("created"), value.get("service_tier"), value.get("system_fingerprint"))
+        if repeated != self._repeated or not _OF_CHUNK.issuperset(value):
+            self._repeated = repeated
             replace_extras(self.reply.of_response, value, value.keys() - _OF_REPLY)
         if not choices or not isinstance(choices, list):
             return

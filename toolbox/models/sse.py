@@ -106,9 +106,19 @@ class EventReader:
             if self.done or self.broken is not None:
                 break
             if line.startswith(b"data:"):
+                if self._event is None and not self._pending:  # as most events: read here, for speed
+                    try:
+                        value = from_json(line[5:])
+                    except ValueError:
+                        pass
+                    else:
+                        if type(value) is dict:
+                            objects.append(value)
+                            continue
                 self._data(line[5:].strip(), objects)
             elif not line:
-                self._flush(objects)
+                if self._pending:
+                    self._flush(objects)
                 self._event = None
             elif line.startswith(b"event:"):
                 self._flush(objects)

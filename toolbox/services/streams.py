@@ -60,9 +60,6 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
                 "iterate a service's stream with `async for`, or return it from an endpoint with `return sse(…)`"
             )
 
-    def __anext__(self) -> Coroutine[Any, Any, T]:
-        return self.step()
-
     async def step(self, reader: Caller | None = None) -> T:
         """Return the next item. `reader` is the task or thread that reads; None for the current task."""
         if self._done:
@@ -99,6 +96,8 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             finally:
                 self._inside = False
         return await self._wait(taken, asked, reader)
+
+    __anext__ = step
 
     async def _wait(self, taken: Any, asked: Any, reader: Caller | None) -> T:
         """Wait for the next item, or continue a step that was started."""
