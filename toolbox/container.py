@@ -23,8 +23,17 @@ from .bean_references import GLOBAL_INTERCEPTOR_MARK, is_rest_client
 from .chat import ChatModel, ToolSpecification
 from .di.beans import MISSING, BeanDefinition, InjectionPoint, Missing, points_of, read_class, settings_problem
 from .di.decorators import Scope, producer_mark_of, scope_mark_of
-from .di.description import BeanDescription, describe
-from .di.graph import DEFAULT, BeanGraph, Binding, Registration, SingleBean, Value, provider_names
+from .di.graph import (
+    DEFAULT,
+    BeanDescription,
+    BeanGraph,
+    Binding,
+    Registration,
+    SingleBean,
+    Value,
+    describe,
+    provider_names,
+)
 from .di.registry import (
     Reader,
     Registered,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from .bean_references import is_rest_client
 from .container import Container, internals_of
-from .di.description import BeanDescription
+from .di.graph import BeanDescription
 from .errors import IllegalConfigurationError
 from .services.declaration import service_options_of
 from .services.listing import sources_of

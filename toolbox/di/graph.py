@@ -1,4 +1,4 @@
-"""Which bean each injection point gets: definitions become a graph.
+"""Finds the bean for each injection point: definitions become a graph, which can also be described as data.
 
 Not here: checks of the whole graph (`checks`), fixes for missing beans (`hints`), creating beans
 (`scopes`, `providers`, `resolvers`).
@@ -6,12 +6,13 @@ Not here: checks of the whole graph (`checks`), fixes for missing beans (`hints`
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args, get_origin
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
 from ..security import SecurityIdentity
@@ -482,3 +483,48 @@ def _module_of(source: object) -> list[str]:
     module = getattr(source, "__module__", None) or ""
     parts = [re.sub(r"\W+", "_", part).strip("_").lower() for part in str(module).split(".")]
     return [part for part in parts if part]
+
+
+@dataclass(frozen=True, slots=True)
+class BeanDescription:
+    """A bean as `toolbox graph` prints it; `dependencies` maps parameters to the names of the beans they get."""
+
+    name: str
+    type: str
+    scope: Scope
+    made_by: str
+    source: object
+    dependencies: Mapping[str, tuple[str, ...]]
+    lazy: Mapping[str, tuple[str, ...]]
+
+
+def describe(graph: BeanGraph) -> tuple[BeanDescription, ...]:
+    """Return all beans of a graph in registration order; `lazy` has the beans behind an `Instance`."""
+    names = provider_names(graph)
+
+    def named(keys: Iterable[int]) -> tuple[str, ...]:
+        return tuple(names[key] for key in keys)
+
+    return tuple(
+        BeanDescription(
+            name=names[bean.key],
+            type=type_name(bean.definition.provides),
+            scope=bean.definition.scope,
+            made_by=_made_by(bean.definition),
+            source=bean.definition.source,
+            dependencies={
+                point.parameter: named(beans_in(value)) for point, value in bean.needs + bean.behind if beans_in(value)
+            },
+            lazy={point.parameter: named(value.found) for point, value in bean.needs if isinstance(value, LazyBean)},
+        )
+        for bean in graph.beans
+    )
+
+
+def _made_by(definition: BeanDefinition) -> str:
+    if definition.factory_kind is FactoryKind.SEED:
+        return "seed"
+    source = definition.source
+    if isinstance(source, type) or get_origin(source) is not None:
+        return "class"
+    return f"{definition.factory_kind} {type_name(source)}" if inspect.isroutine(source) else "instance"

@@ -26,8 +26,7 @@ from .annotations import (
     register_rest_client,
 )
 from .clients import create_rest_client
-from .endpoint import KeySettings, rest_settings
-from .propagation import propagate_headers
+from .endpoint import KeySettings, propagate_headers, rest_settings
 from .replies import Response, ServerSentEvent
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Decorators and markers that declare a REST client: its class, methods, parameters and fixed values.
 
-Each decorator sets one attribute and returns the same object. Not here: reading these marks into plans (`reading`).
+Each decorator sets one attribute and returns the same object. Not here: reading these marks (`client_plans`).
 """
 
 from __future__ import annotations

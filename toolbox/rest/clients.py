@@ -25,9 +25,8 @@ from ..errors import IllegalConfigurationError, Problem
 from ..execution.threads import refuse_on_event_loop
 from ..type_keys import plain
 from .annotations import ClientMark, client_mark_of
-from .client_plans import ClientPlan, RequestPlan, RestMethodPlan, is_context
+from .client_plans import ClientPlan, RequestPlan, RestMethodPlan, is_context, read_auth, read_client
 from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint, rest_settings
-from .reading import read_auth, read_client
 from .replies import ReplyStream
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from .building import Outgoing, build
 from .client_plans import ClientPlan, CollaboratorPlan, RequestPlan, is_context
 from .connections import RestConnection, is_same_origin, redirected
 from .encoding import expanded, is_secret_name, secrets_in_header, shown_header
-from .propagation import propagated_headers
+from .endpoint import propagated_headers
 from .replies import Response, beginning, excerpt
 
 logger = logging.getLogger("toolbox.rest")

@@ -38,12 +38,12 @@ from ..tools.sources import bean_types, read_tools
 from ..type_keys import class_of, type_name
 from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
 from .implementation import bound_arguments, implementation_of
+from .invocation import Running
 from .layering import GUARDRAILS, HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
 from .listing import named_beans, providers_of, service_cycles, sources_of, strategies
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from .planning import plan_service
 from .plans import FunctionMessage, MethodPlan, may_suspend, settle, suspensions_in
-from .running import Running
 
 logger = logging.getLogger("toolbox.services")
 

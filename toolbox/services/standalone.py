@@ -38,12 +38,12 @@ from ..tools.pipeline import InjectedParameter, Tool
 from ..type_keys import type_name
 from .declaration import ServiceOptions, method_names, names_around, options_for
 from .implementation import implementation_of
+from .invocation import Running
 from .layering import HostLayers, NamedAt, named_at_method, named_at_tool
 from .listing import as_sources, providers_of, service_cycles
 from .memory import ChatMemories, ChatMemoryKey, InMemoryChatMemoryStore
 from .planning import plan_service
 from .plans import FunctionMessage, MethodPlan, may_suspend, services_below, settle, suspensions_in
-from .running import Running
 
 if TYPE_CHECKING:
     from ..runs.inbox import Runs

@@ -1,7 +1,7 @@
 """Stores conversations in SQLite or PostgreSQL: one row each, with the lease of the current call; migrates its table.
 
 Each step is one short transaction: none is open while a model or a tool runs. Not here: holding leases
-(`toolbox.services.leases`), the JSON of messages (`toolbox.transcripts`).
+(`toolbox.services.memory`), the JSON of messages (`toolbox.transcripts`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from ..chat import Message
 from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
-from ..services.leases import LEASE, Leases
-from ..services.memory import ChatMemoryKey, ChatMemoryStore
+from ..services.memory import LEASE, ChatMemoryKey, ChatMemoryStore, Leases
 from ..transcripts import messages_from_json, messages_to_json
 from .engines import FOR_WRITING
 
