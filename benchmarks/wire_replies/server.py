@@ -271,7 +271,7 @@ class ScriptedServer:
 
 
 class BackgroundServer:
-    """The server on a thread with a loop of its own, so that a busy client cannot starve it."""
+    """The server on a thread with a separate event loop, so that a busy client cannot block it."""
 
     def __init__(self, cases: dict[str, dict[str, Any]]) -> None:
         self.scripted = ScriptedServer(cases)

@@ -399,7 +399,7 @@ async def test_an_answer_cannot_be_replayed(start: Start) -> None:
     run_id = await suspended(start, REFUND)
     async with start(asks(REFUND), "done") as here:
         again = await here.runs.resume(run_id, {"0": approve()})
-        assert [each.id for each in again.pending] == ["1"]  # the same call of the model needs an approval of its own
+        assert [each.id for each in again.pending] == ["1"]  # the same call of the model needs another approval
         with pytest.raises(RunAnswerError, match="no pending call"):
             await here.runs.resume(run_id, {"0": approve()})
         assert len(ran) == 1

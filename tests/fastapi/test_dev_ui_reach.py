@@ -102,7 +102,7 @@ def test_the_reach_is_a_table_that_says_who_may_call_what(browser: Any, address:
         [*through, "my_orders", "boss", "", "", ""],
         [*through, "opening_hours", "boss", "", "", ""],
     ]
-    assert not [row for row in rows if row[2] == "never"]  # nobody may call it
+    assert not [row for row in rows if row[2] == "never"]  # no identity may call it
     assert page.get_by_role("link", name="Reach").get_attribute("aria-current") == "page"
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 

@@ -526,7 +526,7 @@ OFF_SPEC = [
     ),
     Case("a call ends without an end", events(started(), *ASKS), error=ModelProtocolError),
     Case(
-        "an index that is no number",
+        "an index that is not a number",
         events(
             started(),
             *({**each, "index": [0]} if "index" in each else each for each in HELLO),

@@ -200,7 +200,9 @@ async def test_items_of_server_side_tools_follow_their_reasoning(serve: Serve) -
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_items_of_server_side_tools_stand_between_reasoning_and_call(serve: Serve, streamed: bool) -> None:
+async def test_items_of_server_side_tools_keep_their_place_between_reasoning_and_call(
+    serve: Serve, streamed: bool
+) -> None:
     asked = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add", "arguments": "{}"}
     _, following = await answered(serve, REASONING, SEARCH, asked, streamed=streamed)
 

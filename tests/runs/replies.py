@@ -5,7 +5,7 @@ from typing import Any
 from toolbox import AiMessage, ChatResponse, FinishReason, TokenUsage
 
 ran: list[Any] = []
-"""What tools have done in this test."""
+"""Effects of the tools in this test."""
 
 
 def asks(*calls: Any) -> ChatResponse:

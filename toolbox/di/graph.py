@@ -334,7 +334,7 @@ class BeanGraph:
     # --- the identity
 
     def outside(self, key: int) -> Any:
-        """Return what stands for a bean where no request scope is active: the anonymous identity; else `MISSING`."""
+        """Return the value of a bean outside of request scopes: the anonymous identity, otherwise `MISSING`."""
         if self.definitions[key].provides is not SecurityIdentity:
             return MISSING
         known = self._absent_callers.get(key)
@@ -344,7 +344,7 @@ class BeanGraph:
 
     @cached_property
     def has_callers(self) -> bool:
-        """True if something stands for a bean where no request scope is active."""
+        """Return True if a bean has a value outside of request scopes."""
         return any(self.outside(key) is not MISSING for key in range(self.registered))
 
     def _needs_request(self, goal: int) -> bool:

@@ -59,7 +59,7 @@ class Started(Protocol):
         ...
 
     def outside(self, key: int) -> Any:
-        """Return what stands for a bean where no request scope is active, or `MISSING`."""
+        """Return the value of a bean outside of request scopes, or `MISSING`."""
         ...
 
     def overriding_changed(self, key: int, began: bool) -> None:

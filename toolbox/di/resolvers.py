@@ -177,7 +177,7 @@ class _Writing:
         return f"(v if (v := {get}({key}, MISSING)) is not MISSING else {made})"
 
     def _caller(self, bean: Bean, nobody: Any) -> str:
-        """Return an expression for the identity of the request; `nobody` where no request scope is active."""
+        """Return an expression for the identity of the request, or for `nobody` outside of request scopes."""
         key, definition = bean.key, bean.definition
         self.may_use_request = True
         if definition.factory_kind is FactoryKind.SEED:

@@ -313,11 +313,11 @@ class Wiring(Home):
         return plan
 
     def _is_without_caller(self, scope: OpenScope) -> bool:
-        """Return True if the anonymous identity stands for the one of the request, because none is active."""
+        """Return True if no request scope is active, so that the identity is the anonymous one."""
         return scope.request is None and self.graph.has_callers
 
     def outside(self, key: int) -> Any:
-        """Return what stands for a bean where no request scope is active, or `MISSING`."""
+        """Return the value of a bean outside of request scopes, or `MISSING`."""
         return self.graph.outside(key)
 
     async def _follow(self, plan: Plan, scope: OpenScope) -> None:
