@@ -42,7 +42,7 @@ PIP := -m pip --disable-pip-version-check install --progress-bar off
 # Variables, because a comma ends an argument of $(call).
 PROJECT := -e '.[fastapi,sql]'
 
-BENCHMARKS := container tools importing endpoints start wire models execution app search runs
+BENCHMARKS := container tools importing endpoints start wire models execution app search runs inbox
 
 # Bytecode is kept even where the machine says otherwise: tests start hundreds of Python processes.
 export PYTHONDONTWRITEBYTECODE :=

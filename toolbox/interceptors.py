@@ -318,14 +318,16 @@ class _ProceedWithTool(_Proceed):
 _UNCHANGEABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
 
 
-def _shown(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments for an interceptor: copies, so that changing one in place has no effect on the tool.
 
     An object that cannot be copied is passed as it is.
     """
-    shown = dict(arguments)
+    shown = arguments
     for name, value in arguments.items():
         if type(value) not in _UNCHANGEABLE:
+            if shown is arguments:
+                shown = dict(arguments)
             with suppress(Exception):  # `__deepcopy__` and `__reduce__` of user types can raise anything
                 shown[name] = deepcopy(value)
     return shown
