@@ -2,6 +2,7 @@
 
 import importlib
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Protocol
 
@@ -9,7 +10,6 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from pydantic import BaseModel
 
-from tests import warm_python
 from toolbox import (
     Container,
     IllegalConfigurationError,
@@ -414,7 +414,7 @@ app.get("/")(greet)
 with TestClient(app) as client:
     assert client.get("/").json() == "hello again", client.get("/").text
 """
-    subprocess.run(warm_python.command("-c", program), check=True)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def text(annotation: str) -> Any:
