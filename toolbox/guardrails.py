@@ -277,7 +277,7 @@ _ASKING_AGAIN = frozenset({"retry", "reprompt"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Surroundings:
+class _GuardContext:
     """The surroundings of a guardrail: its invocation or its tool call."""
 
     context: InvocationContext
@@ -287,18 +287,18 @@ class _Surroundings:
     model: Callable[[str | None], ChatModel] | None
 
     @classmethod
-    def of_invocation(cls, invocation: Invocation) -> _Surroundings:
+    def of_invocation(cls, invocation: Invocation) -> _GuardContext:
         host = invocation.host
         return cls(invocation.context, host.scope, invocation.runner, host.listeners, host.model)
 
     @classmethod
-    def of_tool(cls, call: ToolCall) -> _Surroundings:
+    def of_tool(cls, call: ToolCall) -> _GuardContext:
         environment: ToolEnvironment = call.environment
         return cls(call.context, environment.scope, environment.runner, environment.listeners, environment.model)
 
 
 async def _judged(
-    named: BeanReference, request: Any, place: _Surroundings, accept: Callable[[Any], Any], *, asks_again: bool = False
+    named: BeanReference, request: Any, place: _GuardContext, accept: Callable[[Any], Any], *, asks_again: bool = False
 ) -> GuardrailResult:
     """Run one guardrail. A wrong result and any exception become a fatal result; errors that end the invocation pass.
 
@@ -373,7 +373,7 @@ class InputCheck:
 
     async def _run(self, invocation: Invocation) -> None:
         """Let the guardrails judge the user message, and replace it. Raises `InputGuardrailError`."""
-        place, failures = _Surroundings.of_invocation(invocation), []
+        place, failures = _GuardContext.of_invocation(invocation), []
         messages = invocation.conversation
         for named in self._named:
             request = InputGuardrailRequest(invocation.user_message, messages, invocation.context)
@@ -426,7 +426,7 @@ class OutputCheck:
 
     async def __call__(self, effect: CheckAnswer, invocation: Invocation) -> AnswerChecked:
         """Let the guardrails judge the answer."""
-        place = _Surroundings.of_invocation(invocation)
+        place = _GuardContext.of_invocation(invocation)
         response, text = effect.response, effect.text
         messages = (*invocation.state.history, *invocation.state.messages)
         failures: list[tuple[type, str]] = []
@@ -470,7 +470,7 @@ def guarded_input(step: ToolStep, named: Sequence[BeanReference]) -> ToolStep:
     guardrails = tuple(named)
 
     async def run(call: ToolCall) -> Encoded:
-        place = _Surroundings.of_tool(call)
+        place = _GuardContext.of_tool(call)
         for each in guardrails:
             request = ToolInputGuardrailRequest(call.request, call.visible_arguments(), call.context)
             result = await _judged(each, request, place, partial(_with_arguments, call))
@@ -504,7 +504,7 @@ def guarded_output(step: ToolStep, named: Sequence[BeanReference]) -> ToolStep:
 
     async def run(call: ToolCall) -> Encoded:
         encoded = await step(call)
-        place, result = _Surroundings.of_tool(call), encoded.as_result()
+        place, result = _GuardContext.of_tool(call), encoded.as_result()
         unchanged = result
         for each in guardrails:
             request = ToolOutputGuardrailRequest(call.request, call.visible_arguments(), result, call.context)

@@ -12,7 +12,7 @@ from toolbox.container import internals_of
 
 pytestmark = pytest.mark.anyio
 
-LENGTH = 1200  # more than Python's limit of recursion
+LENGTH = 1500  # more than Python's limit of recursion
 
 Mark = Callable[[type[Any]], type[Any]]
 
@@ -59,10 +59,12 @@ def test_a_long_chain_of_one_scope_is_created(mark: Mark, ordered: Callable[[lis
         assert (container.get(links[-1]) is top) == (mark is not dependent)
 
 
-@pytest.mark.parametrize("mark", [application_scoped, dependent])
-def test_a_chain_that_is_much_longer_than_the_limit_of_recursion_is_created(mark: Mark) -> None:
+@pytest.mark.parametrize("mark", [application_scoped, dependent, request_scoped])
+def test_a_chain_that_is_much_longer_than_the_limit_of_recursion_is_created(
+    mark: Mark, ordered: Callable[[list[Any]], list[Any]]
+) -> None:
     links = chain(mark, length=5000)
-    with Container().register(*links) as container:
+    with Container().register(*ordered(links)) as container, container.request_scope():
         assert depth(container.get(links[-1])) == 5000
 
 
@@ -248,4 +250,4 @@ def test_long_cycles_are_reported_at_start() -> None:
 def test_a_container_with_a_long_chain_can_be_described() -> None:
     links = chain(application_scoped)
 
-    assert len(internals_of(Container().register(*links)).describe()) == LENGTH + 3
+    assert len(internals_of(Container().register(*links)).describe()) == LENGTH + 2

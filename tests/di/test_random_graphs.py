@@ -141,7 +141,7 @@ def captives(plan: Plan) -> set[tuple[int, int]]:
     return found
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans())
 def test_check_finds_exactly_the_planted_faults(plan: Plan) -> None:
     problems = Container().register(*build(plan), First, Second).check()
