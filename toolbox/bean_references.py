@@ -19,9 +19,9 @@ REFERENCES_MARK = "__toolbox_references__"
 DEFAULT_SCOPE_MARK = "__toolbox_default_scope__"
 """Class attribute, also inherited: the scope of a bean whose class has no scope decorator."""
 GLOBAL_INTERCEPTOR_MARK = "__toolbox_global_interceptor__"
+"""Class attribute, not inherited: the priority of a global interceptor."""
 CLIENT_MARK = "__toolbox_rest_client__"
 """At classes that `@register_rest_client` decorates; here, so that reading it does not import `toolbox.rest`."""
-"""Class attribute, not inherited: the priority of a global interceptor."""
 
 
 @dataclass(frozen=True, slots=True)

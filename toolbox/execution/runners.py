@@ -163,7 +163,8 @@ class LoopRunner:
 
 def _in_context(call: Callable[[], Any], label: str, *, rename: bool = True) -> Callable[[], Any]:
     """Return `call` bound to a copy of the current context; its thread is named `label` during the call."""
-    return partial(contextvars.copy_context().run, run_labelled, call, label, rename=rename)
+    run: Callable[..., Any] = contextvars.copy_context().run
+    return partial(run, run_labelled, call, label, rename=rename)
 
 
 class _Occupied(threading.local):

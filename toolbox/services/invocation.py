@@ -210,7 +210,7 @@ class ServiceHost(Protocol):
         """Return the event loop for synchronous methods."""
         ...
 
-    def model(self, name: str | None) -> ChatModel:
+    def model(self, name: str | None, /) -> ChatModel:
         """Return the named model, or the default one."""
         ...
 
