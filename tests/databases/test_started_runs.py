@@ -156,10 +156,11 @@ async def test_the_method_of_a_service_class_is_started(start: MakeContainer) ->
 
 async def test_the_result_of_a_method_that_returns_a_result_is_one(start: MakeContainer) -> None:
     here = await start(asks(LOOK), says("done"))
-    other = await start()
 
     run = await here.runs.start(here.get(Agent).full, "hello")
 
+    await here.runs.result(run)
+    other = await start()  # not earlier: on a busy machine it could take over the run, and it has no replies
     for each in (here, other):
         result = await each.runs.result(run)
         assert isinstance(result, Result)
