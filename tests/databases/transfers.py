@@ -320,10 +320,11 @@ async def join_dbos(url: str, own: str) -> None:
     async with bank(url, 5.0, take_over=True, engine=DbosRunEngine(polling=0.1)) as (container, _):
         run = await container.runs.start(Transfers.transfer, "order", 100)
         await container.runs.result(run, timeout=60)
+    [workflow] = await asyncio.to_thread(DBOS.list_workflows)
     # The result of the run is stored just before the workflow ends.
-    async with asyncio.timeout(30):
-        while [each.status for each in await asyncio.to_thread(DBOS.list_workflows)] != ["SUCCESS"]:
-            await asyncio.sleep(0.05)
+    handle: Any = await DBOS.retrieve_workflow_async(workflow.workflow_id)
+    await handle.get_result()
+    assert [each.status for each in await asyncio.to_thread(DBOS.list_workflows)] == ["SUCCESS"]
     await asyncio.to_thread(DBOS.destroy)
 
 
