@@ -48,7 +48,7 @@ BENCHMARKS := container tools importing endpoints start wire models execution ap
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run ask test compat-mcp check docs pictures format constraints clean wire bench charts \
+.PHONY: help run ask test compat-mcp check check-style check-mypy check-pyright check-page docs pictures format constraints clean wire bench charts \
 	bench-container bench-tools bench-models bench-execution bench-endpoints bench-import bench-start bench-app \
 	bench-search bench-runs bench-inbox crash
 
@@ -130,12 +130,21 @@ test: $(DOCS_STAMP)
 compat-mcp: $(DEV_STAMP)
 	$(PY) -m pytest -q tests/mcp/compat/parties.py $(ARGS)
 
+# The checks run at the same time; their output does not mix. The architecture is checked by `make test`.
 check: $(DEV_STAMP) $(PAGE_STAMP)
+	@$(MAKE) --no-print-directory -j 3 --output-sync=target check-style check-mypy check-pyright check-page
+
+check-style:
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
+
+check-mypy:
 	$(PY) -m mypy
+
+check-pyright:
 	$(PY) -m pyright --pythonpath $(PY)
-	$(PY) -m pytest -q tests/test_architecture.py
+
+check-page:
 	@$(NPM) run check
 
 crash: $(DEV_STAMP)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.models.scripted_server import chunk, sse
@@ -19,12 +19,19 @@ from toolbox import (
 )
 from toolbox.json_text import parse_json
 from toolbox.models.accumulator import ReplyAccumulator
+from toolbox.models.anthropic_wire import AnthropicWire
 from toolbox.models.chat_wire import ChatWire, encode_message
 from toolbox.models.openai import ReplyReader
 from toolbox.models.responses_wire import ResponsesWire, encode_items
 from toolbox.models.sse import EventReader
 
-WIRES: dict[str, Any] = {"chat": ChatWire(), "responses": ResponsesWire()}
+WIRES: dict[str, Any] = {"chat": ChatWire(), "responses": ResponsesWire(), "anthropic": AnthropicWire()}
+
+ENCODE: dict[str, Any] = {
+    "chat": encode_message,
+    "responses": encode_items,
+    "anthropic": lambda message: AnthropicWire()._encoded(message)[1:],  # the first byte is the role
+}
 
 
 def reader_of(wire: str) -> ReplyReader:
@@ -57,7 +64,7 @@ def check(wire: str, *blocks: bytes) -> None:
     assert len(set(ids)) == len(ids)
     assert all(0 < len(each) <= 64 for each in ids)
     (message.text or "").encode()
-    sent = (encode_message if wire == "chat" else encode_items)(message)
+    sent = ENCODE[wire](message)
     if sent:
         parse_json(b"[" + sent + b"]")
 
@@ -167,6 +174,58 @@ responses_event = (
     )
     | response
 )
+block = (
+    objects(
+        type=st.sampled_from(["text", "thinking", "redacted_thinking", "tool_use", "server_tool_use"]) | anything,
+        text=text,
+        thinking=text,
+        signature=anything,
+        citations=anything,
+        data=anything,
+        id=identity,
+        name=name,
+        input=arguments,
+    )
+    | anything
+)
+anthropic_message = objects(
+    type=st.just("message") | anything,
+    id=anything,
+    model=anything,
+    role=anything,
+    content=st.lists(block, max_size=3) | anything,
+    stop_reason=st.sampled_from(["end_turn", "tool_use", "max_tokens", "refusal", "pause_turn"]) | anything,
+    usage=objects(input_tokens=anything, output_tokens=anything, cache_read_input_tokens=anything) | anything,
+)
+anthropic_delta = (
+    objects(
+        type=st.sampled_from(["text_delta", "thinking_delta", "input_json_delta", "signature_delta", "citations_delta"])
+        | anything,
+        text=text,
+        thinking=text,
+        partial_json=arguments,
+        signature=anything,
+        citation=anything,
+        stop_reason=st.sampled_from(["end_turn", "tool_use", "pause_turn"]) | anything,
+    )
+    | anything
+)
+anthropic_event = (
+    objects(
+        type=st.sampled_from(
+            ["message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"]
+        )
+        | st.sampled_from(["message_stop", "ping", "error"])
+        | anything,
+        index=index,
+        message=anthropic_message | anything,
+        content_block=block,
+        delta=anthropic_delta,
+        usage=anything,
+        error=anything,
+    )
+    | anything
+)
 places = st.lists(st.integers(0, 2000), max_size=6)
 
 
@@ -227,6 +286,7 @@ def test_arbitrary_chat_documents_return_a_reply_or_raise_a_model_error(value: A
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(responses_event, max_size=5), places)
+@example([{"type": "response.output_item.done", "output_index": 0, "item": {"type": ["message"]}}], [])
 def test_arbitrary_response_events_return_a_reply_or_raise_a_model_error(values: list[Any], at: list[int]) -> None:
     check("responses", *cut(b"".join(sse(*values, done=False)), at))
 
@@ -235,6 +295,26 @@ def test_arbitrary_response_events_return_a_reply_or_raise_a_model_error(values:
 @given(response)
 def test_arbitrary_response_documents_return_a_reply_or_raise_a_model_error(value: Any) -> None:
     check("responses", json.dumps(value).encode())
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(anthropic_event, max_size=6), places)
+@example([{"type": "content_block_delta", "delta": {"type": ["text_delta"]}}], [])
+@example(
+    [
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "citations": 1}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "citations_delta", "citation": {}}},
+    ],
+    [],
+)
+def test_arbitrary_anthropic_events_return_a_reply_or_raise_a_model_error(values: list[Any], at: list[int]) -> None:
+    check("anthropic", *cut(b"".join(sse(*values, done=False)), at))
+
+
+@settings(max_examples=200, deadline=None)
+@given(anthropic_message)
+def test_arbitrary_anthropic_documents_return_a_reply_or_raise_a_model_error(value: Any) -> None:
+    check("anthropic", json.dumps(value).encode())
 
 
 GOOD = b"".join(

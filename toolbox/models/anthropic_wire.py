@@ -628,7 +628,7 @@ class AnthropicInterpreter:
                 self.reply.text(text)
             return
         if block is None:
-            if kind not in _TEXTS:
+            if not isinstance(kind, str) or kind not in _TEXTS:
                 return
             self._start(index, {"type": _TEXTS[kind][0]})
             block = self._blocks[-1]
@@ -644,7 +644,8 @@ class AnthropicInterpreter:
             case "signature_delta" if block.type == "thinking":
                 block.fields["signature"] = delta.get("signature")
             case "citations_delta" if block.type == "text":
-                block.fields["citations"] = [*(block.fields.get("citations") or ()), delta.get("citation")]
+                before = block.fields.get("citations")
+                block.fields["citations"] = [*(before if isinstance(before, list) else ()), delta.get("citation")]
 
     def _input(self, block: _Block, piece: object) -> None:
         if isinstance(piece, Mapping):

@@ -218,7 +218,7 @@ _TEXT_PARTS = ("output_text", "refusal", "text", None)
 # All other fields of an item or a part of a message become attributes.
 _OF_ITEM = frozenset({"id", "type", "role", "status", "content"})
 _OF_CALL = frozenset({"id", "type", "status", "call_id", "name", "arguments"})
-_OWN_ITEMS = frozenset({"function_call", "message", "reasoning"})
+_OWN_ITEMS = ("function_call", "message", "reasoning")  # a tuple, because a server can send any type
 _OF_PART = frozenset({"type", "text", "refusal", "logprobs"})
 # Most of the fields of a response repeat the request.
 _OF_RESPONSE = frozenset(
