@@ -40,7 +40,7 @@ class Chat(Protocol):
     async def ask(self, who: MemoryId[str], question: str) -> str: ...
 
 
-@pytest.fixture(params=["in memory", "sqlite_url", "redis_url"])
+@pytest.fixture(params=["in memory", "sqlite_url", "postgres_url", "redis_url"])
 def opening(request: pytest.FixtureRequest) -> Opening:
     """Opens a store: each time a new one, on the same data."""
     if request.param != "in memory":
