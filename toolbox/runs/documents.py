@@ -309,11 +309,8 @@ def snapshot_to_json(
 # --- records: results of tools
 
 
-class RecordedToolError(Exception):
-    """The exception of a tool call that was recorded, with the same text; error handlers get it after a restart.
-
-    `.type_name` is the name of the original exception's type.
-    """
+class _RecordedError(Exception):
+    """An exception that was recorded, with the same text. `.type_name` is the name of the original exception's type."""
 
     def __init__(self, type_name: str, text: str) -> None:
         super().__init__(type_name, text)
@@ -323,22 +320,17 @@ class RecordedToolError(Exception):
         return self.text
 
 
-class RecordedFailureError(EndsInvocation):
-    """An error that had ended an invocation and all outer ones when it was recorded, with the same text."""
+class RecordedToolError(_RecordedError):
+    """The exception of a tool call that was recorded; error handlers get it after a restart."""
 
-    def __init__(self, type_name: str, text: str) -> None:
-        super().__init__(type_name, text)
-        self.type_name, self.text = type_name, text
 
-    def __str__(self) -> str:
-        return self.text
+class RecordedFailureError(_RecordedError, EndsInvocation):
+    """An error that had ended an invocation and all outer ones when it was recorded."""
 
 
 def type_name_of(error: BaseException) -> str:
     """Return the name of an exception's type, or of the recorded type that it replaces."""
-    if isinstance(error, (RecordedToolError, RecordedFailureError)):
-        return error.type_name
-    return type(error).__name__
+    return error.type_name if isinstance(error, _RecordedError) else type(error).__name__
 
 
 def failure_to_json(error: Exception, undo: list[dict[str, Any]]) -> str:

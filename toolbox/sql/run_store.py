@@ -186,15 +186,14 @@ class SqlRunStore(RunStore):
             what = f"unsupported database {engine.dialect.name}"
             raise IllegalConfigurationError([Problem("SqlRunStore", what, "use an engine for SQLite or PostgreSQL")])
         self.lease = float(lease)
-        self._limit = max(2 * self.lease, _SHORTEST_LIMIT) if engine.dialect.name == "postgresql" else None
         self._engine = engine
+        self._is_postgresql = engine.dialect.name == "postgresql"
+        self._limit = max(2 * self.lease, _SHORTEST_LIMIT) if self._is_postgresql else None
         self._tables = RunTables(table)
         self._prepared = False
         self._preparing = asyncio.Lock()
         # One statement is one transaction. The driver of SQLite needs to begin it as a writer.
-        self._single = engine
-        if engine.dialect.name == "postgresql":
-            self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._single = engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgresql else engine
         self._statements = _Statements(self._tables, engine.dialect.name, self._milliseconds)
 
         self._at_once: tuple[str, Sequence[str]] | None = None
@@ -249,7 +248,7 @@ class SqlRunStore(RunStore):
             .returning(runs.c.id, self._statements.settings)
         )
         until: Any = now + self._milliseconds if owner is not None else literal(0)
-        if self._engine.dialect.name == "postgresql" and not records:  # in one statement
+        if self._is_postgresql and not records:  # in one statement
             made = header.cte("made")
             values = select(literal(run.id), literal(generation), literal(owner, Text()), until, literal(0))
             names = ["run_id", "generation", "owner", "until", "events"]
@@ -405,8 +404,7 @@ class SqlRunStore(RunStore):
         """Add one record on SQLite with one switch to the connection's thread, instead of one for each step."""
         assert self._at_once is not None
         statement, names = self._at_once
-        if not self._prepared:
-            await self.open()
+        await self.open()
         async with self._engine.connect() as connection:
             driver: Any = (await connection.get_raw_connection()).driver_connection
             parameters = [values[name] for name in names]
@@ -433,14 +431,13 @@ class SqlRunStore(RunStore):
         """See `RunStore`."""
         if events:
             # On PostgreSQL it is one statement, so that a process that stands still afterwards holds no lock.
-            is_single = self._engine.dialect.name == "postgresql"
-            async with self._writing(single=is_single) as connection:
+            async with self._writing(single=self._is_postgresql) as connection:
                 await self._add_events(connection, run_id, generation, events)
 
     async def _add_events(
         self, connection: AsyncConnection, run_id: str, generation: int, events: Sequence[str]
     ) -> None:
-        if self._engine.dialect.name == "postgresql":
+        if self._is_postgresql:
             values = {"run": run_id, "token": generation, "added": len(events), "given": [*events]}
             if (await connection.execute(self._statements.add_events, values)).first() is None:
                 raise LeaseLostError(run_id)
@@ -602,16 +599,14 @@ class SqlRunStore(RunStore):
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
-        if not self._prepared:
-            await self.open()
+        await self.open()
         async with self._single.connect() as connection:
             yield connection
 
     @asynccontextmanager
     async def _writing(self, *, single: bool = False) -> AsyncIterator[AsyncConnection]:
         """Open a connection in a transaction that ends with the block; `single` is for one statement."""
-        if not self._prepared:
-            await self.open()
+        await self.open()
         async with (self._single if single else self._engine).connect() as connection:
             await connection.execution_options(**FOR_WRITING)
             async with connection.begin():
