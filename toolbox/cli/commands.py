@@ -1,20 +1,30 @@
-"""The commands of `toolbox`: check, graph, reach, tools, chat, worker, new, mcp.
+"""The commands of `toolbox`: check, graph, reach, tools, chat, worker, new, mcp; the worker and the new project.
 
-The package `cli` is the home of typer and rich. Not here: the checks, the bean graph and the tool specifications.
+The package `cli` is the home of typer and rich. Not here: what the terminal shows and the conversation of `chat`
+(`terminal`), the checks, the bean graph, the tool specifications, taking over runs (`toolbox.runs`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import importlib
 import inspect
+import json
+import re
 import shlex
+import signal
 import sys
-from contextlib import nullcontext, redirect_stdout
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
+from datetime import datetime
+from importlib.machinery import PathFinder
+from keyword import iskeyword
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,10 +33,10 @@ from rich.markup import escape
 from ..container import APPLICATION_CONTAINER, Container, internals_of
 from ..errors import IllegalConfigurationError, ToolboxError
 from ..overview import nodes_of
-from ..printable import for_terminal
+from ..printable import for_line, for_terminal
 from ..services.declaration import service_options_of
 from ..signatures import read_signature
-from .output import (
+from .terminal import (
     fail,
     fail_in_program,
     fail_with_problems,
@@ -40,6 +50,9 @@ from .output import (
     specification_lines,
     text_lines,
 )
+
+if TYPE_CHECKING:
+    from ..runs.store import StoredRun
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -184,8 +197,6 @@ def chat(
 
     Piped input is sent line by line. The exit status is then 1 if one of the questions failed.
     """
-    import asyncio
-
     from .terminal import Conversation, ShowJson, ShowText, converse, exit_interrupted, plan_of, prompt_for
 
     service = load(target)
@@ -221,8 +232,6 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Create a new project: a FastAPI service with a tool, and tests."""
-    from .scaffold import new_project
-
     try:
         files = new_project(folder)
     except OSError as error:
@@ -252,10 +261,6 @@ def worker(
     one database: each run has one owner at a time. SIGTERM or Ctrl-C stops the worker: running tools may finish within
     the container's stop_timeout, and other processes continue the runs at once.
     """
-    import asyncio
-
-    from .worker import work
-
     container = load_container(target)
 
     def line(text: str) -> None:
@@ -285,8 +290,6 @@ def serve_mcp(
     name: Annotated[str, typer.Option(help="The server's name.")] = "toolbox",
 ) -> None:
     """Serve a container's tools, resources and prompts as an MCP server on standard input and output."""
-    import asyncio
-
     with redirect_stdout(sys.stderr):  # standard output is for the MCP protocol only
         container = load_container(target)
         internals_of(container).take_over_runs(False)
@@ -421,3 +424,197 @@ def is_container_factory(found: object) -> bool:
         return False
     returns = read_signature(found).returns
     return returns is Container or (isinstance(returns, type) and any(map(is_application_class, returns.__mro__)))
+
+
+# --- the worker
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def work(container: Container, show: Callable[[str], None]) -> None:
+    """Continue runs until SIGTERM or SIGINT; `show` gets one line for each start and end of a run.
+
+    At a signal, running tools get the container's `stop_timeout` to finish; then the leases are released. Raises
+    `LookupError` if the container has no persistent `RunStore`.
+    """
+    report = WorkerReport(show)
+    internals_of(container).take_over_runs(True)
+    async with container:
+        runs = container.runs
+        store = await runs.store()
+        if not store.persistent:
+            raise LookupError("its runs are in memory, so a worker finds none; register sql.engine and sql.SqlRunStore")
+        runs.progress = report.tell
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            with suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
+                loop.add_signal_handler(number, stopped.set)
+        show(f"{_now()} worker {runs.owner} is ready; it looks for runs with expired leases every {store.lease:g} s")
+        try:
+            await stopped.wait()
+        finally:
+            for number in STOP_SIGNALS:
+                with suppress(NotImplementedError):
+                    loop.remove_signal_handler(number)
+            count = report.running
+            show(f"{_now()} stopping" + (f"; {count} running {'run' if count == 1 else 'runs'}" if count else ""))
+    show(f"{_now()} stopped; {report.ended} ended here")
+
+
+class WorkerReport:
+    """Counts the runs that this worker executes, and shows a line for each start and end."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._began: dict[str, float] = {}
+        self.ended = 0
+
+    @property
+    def running(self) -> int:
+        """The number of runs that are executed now."""
+        return len(self._began)
+
+    def tell(self, what: str, run: StoredRun) -> None:
+        """Show that a run was taken (`executes`), or the status with which its execution here has ended."""
+        where = f"{_now()} run {run.id} ({run.service}.{run.method})"
+        if what == "executes":
+            self._began[run.id] = time.monotonic()
+            self._show(f"{where}: continues here")
+            return
+        seconds = time.monotonic() - self._began.pop(run.id, time.monotonic())
+        self.ended += what in ("completed", "failed", "cancelled")
+        self._show(f"{where}: {what} after {seconds:.1f} s")
+
+
+def _now() -> str:
+    return datetime.now().astimezone().strftime("%H:%M:%S")
+
+
+# --- a new project
+
+
+APP = '''"""A FastAPI service whose model can call the tools in this file."""
+
+from typing import Protocol
+
+from fastapi import FastAPI
+
+from toolbox import Container, Inject, MemoryId, Result, register_ai_service, system_message, tool
+from toolbox_fastapi import install
+
+
+class Articles:
+    """Tools are methods that the model can call. The docstring and the type hints describe them to the model."""
+
+    @tool
+    def find_articles(self, words: str) -> dict[str, float]:
+        """Find the articles that match these words, with their prices in euros."""
+        prices = {{"blue paint": 12.5, "white paint": 11.0, "paper": 3.2}}
+        return {{name: price for name, price in prices.items() if set(name.split()) & set(words.lower().split())}}
+
+
+@register_ai_service(tools=Articles)
+class Assistant(Protocol):
+    @system_message("You are a helpful assistant. Use your tools.")
+    async def chat(self, session: MemoryId[str], question: str) -> Result[str]: ...
+
+
+container = Container().register(Assistant)
+app = FastAPI(title={quoted_title})
+install(app, container)
+
+
+@app.get("/chat/{{session}}")
+async def chat(session: str, question: str, assistant: Inject[Assistant]) -> dict[str, object]:
+    # Anyone who knows a session's id can read its conversation: take the id from the user's login.
+    result = await assistant.chat(session, question)
+    return {{"answer": result.content, "tools": [each.request.name for each in result.tool_executions]}}
+'''
+
+TEST = '''"""Tests of the service with a scripted model, without a key or a network."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+from {package} import app, container
+from toolbox.testing import ExpectedCall, ScriptedChatModel, assert_tool_calls, tool_call
+
+
+def test_the_assistant_looks_prices_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ScriptedChatModel([tool_call("find_articles", {{"words": "paper"}}), "It is 3.20 €."])
+    monkeypatch.setitem(container.models, "default", model)
+
+    with TestClient(app) as client:
+        reply = client.get("/chat/me", params={{"question": "What is paper?"}}).json()
+
+    assert reply == {{"answer": "It is 3.20 €.", "tools": ["find_articles"]}}
+    assert_tool_calls(model, ExpectedCall("find_articles", {{"words": "paper"}}, result='{{"paper":3.2}}'))
+'''
+
+PROJECT = """[project]
+name = "{name}"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["toolbox-di[fastapi]"]
+
+[dependency-groups]
+dev = ["pytest>=9.2"]
+
+[tool.pytest.ini_options]
+pythonpath = ["."]
+"""
+
+README = """# {title}
+
+    pip install 'toolbox-di[fastapi]' pytest
+    TOOLBOX_DEMO=1 uvicorn {package}:app          # without a model; or set OPENAI_MODEL and OPENAI_API_KEY
+    curl 'localhost:8000/chat/me?question=Have+you+got+white+paint'
+    python -m pytest
+    toolbox check {package}:container             # and: graph, tools, chat {package}:Assistant
+"""
+
+FILES = {
+    "{package}.py": APP,
+    "tests/test_{package}.py": TEST,
+    "pyproject.toml": PROJECT,
+    "README.md": README,
+    ".gitignore": "__pycache__/\n.venv/\n.pytest_cache/\n",
+}
+
+
+def new_project(folder: Path) -> list[Path]:
+    """Create a project in `folder`, and return the files.
+
+    Raises `FileExistsError` if the folder is not empty. Raises `ValueError` if its name contains control characters,
+    is not usable as a module name, or is the name of an installed module.
+    """
+    title = folder.resolve().name
+    package = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
+    if for_line(title) != title:
+        raise ValueError(f"invalid folder name {title!r}: it contains control characters; use another name")
+    if not package.isidentifier() or iskeyword(package):
+        raise ValueError(f"{title!r} is not a valid module name; start with a letter, and do not use a Python keyword")
+    if is_taken(package):
+        raise ValueError(f"a Python module {package!r} already exists and the project would hide it; use another name")
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty; use another folder")
+    name = package.replace("_", "-")
+    quoted = json.dumps(title, ensure_ascii=False)  # a JSON string is also a Python string
+    written = []
+    for path, text in FILES.items():
+        file = folder / path.format(package=package)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.format(name=name, package=package, title=title, quoted_title=quoted), encoding="utf-8")
+        written.append(file)
+    return written
+
+
+def is_taken(module: str) -> bool:
+    """Return True if a module of this name exists outside the current folder."""
+    if module in sys.stdlib_module_names:
+        return True
+    elsewhere = [each for each in sys.path if each and Path(each).resolve() != Path.cwd()]
+    found = PathFinder.find_spec(module, elsewhere)
+    return found is not None and found.origin is not None

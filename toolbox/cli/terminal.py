@@ -1,22 +1,28 @@
-"""The conversation of `toolbox chat`: sends input to a service, and prints text and tool calls as they arrive.
+"""The terminal: lines, JSON, the beans and tools of a program, errors with their exit status, and the conversation.
 
-Not here: the command `chat` (`commands`).
+Not here: the commands, and loading a program (`commands`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+import typer
 from pydantic_core import to_json
 from rich.console import Console
 from rich.markup import escape
@@ -29,15 +35,270 @@ from ..chat import (
     ServiceEvent,
     ToolExecuted,
     ToolProgress,
+    ToolSpecification,
+    UserMessage,
 )
 from ..container import Container, internals_of
-from ..errors import ToolboxError
+from ..errors import IllegalConfigurationError, Problem, ToolboxError
+from ..overview import SCOPES, Node
 from ..printable import for_json, for_terminal
+from ..security import Reach
 from ..services.declaration import ServiceOptions, service_options_of
 from ..services.implementation import watched_call
+from ..services.memory import estimate_tokens
 from ..services.outputs import Kind
 from ..services.planning import plan_service
 from ..services.plans import MethodPlan
+from ..tools.executors import tool_specification_from, tool_specifications_from
+
+_reports_json: ContextVar[bool] = ContextVar("toolbox.cli.json", default=False)
+
+
+def report_json(wanted: bool) -> bool:
+    """Print errors as JSON as well; the callback of `--json`."""
+    _reports_json.set(wanted)
+    return wanted
+
+
+# --- lines and JSON
+
+
+def show(text: str, *, stderr: bool = False, end: str = "\n") -> None:
+    """Print a line with rich's markup; without colours and line breaks if the output is not a terminal.
+
+    Control characters become visible, because the text may come from documents, servers and models.
+    """
+    Console(stderr=stderr).print(for_terminal(text), soft_wrap=True, highlight=False, emoji=False, end=end)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    typer.echo(for_json(json.dumps(value, ensure_ascii=False, indent=2, default=str)))
+
+
+# --- errors
+
+
+_INTERNAL_FRAMES = ("<frozen importlib", str(Path(importlib.__file__).parent), str(Path(__file__).parent))
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error and exit with status 2, as for all usage errors."""
+    if _reports_json.get():
+        typer.echo(for_json(json.dumps({"error": message}, ensure_ascii=False)))
+    show(f"toolbox: {escape(message)}", stderr=True)
+    raise typer.Exit(2)
+
+
+def fail_in_program(message: str, error: Exception) -> NoReturn:
+    """Print an error of the user's program with its traceback, without our own frames, and exit with status 2."""
+    shown = traceback.TracebackException.from_exception(error)
+    frames = [each for each in shown.stack if not each.filename.startswith(_INTERNAL_FRAMES)]
+    shown.stack = traceback.StackSummary.from_list(frames)
+    show(escape("".join(shown.format())), stderr=True, end="")
+    fail(f"{message}: {type(error).__name__}, see above")
+
+
+def fail_with_problems(problems: Iterable[Problem]) -> None:
+    """Print the problems and exit with status 1, if there are any."""
+    if problems := list(problems):
+        if _reports_json.get():
+            text = json.dumps({"problems": [asdict(each) for each in problems]}, ensure_ascii=False, default=str)
+            typer.echo(for_json(text))
+        for problem in problems:
+            show(escape(str(problem)), stderr=True)
+        raise typer.Exit(1)
+
+
+# --- beans
+
+ARROWS = {"holds": "-->", "looks up": "-.->", "calls": "==>"}
+
+
+def text_lines(nodes: Iterable[Node]) -> Iterator[str]:
+    """Yield the bean graph as text, with a paragraph for each scope."""
+    scope = ""
+    for node in nodes:
+        if node.scope != scope:
+            yield f"{'' if not scope else chr(10)}[bold]{node.scope}[/bold]"
+            scope = node.scope
+        yield f"  {escape(node.name)}: [cyan]{escape(node.type)}[/cyan] [dim]({escape(node.made_by)})[/dim]"
+        if node.tools:
+            yield f"    offers the tools {escape(', '.join(node.tools))}"
+        for bean, manner in node.links:
+            yield f"    {manner} {escape(bean)}"
+
+
+# --- the reach of a program
+
+
+def reach_as_table(ways: Sequence[Reach]) -> Iterator[str]:
+    """Yield the ways to tools as the lines of a table, with rich's markup."""
+    if not ways:
+        yield "No tool can be reached."
+        return
+    rows = [("entry", "path", "tool", "roles", "approval", "guardrails", "effects")]
+    for way in ways:
+        roles = _roles_text(way)
+        guardrails = ", ".join(each.__name__ for each in way.guardrails)
+        approval = "yes" if way.requires_approval else ""
+        rows.append((way.entry, " → ".join(way.path), way.tool, roles, approval, guardrails, ", ".join(way.effects)))
+    widths = [max(len(for_terminal(row[column])) for row in rows) for column in range(len(rows[0]))]
+    for number, row in enumerate(rows):
+        line = "  ".join(for_terminal(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield f"[bold]{escape(line)}[/bold]" if number == 0 else escape(line)
+
+
+def _roles_text(way: Reach) -> str:
+    """Return the roles of which one is enough; if no single role is, what each check on the way needs."""
+    if not way.checks:
+        return "any identity" if way.needs_identity else ""
+    if all(way.roles <= each for each in way.checks):
+        return ", ".join(sorted(way.roles))
+    return ", and ".join(" or ".join(sorted(each)) for each in way.checks)
+
+
+def reach_as_mermaid(ways: Sequence[Reach]) -> Iterator[str]:
+    """Yield the ways to tools as a Mermaid flowchart. A label on an arrow names the roles that a caller needs."""
+    yield "flowchart LR"
+    ids: dict[tuple[str, ...], str] = {}
+    for way in ways:
+        steps = (way.entry, *way.path, way.tool)
+        for depth, text in enumerate(steps):
+            last = depth == len(steps) - 1
+            place = (*steps[: depth + 1], "tool") if last else steps[: depth + 1]
+            if place in ids:
+                continue
+            ids[place] = f"n{len(ids)}"
+            more = f"<br><small>{_mermaid_text(', '.join(way.effects))}</small>" if last and way.effects else ""
+            yield f'  {ids[place]}["{_mermaid_text(text)}{more}"]'
+            if depth:
+                roles = _roles_text(way)
+                label = f'|"{_mermaid_text(roles)}"|' if last and roles else ""
+                yield f"  {ids[steps[:depth]]} -->{label} {ids[place]}"
+
+
+def _mermaid_text(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def mermaid_lines(nodes: Iterable[Node]) -> Iterator[str]:
+    """Yield the bean graph as a Mermaid flowchart.
+
+    Solid arrows are injected beans, dotted ones are looked up when they are used, thick ones are tools.
+    """
+    nodes = list(nodes)
+    ids = {node.name: f"bean{number}" for number, node in enumerate(nodes)}
+    yield "flowchart LR"
+    for scope in SCOPES:
+        members = [node for node in nodes if node.scope == scope]
+        if not members:
+            continue
+        yield f"  subgraph {scope}"
+        for node in members:
+            offered = f"<br><small>{', '.join(node.tools)}</small>" if node.tools else ""
+            text = node.type.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+            yield f'    {ids[node.name]}["{text}{offered}"]'
+        yield "  end"
+    for node in nodes:
+        for bean, manner in node.links:
+            yield f"  {ids[node.name]} {ARROWS[manner]} {ids[bean]}"
+
+
+# --- tools
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The tools that `where` offers to a model: a service's method, a class or a function."""
+
+    where: str
+    specifications: tuple[ToolSpecification, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Return the estimated number of tokens that the tools add to each request."""
+        return sum(map(tokens_of, self.specifications))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the offer as JSON data."""
+        tools = [
+            {
+                "name": each.name,
+                "description": each.description,
+                "parameters": each.parameters,
+                "metadata": each.metadata,
+                "tokens": tokens_of(each),
+            }
+            for each in self.specifications
+        ]
+        return {"where": self.where, "tokens": self.tokens, "tools": tools}
+
+
+def offers_of(found: Any, target: str) -> Iterator[Offer]:
+    """Yield the offers of a container's services and endpoints, of a service, a class, an object or a function."""
+    if isinstance(found, Container):
+        for bean in internals_of(found).describe():
+            if isinstance(bean.source, type) and service_options_of(bean.source) is not None:
+                yield from offers_of(bean.source, target)
+        for where, specifications in internals_of(found).offers():
+            yield Offer(where, specifications)
+        return
+    if isinstance(found, type) and (options := service_options_of(found)) is not None:
+        plans, problems = plan_service(found, options)
+        fail_with_problems(problems)
+        for plan in plans.values():
+            yield Offer(plan.where, plan.toolset.specifications)
+        return
+    read: Callable[[Any], Any] = (
+        (lambda function: [tool_specification_from(function)])
+        if callable(found) and not isinstance(found, type)
+        else tool_specifications_from
+    )
+    try:
+        specifications = tuple(read(found))
+    except IllegalConfigurationError as error:
+        fail_with_problems(error.problems)
+        return
+    if not specifications:
+        fail(f"{target} has no tools; mark a method with @tool, or use a service or a container as the target")
+    yield Offer(getattr(found, "__name__", target), specifications)
+
+
+def tokens_of(specification: ToolSpecification) -> int:
+    """Estimate how many tokens a specification adds to a request."""
+    shown = [specification.name, specification.description, specification.parameters]
+    return estimate_tokens(UserMessage(json.dumps(shown, ensure_ascii=False, separators=(",", ":"))))
+
+
+def specification_lines(specification: ToolSpecification) -> Iterator[str]:
+    """Yield a tool as text: its name, description and parameters."""
+    yield f"[cyan]{escape(specification.name)}[/cyan]  [dim]about {tokens_of(specification)} tokens[/dim]"
+    for line in (specification.description or "").splitlines():
+        yield f"  {escape(line)}"
+    required = specification.parameters.get("required", ())
+    for name, schema in specification.parameters.get("properties", {}).items():
+        facts = "" if name in required else ", optional"
+        described = f": {schema['description']}" if schema.get("description") else ""
+        yield f"  - {escape(name)} ({escape(kind_of(schema))}{facts}){escape(described)}"
+
+
+def kind_of(schema: dict[str, Any]) -> str:
+    """Return the type of a schema in a word or two."""
+    if "enum" in schema:
+        return " | ".join(json.dumps(each, ensure_ascii=False) for each in schema["enum"])
+    if branches := schema.get("anyOf") or schema.get("oneOf"):
+        return " | ".join(dict.fromkeys(map(kind_of, branches)))
+    if schema.get("type") == "array":
+        return f"array of {kind_of(schema.get('items') or {})}"
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    kind = schema.get("type", "any")
+    return " | ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+# --- the conversation of `toolbox chat`
+
 
 logger = logging.getLogger("toolbox.cli")
 
