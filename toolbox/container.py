@@ -54,8 +54,7 @@ from .type_keys import type_name
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
 
-    from .di.overriding import Override
-    from .di.wiring import Wiring
+    from .di.wiring import Override, Wiring
     from .runs.inbox import Runs
     from .services.hosting import ContainerHost
     from .services.memory import ChatMemory
@@ -534,7 +533,7 @@ class Container:
         Application beans that hold the replaced bean are created again inside the block. To replace a bean for one task
         only, seed a request scope.
         """
-        from .di.overriding import Override
+        from .di.wiring import Override
 
         override = Override(wanted, fake, name)
         if self._wiring is not None:

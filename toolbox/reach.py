@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
+from .di.beans import InjectionPoint
 from .di.graph import BeanGraph, LazyBean, beans_in
-from .di.points import InjectionPoint
 from .security import Access, Reach
 from .services.declaration import service_options_of
 from .services.layering import MethodMarks

@@ -628,7 +628,7 @@ async def test_a_cancellation_during_closing_is_not_lost() -> None:
 
 
 async def test_a_timeout_inside_a_close_method_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolbox.di.closing.CANCELLATION_GRACE", 0.01)
+    monkeypatch.setattr("toolbox.di.scopes.CANCELLATION_GRACE", 0.01)
     log: list[str] = []
 
     @produces(scope="request")

@@ -1,10 +1,12 @@
-"""Reads what a program registers (a marked or plain class, a producer) into `BeanDefinition`s.
+"""Reads what a program registers (a marked or plain class, a producer) into `BeanDefinition`s with injection points.
 
-`inspect` and `typing` end here. Not here: which bean an injection point gets (`graph`), making one (`scopes`).
+An injection point has the requested type of a parameter, from its annotation and default. `inspect` and `typing` end
+here. Not here: which bean an injection point gets (`graph`), making one (`scopes`).
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import sys
@@ -17,26 +19,170 @@ from collections.abc import (
     Generator,
     Iterable,
     Iterator,
+    Mapping,
 )
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from functools import partial
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 from ..bean_references import DEFAULT_SCOPE_MARK
 from ..errors import IllegalConfigurationError, Problem
 from ..signatures import EMPTY, Parameter, Unresolved, read_signature, resolve
 from ..type_keys import arguments_for, class_of, forms_of, metadata_of, plain, substitute, type_name, unwrapped
-from .decorators import Scope, producer_mark_of, scope_mark_of
-from .points import MISSING as MISSING
-from .points import InjectionPoint as InjectionPoint
-from .points import Missing as Missing
-from .points import Names as Names
-from .points import PointShape as PointShape
-from .points import name_in, point_of_parameter, unresolved, with_type_checking_hint
-from .points import point_of as point_of
-from .points import points_of as points_of
+from .decorators import Instance, Named, Scope, producer_mark_of, scope_mark_of
+
+Names = Mapping[str, Any]
+"""Registered classes that are local to functions, by name: annotations can use them."""
+
+
+class Missing(Enum):
+    """Type of `MISSING`, the marker for no value."""
+
+    MISSING = "missing"
+
+
+MISSING: Final = Missing.MISSING
+
+
+class PointShape(StrEnum):
+    """Kind of an injection point: one bean, a list, a dict or an `Instance`."""
+
+    ONE = "one"
+    LIST = "list"
+    DICT = "dict"
+    INSTANCE = "instance"
+
+
+@dataclass(frozen=True, slots=True)
+class InjectionPoint:
+    """A parameter that requests a bean: its place, its type and its default.
+
+    `wants` is the type without `Annotated`, `None` and shape: `Payments` of `list[Payments] | None`; `whole` keeps the
+    shape. `default` is `MISSING` where the parameter has none. `problem` is set where the annotation cannot be read.
+    """
+
+    where: str
+    wants: Any
+    whole: Any = None
+    name: str | None = None
+    shape: PointShape = PointShape.ONE
+    optional: bool = False
+    parameter: str = ""
+    default: Any = MISSING
+    positional: bool = False
+    keyword: bool = False
+    problem: Problem | None = None
+
+
+def point_of(
+    annotation: Any,
+    where: str,
+    *,
+    parameter: str = "",
+    default: Any = MISSING,
+    positional: bool = False,
+    keyword: bool = False,
+) -> InjectionPoint:
+    """Return the injection point of a parameter with this annotation."""
+    if isinstance(annotation, Unresolved):
+        problem: Problem | None = unresolved(annotation, where)
+        annotation = Any
+    elif annotation is EMPTY and default is MISSING:
+        problem = Problem(
+            where, "the parameter has no annotation", f"annotate {parameter or 'it'} with the type to inject"
+        )
+        annotation = Any
+    else:
+        problem = None
+        annotation = Any if annotation is EMPTY else annotation
+    taken = unwrapped(annotation)
+    inner = taken.type
+    shape, wants, whole = PointShape.ONE, inner, inner
+    origin, arguments = get_origin(inner), get_args(inner)
+    if origin is list and len(arguments) == 1:
+        shape, wants = PointShape.LIST, plain(arguments[0])
+    elif origin is dict and len(arguments) == 2 and arguments[0] is str:
+        shape, wants = PointShape.DICT, plain(arguments[1])
+    elif origin is Instance:
+        shape, wants = PointShape.INSTANCE, arguments[0]
+    elif inner is Instance and problem is None:
+        problem = Problem(where, "Instance needs a type argument", "write Instance[T]")
+    if shape in (PointShape.LIST, PointShape.DICT) and get_origin(wants) is Instance and problem is None:
+        generic: Any = origin
+        of = type_name(generic[(*arguments[:-1], *get_args(wants))])
+        problem = Problem(where, f"{type_name(inner)} is not supported", f"write Instance[{of}]")
+    return InjectionPoint(
+        where=where,
+        wants=wants,
+        whole=whole,
+        name=name_in(taken.metadata),
+        shape=shape,
+        optional=taken.optional,
+        parameter=parameter,
+        default=default,
+        positional=positional,
+        keyword=keyword,
+        problem=problem,
+    )
+
+
+def name_in(metadata: Iterable[object]) -> str | None:
+    """Return the name that `Named` gives in an annotation's metadata."""
+    return next((each.name for each in metadata if isinstance(each, Named)), None)
+
+
+def points_of(function: Callable[..., Any], where: str, names: Names | None = None) -> tuple[InjectionPoint, ...]:
+    """Return the injection points of a function: its parameters except `*args` and `**kwargs`."""
+    return tuple(
+        point_of_parameter(each, where) for each in read_signature(function, names).parameters if not each.is_variadic
+    )
+
+
+def point_of_parameter(parameter: Parameter, where: str) -> InjectionPoint:
+    return point_of(
+        parameter.annotation,
+        f"{where}.{parameter.name}",
+        parameter=parameter.name,
+        default=MISSING if parameter.default is EMPTY else parameter.default,
+        positional=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
+        keyword=parameter.kind is inspect.Parameter.KEYWORD_ONLY,
+    )
+
+
+def unresolved(annotation: Unresolved, where: str) -> Problem:
+    what = f"the annotation {annotation.text!r} cannot be resolved ({annotation.reason})"
+    return Problem(where, what, "import the type at run time, or correct the annotation")
+
+
+def with_type_checking_hint(point: InjectionPoint, annotation: Any, module: str) -> InjectionPoint:
+    """Return the point; explain in its problem if the type is imported only under TYPE_CHECKING."""
+    if point.problem is None or not isinstance(annotation, Unresolved):
+        return point
+    for name in _names_for_checkers(module):
+        if f"'{name}'" in annotation.reason:
+            problem = Problem(
+                point.where,
+                f"the annotation {annotation.text!r} cannot be resolved: "
+                f"{module} imports {name} only under TYPE_CHECKING",
+                f"import {name} outside of `if TYPE_CHECKING:`",
+            )
+            return dataclasses.replace(point, problem=problem)
+    return point
+
+
+def _names_for_checkers(module: str) -> Iterator[str]:
+    """Yield the names that a module imports under `if TYPE_CHECKING:`."""
+    with suppress(OSError, TypeError, SyntaxError):
+        for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
+            if isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING":
+                for each in ast.walk(node):
+                    if isinstance(each, (ast.Import, ast.ImportFrom)):
+                        yield from (alias.asname or alias.name for alias in each.names)
+
+
+# --- definitions
 
 
 class FactoryKind(StrEnum):

@@ -13,8 +13,7 @@ from ..errors import Problem
 from ..type_keys import type_name
 from .beans import FactoryKind, InjectionPoint
 from .decorators import Scope
-from .graph import Bean, BeanGraph, provider_names
-from .hints import chain_text
+from .graph import Bean, BeanGraph, chain_text, provider_names
 
 Check = Callable[[BeanGraph], Iterator[Problem]]
 

@@ -92,7 +92,7 @@ class Registry:
         included = [each.container for each in self._entries.values() if isinstance(each, IncludedContainer)]
         if not included:
             return {}
-        from .foreign import undefined_dependencies
+        from .providers import undefined_dependencies
 
         return {provider: point for each in included for provider, point in undefined_dependencies(each).items()}
 
@@ -210,7 +210,7 @@ def read_included(entry: object) -> Registration | None:
     """Read a container registered with `include`."""
     if not isinstance(entry, IncludedContainer):
         return None
-    from .foreign import read_container
+    from .providers import read_container
 
     return read_container(entry.container)
 

@@ -1,6 +1,7 @@
-"""Beans of a started container: lookup by type and name, creation in scopes, seeds, overriding.
+"""Beans of a started container: lookup by type and name, creation in scopes, seeds, and `container.override(…)`.
 
-Not here: reading registered objects (`registry`), start and stop (`container`).
+Not here: reading registered objects (`registry`), start and stop (`container`), putting a replaced bean into the
+providers (`providers`).
 """
 
 from __future__ import annotations
@@ -8,21 +9,27 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..context import ActiveScope
-from ..errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, ScopeNotActiveError
-from ..type_keys import forms_of, is_hashable, plain
+from ..errors import (
+    AmbiguousBeanError,
+    AsyncBeanError,
+    FrameworkError,
+    IllegalConfigurationError,
+    MissingBeanError,
+    Problem,
+    ScopeNotActiveError,
+)
+from ..type_keys import forms_of, is_hashable, plain, type_name
 from .beans import MISSING, InjectionPoint, seed_of
 from .checks import problems_in
 from .decorators import Instance, Scope
-from .foreign import holders_in, override_outside
-from .graph import BeanGraph, BeanList, Constant, LazyBean, SingleBean, Value
-from .hints import chain_text, web_request_fix
-from .overriding import OverrideLayers
-from .providers import Providers, owned_by
+from .graph import BeanGraph, BeanList, Constant, LazyBean, SingleBean, Value, chain_text, web_request_fix
+from .providers import Providers, holders_in, override_outside, owned_by
 from .resolvers import Plan, Planner, Resolver, Resolvers, Stepwise, deep_beans, run_awaiting
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
 
@@ -486,3 +493,130 @@ def seed_without_bean(scope: OpenScope, wanted: Any) -> Any:
                 raise ScopeNotActiveError(str(form), "its request scope has ended")
             return value
     raise
+
+
+# --- overriding
+
+
+class Override:
+    """A replacement of the bean of a type and name."""
+
+    def __init__(self, wanted: Any, fake: Any, name: str | None) -> None:
+        self._wanted, self._fake, self._name = wanted, fake, name
+        self._applied: tuple[Wiring, Callable[[], None]] | None = None
+
+    def key_in(self, graph: BeanGraph) -> int | None:
+        """Return the key of the overridden bean; None if no single bean matches."""
+        try:
+            return self._key_in(graph)
+        except FrameworkError:
+            return None
+
+    def _key_in(self, graph: BeanGraph) -> int:
+        value = graph.find(self._wanted, self._name)
+        if isinstance(value, SingleBean):
+            return value.bean
+        what = "the type is not a single bean"
+        raise IllegalConfigurationError([Problem(self._where, what, "override its beans one by one")])
+
+    @property
+    def _where(self) -> str:
+        return f"override({type_name(self._wanted)}, …)"
+
+    def problems(self, graph: BeanGraph) -> Iterator[Problem]:
+        """Yield the problems of the override before start."""
+        try:
+            self._key_in(graph)
+        except AmbiguousBeanError as error:
+            yield Problem(
+                self._where, f"multiple beans provide it: {', '.join(error.candidates)}", "override one of them"
+            )
+        except IllegalConfigurationError as error:
+            yield from error.problems
+        except FrameworkError:
+            yield Problem(self._where, "no bean provides it", "register the bean that the fake replaces")
+
+    def apply(self, wiring: Wiring) -> None:
+        """Replace the bean by the fake. Raises if no bean, or more than one, matches."""
+        key = self._key_in(wiring.graph)
+        wiring.follow_graph()
+        self._applied = wiring, wiring.override(key, self._fake)
+
+    def take_back(self, wiring: Wiring) -> None:
+        """End the override."""
+        if self._applied is not None and self._applied[0] is wiring:
+            _, end = self._applied
+            self._applied = None
+            end()
+
+
+# --- scopes of beans during an override
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """An active override: `scope` stores the application beans (`holders`) that hold the overridden bean."""
+
+    key: int
+    holders: frozenset[int]
+    scope: ApplicationScope
+
+
+class OverrideLayers:
+    """The active overrides of a started container, newest last. False if there is none."""
+
+    def __init__(self, graph: BeanGraph, home: Home) -> None:
+        self._graph, self._home = graph, home
+        self._layers: list[_Layer] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
+    def place_of(self, key: int) -> ApplicationScope:
+        """Return the scope that currently stores an application bean."""
+        for layer in reversed(self._layers):
+            if key in layer.holders:
+                return layer.scope
+        return self._home.application
+
+    def begin(self, key: int, outside: Iterable[int]) -> None:
+        """Start an override; `outside` are the beans of included containers that hold the bean."""
+        self._layers.append(_Layer(key, self._application_holders(key, outside), ApplicationScope(self._home)))
+
+    def end(self, key: int) -> ApplicationScope:
+        """End the last override of a bean; return its scope, which the caller must close."""
+        layer = next(layer for layer in reversed(self._layers) if layer.key == key)
+        self._layers.remove(layer)
+        return layer.scope
+
+    def close(self, scope: ApplicationScope) -> None:
+        """Close the beans of an ended override; on an event loop, async closers wait until the stop."""
+        scope.close_here(None)
+        if not scope.closers:
+            return
+        if asyncio._get_running_loop() is None:
+            scope.close_waiting(None)
+        else:
+            self._home.application.closers.extend(scope.closers)
+
+    def merge(self) -> None:
+        """Move the closers of active overrides to the application scope."""
+        for layer in self._layers:
+            layer.scope.closing = True
+            self._home.application.closers.extend(layer.scope.closers)
+            layer.scope.closers.clear()
+
+    def _application_holders(self, key: int, outside: Iterable[int]) -> frozenset[int]:
+        """Return the application beans that hold a bean, directly or indirectly."""
+        holders: dict[int, list[int]] = {}
+        for bean in self._graph.beans:
+            for _, held in bean.holds:
+                holders.setdefault(held, []).append(bean.key)
+        found = set(outside)
+        todo = [key, *found]
+        while todo:
+            for holder in holders.get(todo.pop(), ()):
+                if holder not in found:
+                    found.add(holder)
+                    todo.append(holder)
+        return frozenset(each for each in found if self._graph.definitions[each].scope is Scope.APPLICATION)

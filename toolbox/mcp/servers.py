@@ -18,9 +18,9 @@ from pydantic import SecretStr
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolSpecification
 from ..container import Container
 from ..context import TAKES_ANSWERS, TAKES_PROGRESS, DeferredAnswer, InvocationContext, current_answer
+from ..di.beans import point_of, points_of
 from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
-from ..di.points import point_of, points_of
 from ..errors import Problem, ToolArgumentsError, ToolDeferred
 from ..json_text import compact_json, read_arguments
 from ..rest.encoding import header_value, is_header_name

@@ -10,10 +10,9 @@ from dataclasses import is_dataclass
 from typing import Any, TypeAlias
 
 from ..bean_references import BeanReference
-from ..di.beans import FactoryKind
+from ..di.beans import MISSING, FactoryKind, point_of
 from ..di.decorators import Scope
 from ..di.graph import BeanGraph, SingleBean, Value, beans_in
-from ..di.points import MISSING, point_of
 from ..errors import Problem
 from ..security import SecurityIdentity
 from ..services.layering import named_at_method, named_at_tool

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from ..bean_references import BeanReference, global_priority
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
-from ..di.beans import Stop, read_class
+from ..di.beans import MISSING, Names, Stop, point_of, read_class
 from ..di.decorators import Named, Scope
-from ..di.graph import BeanGraph, Registration, SingleBean, beans_in
-from ..di.hints import look_alikes
-from ..di.points import MISSING, Names, point_of
+from ..di.graph import BeanGraph, Registration, SingleBean, beans_in, look_alikes
 from ..di.scopes import outside_scopes
 from ..errors import ContainerNotStartedError, IllegalConfigurationError, MissingBeanError, Problem
 from ..events import EventListener, Listeners

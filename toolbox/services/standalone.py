@@ -22,8 +22,7 @@ from typing_extensions import TypeForm
 from ..bean_references import BeanReference, global_priority
 from ..chat import ChatModel
 from ..context import ActiveScope
-from ..di.beans import read_class
-from ..di.points import MISSING
+from ..di.beans import MISSING, read_class
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
