@@ -161,8 +161,6 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 
 def implement(cls: type[T], plan: ClientPlan, exchange: RestExchange) -> T:
     """Create an object of the class whose decorated methods send requests; other methods stay unchanged."""
-    from . import drivers
-
     members: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": f"{cls.__qualname__}Implementation",
@@ -170,14 +168,16 @@ def implement(cls: type[T], plan: ClientPlan, exchange: RestExchange) -> T:
         "__init__": object.__init__,
     }
     for method in plan.methods:
-        members[method.name] = _method(method, exchange, drivers)
+        members[method.name] = _method(method, exchange)
         members[method.name].__dict__.pop("__isabstractmethod__", None)
     make: Any = type(cls)
     made: type[T] = make(f"{cls.__name__}Implementation", (cls,), members)
     return made()
 
 
-def _method(method: RestMethodPlan, exchange: RestExchange, drivers: Any) -> Callable[..., Any]:
+def _method(method: RestMethodPlan, exchange: RestExchange) -> Callable[..., Any]:
+    from .exchange import call, call_async, stream, stream_async
+
     plan, signature = method.request, method.signature
 
     def values(self: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any]:
@@ -189,11 +189,11 @@ def _method(method: RestMethodPlan, exchange: RestExchange, drivers: Any) -> Cal
 
         @functools.wraps(method.function)
         async def send_async(self: object, *arguments: Any, **named: Any) -> Any:
-            return await drivers.call_async(exchange, plan, values(self, arguments, named))
+            return await call_async(exchange, plan, values(self, arguments, named))
 
         return send_async
 
-    perform = {ReplyStream.NO: drivers.call, ReplyStream.SYNC: drivers.stream, ReplyStream.ASYNC: drivers.stream_async}
+    perform = {ReplyStream.NO: call, ReplyStream.SYNC: stream, ReplyStream.ASYNC: stream_async}
     chosen = perform[plan.reply.stream]
 
     @functools.wraps(method.function)
@@ -272,6 +272,6 @@ def _exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, whe
 
 async def send_request(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
     """Send one request and return its value."""
-    from .drivers import call_async
+    from .exchange import call_async
 
     return await call_async(exchange, plan, values)

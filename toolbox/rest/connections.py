@@ -1,7 +1,7 @@
 """Holds the HTTP clients of one config key (one per event loop, one for threads) and creates their requests.
 
-The home of httpx2 with `drivers` and `exchange`; loaded when the first REST client is created. Not here: the content
-of requests (`building`), redirects and retries (`exchange`).
+The home of httpx2 with `exchange`; loaded when the first REST client is created. Not here: the content of requests
+(`building`), redirects and retries (`exchange`).
 """
 
 from __future__ import annotations
