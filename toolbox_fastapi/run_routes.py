@@ -17,7 +17,7 @@ from toolbox.chat import PendingCall
 from toolbox.container import Container, internals_of
 from toolbox.errors import RunAnswerError, RunSuspendedError
 from toolbox.runs.answers import Answer, Run, approve, fail, reject, respond, retry
-from toolbox.runs.following import number_after
+from toolbox.runs.event_log import number_after
 from toolbox.runs.store import RunStatus
 from toolbox.security import identity_in
 

@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from toolbox.chat import ServiceEvent, ToolExecuted, ToolExecution, ToolExecutionResult
 from toolbox.context import WhileCallerWaits
-from toolbox.runs.following import RunEnded, RunEvent, RunEvents
+from toolbox.runs.event_log import RunEnded, RunEvent, RunEvents
 from toolbox.services.outputs import Result
 
 from .exchanges import EXCHANGE_KEY, ApplicationStoppingError, ClientDisconnectedError, ClientExchange, record_failure

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from toolbox.runs import InMemoryRunStore, StoredRun
-from toolbox.runs.following import RunEvents, RunSignals, number_after
+from toolbox.runs.event_log import RunEvents, RunSignals, number_after
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

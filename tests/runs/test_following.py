@@ -24,8 +24,15 @@ from toolbox import (
 )
 from toolbox.errors import RunNotFoundError, TranscriptError
 from toolbox.runs import InMemoryRunStore, PendingCall, RunChanges, RunSuspended
-from toolbox.runs.event_log import EventLog, event_from_json, event_to_json
-from toolbox.runs.following import RunEnded, RunEvents, RunSignals, number_after
+from toolbox.runs.event_log import (
+    EventLog,
+    RunEnded,
+    RunEvents,
+    RunSignals,
+    event_from_json,
+    event_to_json,
+    number_after,
+)
 
 from .one_run import events_of, store_with_a_run
 

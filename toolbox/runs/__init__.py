@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from ..services.declaration import durable
     from .answers import Answer, HistoryEntry, Run, approve, fail, reject, respond, retry
-    from .following import RunEnded, RunEvent, RunEvents
+    from .event_log import RunEnded, RunEvent, RunEvents
     from .inbox import IdentityLoader, Runs, runs_of
     from .starting import LocalRunEngine, RunEngine
     from .store import InMemoryRunStore, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
@@ -54,7 +54,7 @@ _HOMES = {
     "..services.declaration": ("durable",),
     ".inbox": ("IdentityLoader", "Runs", "runs_of"),
     ".answers": ("Answer", "HistoryEntry", "Run", "approve", "fail", "reject", "respond", "retry"),
-    ".following": ("RunEnded", "RunEvent", "RunEvents"),
+    ".event_log": ("RunEnded", "RunEvent", "RunEvents"),
     ".starting": ("LocalRunEngine", "RunEngine"),
     ".store": (
         "InMemoryRunStore",

@@ -65,7 +65,15 @@ from ..tools.failures import message_of
 from ..tools.pipeline import Tool
 from ..type_keys import class_of
 from .answers import KINDS, Answer, HistoryEntry, Run
-from .codecs import (
+from .documents import (
+    GivenAnswer,
+    RunDocument,
+    StoringHost,
+    UnreadableDocumentError,
+    WaitingCall,
+    conversation_key,
+    describe,
+    header,
     json_value,
     output_fingerprint,
     person_name,
@@ -74,16 +82,14 @@ from .codecs import (
     read_identity,
     read_seeds,
     read_value,
+    type_name_of,
     write_person,
     write_value,
 )
-from .documents import GivenAnswer, RunDocument, UnreadableDocumentError, WaitingCall, type_name_of
-from .event_log import EventLog
-from .following import pauses
+from .event_log import EventLog, pauses
 from .places import RunSession
 from .starting import RunEngine, RunStarting
 from .store import ENDED, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
-from .suspending import StoringHost, conversation_key, describe, header
 
 logger = logging.getLogger("toolbox.runs")
 

@@ -2,7 +2,7 @@
 
 A `RunSession` exists while a run is executed in this process. Without a stored run it only remembers results, until the
 call is suspended; with one it writes each record before the next effect starts. Includes the layers of a service that
-can be suspended. Not here: loading and continuing runs (`inbox`), the header's values (`codecs`).
+can be suspended. Not here: loading and continuing runs (`inbox`), the header's values (`documents`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ from ..tools.codec import Encoded, EncodedInFull, printable
 from ..tools.parameters import is_field
 from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension, execute_tool
 from .answers import Answer
-from .codecs import qualified, writable
 from .documents import (
     GivenAnswer,
     OuterCall,
@@ -56,6 +55,7 @@ from .documents import (
     WaitingCall,
     failure_to_json,
     place_order,
+    qualified,
     read,
     reply_from_dict,
     reply_to_json,
@@ -63,6 +63,7 @@ from .documents import (
     result_to_json,
     snapshot_to_json,
     state_from_dict,
+    writable,
 )
 from .event_log import event_to_json
 from .store import RunChanges, RunStore, StoredRecord, StoredRun
@@ -698,7 +699,7 @@ def approval(step: ToolStep, tool: Tool) -> ToolStep:
         arguments = json_arguments(call)
         given = place.session.approval_of(place, arguments)
         if given is not None:
-            from .codecs import read_person
+            from .documents import read_person
 
             object.__setattr__(call.context, "approved_by", read_person(given.by))
         elif await _needs_approval(tool, call):

@@ -19,7 +19,7 @@ from ..services.layering import named_at_method, named_at_tool
 from ..services.plans import FunctionMessage, MethodPlan, plan_behind
 from ..tools.pipeline import Tool
 from ..type_keys import type_name
-from .codecs import adapter_of
+from .documents import adapter_of
 from .starting import RunEngine
 from .store import RunStore
 

@@ -27,7 +27,7 @@ from ..errors import (
     RunNotFoundError,
 )
 from .answers import Run
-from .following import RunEvents, RunSignals, number_after, pauses
+from .event_log import RunEvents, RunSignals, number_after, pauses
 from .store import ENDED, RunStore, StoredRecord, StoredRun
 
 logger = logging.getLogger("toolbox.runs")

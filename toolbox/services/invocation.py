@@ -657,7 +657,7 @@ class Invocation:
     async def suspend(self) -> None:
         """Store the run, or note for the outer invocation that this one is suspended."""
         if self.place is not None:
-            from ..runs.suspending import suspend
+            from ..runs.documents import suspend
 
             await suspend(self)
 
