@@ -13,6 +13,8 @@ import pytest
 
 from toolbox import ChatMemoryKey, UserMessage
 
+from .forge import Forge
+
 _numbers = itertools.count(1)
 
 
@@ -81,6 +83,25 @@ def restart(postgres: Any, mode: str) -> None:
 
     arguments = ("-w", "-m", mode, "-l", str(postgres.log), "-D", str(postgres.pgdata), "restart")
     pgexec("pg_ctl", arguments, bin_path=postgres.bin_path, user=postgres.system_user, timeout=30)
+
+
+@pytest.fixture(scope="session")
+def forges() -> Iterator[list[Forge]]:
+    """The current process that forks, if there is one."""
+    made: list[Forge] = []
+    yield made
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def forge(forges: list[Forge]) -> Iterator[Forge]:
+    """A process that forks, shared by the tests; a test that fails leaves none of its programs to the next one."""
+    if not forges:
+        forges.append(Forge())
+    yield forges[0]
+    if not forges[0].is_idle:
+        forges.pop().close()
 
 
 @pytest.fixture(scope="session")

@@ -19,10 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sqlalchemy import text
-
 from . import transfers
-from .test_killed_runs import Forge, _Nobody, blocking, check_books, rows, sweep
+from .forge import Forge, check_books, create_tables, rows, sweep
 
 LEASE = 2.0
 WORKERS = 3
@@ -46,7 +44,7 @@ class Crashes:
 
     async def start_runs(self, until: float) -> None:
         """Start transfers until a time."""
-        async with transfers.bank(self.url, LEASE, take_over=False, engine=_Nobody()) as (container, _):
+        async with transfers.bank(self.url, LEASE, take_over=False, engine=transfers.Nobody()) as (container, _):
             while time.monotonic() < until:
                 self.started += 1
                 await container.runs.start(transfers.Transfers.transfer, f"order {self.started}", 100)
@@ -87,9 +85,7 @@ class Crashes:
 
 def crash(name: str, url: str, minutes: float, seed: int) -> None:
     """Run the test on one database, and print its figures."""
-    with blocking(url).begin() as connection:
-        for each in transfers.TABLES:
-            connection.execute(text(each))
+    create_tables(url, transfers.TABLES)
     crashes = Crashes(url, seed)
     try:
         asyncio.run(crashes.go(minutes * 60))
@@ -108,9 +104,7 @@ def crash(name: str, url: str, minutes: float, seed: int) -> None:
 
 def sweep_statements(name: str, url: str) -> None:
     """Kill a process at every statement of a transfer, once each, and print their number."""
-    with blocking(url).begin() as connection:
-        for each in transfers.TABLES:
-            connection.execute(text(each))
+    create_tables(url, transfers.TABLES)
     forge = Forge()
     try:
         killed = sweep(forge, url, 1)

@@ -4,13 +4,11 @@
 between any two effects that the database keeps.
 """
 
-import os
-import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from toolbox import (
@@ -33,6 +31,7 @@ from toolbox.sql import SqlRunStore
 from toolbox.testing import tool_call
 
 from . import transfers
+from .transfers import STATEMENTS, step_at, steps
 
 TABLES = (
     "CREATE TABLE effects (name VARCHAR, tool VARCHAR)",
@@ -41,24 +40,6 @@ TABLES = (
 )
 
 INSERTED = text("INSERT INTO effects VALUES (:name, :tool)")
-
-
-class Statements:
-    """Counts the statements of this process, and kills it at the chosen step."""
-
-    def __init__(self) -> None:
-        self.taken = 0
-        self.kill_at: int | None = None
-
-    def take(self, *_: object) -> None:
-        self.taken += 1
-        if self.taken == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def of(self, engine: AsyncEngine) -> None:
-        """Count the statements of an engine, from now on."""
-        for each in ("before_cursor_execute", "commit"):
-            event.listen(engine.sync_engine, each, self.take)
 
 
 # --- the services
@@ -160,12 +141,11 @@ async def resume(url: str, lease: float, name: str, kill_at: int | None) -> None
     async with office(url, lease) as (container, database):
         run_id = await _run_of(database, name)
         run = await container.runs.get(run_id)
-        statements = Statements()
-        statements.of(database)
-        statements.kill_at = kill_at
+        step_at(database, *STATEMENTS)
+        steps.kill_at = kill_at
         result = await container.runs.resume(run_id, {each.id: approve() for each in run.pending}, by="boss")
         assert result.content == "office done"
-        taken, statements.kill_at = statements.taken, None
+        taken, steps.kill_at = len(steps.taken), None
         async with database.begin() as connection:
             await connection.execute(text("INSERT INTO steps VALUES (:taken)"), {"taken": taken})
 

@@ -2,33 +2,22 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
 from toolbox import IllegalConfigurationError
 from toolbox.dbos import DbosRunEngine
 
 from . import transfers
-from .test_killed_runs import LEASE, Forge, blocking, check_books, rows, until
+from .forge import LEASE, Forge, check_books, create_tables, rows, until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 
 
-@pytest.fixture(scope="module")
-def forge() -> Iterator[Forge]:
-    made = Forge("toolbox.dbos")
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def url(database_url: str) -> str:
-    with blocking(database_url).begin() as connection:
-        for each in transfers.TABLES:
-            connection.execute(text(each))
+    create_tables(database_url, transfers.TABLES)
     return database_url
 
 
@@ -75,9 +64,7 @@ def test_a_run_is_delivered_once_while_it_waits_in_the_queue(url: str) -> None:
 
 
 def test_the_engine_joins_the_instance_of_the_program(forge: Forge, sqlite_url: str, tmp_path: Path) -> None:
-    with blocking(sqlite_url).begin() as connection:
-        for each in transfers.TABLES:
-            connection.execute(text(each))
+    create_tables(sqlite_url, transfers.TABLES)
 
     forge.begin("join_dbos", sqlite_url, f"sqlite:///{tmp_path}/own.sqlite")
     assert forge.wait() == [0]

@@ -1,42 +1,20 @@
 """Undoing the tools of a durable run in processes that are killed at every step of it."""
 
-import asyncio
 import os
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import text
-
-from toolbox import sql
 
 from . import trips
-from .test_killed_runs import LEASE, Forge, blocking, rows
+from .forge import LEASE, Forge, prepared, rows
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
-
-
-@pytest.fixture(scope="module")
-def forge() -> Iterator[Forge]:
-    """The process that forks the programs."""
-    made = Forge(trips.__name__)
-    yield made
-    made.close()
 
 
 @pytest.fixture
 def url(database_url: str) -> str:
     """A database with the tables of the bookings and those of the runs."""
-    with blocking(database_url).begin() as connection:
-        for each in trips.TABLES:
-            connection.execute(text(each))
-
-    async def migrate() -> None:
-        async with sql.open_engine(database_url) as engine:
-            await sql.SqlRunStore(engine).open()
-
-    asyncio.run(migrate())
-    return database_url
+    return prepared(database_url, trips.TABLES)
 
 
 def test_a_process_that_is_killed_while_it_undoes_leaves_no_tool_undone_twice_or_forgotten(

@@ -1,44 +1,20 @@
 """A process is killed at each statement of the database between the answers to a suspended run and its end."""
 
-import asyncio
 import json
 import os
-from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import text
-
-from toolbox import sql
 
 from . import suspensions
-from .test_killed_runs import Forge, blocking, rows
+from .forge import LEASE, Forge, prepared, rows
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
-
-LEASE = 3.0
-
-
-@pytest.fixture
-def forge() -> Iterator[Forge]:
-    """A process that forks."""
-    forge = Forge(suspensions.__name__)
-    yield forge
-    forge.close()
 
 
 @pytest.fixture
 def url(database_url: str) -> str:
     """A database with the tables of the office and those of the runs."""
-    with blocking(database_url).begin() as connection:
-        for each in suspensions.TABLES:
-            connection.execute(text(each))
-
-    async def migrate() -> None:
-        async with sql.open_engine(database_url) as engine:
-            await sql.SqlRunStore(engine).open()
-
-    asyncio.run(migrate())
-    return database_url
+    return prepared(database_url, suspensions.TABLES)
 
 
 def test_a_run_goes_on_wherever_the_process_that_resumed_it_was_killed(forge: Forge, url: str) -> None:

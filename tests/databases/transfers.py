@@ -6,6 +6,7 @@ exit status is printed as `[name, status]`.
 """
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -74,21 +75,18 @@ class Steps:
 steps = Steps()
 
 
-def step_at_statements(engine: AsyncEngine) -> None:
-    """Take a step before and after each statement and commit of an engine."""
+STATEMENTS = ("before_cursor_execute", "commit")
+"""Events before each statement and before each commit."""
 
-    def executes(*_: Any) -> None:
-        steps.take("before a statement")
 
-    def executed(*_: Any) -> None:
-        steps.take("after a statement")
+def step_at(engine: AsyncEngine, *events: str) -> None:
+    """Take a step at each of these events of an engine."""
+    for name in events:
 
-    def commits(_: Any) -> None:
-        steps.take("before a commit")
+        def happens(*_: object, name: str = name) -> None:
+            steps.take(name)
 
-    event.listen(engine.sync_engine, "before_cursor_execute", executes)
-    event.listen(engine.sync_engine, "after_cursor_execute", executed)
-    event.listen(engine.sync_engine, "commit", commits)
+        event.listen(engine.sync_engine, name, happens)
 
 
 class SteppingStore(SqlRunStore):
@@ -210,6 +208,13 @@ class Clerk:
         return ChatResponse(AiMessage(None if calls else f"transferred {cents}", calls))
 
 
+class Nobody:
+    """An engine that executes no run."""
+
+    async def submit(self, run_id: str, generation: int) -> None:
+        pass
+
+
 @asynccontextmanager
 async def bank(url: str, lease: float, *, take_over: bool, engine: Any = None, settings: Any = None) -> Any:
     """A started container of the service, with its database engine."""
@@ -257,7 +262,7 @@ async def count(url: str, lease: float, run_id: str) -> None:
 async def transfer_stamped(url: str, lease: float, run_id: str, kill_at: int | None) -> None:
     """Make a stamped transfer in a process that is killed at a statement; write the number of steps if it is not."""
     async with bank(url, lease, take_over=False) as (container, database):
-        step_at_statements(database)
+        step_at(database, *STATEMENTS, "after_cursor_execute")
         steps.kill_at = kill_at
         run = await container.runs.start(StampedTransfers.transfer, run_id, 100)
         await container.runs.result(run, timeout=60)
@@ -348,6 +353,8 @@ def main() -> None:
     """Forks a child for each command, and prints how each ended."""
     asyncio.run(warm_up())
     steps.taken.clear()
+    gc.collect()
+    gc.freeze()  # else the collector of each child writes to, and so copies, the memory that it shares
     print("ready", flush=True)
     running: dict[int, str] = {}
     numbers = itertools.count()
