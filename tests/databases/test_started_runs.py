@@ -8,19 +8,16 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.runs.replies import asks, says
 from toolbox import (
-    AiMessage,
     BeforeToolExecution,
-    ChatResponse,
     CompleteResponse,
     Container,
     ContainerNotStartedError,
-    FinishReason,
     IntermediateResponse,
     InvocationContext,
     PartialResponse,
     Result,
-    TokenUsage,
     ToolExecuted,
     application_scoped,
     register_ai_service,
@@ -91,14 +88,6 @@ class Agent(Protocol):
     def blocking(self, text: str) -> str: ...
 
     def stream(self, text: str) -> AsyncIterator[str]: ...
-
-
-def asks(*calls: Any) -> ChatResponse:
-    return ChatResponse(AiMessage(None, calls), TokenUsage(10, 1), FinishReason.TOOL_EXECUTION)
-
-
-def says(text: str) -> ChatResponse:
-    return ChatResponse(AiMessage(text), TokenUsage(10, 5), FinishReason.STOP)
 
 
 LOOK = tool_call("look", {"what": "a"})

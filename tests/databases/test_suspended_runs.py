@@ -12,15 +12,11 @@ from typing import Any, Protocol
 import pytest
 from sqlalchemy import text
 
+from tests.runs.replies import ANN, BOB, LOOK, REFUND, WRITE_OFF, Refunds, WriteOffs, asks, ran
 from toolbox import (
-    AiMessage,
-    ChatResponse,
     Container,
-    FinishReason,
-    InvocationContext,
     MemoryId,
     Result,
-    TokenUsage,
     UnknownToolError,
     register_ai_service,
     sql,
@@ -48,7 +44,6 @@ from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
 
-ran: list[Any] = []
 SECRET = "sk-this-is-secret-0123456789abcdef"
 
 
@@ -57,51 +52,31 @@ def _nothing_ran() -> None:
     ran.clear()
 
 
-def asks(*calls: Any) -> ChatResponse:
-    return ChatResponse(AiMessage(None, calls), TokenUsage(10, 1), FinishReason.TOOL_EXECUTION)
-
-
 class NotTooMuch(ToolInputGuardrail):
     def validate(self, request: ToolInputGuardrailRequest) -> GuardrailResult:
         return self.success() if request.arguments["euros"] <= 100 else self.failure("more than 100 euros")
 
 
-class Refunds:
+class GuardedRefunds(Refunds):
     @tool(requires_approval=True)
     @tool_input_guardrails(NotTooMuch)
     def refund(self, order: int, euros: Decimal) -> str:
-        ran.append(("refund", order, euros))
-        return f"refunded {order}"
-
-    @tool
-    def look(self, order: int) -> str:
-        ran.append(("look", order))
-        return f"order {order} is paid"
-
-    @tool(requires_approval=True, approvers=("manager",), not_self=True)
-    def write_off(self, order: int, context: InvocationContext) -> str:
-        ran.append(("write_off", order, context.approved_by))
-        return "written off"
+        return super().refund(order, euros)
 
 
-@register_ai_service(tools=Refunds)
+@register_ai_service(tools=[GuardedRefunds, WriteOffs])
 class Clerk(Protocol):
     @tool
     async def delegate(self, wish: str) -> str: ...
 
 
-@register_ai_service(tools=[Refunds, Clerk])
+@register_ai_service(tools=[GuardedRefunds, WriteOffs, Clerk])
 class Desk(Protocol):
     async def chat(self, room: MemoryId[str], wish: str) -> Result[str]: ...
     async def ask(self, wish: str) -> Result[str]: ...
 
 
-REFUND = tool_call("refund", {"order": 7, "euros": "12.50"}, id="same")
-LOOK = tool_call("look", {"order": 7}, id="same")
 DELEGATE = tool_call("delegate", {"wish": "inner"}, id="same")
-WRITE_OFF = tool_call("write_off", {"order": 7})
-ANN = SecurityIdentity("ann", {"support"})
-BOB = SecurityIdentity("bob", {"manager"})
 
 Start = Callable[..., Any]
 

@@ -38,30 +38,14 @@ from toolbox.runs import (
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 
-from .replies import asks, ran, says
+from .replies import ANN, BOB, LOOK, REFUND, WRITE_OFF, Refunds, WriteOffs, asks, ran, says
 
 pytestmark = pytest.mark.anyio
-
-
-class Refunds:
-    @tool(requires_approval=True)
-    def refund(self, order: int, euros: Decimal) -> str:
-        ran.append(("refund", order, euros))
-        return f"refunded {order}"
-
-    @tool
-    def look(self, order: int) -> str:
-        ran.append(("look", order))
-        return f"order {order} is paid"
 
 
 @register_ai_service(tools=Refunds)
 class Desk(Protocol):
     async def chat(self, text: str) -> Result[str]: ...
-
-
-REFUND = tool_call("refund", {"order": 7, "euros": "12.50"}, id="same")
-LOOK = tool_call("look", {"order": 7}, id="same")
 
 
 def container(*replies: Any, store: RunStore | None = None, services: Any = (Desk,), **options: Any) -> Container:
@@ -316,26 +300,10 @@ async def test_a_store_in_memory_is_registered_without_naming_its_type() -> None
 
 # --- who may approve
 
-ANN = SecurityIdentity("ann", {"support"})
-BOB = SecurityIdentity("bob", {"manager"})
-
-
-class WriteOffs:
-    @tool(requires_approval=True, approvers=("manager",), not_self=True)
-    def write_off(self, order: int, context: InvocationContext) -> str:
-        ran.append(("write_off", order, context.approved_by))
-        current = InvocationContext.current()
-        assert current is not None
-        assert current.approved_by == context.approved_by
-        return "written off"
-
 
 @register_ai_service(tools=WriteOffs)
 class Books(Protocol):
     async def ask(self, text: str) -> Result[str]: ...
-
-
-WRITE_OFF = tool_call("write_off", {"order": 7})
 
 
 async def suspended_by(identity: SecurityIdentity, here: Container) -> str:

@@ -35,16 +35,9 @@ from toolbox import (
 )
 from toolbox.testing import ScriptedChatModel, tool_call
 
+from .conversing import Other, said
+
 pytestmark = pytest.mark.anyio
-
-
-def said(request: Any) -> list[str]:
-    return [each.text for each in request.messages]
-
-
-@register_ai_service
-class Other(Protocol):
-    async def chat(self, session: MemoryId[str], text: str) -> str: ...
 
 
 @register_ai_service

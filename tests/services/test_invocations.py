@@ -598,13 +598,14 @@ async def test_asyncio_timeout_ends_a_call() -> None:
 # --- scopes of a request
 
 
-async def test_tasks_that_outlive_their_request_scope_raise_scope_not_active_error() -> None:
-    @request_scoped
-    class Session:
-        @tool
-        def touch(self) -> str:
-            return "touched"
+@request_scoped
+class Session:
+    @tool
+    def touch(self) -> str:
+        return "touched"
 
+
+async def test_tasks_that_outlive_their_request_scope_raise_scope_not_active_error() -> None:
     @register_ai_service(tools=(Session,))
     class Service(Protocol):
         async def chat(self, text: str) -> str: ...
@@ -627,12 +628,6 @@ async def test_tasks_that_outlive_their_request_scope_raise_scope_not_active_err
 
 
 async def test_tools_can_call_services_of_another_container() -> None:
-    @request_scoped
-    class Session:
-        @tool
-        def touch(self) -> str:
-            return "touched"
-
     @register_ai_service(tools=(Session,))
     class Inner(Protocol):
         async def ask(self, text: str) -> str: ...

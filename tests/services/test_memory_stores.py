@@ -24,16 +24,9 @@ from toolbox import (
 from toolbox.services.memory import Leases
 from toolbox.testing import ScriptedChatModel
 
+from .conversing import Other, said
+
 pytestmark = pytest.mark.anyio
-
-
-def said(request: Any) -> list[str]:
-    return [each.text for each in request.messages]
-
-
-@register_ai_service
-class Other(Protocol):
-    async def chat(self, session: MemoryId[str], text: str) -> str: ...
 
 
 @application_scoped

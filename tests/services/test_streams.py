@@ -533,7 +533,8 @@ async def test_streams_are_context_managers() -> None:
     assert model.closed.is_set()
 
 
-async def test_cancelling_the_reader_cancels_its_tools() -> None:
+def waiting_tool() -> tuple[asyncio.Event, asyncio.Event, Any]:
+    """Return a tool that does not end, and the events that it was entered and cancelled."""
     entered, cancelled = asyncio.Event(), asyncio.Event()
 
     @tool
@@ -544,6 +545,12 @@ async def test_cancelling_the_reader_cancels_its_tools() -> None:
         finally:
             cancelled.set()
         return "never"
+
+    return entered, cancelled, slow
+
+
+async def test_cancelling_the_reader_cancels_its_tools() -> None:
+    entered, cancelled, slow = waiting_tool()
 
     for together in (False, True):
         entered.clear()
@@ -565,16 +572,7 @@ async def test_cancelling_the_reader_cancels_its_tools() -> None:
 
 
 async def test_closing_a_stream_cancels_tools_that_started_early() -> None:
-    entered, cancelled = asyncio.Event(), asyncio.Event()
-
-    @tool
-    async def slow() -> str:
-        entered.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        return "never"
+    entered, cancelled, slow = waiting_tool()
 
     model = ScriptedChatModel([tool_call("slow")])
     service: Any = create_ai_service(Streaming, chat_model=model, tools=(slow,), concurrent_tools=True)

@@ -12,29 +12,9 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from toolbox import (
     ToolArgumentsError,
-    ToolExecutionRequest,
-    tool_executor_from,
 )
 
-
-def call(function: Any, arguments: str) -> Any:
-    result: Any = tool_executor_from(function)(ToolExecutionRequest("1", "f", arguments), None)
-    assert not result.is_error, result.text
-    return result.result_object
-
-
-def refusal(function: Any, arguments: str) -> ToolArgumentsError:
-    with pytest.raises(ToolArgumentsError) as raised:
-        call(function, arguments)
-    return raised.value
-
-
-def add(a: int, b: int = 0) -> int:
-    return a + b
-
-
-def nothing() -> str:
-    return "ran"
+from .calls import add, call, nothing, refusal
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "null", '"null"', "{}", '""', ' "null" '])

@@ -1,44 +1,24 @@
 """Arguments of tool calls: conversion, rejection, ignored keys."""
 
 from enum import Enum
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from toolbox import (
     ToolArgumentsError,
-    ToolExecutionRequest,
     create_ai_service,
-    tool_executor_from,
 )
 from toolbox.testing import ScriptedChatModel, tool_call
+
+from .calls import add, call, nothing, refusal
 
 pytestmark = pytest.mark.anyio
 
 
-def call(function: Any, arguments: str) -> Any:
-    result: Any = tool_executor_from(function)(ToolExecutionRequest("1", "f", arguments), None)
-    assert not result.is_error, result.text
-    return result.result_object
-
-
-def refusal(function: Any, arguments: str) -> ToolArgumentsError:
-    with pytest.raises(ToolArgumentsError) as raised:
-        call(function, arguments)
-    return raised.value
-
-
-def add(a: int, b: int = 0) -> int:
-    return a + b
-
-
 def echo(text: str) -> str:
     return text
-
-
-def nothing() -> str:
-    return "ran"
 
 
 class Colour(Enum):

@@ -18,11 +18,12 @@ from toolbox import (
     InvocationContext,
     MemoryId,
     ToolExecutionRequest,
-    ToolExecutionResult,
     tool,
     tool_executor_from,
     tool_specification_from,
 )
+
+from .calls import call
 
 NOTHING = {"type": "object", "properties": {}}
 
@@ -33,13 +34,6 @@ def parameters(function: Any) -> Any:
 
 def properties(function: Any) -> Any:
     return parameters(function)["properties"]
-
-
-def call(function: Any, arguments: str = "{}", memory_id: object = None) -> Any:
-    result: Any = tool_executor_from(function)(ToolExecutionRequest("1", "x", arguments), memory_id)
-    assert isinstance(result, ToolExecutionResult)
-    assert not result.is_error, result.text
-    return result.result_object
 
 
 # --- descriptions
