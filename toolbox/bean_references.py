@@ -65,6 +65,8 @@ def naming(decorator: str, named: tuple[object, ...]) -> Callable[[D], D]:
             raise TypeError(f"@{decorator}: {name} is a function; write @{decorator}(TheClass) with parentheses")
 
     def leave(target: D) -> D:
+        if not hasattr(target, "__dict__"):
+            raise TypeError(f"@{decorator}: expected a function, a method or a class, got {target!r}")
         marks: Mapping[str, tuple[object, ...]] = vars(target).get(REFERENCES_MARK, {})
         # A new mapping: `functools.wraps` and subclasses share the old one.
         setattr(target, REFERENCES_MARK, {**marks, decorator: (*named, *marks.get(decorator, ()))})

@@ -228,8 +228,9 @@ def output_guardrails(*guardrails: object, max_retries: int = 2) -> Callable[[D]
     leave: Callable[[D], D] = naming("output_guardrails", guardrails)
 
     def leave_both(target: D) -> D:
+        leave(target)
         setattr(target, RETRIES_MARK, max(max_retries, vars(target).get(RETRIES_MARK, 0)))
-        return leave(target)
+        return target
 
     return leave_both
 

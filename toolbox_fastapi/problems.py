@@ -52,75 +52,56 @@ Handler = Callable[[Any, Any], Response | Awaitable[Response | None] | None]
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that disconnected; the client does not receive it."""
 
+_TITLES = {**{each.value: each.phrase for each in HTTPStatus}, CLIENT_CLOSED_REQUEST: "Client Closed Request"}
 
-_RUNS: dict[tuple[type[Exception], ...], HTTPStatus] = {
-    (RunSuspendedError,): HTTPStatus.ACCEPTED,
-    (RunNotFoundError,): HTTPStatus.NOT_FOUND,
-    (
-        ConversationSuspendedError,
-        RunAnswerError,
-        RunBusyError,
-        RunConflictError,
-        RunIncompatibleError,
-        RunStateError,
-    ): HTTPStatus.CONFLICT,
-}
-"""The statuses of errors of runs."""
+_KNOWN: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
+    (TimeoutError, HTTPStatus.GATEWAY_TIMEOUT, "The answer took too long."),
+    (ModelError, HTTPStatus.BAD_GATEWAY, "The language model did not return a usable answer."),
+    (OutputGuardrailError, HTTPStatus.BAD_GATEWAY, "The language model did not return a usable answer."),
+    (InputGuardrailError, HTTPStatus.UNPROCESSABLE_ENTITY, "The message was refused."),
+    (InvalidMemoryIdError, HTTPStatus.UNPROCESSABLE_ENTITY, "The conversation id is invalid."),
+    (UnauthenticatedError, HTTPStatus.UNAUTHORIZED, "This needs a known identity."),
+    (ForbiddenError, HTTPStatus.FORBIDDEN, "You are not allowed to do this."),
+    (UsageLimitExceededError, HTTPStatus.TOO_MANY_REQUESTS, "The usage limit is reached."),
+    (RunSuspendedError, HTTPStatus.ACCEPTED, "The call waits for answers to its pending calls."),
+    (RunNotFoundError, HTTPStatus.NOT_FOUND, "There is no such run."),
+    (ConversationSuspendedError, HTTPStatus.CONFLICT, "The conversation waits for answers to pending calls."),
+    (RunAnswerError, HTTPStatus.CONFLICT, "The answer does not fit the pending calls of the run."),
+    (RunBusyError, HTTPStatus.CONFLICT, "The run is executed elsewhere; try again later."),
+    (RunConflictError, HTTPStatus.CONFLICT, "There is another run with this id."),
+    (RunIncompatibleError, HTTPStatus.CONFLICT, "The program has changed since the run began."),
+    (RunStateError, HTTPStatus.CONFLICT, "The status of the run does not allow this."),
+)
+"""The status of each kind of `ToolboxError`, and the text for the client."""
 
 
 def status_of(error: BaseException) -> int:
     """Return the HTTP status for `error`."""
     if isinstance(error, HTTPException):
         return error.status_code
-    if isinstance(error, ClientDisconnectedError):
-        return CLIENT_CLOSED_REQUEST
-    if isinstance(error, ApplicationStoppingError):
-        return HTTPStatus.SERVICE_UNAVAILABLE
-    if isinstance(error, ToolboxError) and isinstance(error, TimeoutError):
-        return HTTPStatus.GATEWAY_TIMEOUT
-    if isinstance(error, ModelError):
-        return HTTPStatus.BAD_GATEWAY
-    if isinstance(error, OutputGuardrailError):
-        return HTTPStatus.BAD_GATEWAY
-    for kinds, status in _RUNS.items():
-        if isinstance(error, kinds):
-            return status
-    if isinstance(error, (InvalidMemoryIdError, InputGuardrailError)):
-        return HTTPStatus.UNPROCESSABLE_ENTITY
-    if isinstance(error, UnauthenticatedError):
-        return HTTPStatus.UNAUTHORIZED
-    if isinstance(error, ForbiddenError):
-        return HTTPStatus.FORBIDDEN
-    if isinstance(error, UsageLimitExceededError):
-        return HTTPStatus.TOO_MANY_REQUESTS
-    return HTTPStatus.INTERNAL_SERVER_ERROR
+    return _answer_to(error)[0]
 
 
 def problem_details(error: BaseException) -> dict[str, Any]:
     """Return `type`, `title`, `status` and sometimes `detail`; never the text of a toolbox error."""
-    status = status_of(error)
-    if status == CLIENT_CLOSED_REQUEST:
-        return {"type": "about:blank", "title": "Client Closed Request", "status": status}
-    problem: dict[str, Any] = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": int(status)}
+    status, detail = _answer_to(error)
     if isinstance(error, HTTPException):
-        problem["detail"] = error.detail
-    elif status == HTTPStatus.GATEWAY_TIMEOUT:
-        problem["detail"] = "The answer took too long."
-    elif status == HTTPStatus.SERVICE_UNAVAILABLE:
-        problem["detail"] = "The server is shutting down."
-    elif isinstance(error, InputGuardrailError):
-        problem["detail"] = "The message was refused."
-    elif isinstance(error, InvalidMemoryIdError):
-        problem["detail"] = "The conversation id is invalid."
-    elif isinstance(error, UnauthenticatedError):
-        problem["detail"] = "This needs a known identity."
-    elif isinstance(error, ForbiddenError):
-        problem["detail"] = "You are not allowed to do this."
-    elif isinstance(error, UsageLimitExceededError):
-        problem["detail"] = "The usage limit is reached."
-    elif status == HTTPStatus.BAD_GATEWAY:
-        problem["detail"] = "The language model did not return a usable answer."
-    return problem
+        status, detail = error.status_code, error.detail
+    problem: dict[str, Any] = {"type": "about:blank", "title": _TITLES.get(status, "Error"), "status": int(status)}
+    return {**problem, "detail": detail} if detail else problem
+
+
+def _answer_to(error: BaseException) -> tuple[int, str]:
+    """Return the HTTP status and the detail for `error`; the detail of an unknown error is empty."""
+    if isinstance(error, ClientDisconnectedError):
+        return CLIENT_CLOSED_REQUEST, ""
+    if isinstance(error, ApplicationStoppingError):
+        return HTTPStatus.SERVICE_UNAVAILABLE, "The server is shutting down."
+    if isinstance(error, ToolboxError):
+        for kind, status, detail in _KNOWN:
+            if isinstance(error, kind):
+                return status, detail
+    return HTTPStatus.INTERNAL_SERVER_ERROR, ""
 
 
 def log(error: BaseException, where: str) -> None:

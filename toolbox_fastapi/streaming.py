@@ -25,6 +25,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from toolbox.chat import ServiceEvent, ToolExecuted, ToolExecution, ToolExecutionResult
 from toolbox.context import WhileCallerWaits
 from toolbox.runs.event_log import RunEnded, RunEvent, RunEvents
+from toolbox.runs.inbox import ResumedEvents
 from toolbox.services.outputs import Result
 
 from .exchanges import EXCHANGE_KEY, ApplicationStoppingError, ClientDisconnectedError, ClientExchange, record_failure
@@ -143,6 +144,7 @@ def sse(
     The events of a run, `sse(runs.events(run_id, after=last_event_id))`, are sent with their numbers as `id:`, so a
     client that reconnects misses nothing; it gets 204 when the run has ended and nothing is newer. `filter` gets the
     event without its number. Without `filter`, `RunEnded.error` of a failed run is only the type of the error.
+    `sse(runs.resume_stream(run_id, answers))` stores the answers first; an invalid answer gets an error response.
     """
     require_stream(stream, "sse(…)")
     return EventStreamResponse(stream, ping, headers, background, filter)
@@ -171,6 +173,8 @@ class EventStreamResponse(EventSourceResponse):
             await close_stream(self._stream)
             await Response(status_code=204)(scope, receive, send)
         else:
+            if isinstance(self._stream, ResumedEvents):
+                await self._stream.begin()  # an invalid answer gets an error response instead of a stream
             exchange: ClientExchange | None = scope.get(EXCHANGE_KEY)
             begun = exchange.shutdown_begun if exchange is not None else None
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -1,9 +1,11 @@
 """`ToolboxError`s become problem details that tell nothing of the inside; the application's own handlers win."""
 
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, HTTPException, Request, WebSocket
+from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
 
 from toolbox import (
@@ -17,7 +19,7 @@ from toolbox import (
     RestTimeoutError,
     ToolboxError,
 )
-from toolbox_fastapi import install
+from toolbox_fastapi import install, sse
 
 pytestmark = pytest.mark.anyio
 
@@ -127,3 +129,27 @@ async def test_an_error_closes_a_websocket(connect, accepted: bool) -> None:
         await client.start()
 
     assert client.response[-1] == {"type": "websocket.close", "code": 1011, "reason": "Bad Gateway"}
+
+
+async def test_a_stream_that_fails_with_an_unusual_status_sends_it(running) -> None:
+    app = FastAPI()
+    install(app, Container())
+
+    async def texts() -> AsyncIterator[str]:
+        yield "a"
+        raise HTTPException(420, "Enhance your calm.")
+
+    @app.get("/")
+    async def stream() -> Response:
+        return sse(texts())
+
+    async with running(app) as client:
+        reply = await client.get("/")
+
+    last = reply.text.strip().split("\n")[-1].removeprefix("data: ")
+    assert json.loads(last) == {
+        "type": "about:blank",
+        "title": "Error",
+        "status": 420,
+        "detail": "Enhance your calm.",
+    }

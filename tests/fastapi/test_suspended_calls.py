@@ -1,5 +1,6 @@
 """HTTP statuses of suspended calls and of errors of runs."""
 
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import pytest
@@ -11,6 +12,7 @@ from toolbox import Inject as ToolInject
 from toolbox.errors import (
     ConversationSuspendedError,
     RunAnswerError,
+    RunBusyError,
     RunConflictError,
     RunIncompatibleError,
     RunNotFoundError,
@@ -48,6 +50,10 @@ def client(*replies: Any) -> TestClient:
     async def approved(run_id: str, runs: Inject[Runs]) -> Any:
         return (await runs.resume(run_id, {"0": approve()})).content
 
+    @app.get("/continue/{run_id}/{call_id}")
+    async def continued(run_id: str, call_id: str, runs: Inject[Runs]) -> Any:
+        return sse(runs.resume_stream(run_id, {call_id: approve()}))
+
     @app.get("/raises/{number}")
     async def raises(number: int) -> None:
         raise ERRORS[number][0]
@@ -62,6 +68,7 @@ ERRORS: list[tuple[Exception, int]] = [
     (RunIncompatibleError("secret", "secret"), 409),
     (RunConflictError("secret", "secret"), 409),
     (RunStateError("secret", "secret"), 409),
+    (RunBusyError("secret"), 409),
     (ConversationSuspendedError("secret", "secret"), 409),
 ]
 
@@ -97,12 +104,30 @@ def test_a_stream_sends_the_suspension_as_its_last_event() -> None:
     assert '"tool_name"' in text
 
 
+def test_invalid_answers_of_a_resumed_stream_get_an_error_status() -> None:
+    with client(ASKS, ChatResponse(AiMessage("done"))) as http:
+        run_id = http.get("/chat").json()["run_id"]
+
+        assert http.get("/continue/unknown/0").status_code == 404
+        refused = http.get(f"/continue/{run_id}/7")
+        assert (refused.status_code, refused.headers["content-type"]) == (409, "application/problem+json")
+
+        stream = http.get(f"/continue/{run_id}/0")
+        assert (stream.status_code, stream.text.count("event: CompleteResponse")) == (200, 1)
+        assert http.get(f"/continue/{run_id}/0").status_code == 409
+        assert http.get(f"/continue/{run_id}/0", headers={"Last-Event-ID": "0"}).status_code == 204
+
+
 @pytest.mark.parametrize("number", range(len(ERRORS)), ids=lambda each: type(ERRORS[each][0]).__name__)
 def test_errors_of_runs_have_their_status_and_show_no_inner_text(number: int) -> None:
     with client() as http:
         response = http.get(f"/raises/{number}")
 
     assert response.status_code == ERRORS[number][1]
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert (problem["status"], problem["title"]) == (ERRORS[number][1], HTTPStatus(ERRORS[number][1]).phrase)
+    assert problem["detail"].endswith(".")
     assert "secret" not in response.text
 
 

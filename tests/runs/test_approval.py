@@ -436,6 +436,9 @@ async def test_an_approval_function_that_raises_asks_for_approval(caplog: pytest
         {"approvers": ("manager",)},
         {"not_self": True},
         {"requires_approval": True, "approvers": "manager"},
+        {"requires_approval": True, "not_self": "yes"},
+        {"deferred": "x"},
+        {"deferred": 1},
         {"on_unknown_outcome": "guess"},
     ],
 )

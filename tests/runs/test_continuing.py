@@ -29,6 +29,7 @@ from toolbox import (
     create_ai_service,
     invocation_attributes,
     register_ai_service,
+    system_message,
     tool,
 )
 from toolbox.events import RunAnsweredEvent, RunResumedEvent, ServiceSuspendedEvent, ToolSuspendedEvent
@@ -129,6 +130,29 @@ async def test_refused_answers_of_a_stream_are_raised_at_its_first_step() -> Non
         [*_, last] = [each async for each in here.get(Desk).events("refund")]
         with pytest.raises(RunAnswerError):
             _ = [each async for each in here.runs.resume_stream(last.run_id, {"9": approve()})]
+
+
+async def test_a_resumed_stream_that_has_begun_stores_its_answers_once() -> None:
+    async with container(asks(REFUND), says("done")) as here:
+        [*_, last] = [each async for each in here.get(Desk).events("refund")]
+        stream = here.runs.resume_stream(last.run_id, {"0": approve()})
+        await stream.begin()
+        assert len((await here.runs.get(last.run_id)).history) == 1
+        await stream.begin()
+        events = [each async for each in stream]
+        await stream.aclose()
+    assert isinstance(events[-1], CompleteResponse)
+    assert ran == [7]
+
+
+async def test_a_resumed_stream_that_is_closed_unread_leaves_the_run_as_it_was() -> None:
+    async with container(asks(REFUND), says("done")) as here:
+        [*_, last] = [each async for each in here.get(Desk).events("refund")]
+        stream = here.runs.resume_stream(last.run_id, {"0": approve()})
+        await stream.aclose()
+        assert [each async for each in stream] == []
+        assert (await here.runs.get(last.run_id)).status == "suspended"
+        assert (await here.runs.resume(last.run_id, {"0": approve()})).content == "done"
 
 
 @pytest.mark.parametrize("method", ["texts", "items"])
@@ -1088,6 +1112,44 @@ async def test_replaced_arguments_of_a_providers_tool_are_checked_before_anythin
         assert (run.status, len(run.pending), run.history) == ("suspended", 1, ())
         assert (await here.runs.resume(run_id, {"0": approve(arguments={"euros": 7})})).content == "done"
     assert ran == [("pay", 7)]
+
+
+async def test_replaced_arguments_of_a_nested_providers_tool_are_checked_before_anything_changes() -> None:
+    seen: list[str] = []
+
+    class Provider:
+        def provide_tools(self, request: Any) -> ToolProviderResult:
+            seen.append(request.user_message.text)
+
+            @tool(requires_approval=True)
+            def pay(euros: int) -> str:
+                ran.append(("pay", euros))
+                return "paid"
+
+            return ToolProviderResult([pay])
+
+    @register_ai_service(tool_provider=Provider)
+    class Paying(Protocol):
+        @tool
+        @system_message("Pay in {currency}.")
+        async def order(self, room: MemoryId[str | None], text: str, currency: str = "EUR") -> str: ...
+
+    @register_ai_service(tools=Paying)
+    class Outer(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    replies = [asks(tool_call("order", {"text": "tea"})), asks(tool_call("pay", {"euros": 5})), says("in"), says("out")]
+    async with container(*replies, services=(Outer,)) as here:
+        run_id = (await here.get(Outer).ask("x")).run_id or ""
+        [call] = (await here.runs.get(run_id)).pending
+        with pytest.raises(RunAnswerError, match="euros") as raised:
+            await here.runs.resume(run_id, {call.id: approve(arguments={"euros": "many"})})
+        assert raised.value.problems
+        run = await here.runs.get(run_id)
+        assert (run.status, len(run.pending), run.history) == ("suspended", 1, ())
+        assert (await here.runs.resume(run_id, {call.id: approve(arguments={"euros": 7})})).content == "out"
+    assert ran == [("pay", 7)]
+    assert set(seen) == {"tea"}
 
 
 async def test_tools_of_a_provider_can_need_approval() -> None:

@@ -49,9 +49,12 @@ from toolbox.guardrails import (
     OutputGuardrail,
     OutputGuardrailError,
     OutputGuardrailRequest,
+    ToolInputGuardrail,
+    ToolOutputGuardrail,
     input_guardrails,
     output_guardrails,
     tool_input_guardrails,
+    tool_output_guardrails,
 )
 from toolbox.testing import ScriptedChatModel, tool_call
 
@@ -747,6 +750,27 @@ def test_a_guardrail_of_a_wrong_kind_is_a_problem_at_start() -> None:
     assert problem == "Guarded, @input_guardrails: Polite is not an InputGuardrail; inherit from InputGuardrail"
 
 
+@pytest.mark.parametrize(
+    ("decorator", "kind"),
+    [
+        (input_guardrails, InputGuardrail),
+        (output_guardrails, OutputGuardrail),
+        (tool_input_guardrails, ToolInputGuardrail),
+        (tool_output_guardrails, ToolOutputGuardrail),
+    ],
+)
+def test_an_abstract_guardrail_without_a_bean_is_a_problem_at_start(decorator: Any, kind: Any) -> None:
+    @register_ai_service(tools=price)
+    @decorator(kind)
+    class Desk(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    expected = f"Desk, @{decorator.__name__}: no bean provides {kind.__name__}, which is abstract"
+    assert problems_of(Desk) == [f"{expected}; name a class that inherits from it"]
+    with pytest.raises(IllegalConfigurationError, match=f"{kind.__name__} is abstract; name a subclass or an instance"):
+        create_ai_service(Desk, chat_model=ScriptedChatModel([]))
+
+
 def test_a_guardrail_with_a_missing_dependency_is_a_problem_at_start() -> None:
     [problem] = problems_of(guarded(Needy))
     assert "Needy" in problem
@@ -812,6 +836,9 @@ def test_decorators_without_names_or_parentheses_are_rejected() -> None:
         class Desk(Protocol):
             @input_guardrails  # type: ignore[arg-type]  # the mistake
             async def ask(self, text: str) -> str: ...
+
+    with pytest.raises(TypeError, match="@output_guardrails: expected a function, a method or a class, got 3"):
+        output_guardrails(Polite)(3)
 
 
 def test_tool_guardrails_of_a_method_without_tools_are_a_problem() -> None:

@@ -1087,6 +1087,15 @@ def test_wrong_interceptors_are_problems_at_start() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", [ToolInterceptor, ModelInterceptor])
+def test_an_abstract_interceptor_without_a_bean_is_a_problem_at_start(kind: Any) -> None:
+    service = service_with(kind)
+    expected = f"Service, @interceptors: no bean provides {kind.__name__}, which is abstract"
+    assert problems_of(service) == [f"{expected}; name a class that inherits from it"]
+    with pytest.raises(IllegalConfigurationError, match=f"{kind.__name__} is abstract; name a subclass or an instance"):
+        create_ai_service(service, chat_model=scripted())
+
+
 def test_a_missing_dependency_of_an_interceptor_is_a_problem_at_start() -> None:
     [problem] = problems_of(service_with(Needy))
     assert "Needy" in problem
@@ -1131,6 +1140,9 @@ def test_decorators_refuse_what_cannot_be_meant() -> None:
         @interceptors
         def find(text: str) -> str:
             return text
+
+    with pytest.raises(TypeError, match="@interceptors: expected a function, a method or a class, got 3"):
+        interceptors(Plain)(3)
 
 
 def test_wrong_interceptors_of_tools_that_no_service_offers_are_found_too() -> None:

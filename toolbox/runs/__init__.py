@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..services.declaration import durable
     from .answers import Answer, HistoryEntry, Run, approve, fail, reject, respond, retry
     from .event_log import RunEnded, RunEvent, RunEvents
-    from .inbox import IdentityLoader, Runs, runs_of
+    from .inbox import IdentityLoader, ResumedEvents, Runs, runs_of
     from .starting import LocalRunEngine, RunEngine
     from .store import InMemoryRunStore, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
 
@@ -52,7 +52,7 @@ _HOMES = {
         "ToolDeferred",
     ),
     "..services.declaration": ("durable",),
-    ".inbox": ("IdentityLoader", "Runs", "runs_of"),
+    ".inbox": ("IdentityLoader", "ResumedEvents", "Runs", "runs_of"),
     ".answers": ("Answer", "HistoryEntry", "Run", "approve", "fail", "reject", "respond", "retry"),
     ".event_log": ("RunEnded", "RunEvent", "RunEvents"),
     ".starting": ("LocalRunEngine", "RunEngine"),
@@ -91,6 +91,7 @@ __all__ = [
     "LeaseLostError",
     "LocalRunEngine",
     "PendingCall",
+    "ResumedEvents",
     "Run",
     "RunAnswerError",
     "RunBusyError",

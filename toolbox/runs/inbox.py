@@ -57,6 +57,7 @@ from ..errors import (
 )
 from ..events import Listeners, RunAnsweredEvent, RunResumedEvent
 from ..services.driver import run, stream
+from ..services.implementation import arguments_as_tool
 from ..services.invocation import Invocation
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Kind, Result, Shape
@@ -87,7 +88,7 @@ from .documents import (
     write_value,
 )
 from .event_log import EventLog, pauses
-from .places import RunSession
+from .places import RunPlace, RunSession
 from .starting import RunEngine, RunStarting
 from .store import ENDED, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
 
@@ -231,34 +232,28 @@ class Runs(RunStarting):
         if stored is not None and stored.status == "cancelled":
             raise RunCancelledError(run_id, self._document(stored).reason)
 
-    async def resume_stream(
-        self, run_id: str, answers: Mapping[str, Answer], by: Any = None
-    ) -> AsyncGenerator[ServiceEvent, None]:
-        """Do the same as `resume`, and yield the events of the call. The last is `CompleteResponse` or `RunSuspended`.
+    def resume_stream(self, run_id: str, answers: Mapping[str, Answer], by: Any = None) -> ResumedEvents:
+        """Do the same as `resume`, and return the events of the call. The last is `CompleteResponse` or `RunSuspended`.
 
             async for event in runs.resume_stream(run_id, {call.id: approve()}, by=person): ...
 
         A reader that leaves interrupts the run; `resume(run_id, {})` continues it.
         """
-        events = self._resume_events(run_id, answers, by)
-        try:
-            while True:
-                event = await self._on_own_loop(lambda: _next_of(events))
-                if event is None:
-                    return
-                yield event
-        finally:
-            await self._on_own_loop(lambda: _close(events))
+        return ResumedEvents(self._resume_events(run_id, answers, by), self._on_own_loop)
 
     async def _resume_events(
         self, run_id: str, answers: Mapping[str, Answer], by: Any
-    ) -> AsyncGenerator[ServiceEvent, None]:
-        """Execute the run in a separate task, which has its own context, and yield its events."""
-        ready: asyncio.Queue[ServiceEvent] = asyncio.Queue(1)
+    ) -> AsyncGenerator[ServiceEvent | None, None]:
+        """Execute the run in a separate task, which has its own context, and yield its events.
+
+        The first item is None: the answers are stored.
+        """
+        ready: asyncio.Queue[ServiceEvent | None] = asyncio.Queue(1)
 
         async def work() -> None:
             try:
                 stored = await self._answered(run_id, answers, by)
+                await ready.put(None)
                 if stored.status != "running":
                     result = self._result_of(stored)
                     if result.pending:
@@ -270,7 +265,7 @@ class Runs(RunStarting):
                 self.signals.announce(run_id)
 
         task = asyncio.create_task(self._on_own_loop(work))
-        getting: asyncio.Task[ServiceEvent] | None = None
+        getting: asyncio.Task[ServiceEvent | None] | None = None
         try:
             while True:
                 getting = asyncio.create_task(ready.get())
@@ -507,15 +502,36 @@ class Runs(RunStarting):
             raise RunAnswerError(run_id, f"call {call.id}: invalid arguments for {call.tool_name}: {faults}", unknown)
 
     async def _provided_tool(self, stored: StoredRun, prepared: _Prepared, waiting: WaitingCall) -> Tool | None:
-        """Ask the tool providers of the outermost call for a tool. Returns None if they do not offer it now."""
-        if "/" in waiting.call.id:
-            return None
+        """Ask the tool providers of the call that waits for a tool. Returns None if they do not offer it now."""
         store = await self._opened()
         session = RunSession.of(stored, prepared.document, await store.records(stored.id), store)
+        plan, place = prepared.plan, session.root
+        arguments: Mapping[str, Any] = prepared.arguments
+        if waiting.outer:
+            found = self._inner_arguments(stored.id, prepared, waiting)
+            if found is None:
+                return None
+            path = waiting.call.id.rpartition("/")[0]
+            (plan, arguments), place = found, RunPlace(session, path, path)
         async with self._scope_of(prepared, await self._identity_of(stored.id, prepared)):
-            invocation = Invocation(prepared.plan, self._host, prepared.arguments, place=session.root)
+            invocation = Invocation(plan, self._host, arguments, place=place)
             await invocation.open()
         return invocation.toolset.by_name.get(waiting.call.tool_name)
+
+    def _inner_arguments(
+        self, run_id: str, prepared: _Prepared, waiting: WaitingCall
+    ) -> tuple[MethodPlan, Mapping[str, Any]] | None:
+        """Return the method that a call waits in, called as a tool, and its arguments; None for a provider's tool."""
+        outer, edited = waiting.outer[-1], prepared.document.answers
+        plan = self._plan_of(run_id, outer.service, outer.method)
+        tool = self._offered(run_id, plan, outer.tool_name, prepared.added if "/" not in outer.id else ())
+        if tool is None or tool.decode is None:
+            return None
+        written = next((each.answer.arguments for each in edited if each.call_id == outer.id), None)
+        text = outer.arguments if written is None else json.dumps(dict(written))
+        inner = self._plan_of(run_id, waiting.call.service, waiting.method)
+        decoded = tool.decode(ToolExecutionRequest(outer.id, outer.tool_name, text))
+        return inner, arguments_as_tool(inner, (), decoded)
 
     # --- does the run fit this program?
 
@@ -942,13 +958,59 @@ def _error_text(document: RunDocument) -> str | None:
     return document.reason
 
 
-async def _next_of(events: AsyncGenerator[ServiceEvent, None]) -> ServiceEvent | None:
-    """Return the next event, or None at the end: a StopAsyncIteration cannot leave a coroutine."""
-    return await anext(events, None)
+_END = object()
 
 
-async def _close(events: AsyncGenerator[ServiceEvent, None]) -> None:
-    await events.aclose()
+class ResumedEvents(AsyncIterator[ServiceEvent]):
+    """The events of a run that continues, from `runs.resume_stream(…)`. Close it with `aclose()` to leave it early."""
+
+    def __init__(
+        self,
+        steps: AsyncGenerator[ServiceEvent | None, None],
+        on_home: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Awaitable[Any]],
+    ) -> None:
+        self._steps, self._on_home = steps, on_home
+        self._has_begun = False
+
+    async def begin(self) -> None:
+        """Store the answers and continue the run; without this call, the first step of the iteration does it.
+
+        Raises the errors of `resume` about the answers, such as `RunAnswerError` and `RunNotFoundError`.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            await self._next()  # None, unless the run has ended
+
+    def __aiter__(self) -> ResumedEvents:
+        return self
+
+    async def __anext__(self) -> ServiceEvent:
+        """Return the next event. Raises the errors of `resume`."""
+        await self.begin()
+        event = await self._next()
+        if event is _END:
+            raise StopAsyncIteration
+        return cast("ServiceEvent", event)
+
+    async def aclose(self) -> None:
+        """End the iteration, and interrupt the run if it has not ended."""
+        self._has_begun = True
+        await self._on_home(self._close)
+
+    async def _next(self) -> object:
+        """Return the next item of the steps; `_END` at the end, because no coroutine can raise StopAsyncIteration."""
+
+        async def step() -> object:
+            return await anext(self._steps, _END)
+
+        try:
+            return await self._on_home(step)
+        except BaseException:
+            await self._on_home(self._close)
+            raise
+
+    async def _close(self) -> None:
+        await self._steps.aclose()
 
 
 def runs_of(service: object) -> Runs:

@@ -19,7 +19,7 @@ from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.beans import MISSING, Names, Stop, point_of, read_class
 from ..di.decorators import Named, Scope
-from ..di.graph import BeanGraph, Registration, SingleBean, beans_in, look_alikes
+from ..di.graph import BeanGraph, NotFound, Registration, SingleBean, beans_in, look_alikes
 from ..di.scopes import outside_scopes
 from ..errors import ContainerNotStartedError, IllegalConfigurationError, MissingBeanError, Problem
 from ..events import EventListener, Listeners
@@ -41,7 +41,7 @@ from .layering import GUARDRAILS, HostLayers, NamedAt, named_at_method, named_at
 from .listing import named_beans, providers_of, service_cycles, sources_of, strategies
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from .planning import plan_service
-from .plans import FunctionMessage, MethodPlan, may_suspend, settle, suspensions_in
+from .plans import FunctionMessage, MethodPlan, leads_to_provider, may_suspend, settle, suspensions_in
 
 logger = logging.getLogger("toolbox.services")
 
@@ -339,7 +339,7 @@ class ContainerHost:
 
     def tool_may_suspend(self, tool: Tool) -> bool:
         """See `ServiceHost.tool_may_suspend`."""
-        return may_suspend(tool, self.plans)
+        return may_suspend(tool, self.plans) or leads_to_provider(tool, self.plans)
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
         """Return the plans of the service with this qualified name, `module.Class`; empty for an unknown one."""
@@ -389,7 +389,7 @@ class ContainerHost:
         """
         settle(self.plans)
         plans = [plan for methods in self.plans.values() for plan in methods.values()]
-        added = [tools for tools in added if any(map(self.tool_may_suspend, tools))]
+        added = [tools for tools in added if any(may_suspend(each, self.plans) for each in tools)]
         suspends = added or any(each.durable or each.may_suspend for each in plans)
         if not (self.run_seeds or suspends or _runs_are_imported()):
             return
@@ -635,8 +635,15 @@ def reference_problems(named: Iterable[NamedAt], graph: BeanGraph) -> Iterator[P
     for each in named:
         problems = list(each.problems())
         yield from problems
-        if not problems and each.reference.bean is not None:
-            yield from graph.problems_of(point_of(each.reference.bean, each.where))
+        if problems or each.reference.bean is None:
+            continue
+        point = point_of(each.reference.bean, each.where)
+        value = graph.value_of(point)
+        if inspect.isabstract(each.reference.type) and isinstance(value, NotFound) and not value.candidates:
+            fact = f"no bean provides {type_name(each.reference.type)}, which is abstract"
+            yield Problem(each.where, fact, "name a class that inherits from it")
+        else:
+            yield from graph.problems_with(point, value)
 
 
 def guardrail_cycles(cls: type[Any], methods: Iterable[str], graph: BeanGraph) -> Iterator[Problem]:

@@ -89,12 +89,14 @@ def _admitted(plan: MethodPlan, host: ServiceHost, arguments: Mapping[str, Any])
 
 def _as_tool(plan: MethodPlan, host: ServiceHost, /, *args: Any, **kwargs: Any) -> Any:
     """Call a method as a tool, without memory and without streaming. Returns the value or a coroutine."""
-    if plan.memory_parameter is not None:
-        kwargs.setdefault(plan.memory_parameter, None)
-    if plan.call_options is not None:  # the model cannot set it
-        kwargs.setdefault(plan.call_options, None)
-    arguments = bound_arguments(plan, args, kwargs)
+    arguments = arguments_as_tool(plan, args, kwargs)
     return (_awaited if plan.is_async else _waited_for)(plan, host, arguments, as_tool=True)
+
+
+def arguments_as_tool(plan: MethodPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of a method that is called as a tool: without those that a model cannot set."""
+    hidden = (plan.memory_parameter, plan.call_options)
+    return bound_arguments(plan, args, {**{each: None for each in hidden if each is not None}, **kwargs})
 
 
 def bound_arguments(plan: MethodPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

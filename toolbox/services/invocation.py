@@ -289,7 +289,7 @@ class Invocation:
     ) -> None:
         outer = current_invocation.get()
         restored = None
-        if place is None and (as_tool or plan.may_suspend):
+        if place is None and (as_tool or plan.may_suspend or plan.has_inner_provider):
             place = _place_of(plan, outer if as_tool else None, arguments)
         if place is not None:
             plan, restored = plan.in_run, place.session.restored(place.path)
@@ -692,7 +692,7 @@ def _place_of(plan: MethodPlan, outer: InvocationContext | None, arguments: Mapp
         place = outer.place.session.enter(outer.place)
         if place is not None:
             return place
-    return _place_in_new_run(plan, arguments) if plan.may_suspend else None
+    return _place_in_new_run(plan, arguments) if plan.may_suspend or plan.has_inner_provider else None
 
 
 def _place_in_new_run(plan: MethodPlan, arguments: Mapping[str, Any]) -> Any:

@@ -170,6 +170,7 @@ class MethodPlan:
     run_id_parameter: str | None = None
     durable: bool = False
     may_suspend: bool = field(init=False, default=False)
+    has_inner_provider: bool = field(init=False, default=False)
     checks_suspended: bool = field(init=False, default=False)
     _in_run: list[MethodPlan] = field(init=False, default_factory=list, repr=False, compare=False)
     access: Access | None = None
@@ -187,9 +188,9 @@ class MethodPlan:
 
         `where` names the method in problems and errors. `is_async` is True if the caller awaits or uses `async for`.
         `has_handlers` is True if the service sets error handlers. `is_wrapped` is True if there is always something
-        around a call. `settle` sets `may_suspend`, if a tool may suspend
-        the call, and `checks_suspended`, if its conversations may have a suspended run. `access` is
-        None if everyone may call the method.
+        around a call. `settle` sets `may_suspend`, if a tool may suspend the call, `has_inner_provider`, if a service
+        that is a tool has a tool provider, and `checks_suspended`, if its conversations may have a suspended run.
+        `access` is None if everyone may call the method.
         """
         toolset = self.toolset
         if self.layers.tools:
@@ -208,7 +209,7 @@ class MethodPlan:
         if not self._in_run:
             plan = replace(self, layers=self.run_layers())
             plan._in_run.append(plan)
-            for name in ("may_suspend", "checks_suspended"):
+            for name in ("may_suspend", "has_inner_provider", "checks_suspended"):
                 object.__setattr__(plan, name, getattr(self, name))
             self._in_run.append(plan)
         return self._in_run[0]
@@ -311,10 +312,21 @@ def may_suspend(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> bo
     """Return True if a call of this tool may be suspended, or needs its run's id. `plans` are those of services."""
     if tool.requires_approval or tool.deferred or tool.key_names or tool.run_id_names:
         return True
-    if not tool.is_service:
-        return False
-    inner = plan_behind(tool) if tool.function is not None else plans.get(tool.bean, {}).get(tool.member)
+    inner = _inner_plan(tool, plans)
     return inner is not None and inner.may_suspend
+
+
+def leads_to_provider(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> bool:
+    """Return True if this tool is a service with a tool provider, also indirectly: its tools may suspend the call."""
+    inner = _inner_plan(tool, plans)
+    return inner is not None and (bool(inner.providers) or inner.has_inner_provider)
+
+
+def _inner_plan(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> MethodPlan | None:
+    """Return the plan of a service that is the tool."""
+    if not tool.is_service:
+        return None
+    return plan_behind(tool) if tool.function is not None else plans.get(tool.bean, {}).get(tool.member)
 
 
 def suspensions_in(error: BaseException) -> Iterator[RunSuspendedError]:
@@ -340,18 +352,23 @@ def services_below(plan: MethodPlan) -> Iterator[MethodPlan]:
 
 
 def settle(plans: Mapping[Any, Mapping[str, MethodPlan]]) -> None:
-    """Set `may_suspend` and `checks_suspended` of all plans; `plans` are those of each service, by class."""
+    """Set `may_suspend`, `has_inner_provider` and `checks_suspended` of all plans; `plans` are those of each service,
+    by class.
+    """
     everything = [plan for methods in plans.values() for plan in methods.values()]
     changed = True
     while changed:
         changed = False
         for plan in everything:
-            if not plan.may_suspend and any(may_suspend(tool, plans) for tool in plan.toolset.tools):
-                object.__setattr__(plan, "may_suspend", True)
-                changed = True
+            for name, holds in (("may_suspend", may_suspend), ("has_inner_provider", leads_to_provider)):
+                if not getattr(plan, name) and any(holds(tool, plans) for tool in plan.toolset.tools):
+                    object.__setattr__(plan, name, True)
+                    changed = True
     for methods in plans.values():
         # A provider may add tools that suspend.
-        checks = any(plan.may_suspend or plan.durable or plan.providers for plan in methods.values())
+        checks = any(
+            plan.may_suspend or plan.durable or plan.providers or plan.has_inner_provider for plan in methods.values()
+        )
         for plan in methods.values():
             object.__setattr__(plan, "checks_suspended", checks)
 

@@ -42,7 +42,7 @@ from .layering import HostLayers, NamedAt, named_at_method, named_at_tool
 from .listing import as_sources, providers_of, service_cycles
 from .memory import ChatMemories, ChatMemoryKey, InMemoryChatMemoryStore
 from .planning import plan_service
-from .plans import FunctionMessage, MethodPlan, may_suspend, services_below, settle, suspensions_in
+from .plans import FunctionMessage, MethodPlan, leads_to_provider, may_suspend, services_below, settle, suspensions_in
 
 if TYPE_CHECKING:
     from ..runs.inbox import Runs
@@ -186,7 +186,7 @@ class _Host:
             await self.runs.cancel(each.run_id, "the tool that called the service ended")
 
     def tool_may_suspend(self, tool: Tool) -> bool:
-        return may_suspend(tool, self.plans)
+        return may_suspend(tool, self.plans) or leads_to_provider(tool, self.plans)
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
         """Return the plans of the service, or of one that it has as a tool, with this qualified name."""

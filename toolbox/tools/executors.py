@@ -91,6 +91,9 @@ class NamedInstances(_EmptyScope):
         """Create the instance of a named class. Yield a problem if its constructor needs arguments."""
         if reference.bean is None or reference.bean in self._instances:
             return
+        if inspect.isabstract(reference.type):
+            yield Problem(where, f"{type_name(reference.type)} is abstract", "name a subclass or an instance")
+            return
         try:
             inspect.signature(reference.type).bind()
         except TypeError:

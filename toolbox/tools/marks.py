@@ -174,9 +174,12 @@ def _run_options(
         raise TypeError(f'@tool: approvers is {approvers!r}; use names of roles: approvers=("manager",)')
     if (approvers or not_self) and requires_approval is False:
         raise TypeError("@tool: approvers= and not_self= have no effect without requires_approval=")
+    for option, given in (("not_self", not_self), ("deferred", deferred)):
+        if not isinstance(given, bool):
+            raise TypeError(f"@tool: {option} is {given!r}; use True or False")
     if on_unknown_outcome not in ("tell", "ask", "retry"):
         raise TypeError(f'@tool: on_unknown_outcome is {on_unknown_outcome!r}; use "tell", "ask" or "retry"')
-    return requires_approval, tuple(approvers), bool(not_self), bool(deferred), on_unknown_outcome
+    return requires_approval, tuple(approvers), not_self, deferred, on_unknown_outcome
 
 
 def toolbox(*tools: Any) -> Callable[[F], F]:
