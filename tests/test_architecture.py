@@ -50,7 +50,6 @@ LAYERS: dict[str, int] = {
     "toolbox.runs": 5,
     "toolbox.guardrails": 5,
     "toolbox.interceptors": 5,
-    "toolbox.ready_guardrails": 5,
     "toolbox.reach": 6,
     "toolbox.container": 6,
     "toolbox.overview": 7,

@@ -162,7 +162,6 @@ CAPABILITIES = (
     "runs",
     "rest",
     "guardrails",
-    "ready_guardrails",
     "interceptors",
     "search",
     "services.offering",

@@ -33,11 +33,11 @@ from toolbox.guardrails import (
     OutputGuardrailError,
     ToolGuardrailError,
     input_guardrails,
+    masked,
     output_guardrails,
     tool_input_guardrails,
     tool_output_guardrails,
 )
-from toolbox.ready_guardrails import masked
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio

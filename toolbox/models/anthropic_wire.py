@@ -25,9 +25,8 @@ from ..chat import (
 from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, base64_of, media_type_of
 from ..errors import ModelHttpError, ModelRefusedError, UnsupportedContentError
 from ..json_text import compact_json, object_text, strict_arguments
-from .accumulator import PartialCall, ReplyAccumulator, key_of
+from .accumulator import PartialCall, ReplyAccumulator, further_usage, key_of, usage_of
 from .chat_wire import CACHE_CONTROL
-from .reply_details import further_usage, usage_of
 from .server_errors import error_in, message_of
 from .sse import excerpt
 from .wire_encoding import Fields, ToolBytes, encoded_messages, encoded_parts, function_name, is_any, json_bytes

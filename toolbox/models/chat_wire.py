@@ -35,8 +35,16 @@ from ..contents import (
 )
 from ..errors import ModelHttpError, ModelProtocolError, UnsupportedContentError
 from ..json_text import compact_json, object_text
-from .accumulator import PartialCall, ReplyAccumulator, merged_details
-from .reply_details import add_extras, further_usage, replace_extras, storable, usage_of
+from .accumulator import (
+    PartialCall,
+    ReplyAccumulator,
+    add_extras,
+    further_usage,
+    merged_details,
+    replace_extras,
+    storable,
+    usage_of,
+)
 from .server_errors import error_in
 from .wire_encoding import (
     DOCUMENT,

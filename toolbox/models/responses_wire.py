@@ -25,8 +25,16 @@ from ..chat import (
 from ..contents import AudioContent, Content, ImageContent, PdfContent, TextContent, base64_of, media_in, url_of
 from ..errors import ModelHttpError, UnsupportedContentError
 from ..json_text import compact_json, object_text
-from .accumulator import PartialCall, ReplyAccumulator, key_of
-from .reply_details import add_extras, further_usage, replace_extras, storable, usage_of
+from .accumulator import (
+    PartialCall,
+    ReplyAccumulator,
+    add_extras,
+    further_usage,
+    key_of,
+    replace_extras,
+    storable,
+    usage_of,
+)
 from .server_errors import error_in, message_of
 from .sse import excerpt
 from .wire_encoding import (

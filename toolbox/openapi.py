@@ -1,7 +1,8 @@
 """Creates tools from a published OpenAPI document (extra `openapi`): a specification and an executor per operation.
 
-Documents are untrusted: they must not redirect a request or its credentials to another place. Not here: reading
-the document (`document`), building and sending requests (`rest`).
+Documents are untrusted: they must not redirect a request or its credentials to another place. The home of
+openapi_pydantic and jsonschema, which are loaded when a document is read. Not here: building and sending requests
+(`rest`), schemas of Python types (`schemas`).
 """
 
 from __future__ import annotations
@@ -9,42 +10,37 @@ from __future__ import annotations
 import fnmatch
 import functools
 import itertools
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
+from urllib.parse import parse_qsl, unquote, urljoin, urlsplit, urlunsplit
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
-from ..chat import ToolExecutionRequest, ToolExecutor, ToolSpecification
-from ..contents import PDF, AudioContent, ImageContent, PdfContent
-from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError
-from ..json_text import compact_json, parse_json, read_arguments
-from ..rest import Body, KeySettings, Response, rest_settings
-from ..rest.annotations import FixedValue, Place
-from ..rest.client_plans import BODILESS, ParameterPlan, RequestPlan, path_parts
-from ..rest.clients import send_request, standalone_exchange
-from ..rest.encoding import PROTECTED_HEADERS, has_dot_segment, is_header_name, shown_url
-from ..rest.endpoint import RestEndpoint
-from ..rest.replies import ReplyPlan, ReplyShape
-from ..schemas import readable, unknown_references
-from ..validation_text import SHOWN, brief
-from .document import (
-    DocumentBody,
-    DocumentParameter,
-    Operation,
-    declared_properties,
-    read_document,
-    request_schema,
-)
+from .chat import ToolExecutionRequest, ToolExecutor, ToolSpecification
+from .contents import PDF, AudioContent, ImageContent, PdfContent
+from .errors import IllegalConfigurationError, Problem, ToolArgumentsError
+from .json_text import compact_json, parse_json, read_arguments
+from .rest import Body, KeySettings, Query, Response, create_rest_client, get, rest_settings
+from .rest.annotations import FixedValue, Place
+from .rest.client_plans import BODILESS, ParameterPlan, RequestPlan, path_parts
+from .rest.clients import send_request, standalone_exchange
+from .rest.encoding import PROTECTED_HEADERS, has_dot_segment, is_header_name, shown_url
+from .rest.endpoint import RestEndpoint
+from .rest.replies import ReplyPlan, ReplyShape
+from .schemas import DEFINITION, Schema, readable, unknown_references
+from .validation_text import SHOWN, brief
 
 __all__ = ["tools_from_openapi"]
 
 logger = logging.getLogger("toolbox.openapi")
 
-Include: TypeAlias = Iterable[str] | Callable[[Operation], bool]
+Include: TypeAlias = Iterable[str] | Callable[["Operation"], bool]
 
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
 _NOT_IN_PATHS = re.compile(r"[\x00-\x20\x7f\\?#]")
@@ -417,7 +413,7 @@ class ArgumentsValidator:
 
     def __init__(self, specification: ToolSpecification) -> None:
         self._specification = specification
-        self._library = _library()
+        self._library = _schema_library()
         self._validator: Any = None
 
     def faults(self, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -447,7 +443,7 @@ class ArgumentsValidator:
         return _validator_class()(schema, registry=referencing.Registry())
 
 
-def _library() -> Any:
+def _schema_library() -> Any:
     try:
         import jsonschema  # type: ignore[import-untyped]  # it comes without type hints
     except ModuleNotFoundError as error:
@@ -458,7 +454,7 @@ def _library() -> Any:
 
 @functools.cache
 def _validator_class() -> Callable[..., Any]:
-    jsonschema = _library()
+    jsonschema = _schema_library()
 
     def check_pattern(validator: Any, pattern: str, value: object, schema: Any) -> Iterator[Any]:
         if isinstance(value, str) and not _matches(pattern)(value):
@@ -487,3 +483,306 @@ def _matches(pattern: str) -> Callable[[str], bool]:
         return True
 
     return check
+
+
+# --- reading the document: references are resolved, schemas converted to one dialect of JSON Schema
+
+
+_COMPONENT = "#/components/schemas/"
+_BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs"})
+_VERBATIM = frozenset({"enum", "const", "required", "type", "examples"})
+# Keywords that only OpenAPI has, and those that name parts of a schema: documents could use them to mislead.
+_LEFT_OUT = frozenset(
+    {"nullable", "xml", "externalDocs", "example", "discriminator", "deprecated", "patternProperties"}
+)
+_LEFT_OUT |= {"$id", "$schema", "$anchor", "$comment", "$vocabulary", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"}
+VERBS = ("get", "put", "post", "delete", "head", "patch")
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentParameter:
+    """A parameter in the document; `place` is `path`, `query`, `header` or `cookie`."""
+
+    name: str
+    place: str
+    required: bool
+    schema: Mapping[str, Any] = field(hash=False)
+    description: str | None = None
+    style: str = "form"
+    explode: bool = True
+    media_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentBody:
+    """The body of a request: a schema for each supported media type."""
+
+    required: bool
+    schemas: Mapping[str, Mapping[str, Any]] = field(hash=False)
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation of a document."""
+
+    verb: str
+    path: str
+    operation_id: str | None
+    description: str | None
+    tags: tuple[str, ...] = ()
+    parameters: tuple[DocumentParameter, ...] = ()
+    body: DocumentBody | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document: its operations, its component schemas and the URL of its first server."""
+
+    version: str
+    operations: tuple[Operation, ...]
+    schemas: Mapping[str, Any] = field(hash=False)
+    server: str | None = None
+
+
+def read_document(source: Mapping[str, Any] | str | Path) -> Document:
+    """Read a document from a dictionary, JSON text, a file or a URL.
+
+    Raises `IllegalConfigurationError` for an invalid document, `RestClientError` if it cannot be fetched.
+    """
+    where, raw = _load(source)
+    try:
+        return _read(where, raw, source)
+    except RecursionError:
+        raise _illegal(where, "it is nested too deeply", "check where the document is from") from None
+
+
+def _read(where: str, raw: dict[str, Any], source: Mapping[str, Any] | str | Path) -> Document:
+    library = _document_library()
+    try:
+        parsed = library.parse_obj(raw)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}"
+            for each in error.errors(include_url=False, include_input=False)[:3]
+        )
+        raise _illegal(where, f"invalid OpenAPI 3.0 or 3.1 document ({faults})", "correct the document") from error
+    reader = _Reader(parsed, where)
+    schemas = {name: _plain(each) for name, each in ((parsed.components and parsed.components.schemas) or {}).items()}
+    server = _server_of(parsed.servers[0]) if raw.get("servers") else "/"
+    return Document(str(parsed.openapi), tuple(reader.operations()), schemas, _absolute(server, source))
+
+
+def _document_library() -> Any:
+    try:
+        import openapi_pydantic
+    except ModuleNotFoundError as error:
+        text = "tools_from_openapi needs the library openapi-pydantic; install it: pip install 'toolbox-di[openapi]'"
+        raise ModuleNotFoundError(text, name="openapi_pydantic") from error
+    return openapi_pydantic
+
+
+def _illegal(where: str, what: str, fix: str) -> IllegalConfigurationError:
+    return IllegalConfigurationError([Problem(where, what, fix)])
+
+
+# --- loading
+
+
+class _Published(Protocol):
+    @get()
+    def document(self, query: Annotated[dict[str, list[str]], Query()]) -> bytes: ...
+
+
+def _load(source: Mapping[str, Any] | str | Path) -> tuple[str, dict[str, Any]]:
+    """Return a name for the source, and the parsed JSON."""
+    if isinstance(source, Mapping):
+        return "the OpenAPI document", dict(source)
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        where, text = "the OpenAPI document", source.encode()
+    elif isinstance(source, str) and source.startswith(("http://", "https://")):
+        where, text = source.partition("?")[0].rpartition("@")[2], _fetch(source)
+    elif isinstance(source, str) and "\n" in source:
+        where, text = "the OpenAPI document", source.encode()
+    else:
+        where, text = str(source), Path(source).read_bytes()
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        fix = "convert it to JSON, or read it yourself and pass the dictionary"
+        raise _illegal(where, f"it is not JSON ({error})", fix) from error
+    if not isinstance(raw, dict):
+        raise _illegal(where, "expected a JSON object", "pass an OpenAPI 3.x document")
+    return where, raw
+
+
+def _fetch(url: str) -> bytes:
+    parts = urlsplit(url)
+    query: dict[str, list[str]] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        query.setdefault(name, []).append(value)
+    published = create_rest_client(_Published, url=urlunsplit((*parts[:3], "", "")), follow_redirects=True)
+    # On a separate thread, because programs also read documents on the thread of an event loop at startup.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(published.document, query).result()
+
+
+def _server_of(server: Any) -> str:
+    """Return the URL of a server; its variables get their defaults."""
+    url: str = server.url
+    for name, variable in (server.variables or {}).items():
+        url = url.replace(f"{{{name}}}", variable.default)
+    return url
+
+
+def _absolute(server: str, source: object) -> str | None:
+    """Return the absolute URL of a server; a relative one is resolved against the URL of the document."""
+    if server.startswith(("http://", "https://")):
+        return server
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        return urljoin(source, server)
+    return None
+
+
+# --- parsing
+
+
+def _plain(model: Any) -> dict[str, Any]:
+    """Return a part of the document as it was written."""
+    written: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return written
+
+
+class _Reader:
+    """Converts the library's model of a document to operations."""
+
+    def __init__(self, parsed: Any, where: str) -> None:
+        self._parsed, self._where = parsed, where
+
+    def operations(self) -> Iterator[Operation]:
+        for path, item in (self._parsed.paths or {}).items():
+            for verb in VERBS:
+                operation = getattr(item, verb, None)
+                if operation is not None:
+                    yield self._operation(verb, path, item, operation)
+
+    def _operation(self, verb: str, path: str, item: Any, operation: Any) -> Operation:
+        # A parameter of an operation replaces the one of its path with the same name and place.
+        parameters: dict[tuple[str, str], DocumentParameter] = {}
+        for each in (*(item.parameters or ()), *(operation.parameters or ())):
+            parameter = self._parameter(self._resolved(each))
+            parameters[parameter.name, parameter.place] = parameter
+        texts = [text.strip() for text in (operation.summary, operation.description) if text and text.strip()]
+        return Operation(
+            verb.upper(),
+            path,
+            operation.operationId,
+            "\n".join(dict.fromkeys(texts)) or None,
+            tuple(operation.tags or ()),
+            tuple(parameters.values()),
+            self._body(self._resolved(operation.requestBody)) if operation.requestBody is not None else None,
+        )
+
+    def _parameter(self, parameter: Any) -> DocumentParameter:
+        place = str(parameter.param_in.value)
+        style = parameter.style or ("form" if place in ("query", "cookie") else "simple")
+        media_type, content = next(iter((parameter.content or {}).items()), (None, None))
+        schema = content.media_type_schema if content is not None else parameter.param_schema
+        return DocumentParameter(
+            parameter.name,
+            place,
+            parameter.required or place == "path",
+            _plain(schema) if schema is not None else {},
+            parameter.description,
+            style,
+            style == "form" if parameter.explode is None else parameter.explode,
+            media_type,
+        )
+
+    def _body(self, body: Any) -> DocumentBody:
+        schemas = {
+            media_type.lower(): _plain(each.media_type_schema) if each.media_type_schema is not None else {}
+            for media_type, each in body.content.items()
+        }
+        return DocumentBody(body.required, schemas, body.description)
+
+    def _resolved(self, part: Any) -> Any:
+        """Return a part, or the component that it refers to. Raises `IllegalConfigurationError`."""
+        seen: set[str] = set()
+        while (reference := getattr(part, "ref", None)) is not None:
+            kind, _, name = reference.removeprefix("#/components/").partition("/")
+            name = unquote(name).replace("~1", "/").replace("~0", "~")
+            components = getattr(self._parsed.components, kind, None) or {}
+            if reference in seen or not reference.startswith("#/components/") or name not in components:
+                what = f"unknown reference {reference!r}"
+                raise _illegal(self._where, what, "add it to the document's components")
+            seen.add(reference)
+            part = components[name]
+        return part
+
+
+# --- schemas
+
+
+def request_schema(schema: Mapping[str, Any]) -> Schema:
+    """Return the JSON schema of a sent value; read-only properties are omitted."""
+    converted: Schema = _converted(schema)
+    return converted
+
+
+def declared_properties(schema: object, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the names of all properties of a schema, also in its references and alternatives."""
+    declared: set[str] = set()
+    seen: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, Mapping):
+            continue
+        properties = each.get("properties")
+        declared.update(properties if isinstance(properties, Mapping) else ())
+        for key in ("allOf", "anyOf", "oneOf"):
+            waiting += each[key] if isinstance(each.get(key), list) else ()
+        reference = each.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            waiting.append(definitions.get(reference.removeprefix(DEFINITION)))
+    return declared
+
+
+def _converted(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_converted(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    converted: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str):
+            converted[key] = value.replace(_COMPONENT, DEFINITION, 1)
+        elif key in _BY_NAME and isinstance(value, Mapping):
+            converted[key] = {name: _converted(each) for name, each in value.items() if not _is_read_only(each)}
+        elif key not in _LEFT_OUT:
+            converted[key] = value if key in _VERBATIM else _converted(value)
+    if "required" in converted and "properties" in converted:
+        converted["required"] = [name for name in converted["required"] if name in converted["properties"]]
+    _bounds(converted)
+    return _with_null(converted) if schema.get("nullable") is True else converted
+
+
+def _is_read_only(schema: object) -> bool:
+    return isinstance(schema, Mapping) and schema.get("readOnly") is True
+
+
+def _bounds(schema: dict[str, Any]) -> None:
+    """Convert exclusive bounds of OpenAPI 3.0, which are flags next to the bound."""
+    for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(schema.get(flag), bool) and schema.pop(flag) and bound in schema:
+            schema[flag] = schema.pop(bound)
+
+
+def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(schema.get("type"), str) and "enum" not in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    description = {"description": schema["description"]} if "description" in schema else {}
+    rest = {key: value for key, value in schema.items() if key != "description"}
+    return {"anyOf": [rest, {"type": "null"}], **description}
