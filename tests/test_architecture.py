@@ -35,6 +35,7 @@ LAYERS: dict[str, int] = {
     "toolbox.events": 2,
     "toolbox.limits": 2,
     "toolbox.logs": 2,
+    "toolbox.tls": 2,
     "toolbox.demo": 3,
     "toolbox.bean_references": 3,
     "toolbox.execution": 3,
@@ -83,7 +84,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("toolbox.models",),
     "jiter": ("toolbox.models",),
     "pydantic_settings": ("toolbox.settings",),
-    "httpx2": ("toolbox.rest", "toolbox.mcp", "toolbox.recordings", "toolbox.models"),
+    "httpx2": ("toolbox.rest", "toolbox.mcp", "toolbox.recordings", "toolbox.models", "toolbox.tls"),
     "stamina": ("toolbox.rest",),
     "jsonschema": ("toolbox.openapi", "toolbox.mcp"),
     "openapi_pydantic": ("toolbox.openapi",),
@@ -145,6 +146,8 @@ def is_type_checking(node: ast.If) -> bool:
 
 def statements(node: ast.AST, typing: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # contains no statements
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child, typing
         elif isinstance(child, ast.If) and is_type_checking(child):
@@ -154,6 +157,14 @@ def statements(node: ast.AST, typing: bool = False) -> Iterator[tuple[ast.Import
                 yield from statements(ast.Module([each], []), typing)
         else:
             yield from statements(child, typing)
+
+
+def classes_in(node: ast.AST) -> Iterator[ast.ClassDef]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield child
+        if not isinstance(child, ast.expr):  # contains no statements
+            yield from classes_in(child)
 
 
 def imports_of(name: str, path: Path) -> Iterator[Import]:
@@ -327,9 +338,8 @@ def test_class_names_are_unique() -> None:
     """A leading underscore does not count: `_Run` and `Run` confuse readers as much."""
     homes: dict[str, list[str]] = {}
     for module, path in LIBRARY.items():
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name.lstrip("_"), []).append(f"{module}, line {node.lineno}")
+        for node in classes_in(tree_of(path)):
+            homes.setdefault(node.name.lstrip("_"), []).append(f"{module}, line {node.lineno}")
 
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 

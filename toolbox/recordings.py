@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx2
 
 from .errors import FrameworkError
+from .tls import tls_context
 from .validation_text import without_secrets
 
 __all__ = ["Recording", "RecordingError"]
@@ -180,7 +181,7 @@ class Recording(httpx2.AsyncBaseTransport):
         request.headers["accept-encoding"] = "identity"  # a recording is read by people
         with self._lock:
             place = self._traffic.reserve()
-        client = httpx2.AsyncClient(follow_redirects=False)
+        client = httpx2.AsyncClient(follow_redirects=False, verify=tls_context())
         try:
             response = await client.send(request, stream=True)
         except BaseException:

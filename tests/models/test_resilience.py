@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import ssl
 import threading
 import time
 from typing import Any
@@ -283,6 +284,29 @@ async def test_connections_are_reused() -> None:
     listener.close()
 
     assert opened == 1
+
+
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
+async def test_models_share_the_certificates_of_the_system(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, transport: Any
+) -> None:
+    server = await serve([OK, OK])
+
+    async def answer() -> str | None:
+        model = OpenAiChatModel("m", server.url, transport=transport)
+        try:
+            return (await model.chat(HI)).ai_message.text
+        finally:
+            await model.aclose()
+
+    await answer()
+
+    def load_verify_locations(self: ssl.SSLContext, *_: Any, **__: Any) -> None:
+        raise AssertionError("the certificates were read again")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", load_verify_locations)
+
+    assert await answer() == "ok"
 
 
 def test_one_model_serves_several_event_loops() -> None:

@@ -3,6 +3,7 @@
 import datetime
 import http.server
 import ipaddress
+import os
 import ssl
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from tests.rest.http_server import Answer, Server
 from toolbox import rest
 from toolbox.errors import RestClientError
-from toolbox.rest.connections import _tls_context
+from toolbox.tls import tls_context
 
 pytestmark = pytest.mark.anyio
 
@@ -154,13 +155,27 @@ def test_a_client_shows_its_certificate(tls_server: str, certificate: Path) -> N
 def test_clients_share_the_certificates_of_the_system_and_no_others(monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     monkeypatch.delenv("SSL_CERT_DIR", raising=False)
-    shared = _tls_context(True, None, True)
+    shared = tls_context(True, None, True)
     assert shared.verify_mode is ssl.CERT_REQUIRED
     assert shared.check_hostname
-    assert _tls_context(True, None, True) is shared
-    assert _tls_context(True, None, False) is shared
-    assert _tls_context(False, None, True) is not shared
+    assert tls_context(True, None, True) is shared
+    assert tls_context(True, None, False) is shared
+    assert tls_context(False, None, True) is not shared
 
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
-    assert _tls_context(True, None, True) is not shared
-    assert _tls_context(True, None, False) is shared
+    assert tls_context(True, None, True) is not shared
+    assert tls_context(True, None, False) is shared
+
+
+def test_certificates_of_the_environment_are_shared_until_their_file_changes(monkeypatch, certificate: Path) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    shared = tls_context()
+    assert tls_context() is shared
+    assert len(shared.get_ca_certs()) == 1
+
+    os.utime(certificate, (1, 1))
+    assert tls_context() is not shared
+
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.parent / "missing.pem"))
+    with pytest.raises(FileNotFoundError):
+        tls_context()

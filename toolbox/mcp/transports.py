@@ -19,6 +19,7 @@ import httpx2
 
 from ..logs import hide_queries
 from ..settings import McpSettings
+from ..tls import tls_context
 from .screening import too_large
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ async def http_transport(settings: McpSettings, stack: AsyncExitStack, on_respon
     # No read timeout: an event stream can be silent for a long time. The client limits the time of each call.
     timeout = httpx2.Timeout(settings.connect_timeout, read=None)
     hooks = {"response": [on_response, limit_body]}
-    client = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks))
+    client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks, verify=tls_context())
+    await stack.enter_async_context(client)
     return streamable_http_client(url, http_client=client, max_sse_event_size=limit)
 
 

@@ -206,20 +206,23 @@ class Transport:
         }
 
     def _http_client(self) -> Any:
-        # A redirect could send the conversation and headers with keys to another server.
+        from ..tls import tls_context
+
         module = self._package.module
+        # A redirect could send the conversation and headers with keys to another server.
         make = functools.partial(module.DefaultAsyncHttpxClient, follow_redirects=False)
         transport: TransportChoice = self.settings.transport
         if transport is not None and not isinstance(transport, str):
             return make(transport=transport)
+        tls = tls_context()
         if transport == "httpx2":
-            return make()
+            return make(verify=tls)
         try:
-            return module.DefaultAioHttpClient(follow_redirects=False)
+            return module.DefaultAioHttpClient(follow_redirects=False, verify=tls)
         except RuntimeError:  # aiohttp is not installed
             if transport == "aiohttp":
                 raise
-            return make()
+            return make(verify=tls)
 
     async def send(
         self,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import ssl
 import threading
 import time
@@ -25,6 +24,7 @@ import httpx2
 
 from ..errors import ContainerNotStartedError, RestClientError
 from ..execution.threads import keep_inherited, renewed_after_fork
+from ..tls import tls_context
 from ..validation_text import brief
 from .building import Outgoing
 from .encoding import is_dot_segment, shown_url
@@ -282,7 +282,7 @@ class RestConnection:
     def _options(self) -> dict[str, Any]:
         settings = self.endpoint.settings
         if self._tls is None:
-            self._tls = _tls_context(settings.verify, settings.client_certificate, settings.trust_environment)
+            self._tls = tls_context(settings.verify, settings.client_certificate, settings.trust_environment)
         return {
             "verify": self._tls,
             "transport": self.endpoint.transport,
@@ -369,25 +369,6 @@ def _close_soon(client: httpx2.AsyncClient, loop: asyncio.AbstractEventLoop) -> 
     if client in _open:
         with suppress(RuntimeError):  # the loop is closed already, and the client with it
             loop.call_soon_threadsafe(begin)
-
-
-def _tls_context(verify: bool | str, certificate: str | None, trust_environment: bool) -> ssl.SSLContext:
-    has_environment = trust_environment and (os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"))
-    if verify is True and certificate is None and not has_environment:
-        return _system_tls_context()
-    if isinstance(verify, str):
-        context = ssl.create_default_context(cafile=verify)
-    else:
-        context = httpx2.create_ssl_context(verify, trust_env=trust_environment)
-    if certificate is not None:
-        context.load_cert_chain(certificate)
-    return context
-
-
-@functools.cache
-def _system_tls_context() -> ssl.SSLContext:
-    """Return the context with the certificates of the system: reading them takes longer than a request."""
-    return httpx2.create_ssl_context(trust_env=False)
 
 
 def _grouped(fields: list[tuple[str, str]]) -> dict[str, list[str]]:
