@@ -8,9 +8,8 @@ import pytest
 from typing_extensions import TypeAliasType
 
 from toolbox import Container, DemoChatModel, register_ai_service, rest
+from toolbox.introspection import admits_none, has_body, unwrapped
 from toolbox.services.declaration import method_names
-from toolbox.signatures import has_body
-from toolbox.type_keys import admits_none, unwrapped
 
 
 def dots(self: Any) -> str: ...

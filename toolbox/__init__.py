@@ -108,7 +108,7 @@ from .events import (
     ToolStartedEvent as ToolStartedEvent,
 )
 from .execution.markers import blocking, non_blocking, run_on, run_on_thread
-from .printable import protect_logs as _protect_logs
+from .safe_text import protect_logs as _protect_logs
 from .tools.marks import (
     ReturnBehavior,
     compensate_for as compensate_for,

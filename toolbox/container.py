@@ -48,8 +48,8 @@ from .di.registry import (
 from .di.scopes import CallScope, RequestScope
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
 from .execution.threads import FORKED, LoopThread, keep_inherited, renewed_after_fork
+from .introspection import type_name
 from .security import Reach, SecurityIdentity
-from .type_keys import type_name
 
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer

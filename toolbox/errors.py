@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .chat import Message, PendingCall, ToolExecutionRequest
-from .validation_text import brief
+from .safe_text import brief
 
 Path: TypeAlias = str
 """The place of a problem in a value: `"city"`, `"stops.0.name"`, or `""` for the whole value."""

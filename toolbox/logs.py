@@ -33,7 +33,7 @@ from .events import (
     ToolStartedEvent,
     ToolSuspendedEvent,
 )
-from .printable import for_line
+from .safe_text import for_line
 
 Facts = Mapping[str, Any]
 

@@ -33,8 +33,8 @@ from .rest.clients import send_request, standalone_exchange
 from .rest.encoding import PROTECTED_HEADERS, has_dot_segment, is_header_name, shown_url
 from .rest.endpoint import RestEndpoint
 from .rest.replies import ReplyPlan, ReplyShape
+from .safe_text import SHOWN, brief
 from .schemas import DEFINITION, Schema, readable, unknown_references
-from .validation_text import SHOWN, brief
 
 __all__ = ["tools_from_openapi"]
 

@@ -12,12 +12,12 @@ from typing import Any, Final, TypeAlias
 
 from .di.beans import InjectionPoint
 from .di.graph import BeanGraph, LazyBean, beans_in
+from .introspection import class_of
 from .security import Access, Reach
 from .services.declaration import service_options_of
 from .services.layering import MethodMarks
 from .services.plans import MethodPlan, plan_behind
 from .tools.pipeline import Tool
-from .type_keys import class_of
 
 ENTRIES: Final = "toolbox_entries"
 """Name of the attribute of an application's `state` with functions that yield its entries for a graph of beans."""

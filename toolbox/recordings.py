@@ -22,8 +22,8 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx2
 
 from .errors import FrameworkError
+from .safe_text import without_secrets
 from .tls import tls_context
-from .validation_text import without_secrets
 
 __all__ = ["Recording", "RecordingError"]
 

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from .validation_text import HIDDEN
+from .safe_text import HIDDEN
 
 
 def settings_key(name: str) -> str:

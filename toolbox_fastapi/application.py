@@ -35,7 +35,18 @@ from toolbox.security import SecurityIdentity
 from toolbox.settings import ToolboxSettings
 
 from .dev_ui.access import DevUi
-from .endpoints import IDENTITY_DEPENDENCY, InjectRoute, identity_dependency
+from .endpoints import (
+    IDENTITY_DEPENDENCY,
+    InjectRoute,
+    complete_dependencies,
+    endpoint_problems,
+    entries_of,
+    identity_dependency,
+    installed,
+    offers_of_endpoints,
+    tools_added_by_endpoints,
+    tools_of_endpoints,
+)
 from .exchanges import (
     EXCHANGE_KEY,
     ApplicationStoppingError,
@@ -47,15 +58,6 @@ from .exchanges import (
     unwrapped_error,
 )
 from .problems import answer_with_problem, is_async_handler
-from .requirements import (
-    complete_dependencies,
-    endpoint_problems,
-    entries_of,
-    installed,
-    offers_of_endpoints,
-    tools_added_by_endpoints,
-    tools_of_endpoints,
-)
 
 if TYPE_CHECKING:
     from .dev_ui.routes import DevUiApplication

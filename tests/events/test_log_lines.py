@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from toolbox import Container, LoggingListener, ToolboxError, register_ai_service, tool
-from toolbox.printable import LOGGERS, for_json, for_line, for_terminal
+from toolbox.safe_text import LOGGERS, for_json, for_line, for_terminal
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import install
 

@@ -32,10 +32,10 @@ from rich.markup import escape
 
 from ..container import APPLICATION_CONTAINER, Container, internals_of
 from ..errors import IllegalConfigurationError, ToolboxError
+from ..introspection import read_signature
 from ..overview import nodes_of
-from ..printable import for_line, for_terminal
+from ..safe_text import for_line, for_terminal
 from ..services.declaration import service_options_of
-from ..signatures import read_signature
 from .terminal import (
     fail,
     fail_in_program,

@@ -41,7 +41,7 @@ from ..chat import (
 from ..container import Container, internals_of
 from ..errors import IllegalConfigurationError, Problem, ToolboxError
 from ..overview import SCOPES, Node
-from ..printable import for_json, for_terminal
+from ..safe_text import for_json, for_terminal
 from ..security import Reach
 from ..services.declaration import ServiceOptions, service_options_of
 from ..services.implementation import watched_call

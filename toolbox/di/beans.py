@@ -29,8 +29,21 @@ from typing import Any, Final, TypeVar, get_args, get_origin
 
 from ..bean_references import DEFAULT_SCOPE_MARK
 from ..errors import IllegalConfigurationError, Problem
-from ..signatures import EMPTY, Parameter, Unresolved, read_signature, resolve
-from ..type_keys import arguments_for, class_of, forms_of, metadata_of, plain, substitute, type_name, unwrapped
+from ..introspection import (
+    EMPTY,
+    Parameter,
+    Unresolved,
+    arguments_for,
+    class_of,
+    forms_of,
+    metadata_of,
+    plain,
+    read_signature,
+    resolve,
+    substitute,
+    type_name,
+    unwrapped,
+)
 from .decorators import Instance, Named, Scope, producer_mark_of, scope_mark_of
 
 Names = Mapping[str, Any]

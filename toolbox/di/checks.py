@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ..errors import Problem
-from ..type_keys import type_name
+from ..introspection import type_name
 from .beans import FactoryKind, InjectionPoint
 from .decorators import Scope
 from .graph import Bean, BeanGraph, chain_text, provider_names

@@ -16,8 +16,7 @@ from functools import cached_property
 from typing import Any, TypeAlias, get_args, get_origin
 
 from ..errors import AmbiguousBeanError, IllegalConfigurationError, MissingBeanError, Problem
-from ..security import SecurityIdentity
-from ..type_keys import (
+from ..introspection import (
     class_of,
     fitted,
     forms_of,
@@ -29,6 +28,7 @@ from ..type_keys import (
     snake_case,
     type_name,
 )
+from ..security import SecurityIdentity
 from .beans import (
     MISSING,
     BeanDefinition,

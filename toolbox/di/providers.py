@@ -17,8 +17,7 @@ from typing import Any, Protocol, TypeGuard, cast
 from dependency_injector import containers, providers, resources
 
 from ..errors import AsyncBeanError, Problem
-from ..signatures import read_signature
-from ..type_keys import plain, type_name
+from ..introspection import plain, read_signature, type_name
 from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, Stop, point_of, yielded
 from .decorators import Scope
 from .graph import (

@@ -24,7 +24,7 @@ from ..errors import (
     Problem,
     ScopeNotActiveError,
 )
-from ..type_keys import forms_of, is_hashable, plain, type_name
+from ..introspection import forms_of, is_hashable, plain, type_name
 from .beans import MISSING, InjectionPoint, seed_of
 from .checks import problems_in
 from .decorators import Instance, Scope

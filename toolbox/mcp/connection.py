@@ -21,9 +21,9 @@ from pydantic import SecretStr
 
 from ..chat import Message
 from ..context import current_progress
+from ..safe_text import brief, hide_secrets, without_secrets
 from ..settings import McpSettings
 from ..tools.specification import name_problems
-from ..validation_text import brief, hide_secrets, without_secrets
 from .blocks import messages_of
 from .screening import MAX_TOOLS, SkippedTools, too_large, visible
 from .session import (

@@ -28,7 +28,7 @@ from ..contents import (
     media_type_of,
 )
 from ..errors import Problem
-from ..signatures import local_names
+from ..introspection import local_names
 from ..tools.codec import Encoded
 from ..tools.marks import MCP_MARK, ToolMark
 from ..tools.members import Member, members_of, read_function, read_member

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from ..validation_text import brief
+from ..safe_text import brief
 
 logger = logging.getLogger("toolbox.mcp")
 

@@ -24,10 +24,10 @@ from ..di.graph import BeanGraph
 from ..errors import Problem, ToolArgumentsError, ToolDeferred
 from ..json_text import compact_json, read_arguments
 from ..rest.encoding import header_value, is_header_name
+from ..safe_text import brief
 from ..services.declaration import provided_by
 from ..settings import McpSettings, ToolboxSettings, settings_key
 from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
-from ..validation_text import brief
 from .blocks import resource_result, tool_result
 from .connection import INVALID_PARAMS, McpConnection
 from .screening import visible

@@ -23,19 +23,19 @@ from ..contents import CONTENT_TYPES, TextContent
 from ..context import InvocationContext
 from ..errors import IllegalConfigurationError, Problem, ToolAbort
 from ..execution.markers import non_blocking
+from ..introspection import EMPTY, Unresolved
 from ..json_text import compact_json
+from ..safe_text import brief
 from ..security import caller_seeds, identity_in
 from ..services.hosting import identity_problems, reference_problems
 from ..services.layering import named_at_tool
 from ..services.listing import named_beans
-from ..signatures import EMPTY, Unresolved
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model
 from ..tools.marks import tool_mark_of
 from ..tools.members import Member, members_of, read_member
 from ..tools.pipeline import Tool
 from ..tools.sources import AiServiceTool, bean_types, clashes, is_function, read_tools
-from ..validation_text import brief
 from .blocks import block_of
 from .resources import (
     OfferedPrompt,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import ToolboxError
+from ..safe_text import brief, without_secrets
 from ..settings import McpSettings
-from ..validation_text import brief, without_secrets
 from .screening import remove_unusable_tools
 
 if TYPE_CHECKING:

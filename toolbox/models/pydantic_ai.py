@@ -40,7 +40,7 @@ from ..errors import (
     UnsupportedContentError,
 )
 from ..json_text import compact_json, object_text, strict_arguments
-from ..validation_text import hide_secrets
+from ..safe_text import hide_secrets
 from .accumulator import PartialCall, ReplyAccumulator
 from .openai import names_of
 from .openai_settings import LARGEST_REPLY, reasoning_problems

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
 from ..bean_references import CLIENT_MARK
-from ..signatures import local_names
+from ..introspection import local_names
 from ..tools.marks import with_effects
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ..errors import RestClientError
-from ..validation_text import HIDDEN
+from ..safe_text import HIDDEN
 from .annotations import Body, File, FixedValue, Path, Place, Upload
 from .client_plans import ParameterPlan, RequestPlan
 from .encoding import (

@@ -20,8 +20,20 @@ from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from ..context import INJECT, InvocationContext
 from ..di.beans import MISSING, InjectionPoint, point_of, points_of
 from ..errors import MissingBeanError, Problem
-from ..signatures import EMPTY, Parameter, Signature, Unresolved, has_body, read_signature
-from ..type_keys import arguments_for, class_of, is_union, plain, substitute, unwrapped
+from ..introspection import (
+    EMPTY,
+    Parameter,
+    Signature,
+    Unresolved,
+    arguments_for,
+    class_of,
+    has_body,
+    is_union,
+    plain,
+    read_signature,
+    substitute,
+    unwrapped,
+)
 from .annotations import (
     MAPPER_MARK,
     ClientMark,

@@ -23,7 +23,7 @@ from ..di.decorators import Scope, application_scoped
 from ..di.graph import BeanGraph, Registration
 from ..errors import IllegalConfigurationError, Problem
 from ..execution.threads import refuse_on_event_loop
-from ..type_keys import plain
+from ..introspection import plain
 from .annotations import ClientMark, client_mark_of
 from .client_plans import ClientPlan, RequestPlan, RestMethodPlan, is_context, read_auth, read_client
 from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint, rest_settings

@@ -24,8 +24,8 @@ import httpx2
 
 from ..errors import ContainerNotStartedError, RestClientError
 from ..execution.threads import keep_inherited, renewed_after_fork
+from ..safe_text import brief
 from ..tls import tls_context
-from ..validation_text import brief
 from .building import Outgoing
 from .encoding import is_dot_segment, shown_url
 from .endpoint import RestEndpoint

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from pydantic import Secret, SecretBytes, SecretStr
 from pydantic_core import PydanticSerializationError, SchemaSerializer, core_schema, to_jsonable_python
 
-from ..validation_text import HIDDEN
+from ..safe_text import HIDDEN
 
 # Characters that the developer may use in a path. Arguments are always encoded.
 _PATH_LITERALS = "/!$&'()*+,;=:@%-._~"

@@ -25,7 +25,7 @@ from pydantic_core import from_json
 from ..context import ActiveScope, InvocationContext
 from ..di.beans import InjectionPoint
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
-from ..validation_text import hide_secrets, without_secrets
+from ..safe_text import hide_secrets, without_secrets
 from .annotations import FixedValue
 from .building import Outgoing, build
 from .client_plans import ClientPlan, CollaboratorPlan, RequestPlan, default_of, is_context, missing_bean_allowed

@@ -16,8 +16,8 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from ..errors import RestClientError, RestDecodeError
-from ..type_keys import class_of, plain, unwrapped
-from ..validation_text import brief, faults_of
+from ..introspection import class_of, plain, unwrapped
+from ..safe_text import brief, faults_of
 
 if TYPE_CHECKING:
     from httpx2 import Response as HttpResponse

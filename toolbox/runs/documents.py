@@ -27,6 +27,7 @@ from ..errors import (
     ScopeNotActiveError,
     ToolRetry,
 )
+from ..introspection import type_name
 from ..services.loop import ModelReplied
 from ..services.memory import ChatMemoryKey
 from ..services.outputs import Kind, Shape
@@ -34,7 +35,6 @@ from ..services.state import State
 from ..tools.codec import Encoded, EncodedInFull
 from ..tools.failures import message_of
 from ..transcripts import message_from_dict, message_to_dict
-from ..type_keys import type_name
 from .answers import Answer, HistoryEntry
 from .store import RunStore, StoredRun
 
@@ -481,7 +481,7 @@ def reason_of(error: Exception) -> str:
     """Return pydantic's faults in one line."""
     from pydantic import ValidationError
 
-    from ..validation_text import faults_of
+    from ..safe_text import faults_of
 
     if isinstance(error, ValidationError):
         return "; ".join(f"{path}: {message}" if path else message for path, message in faults_of(error))

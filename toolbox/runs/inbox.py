@@ -56,6 +56,7 @@ from ..errors import (
     ToolArgumentsError,
 )
 from ..events import Listeners, RunAnsweredEvent, RunResumedEvent
+from ..introspection import class_of
 from ..services.driver import run, stream
 from ..services.implementation import arguments_as_tool
 from ..services.invocation import Invocation
@@ -64,7 +65,6 @@ from ..services.outputs import Kind, Result, Shape
 from ..services.plans import MethodPlan, place_of_added_tools, plan_behind, services_below, tools_added
 from ..tools.failures import message_of
 from ..tools.pipeline import Tool
-from ..type_keys import class_of
 from .answers import KINDS, Answer, HistoryEntry, Run
 from .documents import (
     GivenAnswer,

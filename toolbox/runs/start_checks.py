@@ -14,11 +14,11 @@ from ..di.beans import MISSING, FactoryKind, point_of
 from ..di.decorators import Scope
 from ..di.graph import BeanGraph, SingleBean, Value, beans_in
 from ..errors import Problem
+from ..introspection import type_name
 from ..security import SecurityIdentity
 from ..services.layering import named_at_method, named_at_tool
 from ..services.plans import FunctionMessage, MethodPlan, plan_behind
 from ..tools.pipeline import Tool
-from ..type_keys import type_name
 from .documents import adapter_of
 from .starting import RunEngine
 from .store import RunStore

@@ -22,11 +22,11 @@ from ..context import Cancellation, current_invocation, in_tool
 from ..errors import LeaseLostError, Problem, RunIncompatibleError, RunStoreError
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
 from ..execution.runners import LoopRunner
+from ..introspection import admits_none, unwrapped
 from ..tools.codec import Encoded
 from ..tools.marks import compensated_by
 from ..tools.parameters import Role, ToolParameter, read_parameters
 from ..tools.pipeline import InjectedParameter, Tool, ToolCall, ToolStep, run_tool
-from ..type_keys import admits_none, unwrapped
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, request_of
 from .state import State, execution_from_dict, execution_to_dict, identity_of

@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 from ..chat import Reasoning
 from ..context import InvocationContext
 from ..errors import Problem
+from ..introspection import has_body, local_names, takes
 from ..limits import UsageLimits
-from ..signatures import has_body, local_names, takes
 from ..tools.failures import Handler, ToolErrors
 from ..tools.marks import SERVICE_MARK, toolbox
 from .memory import Window

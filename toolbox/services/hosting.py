@@ -26,6 +26,7 @@ from ..events import EventListener, Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.runners import LoopRunner
 from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
+from ..introspection import class_of, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
 from ..security import SecurityIdentity, access_to_member, class_access, identity_in, marked_access
 from ..tools.failures import ToolErrors
@@ -33,7 +34,6 @@ from ..tools.marks import mcp_marked, toolbox_of
 from ..tools.members import members_of
 from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool
 from ..tools.sources import bean_types, read_tools
-from ..type_keys import class_of, type_name
 from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
 from .implementation import bound_arguments, implementation_of
 from .invocation import Running

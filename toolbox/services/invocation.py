@@ -41,12 +41,12 @@ from ..events import Listeners
 from ..execution.markers import BLOCKING, COROUTINE, is_async
 from ..execution.runners import CallerRunner, LoopRunner
 from ..execution.threads import Workers
+from ..introspection import type_name
 from ..limits import Account, CostEstimator, UsageLimitExceededError, current_account
 from ..security import identity_in
 from ..tools.failures import ToolErrors
 from ..tools.pipeline import Tool, ToolEnvironment, ToolSuspension
 from ..tools.sources import ToolProviderRequest, ToolProviderResult, read_each
-from ..type_keys import type_name
 from .loop import (
     CallModel,
     Effect,

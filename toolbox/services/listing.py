@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin
 from ..bean_references import DEFAULT_SCOPE_MARK, BeanReference, all_named
 from ..chat import ToolSpecification
 from ..errors import Problem
-from ..signatures import takes
+from ..introspection import takes
 from ..tools.marks import toolbox_of
 from ..tools.sources import AiServiceTool, bean_types
 from .declaration import PROVIDERS_MARK, ServiceOptions, method_names, service_options_of

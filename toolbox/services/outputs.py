@@ -33,11 +33,10 @@ from ..chat import (
     ToolSpecification,
 )
 from ..errors import OutputParsingError, Path
+from ..introspection import EMPTY, is_union, unwrapped
 from ..json_text import arguments_text
+from ..safe_text import faults_of
 from ..schemas import schema_of
-from ..signatures import EMPTY
-from ..type_keys import is_union, unwrapped
-from ..validation_text import faults_of
 
 T = TypeVar("T")
 

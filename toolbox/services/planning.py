@@ -19,14 +19,24 @@ from ..chat import REASONING, ChatRequestParameters, Message, UserMessage
 from ..contents import Content
 from ..context import InjectMark, MemoryId, MemoryIdMark, RunIdMark
 from ..errors import Problem
+from ..introspection import (
+    EMPTY,
+    Parameter,
+    Signature,
+    Unresolved,
+    arguments_for,
+    read_signature,
+    substitute,
+    takes,
+    type_name,
+    unwrapped,
+)
 from ..limits import UsageLimits
 from ..security import access_to_member
-from ..signatures import EMPTY, Parameter, Signature, Unresolved, read_signature, takes
 from ..tools.failures import ToolErrors
 from ..tools.marks import toolbox_of
 from ..tools.pipeline import InjectedParameter, Tool
 from ..tools.sources import read_tools
-from ..type_keys import arguments_for, substitute, type_name, unwrapped
 from .declaration import (
     DURABLE_MARK,
     SYSTEM_MARK,

@@ -15,14 +15,13 @@ from typing import Any, TypeAlias
 from ..chat import ChatRequestParameters, ToolSpecification
 from ..context import InvocationContext, current_invocation
 from ..errors import IllegalConfigurationError, Problem, RunSuspendedError
+from ..introspection import Unresolved, type_name
 from ..security import Access, SecurityIdentity
-from ..signatures import Unresolved
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors
 from ..tools.marks import ReturnBehavior
 from ..tools.pipeline import InjectedParameter, Tool, ToolLayer
 from ..tools.sources import clashes, read_tools
-from ..type_keys import type_name
 from .declaration import CallLimits, MessageFunction, ServiceOptions
 from .loop import Rules
 from .memory import Window

@@ -27,14 +27,13 @@ from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
+from ..introspection import takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, no_estimator
 from ..models.selection import no_model
 from ..security import SecurityIdentity, identity_from
-from ..signatures import takes
 from ..tools.executors import NamedInstances
 from ..tools.failures import ToolErrors
 from ..tools.pipeline import InjectedParameter, Tool
-from ..type_keys import type_name
 from .declaration import ServiceOptions, method_names, names_around, options_for
 from .implementation import implementation_of
 from .invocation import Running

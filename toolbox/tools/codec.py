@@ -20,10 +20,9 @@ from ..chat import ToolExecutionRequest, ToolExecutionResult
 from ..contents import CONTENT_TYPES, AudioContent, Content, ImageContent, PdfContent, TextContent, joined_text
 from ..errors import EndsInvocation, ToolArgumentsError, ToolResultError, ToolRetry
 from ..execution.markers import returns_awaitable
+from ..introspection import EMPTY, Unresolved, unwrapped
 from ..json_text import arguments_text, as_wanted, value_text
-from ..signatures import EMPTY, Unresolved
-from ..type_keys import unwrapped
-from ..validation_text import COUNTED, faults_of
+from ..safe_text import COUNTED, faults_of
 from .parameters import ToolParameter, is_field
 
 if TYPE_CHECKING:

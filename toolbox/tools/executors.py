@@ -21,7 +21,7 @@ from ..context import ActiveScope, Cancellation, InContext, InvocationContext, T
 from ..errors import IllegalConfigurationError, MissingBeanError, Problem, ScopeNotActiveError, ToolTimeoutError
 from ..execution.markers import Execution
 from ..execution.threads import Finish
-from ..type_keys import type_name
+from ..introspection import type_name
 from .codec import cut
 from .failures import DEFAULTS
 from .members import read_function

@@ -14,7 +14,7 @@ from ..chat import ToolExecutionResult
 from ..context import InvocationContext
 from ..errors import ToolArgumentsError, UnknownToolError
 from ..execution.markers import non_blocking
-from ..validation_text import brief
+from ..safe_text import brief
 
 logger = logging.getLogger("toolbox.tools")
 

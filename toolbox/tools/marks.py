@@ -14,7 +14,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-from ..signatures import local_names, takes
+from ..introspection import local_names, takes
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 

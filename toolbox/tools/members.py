@@ -17,9 +17,8 @@ from weakref import WeakKeyDictionary, ref
 from ..bean_references import definitions_of
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
+from ..introspection import EMPTY, Unresolved, arguments_for
 from ..security import access_to
-from ..signatures import EMPTY, Unresolved
-from ..type_keys import arguments_for
 from .codec import ArgumentDecoder, ResultEncoder
 from .marks import ToolMark, compensated_by, effects_of, tool_mark_of
 from .parameters import Role, Taken, ToolParameter, read_parameters

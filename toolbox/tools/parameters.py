@@ -1,6 +1,6 @@
 """Reads the parameters of a tool: which ones the model fills, which ones are hidden, and their types and defaults.
 
-Not here: resolving annotations (`toolbox.signatures`), the JSON schema (`specification`), decoding values (`codec`).
+Not here: resolving annotations (`toolbox.introspection`), the JSON schema (`specification`), decoding values (`codec`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from ..context import (
     RunIdMark,
 )
 from ..errors import Problem
-from ..signatures import EMPTY, Unresolved, names_around, resolve
-from ..type_keys import admits_none, substitute, unwrapped, with_lists
+from ..introspection import EMPTY, Unresolved, admits_none, names_around, resolve, substitute, unwrapped, with_lists
 
 
 class Role(Enum):

@@ -67,8 +67,8 @@ from ..events import (
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
 from ..fast_dataclass import with_fast_init
+from ..introspection import EMPTY
 from ..security import Access, SecurityIdentity, identity_in
-from ..signatures import EMPTY
 from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_written_arguments
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
 from .marks import SERVICE_MARK, ReturnBehavior, SearchBehavior, UnknownOutcome

@@ -18,9 +18,9 @@ from ..chat import Message, ToolExecutor, ToolSpecification, UserMessage
 from ..context import TAKES_PROGRESS, InvocationContext
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, execution_of, execution_problems
+from ..introspection import takes
+from ..safe_text import brief
 from ..security import access_to
-from ..signatures import takes
-from ..validation_text import brief
 from .codec import ResultEncoder
 from .marks import ReturnBehavior, SearchBehavior, compensated_by, effects_of
 from .members import members_of, read_function, read_member

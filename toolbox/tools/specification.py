@@ -19,9 +19,9 @@ from typing_extensions import TypedDict
 
 from ..chat import ToolSpecification, no_parameters
 from ..errors import FrameworkError, Problem
+from ..introspection import admits_none, is_union, type_name, unwrapped
+from ..safe_text import brief
 from ..schemas import Schema, schema_of, without_null
-from ..type_keys import admits_none, is_union, type_name, unwrapped
-from ..validation_text import brief
 from .marks import ToolMark
 from .parameters import Role, Taken, ToolParameter, is_field
 

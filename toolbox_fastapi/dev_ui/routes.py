@@ -38,14 +38,12 @@ from toolbox.tools.marks import toolbox_of
 from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
 
-from ..endpoints import IDENTITY_DEPENDENCY
-from ..requirements import endpoints_of
+from ..endpoints import IDENTITY_DEPENDENCY, endpoints_of
 from ..run_routes import AnswerBody, answered, pending_view, run_view
 from ..streaming import EVENTS, as_json, close_stream, iterate, sse
 from .access import TOKEN_KEY, DevUi, Token, guarded_route, print_address, server_address, take_token
-from .forms import BadInputError
 from .journal import DevUiListener, Entry, Journal, entry_callback, failure, media_entry, plain
-from .program import Method, ProgramView
+from .program import BadInputError, Method, ProgramView
 
 logger = logging.getLogger("toolbox.fastapi")
 

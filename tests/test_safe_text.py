@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from toolbox import ToolExecutionRequest, UnknownToolError, tool_executor_from
 from toolbox.errors import OutputParsingError, ToolArgumentsError
+from toolbox.safe_text import COUNTED, LONGEST, SHOWN, faults_of, hide_secrets, without_secrets
 from toolbox.services.outputs import read_output
-from toolbox.validation_text import COUNTED, LONGEST, SHOWN, faults_of, hide_secrets, without_secrets
 
 
 def found(type_: Any, value: object) -> list[tuple[str, str]]:
