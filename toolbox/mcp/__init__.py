@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from .resources import mcp_prompt, mcp_resource
-from .servers import McpServer, McpServers, mcp_server, mcp_toolbox, mcp_tools
-from .serving import mcp_server_of, serve_stdio
-from .session import (
+from .connection import (
     McpConnectionError,
     McpError,
     McpEvent,
@@ -16,6 +13,9 @@ from .session import (
     McpTimeoutError,
     McpToolChanged,
 )
+from .resources import mcp_prompt, mcp_resource
+from .servers import McpServer, McpServers, mcp_server, mcp_toolbox, mcp_tools
+from .serving import mcp_server_of, serve_stdio
 
 __all__ = [
     "McpConnectionError",

@@ -29,9 +29,8 @@ from ..services.declaration import provided_by
 from ..settings import McpSettings, ToolboxSettings, settings_key
 from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
 from .blocks import resource_result, tool_result
-from .connection import INVALID_PARAMS, McpConnection
+from .connection import INVALID_PARAMS, McpConnection, McpError, McpEvent, McpInputRequiredError, McpListener
 from .screening import visible
-from .session import McpError, McpEvent, McpInputRequiredError, McpListener
 
 logger = logging.getLogger("toolbox.mcp")
 
