@@ -99,7 +99,7 @@ class _ModelRequestPolicy:
     """
 
     def __init__(self) -> None:
-        from .models.permission import model_requests
+        from .models import model_requests
 
         self._before = model_requests.check, model_requests.stand_in
         self._named = {value.rstrip("/") for name, value in os.environ.items() if name.endswith("BASE_URL")}
@@ -108,13 +108,13 @@ class _ModelRequestPolicy:
 
     def close(self) -> None:
         """Restore the previous policy: the one of an outer pytest run, if there is one."""
-        from .models.permission import model_requests
+        from .models import model_requests
 
         model_requests.check, model_requests.stand_in = self._before
 
     def begin(self, item: pytest.Item | None = None) -> None:
         """Apply the policy of the test `item`, or the policy between two tests."""
-        from .models.permission import model_requests
+        from .models import model_requests
 
         names = getattr(item, "fixturenames", ())
         self.is_allowed = item is not None and (item.get_closest_marker(ALLOW) is not None or ALLOW in names)

@@ -33,7 +33,7 @@ from .chat import (
 from .chat_streams import events_of, words
 from .events import EventListener, InvocationEvent, ModelRequestEvent, ToolExecutedEvent
 from .json_text import compact_json, object_text
-from .runs.answers import Answer, approve
+from .runs.store import Answer, approve
 
 if TYPE_CHECKING:
     from .runs.inbox import Runs

@@ -15,9 +15,8 @@ from .application import install
 from .dev_ui.access import DevUi
 from .endpoints import InjectRoute
 from .exchanges import ClientDisconnectedError
-from .health import health_router
 from .mcp_endpoint import mount_mcp
-from .run_routes import runs_router
+from .routers import health_router, runs_router
 from .streaming import send_stream, sse
 
 __all__ = [

@@ -496,7 +496,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_test_run_can_refuse_requests(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    from toolbox.models.permission import model_requests
+    from toolbox.models import model_requests
 
     server = await serve([OK])
     asked: list[str] = []

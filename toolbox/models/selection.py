@@ -23,7 +23,7 @@ from ..errors import (
     ModelTruncatedError,
     Problem,
 )
-from .permission import model_requests
+from . import model_requests
 
 if TYPE_CHECKING:
     from ..settings import ModelSettings, ToolboxSettings

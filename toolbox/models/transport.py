@@ -20,8 +20,8 @@ from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
 from ..execution.threads import keep_inherited, renewed_after_fork
 from ..logs import hide_queries
 from ..safe_text import hide_secrets
+from . import model_requests
 from .openai_settings import ServerSettings, TransportChoice
-from .permission import model_requests
 from .server_errors import http_error, redirect_error, request_id_in, shorten, transport_error
 
 CONNECT_TIMEOUT = 10.0

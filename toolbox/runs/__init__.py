@@ -27,11 +27,26 @@ if TYPE_CHECKING:
         ToolDeferred,
     )
     from ..services.declaration import durable
-    from .answers import Answer, HistoryEntry, Run, approve, fail, reject, respond, retry
     from .event_log import RunEnded, RunEvent, RunEvents
     from .inbox import IdentityLoader, ResumedEvents, Runs, runs_of
     from .starting import LocalRunEngine, RunEngine
-    from .store import InMemoryRunStore, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
+    from .store import (
+        Answer,
+        HistoryEntry,
+        InMemoryRunStore,
+        Run,
+        RunChanges,
+        RunStatus,
+        RunStore,
+        StoredEvent,
+        StoredRecord,
+        StoredRun,
+        approve,
+        fail,
+        reject,
+        respond,
+        retry,
+    )
 
 _HOMES = {
     "..chat": ("PendingCall", "RunSuspended"),
@@ -53,17 +68,24 @@ _HOMES = {
     ),
     "..services.declaration": ("durable",),
     ".inbox": ("IdentityLoader", "ResumedEvents", "Runs", "runs_of"),
-    ".answers": ("Answer", "HistoryEntry", "Run", "approve", "fail", "reject", "respond", "retry"),
     ".event_log": ("RunEnded", "RunEvent", "RunEvents"),
     ".starting": ("LocalRunEngine", "RunEngine"),
     ".store": (
+        "Answer",
+        "HistoryEntry",
         "InMemoryRunStore",
+        "Run",
         "RunChanges",
         "RunStatus",
         "RunStore",
         "StoredEvent",
         "StoredRecord",
         "StoredRun",
+        "approve",
+        "fail",
+        "reject",
+        "respond",
+        "retry",
     ),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}

@@ -35,8 +35,7 @@ from ..services.state import State
 from ..tools.codec import Encoded, EncodedInFull
 from ..tools.failures import message_of
 from ..transcripts import message_from_dict, message_to_dict
-from .answers import Answer, HistoryEntry
-from .store import RunStore, StoredRun
+from .store import Answer, HistoryEntry, RunStore, StoredRun
 
 if TYPE_CHECKING:
     from ..services.plans import MethodPlan

@@ -65,7 +65,6 @@ from ..services.outputs import Kind, Result, Shape
 from ..services.plans import MethodPlan, place_of_added_tools, plan_behind, services_below, tools_added
 from ..tools.failures import message_of
 from ..tools.pipeline import Tool
-from .answers import KINDS, Answer, HistoryEntry, Run
 from .documents import (
     GivenAnswer,
     RunDocument,
@@ -90,7 +89,7 @@ from .documents import (
 from .event_log import EventLog, pauses
 from .places import RunPlace, RunSession
 from .starting import RunEngine, RunStarting
-from .store import ENDED, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
+from .store import ENDED, KINDS, Answer, HistoryEntry, Run, RunChanges, RunStatus, RunStore, StoredRecord, StoredRun
 
 logger = logging.getLogger("toolbox.runs")
 

@@ -45,7 +45,6 @@ from ..services.state import PendingToolCall, State
 from ..tools.codec import Encoded, EncodedInFull, printable
 from ..tools.parameters import is_field
 from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension, execute_tool
-from .answers import Answer
 from .documents import (
     GivenAnswer,
     OuterCall,
@@ -66,7 +65,7 @@ from .documents import (
     writable,
 )
 from .event_log import event_to_json
-from .store import RunChanges, RunStore, StoredRecord, StoredRun
+from .store import Answer, RunChanges, RunStore, StoredRecord, StoredRun
 
 logger = logging.getLogger("toolbox.runs")
 

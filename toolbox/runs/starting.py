@@ -26,9 +26,8 @@ from ..errors import (
     RunIncompatibleError,
     RunNotFoundError,
 )
-from .answers import Run
 from .event_log import RunEvents, RunSignals, number_after, pauses
-from .store import ENDED, RunStore, StoredRecord, StoredRun
+from .store import ENDED, Run, RunStore, StoredRecord, StoredRun
 
 logger = logging.getLogger("toolbox.runs")
 

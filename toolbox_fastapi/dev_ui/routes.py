@@ -39,7 +39,7 @@ from toolbox.tools.pipeline import Tool
 from toolbox.tools.sources import read_tools
 
 from ..endpoints import IDENTITY_DEPENDENCY, endpoints_of
-from ..run_routes import AnswerBody, answered, pending_view, run_view
+from ..routers import AnswerBody, answered, pending_view, run_view
 from ..streaming import EVENTS, as_json, close_stream, iterate, sse
 from .access import TOKEN_KEY, DevUi, Token, guarded_route, print_address, server_address, take_token
 from .journal import DevUiListener, Entry, Journal, entry_callback, failure, media_entry, plain
