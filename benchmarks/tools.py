@@ -109,6 +109,7 @@ def in_a_service(container: Container, function: Any, *listeners: EventListener,
         LoopRunner(Workers()),
         ToolErrors(),
         listeners=Listeners(listeners) if listeners else None,
+        loop=asyncio.get_running_loop(),
     )
     request = ToolExecutionRequest("call_1", tool.specification.name, ARGUMENTS)
     return lambda: execute_tool(request, environment)

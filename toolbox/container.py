@@ -358,15 +358,13 @@ class Container:
     def _connect(self, wiring: Wiring) -> None:
         """Make lookups reach the beans of this start."""
         self._wiring = wiring
-        # Calls of these members go directly to the wiring while the container is started: each tool call uses them.
-        vars(self._internals).update(
-            get=wiring.get, aget=wiring.aget, prepare=wiring.prepare, open_call_scope=wiring.open_call_scope
-        )
+        # Directly those of the wiring, because each tool call uses them.
+        vars(self._internals).update({name: getattr(wiring, name) for name in _OF_WIRING})
 
     def _disconnect(self) -> None:
         """Make lookups raise `ContainerNotStartedError`."""
         self._wiring = None
-        for name in ("get", "aget", "prepare", "open_call_scope"):
+        for name in _OF_WIRING:
             vars(self._internals).pop(name, None)
 
     def _end_thread(self) -> None:
@@ -564,6 +562,9 @@ def internals_of(container: Container) -> ContainerInternals:
 Offered: TypeAlias = tuple[str, tuple[ToolSpecification, ...]]
 """Tools that models can see, with their place, such as the name of an endpoint."""
 
+_OF_WIRING = ("get", "aget", "existing", "prepare", "open_call_scope")
+"""Members of `ContainerInternals` that are those of the wiring while the container is started."""
+
 
 class ContainerInternals:
     """Members of a container for the framework itself; programs do not need it.
@@ -662,7 +663,7 @@ class ContainerInternals:
         """See `Container.request_scope`."""
         return self._container.request_scope(seeds)
 
-    # `Container._connect` replaces the next four by the members of the wiring.
+    # `Container._connect` replaces those of `_OF_WIRING` by the members of the wiring.
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """See `Container.get`."""
@@ -671,6 +672,10 @@ class ContainerInternals:
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """See `Container.aget`."""
         return await self._container._started(wanted).aget(wanted, name)  # type: ignore[no-any-return]  # as there
+
+    def existing(self, wanted: TypeForm[Any]) -> Any:
+        """See `ActiveScope.existing`."""
+        return self._container._started(wanted).existing(wanted)
 
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
         """See `ActiveScope.prepare`."""

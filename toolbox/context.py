@@ -246,6 +246,10 @@ class ActiveScope(Protocol):
         """Return the bean; await async producers if necessary."""
         ...
 
+    def existing(self, wanted: TypeForm[Any]) -> Any:
+        """Return an application-scoped bean that exists already, or None. `aget` also finds it, but takes longer."""
+        ...
+
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None:
         """Create only the async parts of a bean, so that `get` can create the rest on any thread."""
         ...

@@ -7,7 +7,7 @@ class has the same slots and ordinary assignment, and change its class at the en
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -52,12 +52,32 @@ def copier(cls: type[T], *changed: str) -> Callable[..., T]:
 
     It copies the instance, with new values for the fields `changed`. It does not call `__post_init__`.
     """
-    names = {"new": object.__new__, "cls": cls, "draft": _draft_of(cls)}
     kept = [each.name for each in fields(cls) if each.name not in changed]  # type: ignore[arg-type]  # a data class
-    lines = ["made = new(draft)", *(f"made.{name} = instance.{name}" for name in kept)]
-    lines += [*(f"made.{name} = {name}" for name in changed), "made.__class__ = cls", "return made"]
-    copy: Callable[..., T] = _function(f"def copy(instance, {', '.join(changed)}):", lines, names)
-    return copy
+    values = {**{name: f"instance.{name}" for name in kept}, **{name: name for name in changed}}
+    return _drafting(cls, f"def copy(instance, {', '.join(changed)}):", values)
+
+
+def creator(cls: type[T], *given: str) -> Callable[..., T]:
+    """Return a function `create(*values)` for a frozen, slotted data class.
+
+    It takes the values of the fields `given`, and the others get their defaults. It takes half the time of calling the
+    class, and does not call `__post_init__`.
+    """
+    values, names = {name: name for name in given}, {}
+    for each in fields(cls):  # type: ignore[arg-type]  # as above
+        if each.name not in given:
+            has_factory = each.default_factory is not MISSING
+            names[f"default_{each.name}"] = each.default_factory if has_factory else each.default
+            values[each.name] = f"default_{each.name}{'()' if has_factory else ''}"
+    return _drafting(cls, f"def create({', '.join(given)}):", values, **names)
+
+
+def _drafting(cls: type[T], head: str, values: Mapping[str, str], **names: Any) -> Callable[..., T]:
+    """Return a function that creates an instance with these values of its fields."""
+    names |= {"new": object.__new__, "cls": cls, "draft": _draft_of(cls)}
+    lines = ["made = new(draft)", *(f"made.{name} = {value}" for name, value in values.items())]
+    made: Callable[..., T] = _function(head, [*lines, "made.__class__ = cls", "return made"], names)
+    return made
 
 
 _CLASS: Any = object.__dict__["__class__"]

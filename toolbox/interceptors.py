@@ -14,22 +14,19 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, time
-from decimal import Decimal
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
-from uuid import UUID
 
 from .bean_references import GLOBAL_INTERCEPTOR_MARK, BeanReference, naming
 from .chat import ChatRequest, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, ToolSpecification
 from .context import InvocationContext
 from .di.decorators import Scope
 from .errors import EndsInvocation, IllegalConfigurationError, Problem
-from .fast_dataclass import with_fast_init
+from .fast_dataclass import creator, with_fast_init
 from .services.invocation import Invocation, Perform
 from .services.loop import CallModel, ModelReplied, RunTool
 from .services.plans import EffectLayer
 from .tools.codec import Encoded, EncodedInFull
-from .tools.pipeline import Tool, ToolCall, ToolLayer, ToolStep, running_again
+from .tools.pipeline import IMMUTABLE, Tool, ToolCall, ToolLayer, ToolStep, running_again
 
 C = TypeVar("C", bound=type[Any])
 D = TypeVar("D")
@@ -198,124 +195,105 @@ def intercepted_tool(
         changed = step
         for layer in reversed(before):
             changed = layer(changed, tool)
-        step = _AroundTool(each, step, changed).run
+        step = _AroundTool(each, tool, step, changed).run
     return step
+
+
+_new_invocation = creator(ToolInvocation, *ToolInvocation.__slots__)
 
 
 class _AroundTool:
     """One interceptor around the calls of one tool."""
 
-    __slots__ = ("changed", "interceptor", "step")
+    __slots__ = ("_changed", "_copies", "_defaults", "_has_timeout", "_interceptor", "_step")
 
-    def __init__(self, interceptor: BeanReference, step: ToolStep, changed: ToolStep) -> None:
-        self.interceptor, self.step, self.changed = interceptor, step, changed
+    def __init__(self, interceptor: BeanReference, tool: Tool, step: ToolStep, changed: ToolStep) -> None:
+        self._interceptor, self._step, self._changed = interceptor, step, changed
+        self._copies = not tool.has_immutable_arguments
+        self._defaults = {} if tool.complete is None else tool.complete({})
+        self._has_timeout = tool.timeout is not None
 
     async def run(self, call: ToolCall) -> Encoded:
-        bean = self.interceptor.instance
-        if bean is None:
-            bean = await call.environment.scope.aget(self.interceptor.bean)
-        arguments = call.visible_arguments()
-        invocation = ToolInvocation(call.request, call.tool.specification, _shown(arguments), call.context)
-        proceed = _ProceedWithTool(self, call, invocation, arguments)
+        # Written for speed: a closure costs less than an object with this state, and functions are inlined.
+        encoded: Encoded | None = None
+        result: ToolExecutionResult | None = None
+        ending: BaseException | None = None
+        is_over = False
+
+        async def proceed(given: ToolInvocation) -> ToolExecutionResult:
+            nonlocal encoded, ending, result
+            _check(ending, task, cancelling, is_over)
+            running, step = call, self._step
+            if given is not invocation and (changes := _changes(given, invocation, arguments, call)):
+                running, step = call.with_changed(changes), self._changed
+            try:
+                if self._has_timeout and running.is_late:
+                    with running_again(running) as running:
+                        encoded = await step(running)
+                else:
+                    encoded = await step(running)
+            except BaseException as error:
+                if ending is None and _ends_invocation(error):
+                    ending = error
+                raise
+            result = encoded.as_result()
+            return result
+
+        environment, bean, decoded = call.environment, self._interceptor.instance, call.arguments
+        if bean is None and (bean := environment.scope.existing(self._interceptor.bean)) is None:
+            bean = await environment.scope.aget(self._interceptor.bean)
         try:
-            result = await bean.around_tool(invocation, proceed)
+            task = current_task(environment.loop)
+        except RuntimeError:  # a tool without a service and an event loop
+            task = None
+        cancelling = 0 if task is None else task.cancelling()
+        arguments = call.visible_arguments() if decoded is None else {**self._defaults, **decoded}
+        shown = _shown(arguments) if self._copies else arguments
+        invocation = _new_invocation(call.request, call.tool.specification, shown, call.context)
+        try:
+            returned = await bean.around_tool(invocation, proceed)
+            _check(ending, task, cancelling)
         except Exception:
-            proceed.check()
+            _check(ending, task, cancelling)
             raise
         finally:
-            proceed.is_over = True
-        proceed.check()
-        if proceed.encoded is not None and result is proceed.result:
-            return proceed.encoded
-        if not isinstance(result, ToolExecutionResult):
-            raise _wrong_value(bean, "around_tool", result, ToolExecutionResult)
-        return EncodedInFull.of(result)
+            is_over = True
+        if encoded is not None and returned is result:
+            return encoded
+        if not isinstance(returned, ToolExecutionResult):
+            raise _wrong_value(bean, "around_tool", returned, ToolExecutionResult)
+        return EncodedInFull.of(returned)
 
 
-class _Proceed:
-    """Knows if the invocation must end: an error that ends it was raised, or its task was cancelled.
+def _check(
+    ending: BaseException | None, task: asyncio.Task[Any] | None, cancelling: int, is_over: bool = False
+) -> None:
+    """Raise an error if the invocation must end, or if `proceed` is called after the interceptor's end.
 
-    `ending` is the first such error that passed `proceed`. `is_over` is True when the interceptor has returned.
+    `ending` is the first error that passed `proceed` and must end the invocation.
     """
-
-    # Defaults are class attributes, for speed: each call of an interceptor has one.
-    ending: BaseException | None = None
-    is_over = False
-
-    def __init__(self) -> None:
-        try:
-            self._task = task = current_task()
-        except RuntimeError:  # a tool without a service and an event loop
-            self._task = task = None
-        self._cancelling = 0 if task is None else task.cancelling()
-
-    def check(self) -> None:
-        """Raise the error that ends the invocation, if there is one."""
-        if self.ending is not None:
-            raise self.ending
-        if self._task is not None and self._task.cancelling() > self._cancelling:
-            raise asyncio.CancelledError
-
-    def begin(self) -> None:
-        """Raise an error if `proceed` must not run any more."""
-        if self.is_over:
-            fact = "proceed was called after the interceptor had returned"
-            raise IllegalConfigurationError(
-                [Problem("proceed(call)", fact, "await it inside around_tool or around_model")]
-            )
-        self.check()
-
-    def note(self, error: BaseException) -> None:
-        """Remember an error that an interceptor must not swallow."""
-        if self.ending is None and _ends_invocation(error):
-            self.ending = error
+    if is_over:
+        fact = "proceed was called after the interceptor had returned"
+        problem = Problem("proceed(call)", fact, "await it inside around_tool or around_model")
+        raise IllegalConfigurationError([problem])
+    if ending is not None:
+        raise ending
+    if task is not None and task.cancelling() > cancelling:
+        raise asyncio.CancelledError
 
 
-class _ProceedWithTool(_Proceed):
-    """The `proceed` of one interceptor in one call."""
-
-    encoded: Encoded | None = None
-    result: ToolExecutionResult | None = None
-
-    def __init__(
-        self, around: _AroundTool, call: ToolCall, invocation: ToolInvocation, arguments: Mapping[str, Any]
-    ) -> None:
-        super().__init__()
-        self._around, self._call, self._invocation, self._arguments = around, call, invocation, arguments
-
-    async def __call__(self, invocation: ToolInvocation) -> ToolExecutionResult:
-        self.begin()
-        call, step = self._call, self._around.step
-        if invocation is not self._invocation and (changes := self._changes(invocation)):
-            call, step = call.with_changed(changes), self._around.changed
-        try:
-            if call.tool.timeout is not None and call.is_late:
-                with running_again(call) as call:
-                    self.encoded = encoded = await step(call)
-            else:
-                self.encoded = encoded = await step(call)
-        except BaseException as error:
-            self.note(error)
-            raise
-        self.result = result = encoded.as_result()
-        return result
-
-    def _changes(self, invocation: object) -> dict[str, Any]:
-        """Return the arguments that the interceptor changed."""
-        if not isinstance(invocation, ToolInvocation):
-            fact = f"proceed was called with {type(invocation).__name__}"
-            problem = Problem(self._call.tool.where, fact, "pass the ToolInvocation, or call.with_arguments(…)")
-            raise IllegalConfigurationError([problem])
-        known, shown = self._arguments, self._invocation.arguments
-        return {
-            name: value
-            for name, value in invocation.arguments.items()
-            if name not in known
-            or not (value is known[name] or (value is shown.get(name) and _equal(value, known[name])))
-        }
-
-
-_UNCHANGEABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
+def _changes(given: object, invocation: ToolInvocation, known: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
+    """Return the arguments that the interceptor changed. `known` are those of the call."""
+    if not isinstance(given, ToolInvocation):
+        fact = f"proceed was called with {type(given).__name__}"
+        problem = Problem(call.tool.where, fact, "pass the ToolInvocation, or call.with_arguments(…)")
+        raise IllegalConfigurationError([problem])
+    shown = invocation.arguments
+    return {
+        name: value
+        for name, value in given.arguments.items()
+        if name not in known or not (value is known[name] or (value is shown.get(name) and _equal(value, known[name])))
+    }
 
 
 def _shown(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -325,7 +303,7 @@ def _shown(arguments: dict[str, Any]) -> dict[str, Any]:
     """
     shown = arguments
     for name, value in arguments.items():
-        if type(value) not in _UNCHANGEABLE:
+        if type(value) not in IMMUTABLE:
             if shown is arguments:
                 shown = dict(arguments)
             with suppress(Exception):  # `__deepcopy__` and `__reduce__` of user types can raise anything
@@ -373,46 +351,44 @@ class _AroundModel:
 
     def __call__(self, perform: Perform) -> Perform:
         async def ask(effect: CallModel, invocation: Invocation) -> ModelReplied:
+            aside: Sequence[Message] = ()
+            ending: BaseException | None = None
+            is_over = False
+
+            async def proceed(given: ModelInvocation) -> ChatResponse:
+                nonlocal aside, ending
+                _check(ending, task, cancelling, is_over)
+                if not isinstance(given, ModelInvocation) or given.model != invocation.model_name:
+                    fact = "proceed was called with another object than its ModelInvocation, or with another model"
+                    fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"
+                    raise IllegalConfigurationError([Problem(invocation.plan.where, fact, fix)])
+                try:
+                    replied: Any = await perform(CallModel(given.request), invocation)
+                except BaseException as error:
+                    if ending is None and _ends_invocation(error):
+                        ending = error
+                    raise
+                aside = replied.aside
+                response: ChatResponse = replied.response
+                return response
+
             bean = await self._interceptor.find(invocation.host.scope)
-            proceed = _ProceedWithModel(perform, invocation)
-            call = ModelInvocation(effect.request, invocation.model_name, invocation.context)
+            task = current_task()
+            cancelling = 0 if task is None else task.cancelling()
             try:
-                response = await bean.around_model(call, proceed)
+                call = ModelInvocation(effect.request, invocation.model_name, invocation.context)
+                returned = await bean.around_model(call, proceed)
+                _check(ending, task, cancelling)
             except Exception:
-                proceed.check()
+                _check(ending, task, cancelling)
                 raise
             finally:
-                proceed.is_over = True
-            proceed.check()
-            if not isinstance(response, ChatResponse):
-                raise _wrong_value(bean, "around_model", response, ChatResponse)
-            return ModelReplied(response, proceed.aside)
+                is_over = True
+            if not isinstance(returned, ChatResponse):
+                raise _wrong_value(bean, "around_model", returned, ChatResponse)
+            return ModelReplied(returned, aside)
 
         def performing(effect: CallModel | RunTool, invocation: Invocation) -> Awaitable[Any]:
             return perform(effect, invocation) if isinstance(effect, RunTool) else ask(effect, invocation)
 
         return performing
-
-
-class _ProceedWithModel(_Proceed):
-    """The `proceed` of one interceptor in one request."""
-
-    def __init__(self, perform: Perform, invocation: Invocation) -> None:
-        super().__init__()
-        self._perform, self._invocation = perform, invocation
-        self.aside: Sequence[Message] = ()
-
-    async def __call__(self, call: ModelInvocation) -> ChatResponse:
-        self.begin()
-        if not isinstance(call, ModelInvocation) or call.model != self._invocation.model_name:
-            fact = "proceed was called with another object than its ModelInvocation, or with another model"
-            fix = "change only its request: `proceed(dataclasses.replace(call, request=…))`"
-            raise IllegalConfigurationError([Problem(self._invocation.plan.where, fact, fix)])
-        try:
-            replied: Any = await self._perform(CallModel(call.request), self._invocation)
-        except BaseException as error:
-            self.note(error)
-            raise
-        self.aside = replied.aside
-        response: ChatResponse = replied.response
-        return response

@@ -60,6 +60,7 @@ class Wiring(Home):
         self._resolvers = Resolvers(graph, self, self._instance)
         self._unnamed: dict[Any, Resolver] = {}
         self._plain: dict[Any, Resolver] = {}
+        self._stored: dict[Any, int] = {}
         self._builders = _Builders(self._build)
         self._growing = threading.Lock()
         self._found: dict[tuple[Any, str | None], Value] = {}
@@ -175,6 +176,10 @@ class Wiring(Home):
         resolver = self._resolver(value)
         if self._planner.plan(value).is_plain:
             self._plain[wanted] = resolver
+            if isinstance(value, SingleBean) and not self._layers:
+                definition = self.graph.definitions[value.bean]
+                if definition.scope is Scope.APPLICATION and definition.is_stored:
+                    self._stored[wanted] = value.bean
         self._unnamed[wanted] = resolver
 
     def get_value(self, value: Value, scope: OpenScope) -> Any:
@@ -229,6 +234,17 @@ class Wiring(Home):
         ):
             raise MustAwait(value.bean)
         return made
+
+    def existing(self, wanted: Any) -> Any:
+        """See `ActiveScope.existing`."""
+        scope = active.get()
+        if scope is not None and scope.direct is not self:
+            return None
+        try:
+            key = self._stored.get(wanted)
+        except TypeError:  # as in `get`
+            return None
+        return None if key is None else self.application.store.get(key)
 
     # --- looking up, with awaiting
 
@@ -445,6 +461,7 @@ class Wiring(Home):
     def _forget(self) -> None:
         self._unnamed.clear()
         self._plain.clear()
+        self._stored.clear()
         self._recipes.clear()
         self._by_value.clear()
         self._find_awaited()

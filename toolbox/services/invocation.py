@@ -451,6 +451,7 @@ class Invocation:
             failures=plan.failures.over(host.failures) if plan.has_handlers else host.failures,
             max_result_chars=plan.call_limits.max_result_chars,
             listeners=host.listeners,
+            loop=host.running_loop,
             abandon_runs=host.abandon_runs,
             model=host.model,
         )

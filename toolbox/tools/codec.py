@@ -20,6 +20,7 @@ from ..chat import ToolExecutionRequest, ToolExecutionResult
 from ..contents import CONTENT_TYPES, AudioContent, Content, ImageContent, PdfContent, TextContent, joined_text
 from ..errors import EndsInvocation, ToolArgumentsError, ToolResultError, ToolRetry
 from ..execution.markers import returns_awaitable
+from ..fast_dataclass import creator
 from ..introspection import EMPTY, Unresolved, unwrapped
 from ..json_text import arguments_text, as_wanted, value_text
 from ..safe_text import COUNTED, faults_of
@@ -337,6 +338,9 @@ def printable(text: str) -> str:
 # --- results
 
 
+_new_result = creator(ToolExecutionResult, "text", "result_object")
+
+
 class Encoded:
     """A tool's result as text for the model, before it is cut, and the value."""
 
@@ -351,9 +355,7 @@ class Encoded:
 
     def as_result(self) -> ToolExecutionResult:
         """Return it as a public `ToolExecutionResult`."""
-        if type(self) is Encoded:
-            return ToolExecutionResult(self.text, self.value)
-        return ToolExecutionResult(self.text, self.value, self.is_error, self.attributes or {}, self.contents)
+        return _new_result(self.text, self.value)
 
 
 class EncodedInFull(Encoded):
@@ -373,6 +375,10 @@ class EncodedInFull(Encoded):
     ) -> None:
         super().__init__(text, value)
         self.is_error, self.contents, self.attributes, self.failed = is_error, contents, attributes, failed
+
+    def as_result(self) -> ToolExecutionResult:
+        """See `Encoded.as_result`."""
+        return ToolExecutionResult(self.text, self.value, self.is_error, self.attributes or {}, self.contents)
 
     @classmethod
     def of(cls, result: ToolExecutionResult) -> Encoded:

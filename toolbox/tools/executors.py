@@ -41,6 +41,9 @@ class _EmptyScope:
     async def aget(self, wanted: TypeForm[T], name: str | None = None) -> T:
         return self.get(wanted, name)
 
+    def existing(self, wanted: TypeForm[Any]) -> Any:
+        return self.get(wanted)
+
     async def prepare(self, wanted: TypeForm[Any], name: str | None = None) -> None: ...
 
     def open_call_scope(self) -> ToolCallScope:

@@ -15,11 +15,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from time import perf_counter
 from types import CoroutineType
 from typing import Any, TypeAlias
+from uuid import UUID
 
 from ..bean_references import BeanReference, named_at_first, named_in_class
 from ..chat import (
@@ -66,7 +67,7 @@ from ..events import (
 )
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of
 from ..execution.runners import Runner
-from ..fast_dataclass import with_fast_init
+from ..fast_dataclass import creator, with_fast_init
 from ..introspection import EMPTY
 from ..security import Access, SecurityIdentity, identity_in
 from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_written_arguments
@@ -74,7 +75,8 @@ from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger
 from .marks import SERVICE_MARK, ReturnBehavior, SearchBehavior, UnknownOutcome
 from .parameters import ToolParameter
 
-_ATOMS = frozenset({str, int, float, bool, bytes, type(None), Decimal, date, datetime})
+IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
+"""Types whose values nobody can change."""
 
 LARGE_RESULT = 100_000
 """Results with more characters than this are logged as a warning if no limit is set."""
@@ -165,6 +167,15 @@ class Tool:
         marked = self.function is not None and hasattr(self.function, SERVICE_MARK)
         return marked or (self.bean is not None and self.owner is not None and SERVICE_MARK in vars(self.owner))
 
+    @property
+    def has_immutable_arguments(self) -> bool:
+        """True if the types of all arguments are immutable, so that they need not be copied."""
+        types = [
+            *(each.annotation for each in self.visible),
+            *(type(each.default) for each in self.visible if each.has_default),
+        ]
+        return self.decode is not None and all(isinstance(each, type) and each in IMMUTABLE for each in types)
+
     def named_by(self, decorator: str) -> tuple[BeanReference, ...]:
         """Return what a decorator names at the tool's class, then at the tool.
 
@@ -239,7 +250,7 @@ class ToolCall:
         known = self.visible_arguments()
         # The same immutable object is valid already, and validators may change a value each time they see it.
         kept = {
-            name: value for name, value in values.items() if value is known.get(name, self) and type(value) in _ATOMS
+            name: value for name, value in values.items() if value is known.get(name, self) and type(value) in IMMUTABLE
         }
         changed = {name: value for name, value in values.items() if name not in kept}
         return self.with_arguments(validate(self.request, changed, kept))
@@ -292,6 +303,8 @@ class ToolEnvironment:
     failures: ToolErrors
     max_result_chars: int | None = None
     listeners: Listeners | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop that runs the calls, if it is known: asking asyncio for it takes a system call."""
     ran: dict[int, ToolCall] | None = None
     """The calls that ran successfully, by the id of their request, if somebody wants to undo them."""
     watched: dict[int, ToolExecutionRequest] = field(default_factory=dict)
@@ -325,6 +338,10 @@ class ToolOutcome:
         return ToolExecutionResultMessage(
             request.id, request.name, done.result, done.is_error, done.attributes, self.contents
         )
+
+
+_new_outcome = creator(ToolOutcome, *ToolOutcome.__slots__)
+_new_execution = creator(ToolExecution, *ToolExecution.__slots__)
 
 
 class NoService:
@@ -377,16 +394,9 @@ async def _execute(request: ToolExecutionRequest, environment: ToolEnvironment, 
         text, contents = encoded.text, encoded.contents
         if len(text) > (LARGE_RESULT if limit is None else limit):
             text, contents = _too_long(request, encoded, limit)
-        outcome = ToolOutcome(
-            ToolExecution(
-                request,
-                text,
-                encoded.value,
-                encoded.is_error,
-                started_at,
-                perf_counter() - clock,
-                encoded.attributes or {},
-            ),
+        taken, attributes = perf_counter() - clock, encoded.attributes or {}
+        outcome = _new_outcome(
+            _new_execution(request, text, encoded.value, encoded.is_error, started_at, taken, attributes),
             contents,
             encoded.failed or (raised is not None and is_failure(raised, request)),
         )
