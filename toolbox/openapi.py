@@ -29,7 +29,7 @@ from .json_text import compact_json, parse_json, read_arguments
 from .rest import Body, KeySettings, Query, Response, create_rest_client, get, rest_settings
 from .rest.annotations import FixedValue, Place
 from .rest.client_plans import BODILESS, ParameterPlan, RequestPlan, path_parts
-from .rest.clients import send_request, standalone_exchange
+from .rest.clients import standalone_exchange
 from .rest.encoding import PROTECTED_HEADERS, has_dot_segment, is_header_name, shown_url
 from .rest.endpoint import RestEndpoint
 from .rest.replies import ReplyPlan, ReplyShape
@@ -350,11 +350,13 @@ def _body_argument(visible: str, body: DocumentBody, media_type: str, declared: 
 
 
 def _executor(plan: OperationPlan, exchange: Any) -> Callable[[ToolExecutionRequest, Any], Awaitable[object]]:
+    from .rest.exchange import call_async
+
     validator = ArgumentsValidator(plan.specification)
 
     async def execute(request: ToolExecutionRequest, memory_id: Any) -> object:
         values = dict(_values(plan, request, validator))
-        return _value(await send_request(exchange, plan.request, values))
+        return _value(await call_async(exchange, plan.request, values))
 
     execute.__name__ = plan.specification.name
     return execute

@@ -15,8 +15,7 @@ from .application import install
 from .dev_ui.access import DevUi
 from .endpoints import InjectRoute
 from .exchanges import ClientDisconnectedError
-from .mcp_endpoint import mount_mcp
-from .routers import health_router, runs_router
+from .routers import health_router, mount_mcp, runs_router
 from .streaming import send_stream, sse
 
 __all__ = [

@@ -1,7 +1,9 @@
-"""Routers for an application to include: `health_router`, for liveness and readiness checks, and `runs_router`.
+"""What an application can add to its routes: `health_router`, `runs_router` and `mount_mcp`.
 
-The second lists, shows, follows, answers and cancels runs, for an application's own front end. Not here: the checks
-themselves, which are the `ready()` methods of beans; who may use the runs, which is the application's decision.
+The first has liveness and readiness checks. The second lists, shows, follows, answers and cancels runs, for an
+application's own front end. The third serves a container's tools to MCP clients at a path, over streamable HTTP.
+Not here: the checks themselves, which are the `ready()` methods of beans; who may use the runs, which is the
+application's decision; the MCP server itself (`toolbox.mcp`).
 """
 
 from __future__ import annotations
@@ -10,25 +12,31 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, HTTPException, Path, Query, Response
+from fastapi import APIRouter, FastAPI, Header, HTTPException, Path, Query, Request, Response
+from fastapi.params import Depends
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from toolbox.chat import PendingCall
 from toolbox.container import Container, internals_of
 from toolbox.errors import ContainerNotStartedError, RunAnswerError, RunSuspendedError
+from toolbox.reach import ENTRIES, Entry
 from toolbox.runs.event_log import number_after
 from toolbox.runs.store import Answer, Run, RunStatus, approve, fail, reject, respond, retry
-from toolbox.security import identity_in
+from toolbox.security import SecurityIdentity, caller_of_request, identity_from, identity_in
 
-from .exchanges import current_exchange
+from .endpoints import IDENTITY_DEPENDENCY, OWN_IDENTITY_MARK
+from .exchanges import current_exchange, current_identity
 from .streaming import as_json, sse
 
 logger = logging.getLogger("toolbox.fastapi")
@@ -407,3 +415,176 @@ def _path(path: object) -> list[str | int]:
 
 def _json(status: int, content: Mapping[str, Any], kind: str = "application/json") -> Response:
     return Response(as_json(dict(content)), status, media_type=kind)
+
+
+# --- tools for MCP clients
+
+
+def mount_mcp(
+    app: FastAPI,
+    container: Container,
+    tools: Iterable[Any],
+    path: str = "/mcp",
+    *,
+    name: str = "toolbox",
+    allowed_hosts: Sequence[str] = (),
+    dependencies: Sequence[Depends] = (),
+    identity: Callable[[Request], Any] | None = None,
+) -> None:
+    """Serve `tools` to MCP clients at `path`. Call it after `install`. Each call of a tool has its own request scope.
+
+        mount_mcp(app, container, [Orders], dependencies=[Depends(authenticate)])
+
+    `tools` are classes, functions, instances, AI services, or single tools of them, such as `Orders.find`. Their
+    resources and prompts (`@mcp_resource`, `@mcp_prompt`) are served too. `name` is the server's name in the protocol.
+
+    `dependencies` run before each request, like those of a route. The dependencies of `FastAPI(dependencies=[…])` do
+    not run here. Requests must use a local host name or one of `allowed_hosts`: `example.org` or `example.org:*`.
+    Only POST is supported: the server has no sessions and sends nothing on its own.
+
+    `identity` is a function of the `Request`, `def` or `async def`, that returns the caller's `SecurityIdentity`, or
+    None for an anonymous caller. Without it, the `identity` of `install` applies. A client sees only the tools that its
+    identity may call.
+
+    Raises `IllegalConfigurationError` for a source without tools, and `ImportError` if the extra `mcp` is not
+    installed.
+    """
+    from toolbox.mcp import mcp_server_of
+    from toolbox.mcp.serving import served_tools
+
+    endpoint = _McpApplication(container, tuple(tools), name, tuple(allowed_hosts))
+    mcp_server_of(container, endpoint.tools, name)  # raises for invalid tools
+    known = getattr(app.state, IDENTITY_DEPENDENCY, None)
+    if identity is not None:
+        internals_of(container).declare_seed(SecurityIdentity, current_identity, is_optional=True)
+    elif known is not None:
+        dependencies = [*dependencies, Depends(known)]
+    bare = path.rstrip("/")
+    served = Entry(f"MCP {bare or '/'}", tools=served_tools(container, endpoint.tools), calls_services=False)
+    setattr(app.state, ENTRIES, [*getattr(app.state, ENTRIES, ()), lambda graph: [served]])
+    # Two routes and no redirect: proxies and clients follow redirects of a POST incorrectly.
+    for each in (bare, f"{bare}/") if bare else ("/",):
+        app.router.routes.append(_McpRoute(each, endpoint, dependencies, app, identity))
+    app.router.lifespan_context = endpoint.wrap_lifespan(app.router.lifespan_context)
+
+
+class _McpRoute(APIRoute):
+    """A FastAPI route that runs dependencies, then passes the request to an ASGI application."""
+
+    def __init__(
+        self,
+        path: str,
+        application: ASGIApp,
+        dependencies: Sequence[Depends],
+        app: FastAPI,
+        identity: Callable[[Request], Any] | None,
+    ) -> None:
+        async def mcp(request: Request) -> Response:
+            if identity is None:
+                return _McpResponse(application)
+            found = (
+                identity(request)
+                if inspect.iscoroutinefunction(identity)
+                else await run_in_threadpool(identity, request)
+            )
+            caller = identity_from(await found if inspect.isawaitable(found) else found, "identity= of mount_mcp(…)")
+            return _McpResponse(application, caller)
+
+        if identity is not None:
+            setattr(mcp, OWN_IDENTITY_MARK, True)
+        super().__init__(
+            path,
+            mcp,
+            methods=["POST"],
+            dependencies=list(dependencies),
+            response_model=None,
+            include_in_schema=False,
+            dependency_overrides_provider=app,
+        )
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; the application can read the body again after its dependencies have read it."""
+        await super().handle(scope, _Replayed(receive), send)
+
+
+class _Replayed:
+    """The messages of a request, which can be received again after `rewind`."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._read: list[Message] = []
+        self._again: list[Message] | None = None
+
+    async def __call__(self) -> Message:
+        if self._again:
+            return self._again.pop(0)
+        message = await self._receive()
+        if self._again is None:
+            self._read.append(message)
+        return message
+
+    def rewind(self) -> None:
+        self._again, self._read = self._read, []
+
+
+class _McpResponse(Response):
+    """A response that lets an ASGI application answer the request."""
+
+    def __init__(self, application: ASGIApp, caller: SecurityIdentity | None = None) -> None:
+        super().__init__()
+        self._application, self._caller = application, caller
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if isinstance(receive, _Replayed):
+            receive.rewind()
+        token = caller_of_request.set(self._caller)
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            caller_of_request.reset(token)
+
+
+class _McpApplication:
+    """Passes requests to an MCP server, which is created each time the application starts: it can run only once."""
+
+    def __init__(self, container: Container, tools: tuple[Any, ...], name: str, allowed_hosts: tuple[str, ...]) -> None:
+        self._container, self.tools, self._name, self._hosts = container, tools, name, allowed_hosts
+        self._app: ASGIApp | None = None
+
+    def wrap_lifespan(self, lifespan: Lifespan[Any]) -> Lifespan[Any]:
+        """Return a lifespan that runs the MCP server inside the application's `lifespan`."""
+
+        @asynccontextmanager
+        async def serving(app: FastAPI) -> AsyncIterator[Any]:
+            from mcp.server.transport_security import TransportSecuritySettings
+
+            from toolbox.mcp import mcp_server_of
+            from toolbox.mcp.serving import reports_progress
+
+            server = mcp_server_of(self._container, self.tools, self._name)
+            # Only a stream of events can carry progress; without it, a plain JSON reply suits every client.
+            is_plain = not reports_progress(self.tools, self._container)
+            local = ["127.0.0.1", "127.0.0.1:*", "localhost", "localhost:*", "[::1]", "[::1]:*"]
+            security = TransportSecuritySettings(
+                allowed_hosts=[*local, *self._hosts],
+                allowed_origins=[
+                    f"{scheme}://{host}" for scheme in ("http", "https") for host in (*local, *self._hosts)
+                ],
+            )
+            asgi = server.streamable_http_app(
+                streamable_http_path="/", stateless_http=True, json_response=is_plain, transport_security=security
+            )
+            async with lifespan(app) as state, server.session_manager.run():
+                self._app = asgi
+                try:
+                    yield state
+                finally:
+                    self._app = None
+
+        return serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            raise RuntimeError("the MCP server is not started; run the application with its lifespan")
+        root = scope["path"].rstrip("/")
+        await self._app({**scope, "root_path": root, "path": f"{root}/"}, receive, send)

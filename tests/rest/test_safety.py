@@ -11,7 +11,8 @@ from tests.rest.http_server import Answer
 from toolbox import rest
 from toolbox.errors import IllegalConfigurationError, RestClientError
 from toolbox.rest.client_plans import RequestPlan
-from toolbox.rest.clients import send_request, standalone_exchange
+from toolbox.rest.clients import standalone_exchange
+from toolbox.rest.exchange import call_async
 from toolbox.rest.replies import ReplyPlan, ReplyShape
 
 pytestmark = pytest.mark.anyio
@@ -164,7 +165,7 @@ async def test_a_request_that_does_not_go_below_the_base_url_is_not_sent(server,
     plan = RequestPlan("test", "GET", (path,), (), ReplyPlan(ReplyShape.TEXT))
 
     with pytest.raises(RestClientError, match="is not below"):
-        await send_request(exchange, plan, {})
+        await call_async(exchange, plan, {})
 
     assert server.received == []
 

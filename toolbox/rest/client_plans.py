@@ -2,7 +2,7 @@
 
 Collaborators are the functions and beans that take part in a call: headers, authentication, filters, exception mappers;
 each is the class of a callable bean, or a function whose additional parameters are injected. Not
-here: building requests from plans (`building`).
+here: building requests from plans (`connections`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from ..errors import IllegalConfigurationError, Problem
 from ..execution.threads import refuse_on_event_loop
 from ..introspection import plain
 from .annotations import ClientMark, client_mark_of
-from .client_plans import ClientPlan, RequestPlan, RestMethodPlan, is_context, read_auth, read_client
+from .client_plans import ClientPlan, RestMethodPlan, is_context, read_auth, read_client
 from .endpoint import KeySettings, endpoint_problems, merged, read_endpoint, rest_settings
 from .replies import ReplyStream
 
@@ -268,10 +268,3 @@ def _exchange(settings: KeySettings, base_url: str | None, plan: ClientPlan, whe
 
     connection = RestConnection(read_endpoint(settings, base_url))
     return RestExchange(connection, plan, cast("ActiveScope", _StandaloneScope()), read_auth(settings.auth, where))
-
-
-async def send_request(exchange: RestExchange, plan: RequestPlan, values: Mapping[str, Any]) -> Any:
-    """Send one request and return its value."""
-    from .exchange import call_async
-
-    return await call_async(exchange, plan, values)

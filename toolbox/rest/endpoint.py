@@ -1,33 +1,30 @@
 """Reads and checks the settings of a config key: base URL, headers, credentials, certificates, proxy.
 
-Includes the headers of the incoming request that clients pass on. Not here: the settings' fields (`settings`), a single
-request (`building`), connections (`connections`).
+Includes the headers of the incoming request that clients pass on. Not here: the settings' fields (`settings`), single
+requests and connections (`connections`).
 """
 
 from __future__ import annotations
 
 import base64
+import importlib
 import re
 import ssl
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from ..context import Caller, current_caller
 from ..errors import Problem
 from .encoding import PROTECTED_HEADERS, EncodingError, header_value, is_header_name, secrets_in_header
 
 if TYPE_CHECKING:
     from ..settings import RestSettings
-
-
-import importlib
-import sys
-from contextlib import contextmanager
-from contextvars import ContextVar
-
-from ..context import Caller, current_caller
 
 _incoming: ContextVar[tuple[Mapping[str, str], Caller | None] | None]
 _incoming = ContextVar("toolbox.rest.incoming", default=None)

@@ -1,7 +1,7 @@
 """One call of a REST client, from its values to its reply: headers, filters, redirects, retries, failures.
 
 A generator without I/O yields `Effect`s and receives their results. Two drivers perform them: with `await` for
-asynchronous methods, on the calling thread for others. Not here: building a request (`building`), decoding a
+asynchronous methods, on the calling thread for others. Not here: building a request (`connections`), decoding a
 successful reply (`replies`).
 """
 
@@ -27,9 +27,17 @@ from ..di.beans import InjectionPoint
 from ..errors import RestClientError, RestDecodeError, RestTimeoutError
 from ..safe_text import hide_secrets, without_secrets
 from .annotations import FixedValue
-from .building import Outgoing, build
 from .client_plans import ClientPlan, CollaboratorPlan, RequestPlan, default_of, is_context, missing_bean_allowed
-from .connections import BoundedResponse, RefusedBody, RestConnection, deadline_for_network, is_same_origin, redirected
+from .connections import (
+    BoundedResponse,
+    Outgoing,
+    RefusedBody,
+    RestConnection,
+    build,
+    deadline_for_network,
+    is_same_origin,
+    redirected,
+)
 from .encoding import expanded, is_secret_name, secrets_in_header, shown_header
 from .endpoint import propagated_headers
 from .replies import PieceDecoder, Response, beginning, decode, excerpt
