@@ -176,7 +176,6 @@ CAPABILITIES = (
     "sql",
     "redis",
     "dbos",
-    "reach",
     "overview",
     "cli",
 )

@@ -504,7 +504,7 @@ class Container:
         endpoints and MCP servers are entries too. Without it, the entries are the methods of the AI services. Raises
         `IllegalConfigurationError` if `app` does not belong to this container.
         """
-        from .reach import ENTRIES, reach_of
+        from .overview import ENTRIES, reach_of
 
         if app is not None and getattr(getattr(app, "state", None), APPLICATION_CONTAINER, None) is not self:
             fact = f"{app!r} is not an application of this container"

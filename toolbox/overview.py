@@ -1,20 +1,27 @@
-"""A container's beans for display: their scopes, their dependencies, and the tools they offer and use.
+"""A program for display: its beans with their tools and dependencies, and `Container.reach`, all ways to its tools.
 
-Not here: the bean graph itself (`di`), the output (`cli`, `toolbox_fastapi.dev_ui`).
+The ways go from the entries of a program through services as tools. Nothing is run: the plans of the services and the
+marks of the tools say everything. Not here: the bean graph (`di`), the rows of the second report (`security`), the
+entries of a web application (`toolbox_fastapi`), the output (`cli`, `toolbox_fastapi.dev_ui`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
 
 from .bean_references import is_rest_client
-from .container import Container, internals_of
-from .di.graph import BeanDescription
+from .di.beans import InjectionPoint
+from .di.graph import BeanDescription, BeanGraph, LazyBean, beans_in
 from .errors import IllegalConfigurationError
+from .introspection import class_of
+from .security import Access, Reach
 from .services.declaration import service_options_of
+from .services.layering import MethodMarks
 from .services.listing import sources_of
-from .tools.executors import tool_specifications_from
+from .services.plans import MethodPlan, plan_behind
+from .tools.pipeline import Tool
 from .tools.sources import bean_types
 
 
@@ -42,9 +49,8 @@ class Node:
 SCOPES = ("application", "request", "call", "dependent")
 
 
-def nodes_of(container: Container) -> list[Node]:
-    """Return the container's beans, those with the longest lifetime first."""
-    beans = internals_of(container).describe()
+def nodes_of(beans: Sequence[BeanDescription], container: object) -> list[Node]:
+    """Return the beans of a container for display, those with the longest lifetime first."""
     names = {bean.source: bean.name for bean in beans if isinstance(bean.source, type)}
 
     def node(bean: BeanDescription) -> Node:
@@ -71,7 +77,152 @@ def nodes_of(container: Container) -> list[Node]:
 
 def tool_names(source: object) -> tuple[str, ...]:
     """Return the names of a class's tools; empty if they are invalid, which `check` reports."""
+    from .tools.executors import tool_specifications_from
+
     try:
         return tuple(each.name for each in tool_specifications_from(source)) if isinstance(source, type) else ()
     except IllegalConfigurationError:
         return ()
+
+
+# --- all ways to its tools
+
+
+ENTRIES: Final = "toolbox_entries"
+"""Name of the attribute of an application's `state` with functions that yield its entries for a graph of beans."""
+
+Plans: TypeAlias = Mapping[type[Any], Mapping[str, MethodPlan]]
+
+ANY_TOOL: Final = "?"
+"""The name of the tools of a provider, which are known only at run time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A place where calls come in: the services that it can call, and the tools that it offers.
+
+    With services, the tools are added to the calls of their methods, as `@toolbox` of an endpoint does.
+    """
+
+    name: str
+    services: tuple[type[Any], ...] = ()
+    tools: tuple[Tool, ...] = ()
+    calls_services: bool = True
+
+
+def reach_of(plans: Plans, entries: Iterable[Entry]) -> list[Reach]:
+    """Return all ways: those from `entries`, then those from each method of a service."""
+    found: list[Reach] = []
+    for entry in entries:
+        start = _Way(entry.name, ())
+        if not entry.calls_services:
+            found += _to_tools(start, entry.tools, plans, ())
+            continue
+        for service in entry.services:
+            for plan in plans.get(service, {}).values():
+                found += _from_method(start.through(plan), plan, plans, (), entry.tools)
+    for methods in plans.values():
+        for plan in methods.values():
+            found += _from_method(_Way(plan.where, ()).checked(plan.access).guarded_by(plan), plan, plans, ())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way so far: what a caller needs for it, and what guards it."""
+
+    entry: str
+    path: tuple[str, ...]
+    is_open: bool = True
+    needs_identity: bool = False
+    checks: tuple[frozenset[str], ...] = ()
+    requires_approval: bool = False
+    guardrails: tuple[type, ...] = ()
+
+    def checked(self, access: Access | None) -> _Way:
+        """Return the way after a check of roles. It is closed if no identity can pass the check."""
+        if access is None:
+            return self
+        if access.roles is None:
+            return replace(self, needs_identity=True)
+        checks = self.checks if access.roles in self.checks else (*self.checks, access.roles)
+        return replace(self, needs_identity=True, checks=checks, is_open=self.is_open and bool(access.roles))
+
+    def guarded_by(self, plan: MethodPlan) -> _Way:
+        """Return the way after the guardrails of a method: of its messages, and of all tools that it calls."""
+        marks = MethodMarks(plan.service, plan.name)
+        decorators = ("input_guardrails", "tool_input_guardrails", "tool_output_guardrails")
+        named = [each for decorator in decorators for each in marks.named_by(decorator)]
+        return replace(self, guardrails=(*self.guardrails, *(each.type for each in named)))
+
+    def through(self, plan: MethodPlan) -> _Way:
+        """Return the way into a method."""
+        return replace(self.checked(plan.access).guarded_by(plan), path=(*self.path, plan.where))
+
+    def to(self, tool: Tool) -> _Way:
+        """Return the way to a tool."""
+        named = (*tool.named_by("tool_input_guardrails"), *tool.named_by("tool_output_guardrails"))
+        way = self.checked(tool.access)
+        approval = way.requires_approval or tool.requires_approval is not False
+        guardrails = (*way.guardrails, *(each.type for each in named))
+        return replace(way, requires_approval=approval, guardrails=guardrails)
+
+    def reach(self, tool: str, effects: tuple[str, ...] = ()) -> Reach:
+        """Return the row for a tool at the end of this way."""
+        common = frozenset.intersection(*self.checks) if self.checks else frozenset()
+        return Reach(
+            entry=self.entry,
+            path=self.path,
+            tool=tool,
+            roles=common or frozenset().union(*self.checks),
+            requires_approval=self.requires_approval,
+            guardrails=tuple(dict.fromkeys(self.guardrails)),
+            effects=effects,
+            needs_identity=self.needs_identity,
+            checks=self.checks,
+        )
+
+
+def _from_method(
+    way: _Way, plan: MethodPlan, plans: Plans, outer: tuple[MethodPlan, ...], added: Iterable[Tool] = ()
+) -> Iterator[Reach]:
+    """Yield the ways from a method that was called: to its own tools, those of its providers, and those `added`."""
+    if not way.is_open or any(each is plan for each in outer):
+        return
+    yield from _to_tools(way, (*plan.toolset.tools, *added), plans, (*outer, plan))
+    yield from (way.reach(ANY_TOOL) for _ in plan.providers)
+
+
+def _to_tools(way: _Way, tools: Iterable[Tool], plans: Plans, outer: tuple[MethodPlan, ...]) -> Iterator[Reach]:
+    for tool in tools:
+        here = way.to(tool)
+        if not here.is_open:
+            continue
+        yield here.reach(tool.name, tool.effects)
+        if (plan := _plan_of(tool, plans)) is not None:
+            yield from _from_method(here.through(plan), plan, plans, outer)
+
+
+def _plan_of(tool: Tool, plans: Plans) -> MethodPlan | None:
+    """Return the plan of a service method that is a tool."""
+    if (plan := plan_behind(tool)) is not None:
+        return plan
+    return plans.get(class_of(tool.bean), {}).get(tool.member) if tool.bean is not None else None
+
+
+def services_behind(points: Iterable[InjectionPoint], graph: BeanGraph) -> tuple[type[Any], ...]:
+    """Return the AI services among the beans of these points, and among the beans that these hold."""
+    todo = [bean for point in points for bean in _beans_of(point, graph)]
+    seen: dict[int, None] = {}
+    while todo:
+        bean = todo.pop(0)
+        if bean not in seen:
+            seen[bean] = None
+            todo += [each for point, _ in graph[bean].needs + graph[bean].behind for each in _beans_of(point, graph)]
+    classes = (class_of(graph.definitions[bean].provides) for bean in seen)
+    return tuple(dict.fromkeys(each for each in classes if service_options_of(each) is not None))
+
+
+def _beans_of(point: InjectionPoint, graph: BeanGraph) -> tuple[int, ...]:
+    value = graph.value_of(point)
+    return value.found if isinstance(value, LazyBean) else beans_in(value)

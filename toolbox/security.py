@@ -1,6 +1,6 @@
 """Identities and roles: which tools and services a caller may use. `Reach` is one row of a report.
 
-Not here: filtering the tools of a call (`services.invocation`), computing the report (`services.reach`), HTTP
+Not here: filtering the tools of a call (`services.invocation`), computing the report (`overview`), HTTP
 (`toolbox_fastapi`).
 """
 

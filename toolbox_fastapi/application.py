@@ -30,7 +30,7 @@ from starlette.websockets import WebSocket
 from toolbox.container import APPLICATION_CONTAINER, Container, internals_of
 from toolbox.context import current_caller
 from toolbox.errors import IllegalConfigurationError, Problem, ToolboxError
-from toolbox.reach import ENTRIES
+from toolbox.overview import ENTRIES
 from toolbox.security import SecurityIdentity
 from toolbox.settings import ToolboxSettings
 

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 from toolbox.chat import PendingCall
 from toolbox.container import Container, internals_of
 from toolbox.errors import ContainerNotStartedError, RunAnswerError, RunSuspendedError
-from toolbox.reach import ENTRIES, Entry
+from toolbox.overview import ENTRIES, Entry
 from toolbox.runs.event_log import number_after
 from toolbox.runs.store import Answer, Run, RunStatus, approve, fail, reject, respond, retry
 from toolbox.security import SecurityIdentity, caller_of_request, identity_from, identity_in

@@ -119,7 +119,8 @@ def graph(
     as_json: AsJson = False,
 ) -> None:
     """Print the container's beans: their scopes, their dependencies, and the tools they offer and use."""
-    nodes = nodes_of(load_container(target))
+    container = load_container(target)
+    nodes = nodes_of(internals_of(container).describe(), container)
     if as_json:
         print_json({"beans": [asdict(node) for node in nodes]})
     elif mermaid:

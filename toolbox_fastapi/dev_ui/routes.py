@@ -515,7 +515,11 @@ class ProgramView:
     ) -> None:
         self.reach = tuple(reach)
         self.host = internals_of(container).host
-        self.nodes = [each for each in nodes_of(container) if each.type != DevUiListener.__name__]
+        self.nodes = [
+            each
+            for each in nodes_of(internals_of(container).describe(), container)
+            if each.type != DevUiListener.__name__
+        ]
         self.methods = {
             plan.where: Method(plan, form_of(plan)) for plans in self.host.plans.values() for plan in plans.values()
         }
