@@ -370,6 +370,17 @@ def test_contents_of_unknown_classes_are_rejected(contents: Any) -> None:
         ToolExecutionResultMessage("1", "tool", "text", contents=contents)
 
 
+@pytest.mark.parametrize("contents", [Sound(), 3, None])
+def test_contents_that_are_not_a_sequence_are_rejected(contents: Any) -> None:
+    text = f"unknown message content {type(contents).__name__}; expected TextContent or ImageContent"
+    with pytest.raises(TypeError, match=text):
+        UserMessage(contents)
+    with pytest.raises(TypeError, match=text):
+        ToolExecutionResult("text", contents=contents)
+    with pytest.raises(TypeError, match=text):
+        ToolExecutionResultMessage("1", "tool", "text", contents=contents)
+
+
 def test_contents_of_subclasses_are_accepted() -> None:
     class Caption(TextContent):
         pass

@@ -218,3 +218,13 @@ assert callable(toolbox) and callable(tool) and callable(produces)
 
 def test_both_packages_are_marked_as_typed() -> None:
     assert all((ROOT / package / "py.typed").exists() for package in ("toolbox", "toolbox_fastapi"))
+
+
+def test_containers_have_only_members_for_programs() -> None:
+    from toolbox import Container
+
+    public = {name for name in dir(Container) if not name.startswith("_")}
+    assert public == {
+        *("register", "register_instance", "bind", "scan", "include", "override", "check", "reach", "providers"),
+        *("get", "aget", "call", "acall", "request_scope", "chat_memory", "runs", "is_started"),
+    }

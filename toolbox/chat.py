@@ -59,12 +59,18 @@ class Encodable:
 
 
 def _checked(contents: Iterable[Any]) -> tuple[Content, ...]:
+    if not isinstance(contents, Iterable):
+        raise _unknown_content(contents)
     parts = tuple(contents)
     for each in parts:
         if not isinstance(each, CONTENT_TYPES):
-            expected = " or ".join(kind.__name__ for kind in CONTENT_TYPES)
-            raise TypeError(f"unknown message content {type(each).__name__}; expected {expected}")
+            raise _unknown_content(each)
     return parts
+
+
+def _unknown_content(given: object) -> TypeError:
+    expected = " or ".join(kind.__name__ for kind in CONTENT_TYPES)
+    return TypeError(f"unknown message content {type(given).__name__}; expected {expected}")
 
 
 # --- tools
@@ -190,7 +196,9 @@ class UserMessage(Encodable):
             parts = (contents,)
         else:
             given: Any = contents
-            parts = _checked(TextContent(each) if isinstance(each, str) else each for each in given)
+            if isinstance(given, Iterable):
+                given = (TextContent(each) if isinstance(each, str) else each for each in given)
+            parts = _checked(given)
         object.__setattr__(self, "contents", parts)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "attributes", attributes if attributes is not None else {})

@@ -347,7 +347,7 @@ class Container:
         self._host = self._thread = None
         wiring.stop_waiting(error, lambda work: work.close())
 
-    def renew_after_fork(self) -> None:
+    def _renew_after_fork(self) -> None:
         """Mark the container as not started in a forked process: its beans and loop belong to the parent process."""
         if self._wiring is not None:
             keep_inherited(self._wiring, self._host, self._thread)
@@ -384,7 +384,7 @@ class Container:
         wiring.application.store.update(settings)
         self._connect(wiring)
         self._forked = ""
-        renewed_after_fork(self)
+        renewed_after_fork(self._internals)
         host.start(loop)
         self._host = host
         try:
@@ -574,6 +574,10 @@ class ContainerInternals:
 
     def __init__(self, container: Container) -> None:
         self._container = container
+
+    def renew_after_fork(self) -> None:
+        """Mark the container as not started in a forked process."""
+        self._container._renew_after_fork()
 
     # --- before start
 

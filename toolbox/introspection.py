@@ -45,8 +45,8 @@ def unwrapped(annotation: Any) -> Unwrapped:
         if get_origin(annotation) is Annotated:
             metadata = (*annotation.__metadata__, *metadata)
             annotation = annotation.__origin__
-        elif (meant := _without_alias(annotation)) is not annotation:
-            annotation = meant
+        elif (resolved := _without_alias(annotation)) is not annotation:
+            annotation = resolved
         elif is_union(annotation) and type(None) in get_args(annotation):
             optional = True
             rest = tuple(each for each in get_args(annotation) if each is not type(None))
@@ -75,8 +75,8 @@ def plain(annotation: Any) -> Any:
     while True:
         if get_origin(annotation) is Annotated:
             annotation = annotation.__origin__
-        elif (meant := _without_alias(annotation)) is not annotation:
-            annotation = meant
+        elif (resolved := _without_alias(annotation)) is not annotation:
+            annotation = resolved
         else:
             break
     origin = get_origin(annotation)

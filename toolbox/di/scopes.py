@@ -698,7 +698,7 @@ def raise_failures(what: str, failures: list[BaseException]) -> None:
 # --- cancellation
 
 
-class shielded:  # noqa: N801 - reads as a verb: `await uninterrupted(work)`
+class shielded:  # noqa: N801 - reads as a verb: `await shielded(work)`
     """Awaits `work` in this task to its end, even if the task is cancelled; `held` is the delayed cancellation.
 
     `asyncio.shield` would run `work` in another task, which cannot exit a cancel scope that a producer entered. A
