@@ -7,6 +7,7 @@ refuses. `MaxLength`, `MaskSecrets` and `Moderated` are ready to use. Not here: 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from abc import ABC, abstractmethod
@@ -294,6 +295,8 @@ async def _judged(
     """
     began = perf_counter()
     outcome: GuardrailOutcome = "fatal"
+    task = _current_task()
+    cancelling = 0 if task is None else task.cancelling()
     token = find_model.set(place.model)
     try:
         try:
@@ -316,12 +319,19 @@ async def _judged(
             if isinstance(error, ExceptionGroup) and error.subgroup(EndsInvocation) is not None:
                 raise
             result = GuardrailResult("fatal", message_of(error), cause=error)
+        if task is not None and task.cancelling() > cancelling:  # the guardrail has caught it
+            raise asyncio.CancelledError
         return result
     finally:
         find_model.reset(token)
         if place.listeners is not None:
             event = GuardrailExecutedEvent(place.context, named.type, outcome, perf_counter() - began)
             place.listeners.tell(event)
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    """Return the current task; None without an event loop, for a tool without a service."""
+    return asyncio.current_task() if asyncio._get_running_loop() is not None else None
 
 
 def _checked(result: object, named: BeanReference, asks_again: bool) -> GuardrailResult:

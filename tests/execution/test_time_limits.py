@@ -14,6 +14,7 @@ from toolbox import (
     Container,
     InvocationTimeoutError,
     Result,
+    TokenStream,
     create_ai_service,
     register_ai_service,
     run_on,
@@ -64,6 +65,11 @@ class Slow:
     @tool(timeout=0.2)
     def quick(self) -> str:
         return "done"
+
+
+class Events(Protocol):
+    async def ask(self, question: str) -> str: ...
+    def events(self, question: str) -> TokenStream: ...
 
 
 @pytest.fixture
@@ -183,3 +189,49 @@ async def test_tools_that_waited_still_time_out(slow: Slow) -> None:
     assert result.content == "went on"
     assert result.tool_executions[0].is_error
     assert 0.2 <= time.monotonic() - began < 10
+
+
+# --- tools that catch the cancellation
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("limit", ["time limit", "cancelled"])
+async def test_a_tool_that_catches_the_cancellation_does_not_keep_its_invocation_alive(
+    limit: str, streamed: bool
+) -> None:
+    begun, ran = asyncio.Event(), []
+
+    @tool
+    async def stubborn() -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except BaseException:
+            ran.append("stubborn")
+        return "done"
+
+    @tool
+    def other() -> str:
+        ran.append("other")
+        return "done"
+
+    model = ScriptedChatModel([calls("stubborn", "other"), "never"])
+    service = create_ai_service(Events, chat_model=model, tools=[stubborn, other])
+
+    async def use() -> None:
+        if streamed:
+            _ = [event async for event in service.events("x")]
+        else:
+            await service.ask("x")
+
+    if limit == "time limit":
+        with pytest.raises(InvocationTimeoutError), time_limit(0.02):
+            await use()
+    else:
+        using = asyncio.create_task(use())
+        await begun.wait()
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+    assert ran == ["stubborn"]
+    assert len(model.requests) == 1

@@ -471,6 +471,26 @@ async def test_a_guardrail_that_hangs_is_bounded_by_the_deadline() -> None:
         await used.ask("x")
 
 
+@pytest.mark.parametrize("kind", [ToolInputGuardrail, ToolOutputGuardrail])
+async def test_a_guardrail_that_catches_a_cancellation_cannot_let_the_call_go_on(kind: Any) -> None:
+    class Catching(kind):  # type: ignore[misc]  # one of two classes
+        async def validate(self, request: Any) -> GuardrailResult:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                LOG.append(("caught",))
+            return self.success()  # type: ignore[no-any-return]  # of a parameter
+
+    decorator = tool_input_guardrails if kind is ToolInputGuardrail else tool_output_guardrails
+    calls = AiMessage(None, (tool_call("echo", {"text": "x"}), tool_call("echo", {"text": "y"})))
+    used = assistant(echo_with(decorator(Catching)), calls)
+    with pytest.raises(InvocationTimeoutError), time_limit(0.02):
+        await used.ask("x")
+    assert [each for each in LOG if each[0] != "echo"] == [("caught",)]
+    assert LOG.count(("echo", "x", 1)) == (kind is ToolOutputGuardrail)
+    assert ("echo", "y", 1) not in LOG
+
+
 async def test_executors_written_by_hand_and_plain_executors_are_guarded() -> None:
     allowed = judging(
         lambda g, r: g.success_with({"text": "changed"}) if r.arguments["text"] == "a" else g.failure("b")

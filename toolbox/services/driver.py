@@ -212,6 +212,8 @@ async def run(invocation: Invocation) -> Any:
 async def _perform_effects(invocation: Invocation) -> None:
     """Perform one effect after the other, up to the last one."""
     tasks: ToolTasks | None = None
+    this: Any = asyncio.current_task()
+    cancelling = this.cancelling()
     try:
         effect, performing = await invocation.open(), layered(invocation)
         while True:
@@ -233,6 +235,8 @@ async def _perform_effects(invocation: Invocation) -> None:
                 tasks.start_all(effect)
                 while isinstance(event := await tasks.next(), (RunTool, ToolProgress)):
                     pass
+            if this.cancelling() > cancelling:
+                raise _caught_cancellation()
             invocation.state, effect = advance(invocation.rules, invocation.state, event)
         if isinstance(effect, Fail):
             raise effect.error
@@ -242,6 +246,11 @@ async def _perform_effects(invocation: Invocation) -> None:
     finally:
         if tasks is not None:
             await tasks.cancel()
+
+
+def _caught_cancellation() -> asyncio.CancelledError:
+    """Return the error for a cancellation that a tool or a model caught; the invocation ends all the same."""
+    return asyncio.CancelledError("cancelled; a tool or a model caught the first CancelledError")
 
 
 async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPieces, None]:
@@ -308,7 +317,11 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                                     yield news
                             tasks = None
                         else:
+                            this: Any = asyncio.current_task()
+                            cancelling = this.cancelling()
                             news = await performing(RunTool(effect.first, request), invocation)
+                            if this.cancelling() > cancelling:
+                                raise _caught_cancellation()
                         invocation.state, effect = advance(invocation.rules, invocation.state, news)
                         if isinstance(news, ToolFinished):
                             yield ToolExecuted(news.outcome.execution)
