@@ -39,7 +39,6 @@ from .store import Answer, HistoryEntry, RunStore, StoredRun
 
 if TYPE_CHECKING:
     from ..services.plans import MethodPlan
-    from .places import RunSession
 
 
 VERSION = 1
@@ -690,25 +689,6 @@ class StoringHost(Protocol):
     async def run_store(self) -> RunStore:
         """Return the store of the runs."""
         ...
-
-
-async def suspend(invocation: Any) -> None:
-    """Store the run of an invocation that was suspended; an inner invocation waits for the outermost one."""
-    session: RunSession = invocation.place.session
-    if session.cancels:
-        raise session.cancelled()
-    session.note_suspended(invocation)
-    if invocation.place.path:
-        return
-    host: StoringHost = invocation.host
-    store = await host.run_store()
-    stored = None
-    if session.document is None:
-        plan, context = invocation.plan, invocation.context
-        session.document = await describe(plan, host, invocation.arguments, context.attributes, invocation.added_by)
-        stored = header(session.id, plan, invocation.memory_key)
-        session.store = store
-    await session.store_suspension(stored)
 
 
 def header(run_id: str, plan: MethodPlan, conversation: ChatMemoryKey | None) -> StoredRun:

@@ -51,8 +51,11 @@ from .documents import (
     RecordedFailureError,
     RecordedToolError,
     RunDocument,
+    StoringHost,
     WaitingCall,
+    describe,
     failure_to_json,
+    header,
     place_order,
     qualified,
     read,
@@ -806,3 +809,25 @@ def _below(path: str, number: int) -> str:
 def _is_within(place: str, call: str) -> bool:
     """Return True if `place` is the place `call`, an attempt of it, or a place within."""
     return place == call or place.startswith((f"{call}/", f"{call}."))
+
+
+# --- suspending a call
+
+
+async def suspend(invocation: Any) -> None:
+    """Store the run of an invocation that was suspended; an inner invocation waits for the outermost one."""
+    session: RunSession = invocation.place.session
+    if session.cancels:
+        raise session.cancelled()
+    session.note_suspended(invocation)
+    if invocation.place.path:
+        return
+    host: StoringHost = invocation.host
+    store = await host.run_store()
+    stored = None
+    if session.document is None:
+        plan, context = invocation.plan, invocation.context
+        session.document = await describe(plan, host, invocation.arguments, context.attributes, invocation.added_by)
+        stored = header(session.id, plan, invocation.memory_key)
+        session.store = store
+    await session.store_suspension(stored)

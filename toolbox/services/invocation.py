@@ -658,7 +658,7 @@ class Invocation:
     async def suspend(self) -> None:
         """Store the run, or note for the outer invocation that this one is suspended."""
         if self.place is not None:
-            from ..runs.documents import suspend
+            from ..runs.places import suspend
 
             await suspend(self)
 
