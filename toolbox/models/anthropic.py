@@ -33,7 +33,6 @@ from .openai_settings import (
     server_problems,
 )
 from .server_errors import secrets_in, too_large
-from .transport import Transport, repeating
 from .wire_encoding import Fields, ToolNames, joined, json_bytes
 
 _logger = logging.getLogger("toolbox.models")
@@ -187,8 +186,9 @@ def missing_package(where: str) -> Problem:
 @functools.cache
 def _client_class() -> Any:
     """Return the package's client, changed to ask a function for its key, and not to wait longer than two minutes."""
-
     import anthropic
+
+    from .transport import repeating
 
     class AsyncAnthropic(repeating(anthropic.AsyncAnthropic)):  # type: ignore[misc]  # the class is made at run time
         def __init__(self, key: ApiKey, **others: Any) -> None:
@@ -224,6 +224,8 @@ class AnthropicChatModel:
 
     @taking(AnthropicSettings)
     def __init__(self, given: AnthropicSettings) -> None:
+        from .transport import Transport  # loads the HTTP library, like the package
+
         settings = given.with_environment()
         if problems := list(problems_of(settings)):
             raise IllegalConfigurationError(problems)

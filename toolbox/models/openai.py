@@ -10,7 +10,7 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from pydantic_core import from_json
 
@@ -36,8 +36,10 @@ from .openai_settings import (
 )
 from .server_errors import secrets_in
 from .sse import EventReader, excerpt
-from .transport import Stream, Transport, repeating
 from .wire_encoding import Fields, SendReasoning, ToolNames, joined, json_bytes
+
+if TYPE_CHECKING:
+    from .transport import Stream
 
 
 class Interpreter(Protocol):
@@ -110,6 +112,8 @@ class OpenAiChatModel:
 
     @taking(OpenAiSettings)
     def __init__(self, given: OpenAiSettings) -> None:
+        from .transport import Transport  # loads the HTTP library, like the package
+
         settings = given.with_environment()
         if problems := list(problems_of(settings)):
             raise IllegalConfigurationError(problems)
@@ -278,6 +282,8 @@ class OpenAiPackage:
         self.module: Any = openai
 
     def client(self, settings: ServerSettings, **others: Any) -> Any:
+        from .transport import repeating
+
         return repeating(self.module.AsyncOpenAI)(api_key=settings.key, base_url=settings.address, **others)
 
     def environment_headers(self, address: str | None) -> dict[str, str]:
