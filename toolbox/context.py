@@ -210,15 +210,9 @@ class _OneTurn(Awaitable[None]):
 
 
 class ToolCallScope(Protocol):
-    """The bean scope of one tool call. It is entered when the tool is dispatched and closed when the tool ends."""
+    """The bean scope of one tool call. It is opened when the tool is dispatched and closed when the tool ends."""
 
-    def __enter__(self) -> ToolCallScope:
-        """Make this scope the active scope of the current context."""
-        ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def leave(self) -> None:
         """Make the previous scope active again; close nothing."""
         ...
 
@@ -255,7 +249,7 @@ class ActiveScope(Protocol):
         ...
 
     def open_call_scope(self) -> ToolCallScope:
-        """Return a new scope for one tool call, inside the active scope."""
+        """Return a new scope for one tool call, inside the active scope; it is active until `leave` is called."""
         ...
 
 

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tests.di.conftest import call_scope
 from toolbox import (
     AmbiguousBeanError,
     AsyncBeanError,
@@ -841,7 +842,7 @@ async def test_a_seed_replaces_a_bean_for_one_task(scope: Any) -> None:
                 await asyncio.sleep(0)
                 found = c.get(Holder).kinds
                 await asyncio.sleep(0)
-                with internals_of(c).open_call_scope():
+                with call_scope(c):
                     assert (await c.aget(Holder)).kinds == found
                 return found
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.di.conftest import call_scope
 from toolbox import AsyncBeanError, Container, application_scoped, call_scoped, dependent, produces, request_scoped
 from toolbox.container import internals_of
 
@@ -80,8 +81,7 @@ async def test_a_long_chain_of_mixed_scopes_is_created_with_and_without_await() 
 async def test_a_long_chain_is_created_inside_a_call_scope() -> None:
     links = chain(call_scoped, dependent)
     async with Container().register(*links) as container, container.request_scope():
-        scope = internals_of(container).open_call_scope()
-        with scope:
+        with call_scope(container) as scope:
             assert depth(container.get(links[-1])) == LENGTH
         await scope.aclose(None)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.di.conftest import call_scope
 from toolbox import (
     Container,
     Instance,
@@ -80,13 +81,11 @@ async def test_a_dependent_bean_is_created_for_each_lookup() -> None:
 
 async def test_a_call_bean_is_created_once_per_tool_call() -> None:
     async with container() as c, c.request_scope():
-        call = internals_of(c).open_call_scope()
-        with call:
+        with call_scope(c) as call:
             first = c.get(Transaction)
             assert c.get(Transaction) is first
         await call.aclose(None)
-        other = internals_of(c).open_call_scope()
-        with other:
+        with call_scope(c) as other:
             assert c.get(Transaction) is not first
             assert c.get(Transaction).basket is first.basket
         await other.aclose(None)
@@ -105,17 +104,16 @@ async def test_a_call_scope_works_without_a_request_scope() -> None:
     async with Container().register(Alone) as c:
         with pytest.raises(ScopeNotActiveError):
             c.get(Alone)
-        call = internals_of(c).open_call_scope()
-        with call:
+        with call_scope(c) as call:
             assert c.get(Alone) is c.get(Alone)
         await call.aclose(None)
 
 
 async def test_nested_call_scopes_are_independent() -> None:
     async with container() as c, c.request_scope():
-        with internals_of(c).open_call_scope():
+        with call_scope(c):
             outer = c.get(Transaction)
-            with internals_of(c).open_call_scope():
+            with call_scope(c):
                 assert c.get(Transaction) is not outer
                 assert c.get(Transaction).basket is outer.basket
             assert c.get(Transaction) is outer
@@ -293,7 +291,7 @@ async def test_a_dependent_bean_is_closed_with_its_owner() -> None:
             c.get(Long)
         assert log == []
         async with c.request_scope():
-            with internals_of(c).open_call_scope() as call:
+            with call_scope(c) as call:
                 c.get(Short)
             await call.aclose(None)
             assert log == []
@@ -915,8 +913,7 @@ async def test_a_call_scope_closes_beans_on_the_thread_that_created_them() -> No
             self.connection = connection
 
     async with Container().register(session, connection, Tool) as c, c.request_scope():
-        scope = internals_of(c).open_call_scope()
-        with scope:
+        with call_scope(c) as scope:
             await internals_of(c).prepare(Tool)
 
             def call() -> str:
@@ -942,7 +939,7 @@ async def test_prepare_creates_async_dependent_beans() -> None:
             self.client = client
 
     async with Container().register(client, Tool) as c:
-        with internals_of(c).open_call_scope():
+        with call_scope(c):
             await internals_of(c).prepare(Tool)
             assert (await asyncio.to_thread(c.get, Tool)).client == 7
             await internals_of(c).prepare(int)

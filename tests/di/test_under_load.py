@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.di.conftest import call_scope
 from toolbox import Container, application_scoped, call_scoped, dependent, produces, request_scoped
-from toolbox.container import internals_of
 
 pytestmark = pytest.mark.anyio
 
@@ -102,8 +102,7 @@ async def test_many_threads_and_tasks_create_each_bean_once() -> None:
                         group.create_task(one_call(orders[0].basket))
 
         async def one_call(basket: Basket) -> None:
-            scope = internals_of(c).open_call_scope()
-            with scope:
+            with call_scope(c) as scope:
                 call = c.get(Call)
                 await asyncio.sleep(0)
                 assert c.get(Call) is call

@@ -29,17 +29,17 @@ class NotedScope:
     async def aget(self, wanted: Any, name: str | None = None) -> Any:
         return self.get(wanted)
 
+    def existing(self, wanted: Any) -> Any:
+        return self.get(wanted)
+
     async def prepare(self, wanted: Any, name: str | None = None) -> None:
         self.get(wanted)
 
     def open_call_scope(self) -> NotedScope:
-        return self
-
-    def __enter__(self) -> NotedScope:
         self.events.append("entered")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def leave(self) -> None:
         self.events.append("left")
 
     def close_if_empty(self) -> bool:

@@ -503,29 +503,22 @@ class RequestScope(OpenScope):
 
 
 class CallScope(OpenScope):
-    """The scope of one tool call, inside the scope that was active when it was opened."""
+    """The scope of one tool call, inside the scope that is active when it is created; active until `leave`."""
 
     what = "call scope"
 
-    def __init__(self, home: Home, request: OpenScope | None, direct: Home | None) -> None:
-        self.home, self.request, self.direct = home, request, direct
+    def __init__(self, home: Home, outer: OpenScope | None, request: OpenScope | None, direct: Home | None) -> None:
+        self.home, self.outer, self.request, self.direct = home, outer, request, direct
         self.store = {}
         self.making = {}
         self.closers = []
-
-    def __enter__(self) -> CallScope:
-        if self._token is not None or self.closing:
-            self._refuse_second_entry()
-        self.outer = active.get()
         self._token = active.set(self)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:  # inline for speed, as in `__enter__`: each tool call opens one
-            active.reset(self._token)  # type: ignore[arg-type]  # set by `__enter__`
-        except ValueError:  # exited in another context than entered, for example by a finalised generator
+    def leave(self) -> None:
+        """Make the outer scope active again; close nothing."""
+        try:  # inline for speed: each tool call opens one
+            active.reset(self._token)  # type: ignore[arg-type]  # set by `__init__`
+        except ValueError:  # left in another context than entered, for example by a finalised generator
             return
 
 

@@ -107,13 +107,13 @@ class Wiring(Home):
         return scope
 
     def open_call_scope(self) -> CallScope:
-        """Return a new call scope inside the active scope."""
+        """Return a new call scope inside the active scope. It is the active scope until `leave` is called."""
         outer = active.get()
         if outer is None:
-            outer = self.application
-        elif outer.home is not self:
-            outer = self.scope()
-        return CallScope(self, outer.request, outer.direct)
+            own: OpenScope = self.application
+        else:
+            own = outer if outer.home is self else self.scope()
+        return CallScope(self, outer, own.request, own.direct)
 
     def place_of(self, key: int, owner: OpenScope) -> OpenScope:
         """Return the scope that stores a bean requested inside `owner`."""

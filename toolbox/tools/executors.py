@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextvars import copy_context
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from typing_extensions import TypeForm
@@ -49,12 +48,7 @@ class _EmptyScope:
     def open_call_scope(self) -> ToolCallScope:
         return self
 
-    def __enter__(self) -> ToolCallScope:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def leave(self) -> None: ...
 
     def close_if_empty(self) -> bool:
         """See `ToolCallScope`."""

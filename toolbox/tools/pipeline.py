@@ -600,34 +600,37 @@ async def _within(timeout: float, call: ToolCall, on_loop: bool) -> Encoded:
 async def run_here(call: ToolCall, on_start: Callable[[], None] | None = None) -> Encoded:
     """Run the tool on the event loop, in the current task."""
     tool, environment = call.tool, call.environment
-    with environment.scope.open_call_scope() as opened:
-        try:
-            if tool.bean is not None:
-                await environment.scope.prepare(tool.bean)
-            if tool.injected:
-                await _prepare(tool.injected, environment.scope)
-            if on_start is not None:
-                on_start()
-            began = None if tool.execution.is_coroutine else perf_counter()
-            if tool.function is not None and tool.decode is not None and not tool.has_hidden:
-                value = tool.function(**call.arguments)  # type: ignore[arg-type]  # `decode` made a dict
-            else:
-                function, args, kwargs = _bound(call)
-                value = function(*args, **kwargs)
-            if began is not None:
-                environment.runner.warn_if_slow(tool.specification.name, began)
-            if type(value) is CoroutineType or inspect.isawaitable(value):
-                value = await value
-            encoded = tool.encode(value)
-        except ToolDeferred:
-            await _close(opened, None, tool)  # the call ends normally, and its result comes later
-            raise
-        except BaseException as error:
-            await _close(opened, error, tool)
-            raise
+    opened = environment.scope.open_call_scope()
+    try:
+        if tool.bean is not None:
+            await environment.scope.prepare(tool.bean)
+        if tool.injected:
+            await _prepare(tool.injected, environment.scope)
+        if on_start is not None:
+            on_start()
+        began = None if tool.execution.is_coroutine else perf_counter()
+        if tool.function is not None and tool.decode is not None and not tool.has_hidden:
+            value = tool.function(**call.arguments)  # type: ignore[arg-type]  # `decode` made a dict
+        else:
+            function, args, kwargs = _bound(call)
+            value = function(*args, **kwargs)
+        if began is not None:
+            environment.runner.warn_if_slow(tool.specification.name, began)
+        if type(value) is CoroutineType or inspect.isawaitable(value):
+            value = await value
+        encoded = tool.encode(value)
+    except ToolDeferred:
+        await _close(opened, None, tool)  # the call ends normally, and its result comes later
+        raise
+    except BaseException as error:
+        await _close(opened, error, tool)
+        raise
+    else:
         if not opened.close_if_empty():
             await _close(opened, None, tool)
         return encoded
+    finally:
+        opened.leave()
 
 
 class _PlacedCall:
@@ -647,7 +650,8 @@ class _PlacedCall:
     async def wait(self) -> Encoded:
         """Run the tool where the runner chooses, and wait for its result."""
         tool, environment = self._call.tool, self._call.environment
-        with environment.scope.open_call_scope() as self._opened:
+        self._opened = environment.scope.open_call_scope()
+        try:
             try:
                 if tool.bean is not None:
                     await environment.scope.prepare(tool.bean)
@@ -656,20 +660,21 @@ class _PlacedCall:
             except BaseException as error:
                 await self.finish(error)
                 raise
-            try:
-                value = await environment.runner.run(
-                    tool.execution,
-                    self,
-                    tool.specification.name,
-                    finish=self.finish,
-                    shipped=self.shipped,
-                    has_timeout=tool.timeout is not None,
-                )
-                # A result from another process is not encoded yet.
-                return value if isinstance(value, Encoded) else tool.encode(value)
-            except asyncio.CancelledError as error:
-                self.abandoned_by = error
-                raise
+            value = await environment.runner.run(
+                tool.execution,
+                self,
+                tool.specification.name,
+                finish=self.finish,
+                shipped=self.shipped,
+                has_timeout=tool.timeout is not None,
+            )
+            # A result from another process is not encoded yet.
+            return value if isinstance(value, Encoded) else tool.encode(value)
+        except asyncio.CancelledError as error:
+            self.abandoned_by = error
+            raise
+        finally:
+            self._opened.leave()
 
     def __call__(self) -> Any:
         """Call the tool on this thread. Returns the encoded result, or an awaitable of it."""
