@@ -1,6 +1,6 @@
 """Finds the bean for each injection point: definitions become a graph, which can also be described as data.
 
-For a missing bean: fixes, with similar beans and objects to register. Not here: checks of the whole graph (`checks`),
+For a missing bean: fixes, with similar beans and objects to register. Not here: checks of the whole graph (`registry`),
 creating beans (`scopes`, `providers`, `resolvers`).
 """
 

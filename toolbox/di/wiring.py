@@ -26,10 +26,10 @@ from ..errors import (
 )
 from ..introspection import forms_of, is_hashable, plain, type_name
 from .beans import MISSING, InjectionPoint, seed_of
-from .checks import problems_in
 from .decorators import Instance, Scope
 from .graph import BeanGraph, BeanList, Constant, LazyBean, SingleBean, Value, chain_text, web_request_fix
 from .providers import Providers, holders_in, override_outside, owned_by
+from .registry import problems_in
 from .resolvers import Plan, Planner, Resolver, Resolvers, Stepwise, deep_beans, run_awaiting
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
 

@@ -12,9 +12,8 @@ except ModuleNotFoundError as _error:
 from ..errors import MemoryLeaseLostError, TransactionRolledBackError
 from ..settings import SqlSettings
 from .conversation_store import SqlChatMemoryStore
-from .engines import engine, open_engine, open_sync_engine, session, sync_engine, sync_session
 from .run_store import SqlRunStore
-from .transactions import transactional
+from .sessions import engine, open_engine, open_sync_engine, session, sync_engine, sync_session, transactional
 
 __all__ = [
     "MemoryLeaseLostError",

@@ -41,7 +41,7 @@ from ..di.decorators import application_scoped
 from ..errors import IllegalConfigurationError, MemoryLeaseLostError, Problem
 from ..services.memory import LEASE, ChatMemoryKey, ChatMemoryStore, Leases
 from ..transcripts import messages_from_json, messages_to_json
-from .engines import FOR_WRITING
+from .sessions import FOR_WRITING
 
 INSERT_OF: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _BETWEEN_PURGES = 60.0  # seconds
