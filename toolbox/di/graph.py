@@ -1,7 +1,7 @@
 """Finds the bean for each injection point: definitions become a graph, which can also be described as data.
 
 For a missing bean: fixes, with similar beans and objects to register. Not here: checks of the whole graph (`registry`),
-creating beans (`scopes`, `providers`, `resolvers`).
+creating beans (`scopes`, `creation`).
 """
 
 from __future__ import annotations

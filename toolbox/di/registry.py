@@ -105,7 +105,7 @@ class Registry:
         included = [each.container for each in self._entries.values() if isinstance(each, IncludedContainer)]
         if not included:
             return {}
-        from .providers import undefined_dependencies
+        from .foreign import undefined_dependencies
 
         return {provider: point for each in included for provider, point in undefined_dependencies(each).items()}
 
@@ -223,7 +223,7 @@ def read_included(entry: object) -> Registration | None:
     """Read a container registered with `include`."""
     if not isinstance(entry, IncludedContainer):
         return None
-    from .providers import read_container
+    from .foreign import read_container
 
     return read_container(entry.container)
 

@@ -3,7 +3,7 @@
 Several threads and tasks can request a bean at the same time: one creates it, threads wait on events, tasks on futures.
 If the creator fails or is cancelled, a waiter takes over. A wait that can never end raises an error with the path.
 Beans are closed one at a time, also after failures and during cancellation.
-Not here: how a bean is created (`providers`, `resolvers`).
+Not here: how a bean is created (`creation`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Beans of a started container: lookup by type and name, creation in scopes, seeds, and `container.override(…)`.
 
 Not here: reading registered objects (`registry`), start and stop (`container`), putting a replaced bean into the
-providers (`providers`).
+providers (`creation`, `foreign`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..errors import (
 )
 from ..introspection import forms_of, is_hashable, plain, type_name
 from .beans import MISSING, InjectionPoint, seed_of
+from .creation import Plan, Planner, Providers, Resolver, Resolvers, Stepwise, deep_beans, owned_by, run_awaiting
 from .decorators import Instance, Scope
+from .foreign import holders_in, override_outside
 from .graph import BeanGraph, BeanList, Constant, LazyBean, SingleBean, Value, chain_text, web_request_fix
-from .providers import Providers, holders_in, override_outside, owned_by
 from .registry import problems_in
-from .resolvers import Plan, Planner, Resolver, Resolvers, Stepwise, deep_beans, run_awaiting
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
 
 GENERATE = True
