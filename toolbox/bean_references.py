@@ -9,11 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import FunctionType, MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from .context import ActiveScope
+from .introspection import may_be_marked
 
 D = TypeVar("D")
+_NO_MARKS: Mapping[str, tuple[object, ...]] = MappingProxyType({})
 
 REFERENCES_MARK = "__toolbox_references__"
 DEFAULT_SCOPE_MARK = "__toolbox_default_scope__"
@@ -77,7 +80,8 @@ def naming(decorator: str, named: tuple[object, ...]) -> Callable[[D], D]:
 
 def named_at(target: object, decorator: str) -> tuple[BeanReference, ...]:
     """Return what a decorator names at this function, static or class method, or class; without inherited ones."""
-    return tuple(BeanReference.to(each) for each in _marks_of(target).get(decorator, ()))
+    named = _marks_of(target).get(decorator)
+    return tuple(map(BeanReference.to, named)) if named else ()
 
 
 def named_in_class(cls: type[Any], decorator: str) -> tuple[BeanReference, ...]:
@@ -97,12 +101,12 @@ def definitions_of(cls: type[Any], name: str) -> tuple[Any, ...]:
 
 def all_named(target: object) -> Iterator[BeanReference]:
     """Yield everything that decorators name at a function, or at a class, its bases and their members."""
-    if isinstance(target, type):
-        for base in target.__mro__[:-1]:  # not `object`
-            for each in (base, *vars(base).values()):
-                yield from _all_at(each)
-    else:
-        yield from _all_at(target)
+    targets: tuple[object, ...] = (target,)
+    if isinstance(target, type):  # without `object`
+        targets = tuple(each for base in target.__mro__[:-1] for each in (base, *vars(base).values()))
+    for each in targets:
+        if may_be_marked(each) and (marks := _marks_of(each)):
+            yield from (BeanReference.to(one) for named in marks.values() for one in named)
 
 
 def global_priority(cls: object) -> float | None:
@@ -110,12 +114,11 @@ def global_priority(cls: object) -> float | None:
     return vars(cls).get(GLOBAL_INTERCEPTOR_MARK) if isinstance(cls, type) else None
 
 
-def _all_at(target: object) -> Iterator[BeanReference]:
-    for named in _marks_of(target).values():
-        yield from (BeanReference.to(each) for each in named)
-
-
 def _marks_of(target: object) -> Mapping[str, tuple[object, ...]]:
+    kind = type(target)
+    if kind is FunctionType or kind is type:
+        own: Mapping[str, tuple[object, ...]] = target.__dict__.get(REFERENCES_MARK, _NO_MARKS)
+        return own
     for each in (target, getattr(target, "__func__", None)):
         # Not only `getattr`: attributes of classes may be objects that create their own attributes, or refuse to.
         if not any("__dict__" in base.__dict__ for base in type(each).__mro__):
@@ -123,7 +126,7 @@ def _marks_of(target: object) -> Mapping[str, tuple[object, ...]]:
         marks: Mapping[str, tuple[object, ...]] | None = getattr(each, "__dict__", {}).get(REFERENCES_MARK)
         if marks:
             return marks
-    return {}
+    return _NO_MARKS
 
 
 def is_rest_client(cls: object) -> bool:

@@ -37,8 +37,15 @@ class Unwrapped:
     optional: bool
 
 
+def is_class(form: object) -> bool:
+    """Return True for a class without type arguments. `isinstance(list[int], type)` is True on Python 3.11."""
+    return issubclass(type(form), type)
+
+
 def unwrapped(annotation: Any) -> Unwrapped:
     """Return the parts of an annotation: unwraps `Annotated`, `| None` and aliases in any order."""
+    if is_class(annotation):
+        return Unwrapped(annotation, (), False)
     metadata: tuple[object, ...] = ()
     optional = False
     while True:
@@ -72,6 +79,8 @@ def admits_none(annotation: Any) -> bool:
 
 def plain(annotation: Any) -> Any:
     """Return the type itself: without `Annotated`, with aliases resolved, and `typing.List[T]` as `list[T]`."""
+    if is_class(annotation):
+        return annotation
     while True:
         if get_origin(annotation) is Annotated:
             annotation = annotation.__origin__
@@ -106,7 +115,7 @@ def is_hashable(annotation: Any) -> bool:
 
 def is_union(annotation: Any) -> bool:
     """Return True for `A | B` and `Union[A, B]`."""
-    return get_origin(annotation) in (typing.Union, types.UnionType)
+    return not is_class(annotation) and get_origin(annotation) in (typing.Union, types.UnionType)
 
 
 def with_lists(annotation: Any) -> Any:
@@ -123,7 +132,7 @@ def with_lists(annotation: Any) -> Any:
 
 def class_of(form: Any) -> Any:
     """Return the class of a type: `Repository` for `Repository[User]`."""
-    return get_origin(form) or form
+    return form if is_class(form) else get_origin(form) or form
 
 
 def parameters_of(form: Any) -> tuple[Any, ...]:
@@ -214,10 +223,10 @@ def type_name(form: Any) -> str:
         return "None"
     if is_union(form):
         return " | ".join(type_name(each) for each in get_args(form))
-    origin = get_origin(form)
+    origin = None if is_class(form) else get_origin(form)
     if origin is Annotated:
         return type_name(form.__origin__)
-    arguments = get_args(form)
+    arguments = get_args(form) if origin is not None else ()
     if origin is Literal:
         return f"Literal[{', '.join(map(repr, arguments))}]"
     if origin is not None and arguments:
@@ -230,7 +239,7 @@ def type_name(form: Any) -> str:
 
 def snake_case(form: Any) -> str:
     """Return the provider name of a type: `http_client` for `HTTPClient`, `repository_user` for `Repository[User]`."""
-    text = type_name(form) if get_origin(form) else type_name(form).rpartition(".")[2]
+    text = type_name(form) if not is_class(form) and get_origin(form) else type_name(form).rpartition(".")[2]
     text = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", text)
     text = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", text)
     return re.sub(r"\W+", "_", text).strip("_").lower() or "bean"
@@ -327,6 +336,22 @@ def takes(function: object, count: int) -> bool:
     except ValueError:
         return True
     return True
+
+
+# --- marks of decorators
+
+_WITHOUT_MARKS = frozenset(
+    {
+        *(bool, bytes, dict, float, frozenset, int, list, property, set, str, tuple, types.NoneType),
+        *(types.BuiltinFunctionType, types.GetSetDescriptorType, types.MemberDescriptorType),
+        *(types.MethodDescriptorType, types.WrapperDescriptorType),
+    }
+)
+
+
+def may_be_marked(member: object) -> bool:
+    """Return False for members of classes that cannot keep a mark, such as texts: most members, and quick to see."""
+    return type(member) not in _WITHOUT_MARKS
 
 
 # --- bodies

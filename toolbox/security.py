@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from .context import ActiveScope
 from .errors import FrameworkError, MissingBeanError, ScopeNotActiveError
+from .introspection import may_be_marked
 
 F = TypeVar("F")
 
@@ -210,6 +211,8 @@ def _mark(target: F, access: Access, decorator: str) -> F:
 
 def marked_access(member: object) -> Access | None:
     """Return the mark of a function, of a bound, static or class method, or of an object with an attribute; or None."""
+    if not may_be_marked(member):
+        return None
     for each in (member, getattr(member, "__func__", None), getattr(member, "func", None)):
         mark = None if isinstance(each, type) else getattr(each, ACCESS_MARK, None)
         if isinstance(mark, Access):

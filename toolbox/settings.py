@@ -21,7 +21,13 @@ from pydantic import (
     PositiveInt,
     SecretStr,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from .safe_text import HIDDEN
 
@@ -264,3 +270,23 @@ class ToolboxSettings(BaseSettings):
     mcp: Annotated[dict[str, McpSettings], BeforeValidator(_by_settings_key)] = Field(default_factory=dict)
     sql: SqlSettings = Field(default_factory=SqlSettings)
     redis: RedisSettings = Field(default_factory=RedisSettings)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources without those that have no variable of the library: searching them takes milliseconds."""
+        sources = init_settings, env_settings, dotenv_settings, file_secret_settings
+        if settings_cls is not ToolboxSettings:
+            return sources  # its fields may have other names of variables
+        return tuple(each for each in sources if not isinstance(each, EnvSettingsSource) or _has_variable(each))
+
+
+def _has_variable(source: EnvSettingsSource) -> bool:
+    prefix = source.env_prefix.lower()
+    return any(name.lower().startswith(prefix) for name in source.env_vars)

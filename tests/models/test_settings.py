@@ -1,7 +1,9 @@
 """Settings come from the environment, and secrets stay hidden."""
 
+from pathlib import Path
+
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from toolbox.settings import ToolboxSettings
 
@@ -32,6 +34,25 @@ def test_a_named_model_is_read_from_the_environment(monkeypatch: pytest.MonkeyPa
     assert settings.pool_size == 3
     assert "sk-secret" not in repr(settings)
     assert "sk-secret" not in str(settings.model_dump())
+
+
+def test_settings_are_read_from_each_place_that_has_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Renamed(ToolboxSettings):
+        pool_size: int = Field(32, validation_alias="THREADS")
+
+    file = tmp_path / "names.env"
+    file.write_text("TOOLBOX_THREAD_LIMIT=7\nTOOLBOX_POOL_SIZE=5\nOTHER=3\n")
+    monkeypatch.setenv("THREADS", "9")
+    monkeypatch.setenv("SHOP_THREAD_LIMIT", "8")
+
+    assert ToolboxSettings(_env_file=file).thread_limit == 7
+    assert ToolboxSettings(_env_prefix="SHOP_").thread_limit == 8
+    assert Renamed().pool_size == 9
+    assert ToolboxSettings(_env_file=file, pool_size=4).pool_size == 4
+
+    monkeypatch.setenv("toolbox_pool_size", "6")
+    assert ToolboxSettings(_env_file=file).pool_size == 6
+    assert ToolboxSettings(_env_file=file).thread_limit == 7
 
 
 def test_several_fallbacks_can_be_set_in_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-from ..introspection import local_names, takes
+from ..introspection import local_names, may_be_marked, takes
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -240,7 +240,12 @@ def compensated_by(member: object) -> Any:
 
 def tool_mark_of(member: object) -> ToolMark | None:
     """Return the mark of a function, bound, static or class method (in either order of the decorators), or None."""
-    mark = getattr(member, TOOL_MARK, None) or getattr(getattr(member, "__func__", None), TOOL_MARK, None)
+    if not may_be_marked(member):
+        return None
+    if type(member) is FunctionType:
+        mark = member.__dict__.get(TOOL_MARK)
+    else:
+        mark = getattr(member, TOOL_MARK, None) or getattr(getattr(member, "__func__", None), TOOL_MARK, None)
     return mark if isinstance(mark, ToolMark) else None
 
 
@@ -251,7 +256,7 @@ def mcp_marked(cls: type[Any]) -> tuple[str, ...]:
 
 
 def _has_mcp_mark(raw: object) -> bool:
-    return hasattr(raw, MCP_MARK) or hasattr(getattr(raw, "__func__", None), MCP_MARK)
+    return may_be_marked(raw) and (hasattr(raw, MCP_MARK) or hasattr(getattr(raw, "__func__", None), MCP_MARK))
 
 
 def with_effects(function: F, *effects: str | Callable[[type | None], str]) -> F:

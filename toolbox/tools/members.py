@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, ref
 from ..bean_references import definitions_of
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
-from ..introspection import EMPTY, Unresolved, arguments_for
+from ..introspection import EMPTY, Unresolved, arguments_for, may_be_marked
 from ..security import access_to
 from .codec import ArgumentDecoder, ResultEncoder
 from .marks import ToolMark, compensated_by, effects_of, tool_mark_of
@@ -64,7 +64,9 @@ def members_of(cls: type, mark_of: Callable[[object], ToolMark | None] = tool_ma
     """
     names: dict[str, None] = {}
     for base in cls.__mro__[-2::-1]:  # without `object`
-        names.update(dict.fromkeys(name for name, raw in vars(base).items() if mark_of(raw) is not None))
+        for name, raw in vars(base).items():
+            if may_be_marked(raw) and mark_of(raw) is not None:
+                names[name] = None
     return (member for name in names if (member := _member(cls, name, mark_of)) is not None)
 
 
