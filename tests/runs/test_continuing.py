@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from toolbox import (
+    ChatResponse,
     CompleteResponse,
     Container,
     EventListener,
@@ -33,6 +34,8 @@ from toolbox import (
     tool,
 )
 from toolbox.events import RunAnsweredEvent, RunResumedEvent, ServiceSuspendedEvent, ToolSuspendedEvent
+from toolbox.guardrails import GuardrailResult, InputGuardrail, InputGuardrailRequest, input_guardrails
+from toolbox.interceptors import ModelInterceptor, ModelInvocation, ModelProceed, interceptors
 from toolbox.limits import UsageLimitExceededError, UsageLimits
 from toolbox.runs import (
     ConversationSuspendedError,
@@ -491,6 +494,57 @@ async def test_a_service_called_in_a_tools_own_code_raises_its_suspension_there(
                 await here.get(Front).ask("x")
             assert raised.value.run_id == seen[0]
         assert (await here.runs.get(seen[0])).status == ("suspended" if catches else "cancelled")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("place", ["guardrail", "interceptor"])
+async def test_a_service_that_suspends_in_a_guardrail_or_an_interceptor_is_cancelled(
+    place: str, streamed: bool
+) -> None:
+    class Asking(InputGuardrail, ModelInterceptor):
+        def __init__(self, clerk: Clerk) -> None:
+            self.clerk = clerk
+
+        async def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            await self.clerk.do("x")
+            return self.success()
+
+        async def around_model(self, call: ModelInvocation, proceed: ModelProceed) -> ChatResponse:
+            await self.clerk.do("x")
+            return await proceed(call)
+
+    decorate = input_guardrails(Asking) if place == "guardrail" else interceptors(Asking)
+
+    @register_ai_service
+    @decorate
+    class Front(Protocol):
+        async def ask(self, text: str) -> str: ...
+        def events(self, text: str) -> TokenStream: ...
+
+    async with container(asks(REFUND), says("never"), services=(Front, Clerk)) as here:
+        with pytest.raises(RunSuspendedError):
+            if streamed:
+                _ = [event async for event in here.get(Front).events("x")]
+            else:
+                await here.get(Front).ask("x")
+        [run] = await here.runs.list()
+        assert (run.service.rpartition(".")[2], run.status) == ("Clerk", "cancelled")
+
+
+async def test_a_suspended_run_of_another_host_does_not_hide_the_error() -> None:
+    outside = create_ai_service(Clerk, chat_model=ScriptedChatModel([asks(REFUND)]), tools=[refund])
+
+    @tool
+    async def forward() -> str:
+        return await outside.do("x")
+
+    @register_ai_service(tools=forward)
+    class Front(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    async with container(asks(tool_call("forward")), services=(Front,)) as here:
+        with pytest.raises(RunSuspendedError):
+            await here.get(Front).ask("x")
 
 
 # --- a program that changed

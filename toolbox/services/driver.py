@@ -50,6 +50,7 @@ from .loop import (
     may_end,
     with_early_call,
 )
+from .plans import suspensions_in
 
 News: TypeAlias = RunTool | ToolProgress | ToolFinished | ToolSuspended
 """What happens while tools run: a call starts, reports its progress, ends or is suspended."""
@@ -200,8 +201,9 @@ async def run(invocation: Invocation) -> Any:
             async with within(invocation), around(invocation):
                 await _perform_effects(invocation)
         return invocation.value()
-    except BaseException:
+    except BaseException as error:
         invocation.context.cancellation.cancel()
+        await _abandon_runs(error, invocation)
         raise
     finally:
         running.end(number)
@@ -355,11 +357,20 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
             yield RunSuspended(invocation.place.run_id, invocation.place.session.pending)
         if isinstance(invocation.end, Finish):
             yield CompleteResponse(replace(invocation.end.response, token_usage=invocation.state.token_usage))
-    except BaseException:
+    except BaseException as error:
         invocation.context.cancellation.cancel()
+        await _abandon_runs(error, invocation)
         raise
     finally:
         invocation.note()
+
+
+async def _abandon_runs(error: BaseException, invocation: Invocation) -> None:
+    """Cancel the suspended runs of services that code of this invocation called, such as a guardrail."""
+    own = invocation.place.run_id if invocation.place is not None else None
+    for each in suspensions_in(error):
+        if each.run_id != own:
+            await invocation.host.abandon_runs(each)
 
 
 def _reports_progress(request: ToolExecutionRequest, invocation: Invocation) -> bool:

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -21,7 +22,13 @@ from ..di.beans import MISSING, Names, Stop, point_of, read_class
 from ..di.decorators import Named, Scope
 from ..di.graph import BeanGraph, NotFound, Registration, SingleBean, beans_in, look_alikes
 from ..di.scopes import outside_scopes
-from ..errors import ContainerNotStartedError, IllegalConfigurationError, MissingBeanError, Problem
+from ..errors import (
+    ContainerNotStartedError,
+    IllegalConfigurationError,
+    MissingBeanError,
+    Problem,
+    RunNotFoundError,
+)
 from ..events import EventListener, Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.runners import LoopRunner
@@ -333,9 +340,10 @@ class ContainerHost:
         await self.runs.cancel(run_id, reason)
 
     async def abandon_runs(self, error: BaseException) -> None:
-        """Cancel the runs of a `RunSuspendedError`, also those in groups: a tool let the error through."""
+        """Cancel the runs of a `RunSuspendedError`, also those in groups: a tool or guardrail let it through."""
         for each in suspensions_in(error):
-            await self.runs.cancel(each.run_id, "the tool that called the service ended")
+            with suppress(RunNotFoundError):  # a run of another host
+                await self.runs.cancel(each.run_id, "the call that needed its result has ended")
 
     def tool_may_suspend(self, tool: Tool) -> bool:
         """See `ServiceHost.tool_may_suspend`."""

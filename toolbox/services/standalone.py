@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -23,7 +23,7 @@ from ..bean_references import BeanReference, global_priority
 from ..chat import ChatModel
 from ..context import ActiveScope
 from ..di.beans import MISSING, read_class
-from ..errors import IllegalConfigurationError, MissingBeanError, Problem
+from ..errors import IllegalConfigurationError, MissingBeanError, Problem, RunNotFoundError
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
@@ -182,7 +182,8 @@ class _Host:
 
     async def abandon_runs(self, error: BaseException) -> None:
         for each in suspensions_in(error):
-            await self.runs.cancel(each.run_id, "the tool that called the service ended")
+            with suppress(RunNotFoundError):  # a run of another host
+                await self.runs.cancel(each.run_id, "the call that needed its result has ended")
 
     def tool_may_suspend(self, tool: Tool) -> bool:
         return may_suspend(tool, self.plans) or leads_to_provider(tool, self.plans)
