@@ -33,6 +33,14 @@ SLOWEST_FIRST = [
 """Files that take long. They start first, so that no worker waits for the other one at the end."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Share one warm Python process among the workers of a run."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        from tests import warm_python
+
+        warm_python.share()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest files first; the others keep their order."""
     folder = Path(__file__).parent

@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import runpy
+import select
 import selectors
 import shutil
 import signal
@@ -31,6 +32,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 STARTER = Path(__file__).parent / "warm_python_starter.py"
 FREE_AT_END = "free_at_end"
+ADDRESS = "WARM_PYTHON_ADDRESS"
 PRELOADED = (
     "asyncio",
     "typing_extensions",
@@ -38,6 +40,8 @@ PRELOADED = (
     "pytest",
     "pytest_timeout",
     "xdist.plugin",
+    "xdist.dsession",
+    "pdb",
     "hypothesis",
     "_hypothesis_pytestplugin",
     "openai",
@@ -50,15 +54,33 @@ PRELOADED = (
     "uvicorn.loops.auto",
     "sqlalchemy.ext.asyncio",
     "sqlalchemy.dialects.sqlite.aiosqlite",
+    "aiosqlite",
     "mcp",
     "mcp.server.mcpserver",
     "mcp.server.stdio",
     "rich.console",
+    "pydantic.v1",
+    "docstring_parser",
+    "httpcore2",
+    "stamina",
+    "fastapi.telemetry._runtime",
     "toolbox.container",
+    "toolbox.di.wiring",
+    "toolbox.demo",
+    "toolbox.models.bodies",
+    "toolbox.models.selection",
     "toolbox.models.openai",
     "toolbox.pytest_plugin",
+    "toolbox.recordings",
+    "toolbox.runs.start_checks",
+    "toolbox.services.standalone",
     "toolbox.sql",
-    "toolbox.rest",
+    "toolbox.testing",
+    "toolbox.tls",
+    "toolbox.rest.exchange",
+    "toolbox.openapi",
+    "jsonschema",
+    "rich.table",
     "toolbox.mcp",
     "toolbox.cli",
     "toolbox.cli.commands",
@@ -98,9 +120,16 @@ def run(
     )
 
 
+def share() -> None:
+    """Let the processes that this one starts, such as pytest's workers, use one warm process."""
+    os.environ[ADDRESS] = _server()
+
+
 @functools.cache
 def _server() -> str:
-    """Start the warm process; return the address of its socket."""
+    """Start the warm process, unless it is shared; return the address of its socket."""
+    if ADDRESS in os.environ:
+        return os.environ[ADDRESS]
     folder = tempfile.mkdtemp(prefix="warm-python-")
     address = f"{folder}/socket"
     with socket.socket(socket.AF_UNIX) as listening:
@@ -144,7 +173,6 @@ class Serving:
 
     def run(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes stdin at its end
         signal.set_wakeup_fd(self._waking.fileno())
         for each in (self._listening, self._woken, sys.stdin):
             self._selector.register(each, selectors.EVENT_READ)
@@ -287,6 +315,8 @@ def execute(arguments: list[str]) -> None:
 
 
 def serve(descriptor: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes stdin at its end
+    select.select([descriptor, sys.stdin], [], [])  # imports only what will be used
     for name in PRELOADED:
         __import__(name)
     from _pytest.assertion.rewrite import AssertionRewritingHook
