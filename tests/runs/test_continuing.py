@@ -1241,3 +1241,21 @@ async def test_errors_about_another_run_fail_the_run_whose_tool_raised_them() ->
         with pytest.raises(RunStoreError):
             await here.runs.resume(run_id, {"0": approve()})
         assert (await here.runs.get(run_id)).status == "failed"
+
+
+# --- the store of a service without a container
+
+
+@pytest.mark.parametrize("store", [InMemoryRunStore(), InMemoryRunStore, None])
+async def test_services_without_a_container_take_a_store_or_its_class(store: Any) -> None:
+    made = create_ai_service(
+        Clerk, chat_model=ScriptedChatModel([asks(REFUND), says("done")]), tools=[refund], run_store=store
+    )
+    run_id = await run_id_of(made.do("x"))
+    assert (await runs_of(made).resume(run_id, {"0": approve()})).content == "done"
+
+
+@pytest.mark.parametrize("store", [3, [], "sqlite:///runs.db", int])
+def test_what_is_not_a_store_is_a_problem(store: Any) -> None:
+    with pytest.raises(IllegalConfigurationError, match=r"run_store=: .* is not a RunStore"):
+        create_ai_service(Clerk, chat_model=ScriptedChatModel([]), run_store=store)

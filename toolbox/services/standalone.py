@@ -115,7 +115,7 @@ class _Host:
     has_cost_estimator = False
     added_may_suspend = False
 
-    def __init__(self, model: ChatModel, run_store: RunStore | None = None) -> None:
+    def __init__(self, model: ChatModel) -> None:
         self._model = model
         self._memories = ChatMemories(InMemoryChatMemoryStore())
         self.workers = _process.workers
@@ -123,7 +123,8 @@ class _Host:
         self.plans: dict[type[Any], Mapping[str, MethodPlan]] = {}
         self.run_seeds: tuple[Any, ...] = ()
         self._runs: Runs | None = None
-        self._run_store, self._store_is_open = run_store, False
+        self._run_store: RunStore | None = None
+        self._store_is_open = False
         self._instances = NamedInstances()
         self.scope: ActiveScope = self._instances
         self.failures = ToolErrors()
@@ -155,6 +156,11 @@ class _Host:
 
             self._runs = Runs(self)
         return self._runs
+
+    @property
+    def is_persistent(self) -> bool:
+        """True if there is a store that keeps runs longer than the process."""
+        return self._run_store is not None and self._run_store.persistent
 
     async def run_store(self) -> RunStore:
         if self._run_store is None:
@@ -205,15 +211,34 @@ class _Host:
         """See `ServiceHost.cost_estimator`."""
         return self._instances.get(CostEstimator) if self.has_cost_estimator else None
 
+    def _instance(self, given: object, where: str, problems: list[Problem]) -> object:
+        """Return the instance that was given, or an instance of the class, or None after a problem with the class."""
+        if not isinstance(given, type):
+            return given
+        reference = BeanReference.to(given)
+        found = list(self._instances.add(reference, where))
+        problems += found
+        return None if found else self._instances.get(reference.bean)
+
+    def use_run_store(self, given: object) -> Iterator[Problem]:
+        """Keep runs in this instance, or in an instance of this class. Yield problems with it."""
+        where, problems = "create_ai_service, run_store=", list[Problem]()
+        store: Any = self._instance(given, where, problems)
+        yield from problems
+        if store is None:
+            return
+        if not all(hasattr(store, each) for each in ("persistent", "load", "append", "acquire")):
+            yield Problem(where, f"{given!r} is not a RunStore", "pass an InMemoryRunStore or a SqlRunStore")
+        else:
+            self._run_store = store
+
     def use_estimator(self, given: object) -> Iterator[Problem]:
         """Estimate costs with this instance or class. Yield problems with it."""
-        where = "create_ai_service, cost_estimator="
-        if isinstance(given, type):
-            reference = BeanReference.to(given)
-            if problems := list(self._instances.add(reference, where)):
-                yield from problems
-                return
-            given = self._instances.get(reference.bean)
+        where, problems = "create_ai_service, cost_estimator=", list[Problem]()
+        given = self._instance(given, where, problems)
+        yield from problems
+        if problems:
+            return
         estimate = getattr(given, "estimate", None)
         if not takes(estimate, 2) or inspect.iscoroutinefunction(estimate):
             fix = "pass an object with a method `def estimate(self, model, usage)`"
@@ -273,7 +298,7 @@ def create_ai_service(
     interceptors: Any = (),
     identity: SecurityIdentity | Callable[[], SecurityIdentity | None] | None = None,
     cost_estimator: CostEstimator | type[CostEstimator] | None = None,
-    run_store: RunStore | None = None,
+    run_store: RunStore | type[RunStore] | None = None,
     **options: Any,
 ) -> T:
     """Create an AI service from a Protocol or ABC without a container. The class does not need a decorator.
@@ -299,7 +324,9 @@ def create_ai_service(
     around = names_around(cls, sys._getframe(1))
     everywhere = _by_priority(as_sources(interceptors))
     plans, problems = plan_service(cls, settings, around=around, host=HostLayers(interceptors=everywhere))
-    host = _Host(chat_model, run_store)
+    host = _Host(chat_model)
+    if run_store is not None:
+        problems += host.use_run_store(run_store)
     if identity is not None:
         problems += host.use_identity(identity)
     if cost_estimator is not None:
@@ -313,7 +340,7 @@ def create_ai_service(
         problems += host.problems_of(NamedAt("interceptors=", "interceptors", each, False) for each in everywhere)
         problems += host.problems_of(each for name in method_names(cls) for each in named_at_method(cls, name))
         problems += service_cycles(cls)
-        problems += _durable_problems(plans.values(), run_store)
+        problems += _durable_problems(plans.values(), host)
         problems += _container_needed(cls, settings, plans.values(), host)
     if (problem := no_model(chat_model, getattr(cls, "__name__", repr(cls)), "chat_model=")) is not None:
         problems.append(problem)
@@ -325,14 +352,14 @@ def create_ai_service(
     return made
 
 
-def _durable_problems(plans: Iterable[MethodPlan], run_store: RunStore | None) -> Iterator[Problem]:
+def _durable_problems(plans: Iterable[MethodPlan], host: _Host) -> Iterator[Problem]:
     """Yield problems of durable methods."""
     for plan in plans:
         if plan.durable:
             from ..runs.start_checks import durable_problems, not_persistent
 
             yield from durable_problems(plan)
-            if run_store is None or not run_store.persistent:
+            if not host.is_persistent:
                 yield not_persistent(plan.where)
 
 
