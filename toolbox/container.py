@@ -174,7 +174,7 @@ class Container:
 
     def _readers(self, names: Mapping[str, Any], host: ContainerHost) -> tuple[Reader, ...]:
         """Return the readers of registered objects, in the order to try them."""
-        from .services.listing import named_beans
+        from .services.planning import named_beans
 
         def read_client(registered: object) -> Registration | None:
             if "toolbox.rest" not in sys.modules:

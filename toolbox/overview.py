@@ -19,7 +19,7 @@ from .introspection import class_of
 from .security import Access, Reach
 from .services.declaration import service_options_of
 from .services.layering import MethodMarks
-from .services.listing import sources_of
+from .services.planning import sources_of
 from .services.plans import MethodPlan, plan_behind
 from .tools.pipeline import Tool
 from .tools.sources import bean_types

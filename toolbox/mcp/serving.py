@@ -29,13 +29,12 @@ from ..safe_text import brief
 from ..security import caller_seeds, identity_in
 from ..services.hosting import identity_problems, reference_problems
 from ..services.layering import named_at_tool
-from ..services.listing import named_beans
+from ..services.planning import named_beans
 from ..tools.codec import awaited
 from ..tools.failures import ToolErrors, hide_details, return_to_model
 from ..tools.marks import tool_mark_of
-from ..tools.members import Member, members_of, read_member
 from ..tools.pipeline import Tool
-from ..tools.sources import AiServiceTool, bean_types, clashes, is_function, read_tools
+from ..tools.sources import AiServiceTool, Member, bean_types, clashes, is_function, members_of, read_member, read_tools
 from .blocks import block_of
 from .resources import (
     OfferedPrompt,

@@ -43,8 +43,8 @@ from ..limits import Account, Usage
 from ..services.loop import CallModel, ModelReplied, RunTool, ToolFinished, ToolSuspended
 from ..services.state import PendingToolCall, State
 from ..tools.codec import Encoded, EncodedInFull, printable
-from ..tools.parameters import is_field
 from ..tools.pipeline import Tool, ToolCall, ToolStep, ToolSuspension, execute_tool
+from ..tools.specification import is_field
 from .documents import (
     GivenAnswer,
     OuterCall,

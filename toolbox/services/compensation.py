@@ -25,8 +25,8 @@ from ..execution.runners import LoopRunner
 from ..introspection import admits_none, unwrapped
 from ..tools.codec import Encoded
 from ..tools.marks import compensated_by
-from ..tools.parameters import Role, ToolParameter, read_parameters
 from ..tools.pipeline import InjectedParameter, Tool, ToolCall, ToolStep, run_tool
+from ..tools.specification import Role, ToolParameter, read_parameters
 from .invocation import Invocation, Perform
 from .loop import CallModel, RunTool, request_of
 from .state import State, execution_from_dict, execution_to_dict, identity_of

@@ -1,8 +1,7 @@
 """Performs the effects of the tool loop: `run` returns a value, `stream` yields events.
 
 Both pass the result of each effect to the loop and perform the next effect. Only `stream` creates stream events. Not
-here: deciding the next effect (`loop`), running a tool (`tools.pipeline`), waiting for a call (`implementation`,
-`streams`).
+here: deciding the next effect (`loop`), running a tool (`tools.pipeline`), waiting for a call (`implementation`).
 """
 
 from __future__ import annotations

@@ -38,16 +38,14 @@ from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_
 from ..security import SecurityIdentity, access_to_member, class_access, identity_in, marked_access
 from ..tools.failures import ToolErrors
 from ..tools.marks import mcp_marked, toolbox_of
-from ..tools.members import members_of
 from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutcome, execute_tool
-from ..tools.sources import bean_types, read_tools
+from ..tools.sources import bean_types, members_of, read_tools
 from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
 from .implementation import bound_arguments, implementation_of
 from .invocation import Running
 from .layering import GUARDRAILS, HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
-from .listing import named_beans, providers_of, service_cycles, sources_of, strategies
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
-from .planning import plan_service
+from .planning import named_beans, plan_service, providers_of, service_cycles, sources_of, strategies
 from .plans import FunctionMessage, MethodPlan, leads_to_provider, may_suspend, settle, suspensions_in
 
 logger = logging.getLogger("toolbox.services")

@@ -1,6 +1,8 @@
 """Creates the class that implements a service: each method binds its arguments, starts an invocation and waits for it.
 
-Not here: running an invocation (`invocation`, `driver`), services without a container (`standalone`).
+Some methods return a stream, which starts with its first step; each step runs in the context of the call that created
+it. It is closed when its reader leaves or drops it, or when its container stops. Not here: running an invocation
+(`invocation`, `driver`), services without a container (`standalone`).
 """
 
 from __future__ import annotations
@@ -8,19 +10,25 @@ from __future__ import annotations
 import asyncio
 import functools
 import types
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import aclosing
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
-from ..context import WhileCallerWaits, given_up_with_outer
+from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
+from ..chat_streams import TextPieces
+from ..context import NOT_BEGUN, InContext, WhileCallerWaits, current_invocation, given_up_with_outer
 from ..execution.runners import CallerRunner
-from ..execution.threads import refuse_on_event_loop
+from ..execution.threads import on_event_loop, refuse_on_event_loop
 from ..tools.marks import SERVICE_MARK
 from .driver import run, stream
 from .invocation import Invocation, ServiceHost, is_part_of_run
-from .layers import admit
-from .outputs import Shape
+from .layers import admit, within
+from .loop import Finish
+from .memory import Caller, caller_here
+from .outputs import ItemReader, Shape, TokenStream
 from .plans import MethodPlan
-from .streams import EventStream, ServiceStream, TextStream, items, iterate
 
 
 def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: ServiceHost) -> type[Any]:
@@ -179,3 +187,264 @@ def _stream(plan: MethodPlan, host: ServiceHost, begin: Callable[[], Invocation]
     invocation = begin()
     texts = TextStream(lambda: invocation, stream)
     return iterate(texts, _caller_runner(invocation), host.sync_loop(), f"{plan.where}()")
+
+
+# --- streams
+
+
+T = TypeVar("T")
+
+
+class ServiceStream(AsyncIterator[T], Generic[T]):
+    """The stream of a streaming service method. `aclose()`, or leaving `async with`, cancels the call."""
+
+    _steps: AsyncGenerator[Any, None]
+    _texts_only = False  # yields only the pieces of text, not the events
+
+    def __init__(
+        self, begin: Callable[[], Invocation], read: Callable[[Invocation], AsyncGenerator[Any, None]]
+    ) -> None:
+        self._begin, self._read = begin, read
+        self._context = copy_context()
+        self._invocation: Invocation | None = None
+        self._ended: Callable[[], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._done = self._closing = False
+        self._ready: deque[Any] = deque()  # pieces of text that arrived together
+        self._taken_by: asyncio.Task[Any] | None = None  # the task of the current step
+        self._left: asyncio.Event | None = None  # the stream was left during a step; set when that step has ended
+        self._is_quick = False  # started, and steps that do not wait need no setup
+        self._inside = False  # the stream's code runs in such a step
+        self._interrupted = False  # the task of that step was cancelled
+
+    def __aiter__(self) -> ServiceStream[T]:
+        return self
+
+    if not TYPE_CHECKING:
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(
+                "iterate a service's stream with `async for`, or return it from an endpoint with `return sse(…)`"
+            )
+
+    async def step(self, reader: Caller | None = None) -> T:
+        """Return the next item. `reader` is the task or thread that reads; None for the current task."""
+        if self._done:
+            raise StopAsyncIteration
+        taken: Any = None
+        asked: Any = NOT_BEGUN
+        if self._is_quick and self._taken_by is None and asyncio._get_running_loop() is self._loop:
+            # Pieces that are already there need no setup: most pieces arrive several at a time.
+            if self._invocation is not None and self._invocation.memory_key is not None:
+                self._invocation.caller = reader or caller_here()
+            self._inside, run, ready = True, self._context.run, self._ready
+            try:
+                while True:
+                    if ready:
+                        item: Any = ready.popleft()
+                    else:
+                        taken = self._steps.__anext__()
+                        try:
+                            asked = run(taken.send, None)
+                            break
+                        except StopIteration as stop:
+                            item = stop.value
+                        if type(item) is TextPieces:
+                            ready.extend(item)
+                            continue
+                    if not self._texts_only:
+                        return cast("T", item)
+                    if type(item) is PartialResponse:
+                        return item.text  # type: ignore[return-value]  # a stream of texts
+            except BaseException:
+                self._inside = False
+                await self._close()
+                raise
+            finally:
+                self._inside = False
+        return await self._wait(taken, asked, reader)
+
+    __anext__ = step
+
+    async def _wait(self, taken: Any, asked: Any, reader: Caller | None) -> T:
+        """Wait for the next item, or continue a step that was started."""
+        invocation = self._invocation or self._started()
+        if invocation.memory_key is not None:
+            invocation.caller = reader or caller_here()
+        loop, home = asyncio.get_running_loop(), invocation.host.loop
+        if home is not None and home is not loop:
+            step = asyncio.run_coroutine_threadsafe(self.step(reader or caller_here()), home)
+            return await asyncio.wrap_future(given_up_with_outer(step))
+        if self._taken_by is not None:
+            where = invocation.plan.where
+            raise RuntimeError(
+                f"{where}: another task is already waiting for the next item of this stream; use one reader at a time"
+            )
+        if self._ended is None:
+            self._loop = loop
+            self._ended = invocation.host.running.open_stream(self)
+            self._is_quick = invocation.deadline is None and invocation.account is None
+        self._taken_by = task = asyncio.current_task(loop)
+        cancelling = task.cancelling() if task is not None else 0
+        try:
+            with WhileCallerWaits(), invocation.host.running.task(invocation.plan.where):
+                while True:
+                    async with within(invocation):
+                        if not self._ready:
+                            # Not created earlier: Python 3.13 warns about a step that a timeout prevents.
+                            found: Any = await InContext(self._context, taken or self._steps.__anext__(), asked)
+                            self._ready.extend(found if type(found) is TextPieces else (found,))
+                        item: Any = self._ready.popleft()
+                    if not self._texts_only:
+                        return cast("T", item)
+                    if type(item) is PartialResponse:
+                        return item.text  # type: ignore[return-value]  # a stream of texts
+                    taken, asked = None, NOT_BEGUN
+        except BaseException as error:
+            await self._close()  # the deadline may have passed between two steps
+            # If the task was also cancelled from elsewhere, it stays cancelled.
+            was_left = self._interrupted and task is not None and task.cancelling() - 1 <= cancelling
+            if was_left and isinstance(error, asyncio.CancelledError):
+                raise StopAsyncIteration from None
+            raise
+        finally:
+            self._taken_by = None
+            if self._left is not None:
+                self._left.set()
+            if self._interrupted and task is not None:
+                task.uncancel()
+
+    def _started(self) -> Invocation:
+        self._invocation = invocation = self._context.run(self._begin)
+        self._context.run(current_invocation.set, invocation.context)
+        self._steps = self._context.run(self._read, invocation)
+        return invocation
+
+    def _has_no_reader(self) -> None:
+        """Record that there is no reader, so that a former reader can wait for the conversation."""
+        if self._invocation is not None:
+            self._invocation.caller = None
+
+    def _end(self) -> None:
+        self._done = True
+        if self._ended is not None:
+            self._ended()
+
+    async def aclose(self) -> None:
+        """Cancel the call: close the model's stream, cancel the tools, store nothing.
+
+        If a task is waiting for the next item, its iteration ends.
+        """
+        if self._inside or (self._taken_by is not None and self._taken_by is asyncio.current_task()):
+            raise RuntimeError("a stream cannot be closed from inside its own call; raise ToolAbort(…) to end the call")
+        begun, self._done = self._ended is not None and (not self._done or self._taken_by is not None), True
+        self._has_no_reader()
+        if begun and self._loop is not None:
+            closing = self._leave()
+            if self._loop is asyncio.get_running_loop():
+                await closing
+            else:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(closing, self._loop))
+
+    async def _leave(self) -> None:
+        if self._taken_by is not None:
+            if self._left is None:
+                self._left, self._interrupted = asyncio.Event(), not self._closing
+                if self._interrupted:
+                    self._taken_by.cancel()
+            await self._left.wait()
+        await self._close()
+
+    async def _close(self) -> None:
+        self._closing = True
+        self._has_no_reader()
+        try:
+            await InContext(self._context, self._steps.aclose())
+        finally:
+            self._end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        if self._done or self._ended is None or self._loop is None or self._loop.is_closed():
+            return
+        # The reader dropped the stream: close it on its own loop.
+        self._has_no_reader()
+        closing = self._close()
+        try:
+            self._loop.call_soon_threadsafe(_spawn, self._loop, closing)
+        except RuntimeError:  # the loop has just been closed
+            closing.close()
+
+
+_closing: set[asyncio.Task[None]] = set()
+
+
+def _spawn(loop: asyncio.AbstractEventLoop, closing: Coroutine[Any, Any, None]) -> None:
+    task = loop.create_task(closing)
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+class TextStream(ServiceStream[str]):
+    """A stream of the text of all rounds."""
+
+    _texts_only = True
+
+
+async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
+    """Yield the items of the list in the last reply, each as soon as it is complete."""
+    structure = invocation.plan.output.structure
+    assert structure is not None
+    assert structure.item_adapter is not None
+    reader = ItemReader(structure.item_adapter, structure.item_beginnings)
+
+    def check(end: Finish) -> None:
+        if not end.response.ai_message.has_tool_execution_requests:
+            reader.finish()
+
+    invocation.before_end = check
+    async with aclosing(stream(invocation)) as events:
+        async for event in events:
+            for piece in event if isinstance(event, TextPieces) else (event,):
+                match piece:
+                    case PartialResponse(text):
+                        for item in reader.feed(text):
+                            yield item
+                    case IntermediateResponse():
+                        reader = ItemReader(structure.item_adapter, structure.item_beginnings)
+
+
+class EventStream(ServiceStream[ServiceEvent], TokenStream):
+    """The `TokenStream` that a service method returns."""
+
+
+def iterate(stream: ServiceStream[T], runner: CallerRunner, loop: asyncio.AbstractEventLoop, what: str) -> Iterator[T]:
+    """Iterate over `stream` on a thread without an event loop, which runs its blocking tools while it waits.
+
+    The steps run on `loop`. Raises `BlockingCallNotAllowedError` on a thread that runs an event loop.
+    """
+    refuse_on_event_loop(what)
+    return _iterate(stream, runner, loop)
+
+
+def _iterate(stream: ServiceStream[T], runner: CallerRunner, loop: asyncio.AbstractEventLoop) -> Iterator[T]:
+    begun = False
+    try:
+        while True:
+            begun = True
+            try:
+                step = asyncio.run_coroutine_threadsafe(stream.step(caller_here()), loop)
+                item = runner.wait_for(given_up_with_outer(step))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        if begun:
+            left = asyncio.run_coroutine_threadsafe(stream.aclose(), loop)
+            if not on_event_loop():  # the garbage collector may run on any thread
+                runner.wait_for(left)

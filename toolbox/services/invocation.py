@@ -62,9 +62,8 @@ from .loop import (
 )
 from .memory import Caller, ChatMemories, ChatMemoryKey, caller_here
 from .outputs import OutputMode, Result, Shape
-from .plans import FunctionMessage, MethodPlan, Provider, Toolset, current_additional_tools
+from .plans import FunctionMessage, MethodPlan, Provider, Template, Toolset, current_additional_tools, text_of
 from .state import State
-from .templates import Template, text_of
 
 # --- open calls
 

@@ -38,9 +38,8 @@ from .declaration import ServiceOptions, method_names, names_around, options_for
 from .implementation import implementation_of
 from .invocation import Running
 from .layering import HostLayers, NamedAt, named_at_method, named_at_tool
-from .listing import as_sources, providers_of, service_cycles
 from .memory import ChatMemories, ChatMemoryKey, InMemoryChatMemoryStore
-from .planning import plan_service
+from .planning import as_sources, plan_service, providers_of, service_cycles
 from .plans import FunctionMessage, MethodPlan, leads_to_provider, may_suspend, services_below, settle, suspensions_in
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ..fast_dataclass import creator
 from ..introspection import EMPTY, Unresolved, unwrapped
 from ..json_text import arguments_text, as_wanted, value_text
 from ..safe_text import COUNTED, faults_of
-from .parameters import ToolParameter, is_field
+from .specification import ToolParameter, is_field
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError

@@ -23,9 +23,8 @@ from ..execution.threads import Finish
 from ..introspection import type_name
 from .codec import cut
 from .failures import DEFAULTS
-from .members import read_function
 from .pipeline import NoService, Tool, ToolEnvironment, answer, error_result
-from .sources import is_function, read_tools
+from .sources import is_function, read_function, read_tools
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """The decorators `@tool`, for functions that a model may call, and `@toolbox`, for the tools of one method or endpoint.
 
 Both set an attribute and return the same object. Not here: creating the specification (`specification`), finding marked
-members (`members`), where a tool runs (`toolbox.execution`).
+members (`sources`), where a tool runs (`toolbox.execution`).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ from ..security import Access, SecurityIdentity, identity_in
 from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_written_arguments
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
 from .marks import SERVICE_MARK, ReturnBehavior, SearchBehavior, UnknownOutcome
-from .parameters import ToolParameter
+from .specification import ToolParameter
 
 IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
 """Types whose values nobody can change."""

@@ -1,31 +1,314 @@
-"""Reads everything that can be listed in `tools=` (classes, objects, functions, mappings) into a list of tools.
+"""Reads everything that can be listed in `tools=` (classes, objects, functions, mappings) into `Tool`s, ready to be called.
 
-Not here: the tools of one class (`members`), running a tool (`pipeline`), tools without a service (`executors`).
+Not here: the specification for the model (`specification`), running a tool (`pipeline`), tools without a service
+(`executors`).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Annotated, Any, Protocol, TypeGuard
+from weakref import WeakKeyDictionary, ref
 
+from ..bean_references import definitions_of
 from ..chat import Message, ToolExecutor, ToolSpecification, UserMessage
 from ..context import TAKES_PROGRESS, InvocationContext
 from ..errors import Problem
-from ..execution.markers import EXECUTION_MARK, execution_of, execution_problems
-from ..introspection import takes
+from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
+from ..introspection import EMPTY, Unresolved, arguments_for, may_be_marked, takes
 from ..safe_text import brief
 from ..security import access_to
-from .codec import ResultEncoder
-from .marks import ReturnBehavior, SearchBehavior, compensated_by, effects_of
-from .members import members_of, read_function, read_member
-from .pipeline import Tool
-from .specification import limit_problems, name_problems
+from .codec import ArgumentDecoder, ResultEncoder
+from .marks import ReturnBehavior, SearchBehavior, ToolMark, compensated_by, effects_of, tool_mark_of
+from .pipeline import InjectedParameter, Tool, has_own_tool_calls, member_of
+from .specification import Role, Taken, ToolParameter, describe_tool, limit_problems, name_problems, read_parameters
+
+_POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
+_NO_MARK = ToolMark()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A marked member of a class: the attribute `raw`, its function, and what the function is bound to.
+
+    `definitions` are the attribute in the class and its bases, nearest first.
+    """
+
+    owner: type
+    attribute: str
+    raw: Any
+    function: Any
+    bound_to: str  # "instance", "class" or "nothing"
+    mark: ToolMark
+    execution: Execution | None
+    documentation: str | None
+    definitions: tuple[Any, ...]
+
+    @property
+    def where(self) -> str:
+        """The place that problems name: `Class.attribute`."""
+        return f"{self.owner.__name__}.{self.attribute}"
+
+    def type_variables(self) -> dict[Any, Any]:
+        """Return the types that replace the type variables of a generic base class."""
+        definers = (each for each in self.owner.__mro__ if vars(each).get(self.attribute) is self.raw)
+        return arguments_for(self.owner, next(definers, self.owner))
+
+
+def members_of(cls: type, mark_of: Callable[[object], ToolMark | None] = tool_mark_of) -> Iterator[Member]:
+    """Yield the tools of a class and its bases, those of bases first. An override without a mark keeps the mark.
+
+    `mark_of` returns the mark of a member that is run like a tool, or None.
+    """
+    names: dict[str, None] = {}
+    for base in cls.__mro__[-2::-1]:  # without `object`
+        for name, raw in vars(base).items():
+            if may_be_marked(raw) and mark_of(raw) is not None:
+                names[name] = None
+    return (member for name in names if (member := _member(cls, name, mark_of)) is not None)
+
+
+def _member(cls: type, name: str, mark_of: Callable[[object], ToolMark | None]) -> Member | None:
+    found = definitions_of(cls, name)
+    raw = found[0]
+    function = getattr(raw, "__func__", raw)
+    # `name = None` in a subclass removes the tool. A compensation is never offered to a model.
+    if not callable(function) or any(compensated_by(each) is not None for each in found):
+        return None
+    bound_to = "instance"
+    if isinstance(raw, staticmethod):
+        bound_to = "nothing"
+    elif isinstance(raw, classmethod):
+        bound_to = "class"
+    mark = next(mark for each in found if (mark := mark_of(each)) is not None)
+    documentation = next((text for each in found if (text := getattr(each, "__doc__", None))), None)
+    return Member(cls, name, raw, function, bound_to, mark, _execution_mark(found), documentation, found)
+
+
+def _execution_mark(found: Sequence[Any]) -> Execution | None:
+    """Return the nearest execution marker. An `async def` override ignores the markers of its bases."""
+    for each in found:
+        function = getattr(each, "__func__", each)
+        mark = getattr(each, EXECUTION_MARK, None) or getattr(function, EXECUTION_MARK, None)
+        if isinstance(mark, Execution):
+            return mark
+        if inspect.iscoroutinefunction(function):
+            return None
+    return None
+
+
+# Descriptions without instance or bean, by class and by function. Services that list the same tools share them.
+_of_classes: WeakKeyDictionary[type, dict[str, tuple[Any, Tool]]] = WeakKeyDictionary()
+_of_functions: WeakKeyDictionary[Any, dict[str, tuple[Any, Tool]]] = WeakKeyDictionary()
+
+
+def read_member(member: Member, bean: Any, instance: Any, problems: list[Problem]) -> Tool | None:
+    """Return the tool of a member of a bean (looked up for each call) or of an instance; None if it has problems."""
+    facts = (ref(member.function), member.bound_to, ref(member.mark), member.execution, member.documentation)
+    cache = _of_classes.setdefault(member.owner, {})
+    described = _described(cache, member.attribute, facts, lambda: _describe_member(member, problems))
+    if described is None or member.bound_to == "instance":
+        function = None if instance is None else member_of(instance, member.attribute)
+    else:
+        function = getattr(member.owner, member.attribute)
+    bean = bean if function is None else None
+    return _offered(described, function, bean, member.attribute, instance, member.owner, member.definitions)
+
+
+def _describe_member(member: Member, problems: list[Problem]) -> tuple[Tool, bool] | None:
+    local = {**{each.__name__: each for each in reversed(member.owner.__mro__)}, **member.mark.local_names}
+    reading = _Reading(member.function, member.where, member.mark, member.execution, member.documentation, problems)
+    bound = member.bound_to != "nothing"
+    taken = read_parameters(
+        member.function, member.where, local, problems, bound=bound, variables=member.type_variables()
+    )
+    return reading.tool(taken)
+
+
+def read_function(function: Any, problems: list[Problem], mark: ToolMark | None = None) -> Tool | None:
+    """Return the tool of a function or bound method, marked or not; None if it has problems."""
+    mark = mark or tool_mark_of(function) or _NO_MARK
+    inner = getattr(function, "func", function)
+    inner = getattr(inner, "__func__", inner)
+    instance = function.__self__ if inspect.ismethod(function) else None
+    own_name = str(getattr(inner, "__name__", type(function).__name__))
+    where = own_name if instance is None else f"{type(instance).__name__}.{own_name}"
+    called = function if callable(function) else inner
+    execution = getattr(function, EXECUTION_MARK, None) or getattr(inner, EXECUTION_MARK, None)
+    documentation = getattr(inner, "__doc__", None)
+
+    def describe() -> tuple[Tool, bool] | None:
+        reading = _Reading(inner, where, mark, execution, documentation, problems)
+        return reading.tool(read_parameters(called, where, mark.local_names, problems, bound=False))
+
+    if inspect.isfunction(function):  # the parameters of a partial depend on its arguments
+        facts = (ref(mark), execution, documentation)
+        described = _described(_of_functions.setdefault(function, {}), "", facts, describe)
+    else:
+        made = describe()
+        described = None if made is None else made[0]
+    if instance is not None and has_own_tool_calls(instance):
+        called = member_of(instance, own_name)
+    owner, definitions = _home_of(function)
+    return _offered(described, called, None, "", instance, owner, definitions)
+
+
+def _home_of(function: Any) -> tuple[type[Any] | None, tuple[Any, ...]]:
+    """Return the class of a method, if it is one, and the places where decorators leave their marks."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if inspect.ismethod(inner):
+        owner = inner.__self__ if isinstance(inner.__self__, type) else type(inner.__self__)
+        given = () if function is inner else (function,)
+        return owner, (*given, *definitions_of(owner, inner.__name__), inner.__func__)
+    return _class_with(inner), (function, inner)
+
+
+def _class_with(function: Any) -> type[Any] | None:
+    """Return the class at the top of a module that defines this function, such as a static method."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    owner = getattr(sys.modules.get(module or ""), name.rpartition(".")[0], None)
+    found = vars(owner).get(name.rpartition(".")[2]) if isinstance(owner, type) else None
+    return owner if isinstance(owner, type) and getattr(found, "__func__", found) is function else None
+
+
+def _described(
+    cache: dict[str, tuple[Any, Tool]], name: str, facts: Any, describe: Callable[[], tuple[Tool, bool] | None]
+) -> Tool | None:
+    """Return the cached description if `facts` are unchanged; otherwise create one, and cache it if it is final."""
+    known = cache.get(name)
+    if known is not None and known[0] == facts:
+        return known[1]
+    made = describe()
+    if made is None:
+        return None
+    described, is_lasting = made
+    if is_lasting:
+        cache[name] = facts, described
+    return described
+
+
+def _offered(
+    described: Tool | None,
+    function: Any,
+    bean: Any,
+    member: str,
+    instance: Any,
+    owner: type | None,
+    definitions: tuple[Any, ...],
+) -> Tool | None:
+    """Return the tool with the function to call: `function`, or `member` of `bean`."""
+    if described is None:
+        return None
+    # A service that runs as a tool has no memory and needs no memory id.
+    without_memory = instance is not None and has_own_tool_calls(instance)
+    return replace(
+        described,
+        function=function,
+        bean=bean,
+        member=member,
+        owner=owner,
+        definitions=definitions,
+        needs_memory_id=described.needs_memory_id and not without_memory,
+        access=access_to(owner, definitions),
+        effects=effects_of(definitions[0], owner) if definitions else (),
+    )
+
+
+class _Reading:
+    """Creates a tool from a function. Adds mistakes to `problems`; then there is no tool."""
+
+    def __init__(
+        self,
+        function: Any,
+        where: str,
+        mark: ToolMark,
+        execution: Execution | None,
+        documentation: str | None,
+        problems: list[Problem],
+    ) -> None:
+        self.function, self.where, self.mark = function, where, mark
+        self.execution, self.documentation = execution, documentation
+        self.problems, self._found_before = problems, len(problems)
+
+    def tool(self, taken: Taken) -> tuple[Tool, bool] | None:
+        """Return the tool, without the function to call, and whether this description is final."""
+        where, mark, problems = self.where, self.mark, self.problems
+        name = mark.name if mark.name is not None else self.function.__name__
+        problems += _kind_problems(self.function, taken, where)
+        described = describe_tool(name, self.documentation, mark, taken, where, problems)
+        execution = execution_of(self.function, self.execution, taken.returns)
+        problems += execution_problems(where, self.function, execution)
+        if described is None or len(problems) > self._found_before:
+            return None
+        parameters = taken.parameters
+        decoder = ArgumentDecoder(described.adapter, described.visible, described.specification.parameters)
+        tool = Tool(
+            specification=described.specification,
+            execution=execution,
+            where=where,
+            function=None,
+            encode=ResultEncoder(name, taken.returns).encode,
+            decode=decoder.decode,
+            complete=decoder.complete,
+            validate=decoder.validate,
+            return_behavior=mark.return_behavior,
+            search_behavior=mark.search_behavior,
+            timeout=mark.timeout,
+            max_result_chars=mark.max_result_chars,
+            requires_approval=mark.requires_approval,
+            approvers=mark.approvers,
+            not_self=mark.not_self,
+            deferred=mark.deferred,
+            on_unknown_outcome=mark.on_unknown_outcome,
+            key_names=_names(parameters, Role.IDEMPOTENCY_KEY),
+            progress_names=_names(parameters, Role.PROGRESS),
+            run_id_names=_names(parameters, Role.RUN_ID),
+            visible=described.visible,
+            positional=tuple((each.name, each.default) for each in parameters if each.kind is _POSITIONAL_ONLY),
+            memory_id_names=_names(parameters, Role.MEMORY_ID),
+            context_names=_names(parameters, Role.CONTEXT),
+            needs_memory_id=any(map(_needs_memory_id, parameters)),
+            injected=tuple(
+                InjectedParameter(each.name, each.wanted, each.has_default)
+                for each in parameters
+                if each.role is Role.INJECTED
+            ),
+            returns=taken.returns,
+        )
+        # A name that cannot be resolved yet may be defined later.
+        return tool, not isinstance(taken.returns, Unresolved)
+
+
+def _needs_memory_id(parameter: ToolParameter) -> bool:
+    return parameter.role is Role.MEMORY_ID and not parameter.admits_none and not parameter.has_default
+
+
+def _names(parameters: Sequence[ToolParameter], role: Role) -> tuple[str, ...]:
+    return tuple(each.name for each in parameters if each.role is role)
+
+
+def _kind_problems(function: Any, taken: Taken, where: str) -> Iterator[Problem]:
+    inner = inspect.unwrap(function)
+    fix = "return a list or a joined text"
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        yield Problem(where, "a generator cannot be a tool: a tool must return one result", fix)
+    elif taken.returns is not EMPTY and not isinstance(taken.returns, Unresolved):
+        kind = typing.get_origin(taken.returns) or taken.returns
+        if isinstance(kind, type) and hasattr(kind, "__aiter__"):
+            yield Problem(where, "a tool cannot return a stream: a tool must return one result", fix)
+
+
+# --- lists of tools
+
 
 SEARCHABLE = SearchBehavior.SEARCHABLE
 
