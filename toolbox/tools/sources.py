@@ -1,4 +1,4 @@
-"""Reads everything that can be listed in `tools=` (classes, objects, functions, mappings) into `Tool`s, ready to be called.
+"""Reads what can be listed in `tools=` (classes, objects, functions, mappings) into `Tool`s, ready to be called.
 
 Not here: the specification for the model (`specification`), running a tool (`pipeline`), tools without a service
 (`executors`).
