@@ -67,7 +67,7 @@ PRELOADED = (
     "toolbox.container",
     "toolbox.di.wiring",
     "toolbox.demo",
-    "toolbox.models.bodies",
+    "toolbox.models.transport",
     "toolbox.models.selection",
     "toolbox.models.openai",
     "toolbox.pytest_plugin",
