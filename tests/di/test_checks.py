@@ -82,6 +82,32 @@ def test_two_beans_for_one_interface_are_both_named() -> None:
     assert "bind(Payments" in problem.fix
 
 
+@pytest.mark.parametrize(
+    ("names", "fix"),
+    [
+        (("card", "invoice"), 'use Annotated[CardPayments, Named("card")]'),
+        (
+            (None, None),
+            'give them names, such as @produces(name="a"), and use Annotated[CardPayments, Named("a")]',
+        ),
+    ],
+)
+def test_two_producers_of_one_class_need_names(names: tuple[str | None, str | None], fix: str) -> None:
+    @produces(name=names[0])
+    def first() -> CardPayments:
+        return CardPayments()
+
+    @produces(name=names[1])
+    def second() -> CardPayments:
+        return CardPayments()
+
+    class Till:
+        def __init__(self, payments: CardPayments) -> None: ...
+
+    [problem] = Container().register(first, second, Till).check()
+    assert problem.fix == fix
+
+
 def test_an_unknown_bean_name_lists_the_known_names() -> None:
     @produces(name="card")
     def card() -> Payments:

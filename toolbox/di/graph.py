@@ -404,13 +404,16 @@ class BeanGraph:
             candidates = [self.definitions[key] for key in value.candidates]
             names = ", ".join(each.label for each in candidates)
             wanted = wanted_text(point)
-            named = [each.name for each in candidates if each.name]
-            way = f'Annotated[{wanted}, Named("{named[0]}")]' if named else "the class of one of them"
-            yield Problem(
-                point.where,
-                f"multiple beans provide {wanted}: {names}",
-                f"use {way}, or call bind({wanted}, {type_name(candidates[0].provides)})",
-            )
+            named = next((each.name for each in candidates if each.name), None)
+            bound = next((type_name(each.provides) for each in candidates if each.provides is not point.wants), None)
+            if named is not None:
+                fix = f'use Annotated[{wanted}, Named("{named}")]'
+            elif bound is not None:
+                fix = "use the class of one of them"
+            else:
+                fix = f'give them names, such as @produces(name="a"), and use Annotated[{wanted}, Named("a")]'
+            fix += "" if bound is None else f", or call bind({wanted}, {bound})"
+            yield Problem(point.where, f"multiple beans provide {wanted}: {names}", fix)
         elif isinstance(value, NotFound):
             yield Problem(
                 point.where,
