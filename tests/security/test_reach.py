@@ -260,7 +260,12 @@ def test_an_application_of_another_container_is_refused() -> None:
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "shop_of_reach.py").write_text(
-        "from tests.security.test_reach import application\napp, container = application()\n"
+        "from fastapi import FastAPI\n"
+        "from tests.security.test_reach import application\n"
+        "from toolbox import Container\n"
+        "app, container = application()\n"
+        "def create_app() -> FastAPI: return app\n"
+        "def create_container() -> Container: return container\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(Path(__file__).parents[2])
@@ -293,6 +298,12 @@ def test_the_command_prints_a_table_json_and_mermaid(program: str) -> None:
     assert drawing.startswith("flowchart LR\n")
     assert '"admin"' in drawing
     assert "DELETE /menu/{dish}" in drawing
+
+
+@pytest.mark.parametrize("name", ["app", "container"])
+def test_the_command_calls_a_function_that_returns_an_application_or_a_container(program: str, name: str) -> None:
+    made, given = (CliRunner().invoke(cli, ["reach", f"{program}:{each}"]) for each in (f"create_{name}", name))
+    assert (made.exit_code, made.output) == (0, given.output)
 
 
 def test_a_program_without_tools_has_an_empty_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

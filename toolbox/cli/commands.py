@@ -140,8 +140,9 @@ def reach(
 
     The target is a container, or a FastAPI application that `install` connected to one.
     """
-    container, found = load_container(target), load(target)
-    ways = container.reach(None if isinstance(found, Container) else found)
+    found = load_made(target)
+    container = container_in(found, target)
+    ways = container.reach(None if found is container else found)
     if as_json:
         print_json({"reach": [way.as_json() for way in ways]})
     elif mermaid:
@@ -362,6 +363,11 @@ def import_module(name: str) -> ModuleType:
 
 def load_container(target: str) -> Container:
     """Return the container at `target`: a container, an application that has one, or a function that returns either."""
+    return container_in(load_made(target), target)
+
+
+def load_made(target: str) -> Any:
+    """Return the object at `target`; for a function that returns a container or an application, what it returns."""
     found = load(target)
     if is_container_factory(found):
         try:
@@ -371,6 +377,11 @@ def load_container(target: str) -> Container:
             fail(f"{target} failed: {error}")
         except Exception as error:
             fail_in_program(f"{target} failed", error)
+    return found
+
+
+def container_in(found: object, target: str) -> Container:
+    """Return the container itself, or that of an application; exit with an error for other objects."""
     found = installed_in(found)
     if not isinstance(found, Container):
         kind = "class" if isinstance(found, type) else type(found).__name__
