@@ -1,6 +1,7 @@
 """A process that forks programs, and reading of the databases that those programs write."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -90,6 +91,7 @@ def prepared(url: str, tables: Sequence[str]) -> str:
     return url
 
 
+@functools.cache  # the first connection of an engine asks for the server's version and settings
 def blocking(url: str) -> Any:
     """Return an engine for code that is not async."""
     return create_engine(url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
@@ -106,7 +108,7 @@ def until(holds: Callable[[], Any], seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 # --- transfers
