@@ -159,6 +159,8 @@ def opened(cls: Any) -> Any:
 
 def forms_of(form: Any) -> tuple[Any, ...]:
     """Return the type and its supertypes, the type first: base classes, and generic bases with arguments."""
+    if is_class(form) and not any("__orig_bases__" in vars(base) for base in form.__mro__):
+        return tuple(base for base in form.__mro__ if base not in _NOT_A_KEY)
     found: dict[Any, None] = {}
     for each in _walk(plain(form)):
         if each not in _NOT_A_KEY:

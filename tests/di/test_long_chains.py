@@ -234,8 +234,9 @@ def test_an_error_deep_in_a_long_chain_is_raised_unchanged_and_creation_can_be_r
         assert depth(container.get(links[-1])) == LENGTH
 
 
-def test_long_cycles_are_reported_at_start() -> None:
-    links = chain(application_scoped, length=500)
+@pytest.mark.parametrize("length", [2, 500, LENGTH])
+def test_long_cycles_are_reported_at_start(length: int) -> None:
+    links = chain(application_scoped, length=length)
     links[0].__init__ = lambda self, below: None  # type: ignore[misc]
     links[0].__init__.__annotations__ = {"below": links[-1]}  # type: ignore[misc]
 
@@ -243,6 +244,21 @@ def test_long_cycles_are_reported_at_start() -> None:
 
     assert [each.what[:17] for each in problems] == ["dependency cycle:"]
     assert len(problems[0].what) < 2000
+
+
+def test_a_long_cycle_and_a_short_one_inside_it_are_both_reported() -> None:
+    links = chain(application_scoped, length=50)
+
+    def __init__(self: Any, below: Any, near: Any) -> None: ...
+
+    __init__.__annotations__.update(below=links[-1], near=links[2])
+    links[0].__init__ = __init__  # type: ignore[misc]
+
+    problems = Container().register(*links).check()
+
+    long, short = (each.what for each in problems)
+    assert long.startswith("dependency cycle: Link0 -> Link49 -> Link48")
+    assert short == "dependency cycle: Link0 -> Link2 -> Link1 -> Link0"
 
 
 def test_a_container_with_a_long_chain_can_be_described() -> None:

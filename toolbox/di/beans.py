@@ -305,7 +305,7 @@ def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:
 
 
 def _stop_of(cls: type[Any]) -> Stop:
-    declared = inspect.getattr_static(cls, "stop", None)
+    declared = next((vars(base)["stop"] for base in cls.__mro__ if "stop" in vars(base)), None)
     if not inspect.isfunction(declared):
         return Stop.NONE
     first, *others = inspect.signature(declared).parameters.values()
@@ -488,7 +488,7 @@ def is_settings(form: Any) -> bool:
     """Return True for subclasses of `pydantic_settings.BaseSettings`."""
     module = sys.modules.get("pydantic_settings")
     base = getattr(module, "BaseSettings", None) if module is not None else None
-    return base is not None and isinstance(form, type) and issubclass(form, base) and form is not base
+    return base is not None and isinstance(form, type) and base in form.__mro__ and form is not base
 
 
 def build_settings(cls: Any) -> Any:

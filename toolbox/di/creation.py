@@ -278,16 +278,14 @@ class Planner:
         self._graph, self.overridden = graph, overridden
         self._plans: dict[Value, Plan] = {}
         self.awaited = self._find_awaited()
-        self.stepwise = frozenset(
-            bean.key for bean in graph.beans if any(self.is_made_for_one(held) for _, held in bean.holds)
-        )
+        self.stepwise = frozenset(bean.key for bean in graph.beans if any(map(self.is_made_for_one, bean.held)))
 
     def _find_awaited(self) -> frozenset[int]:
         """Return the beans with an async factory, and the beans that hold an async dependent bean."""
         definitions = self._graph.definitions
         holders: dict[int, list[int]] = {}
         for bean in self._graph.beans:
-            for _, held in bean.holds:
+            for held in bean.held:
                 if not definitions[held].is_stored:
                     holders.setdefault(held, []).append(bean.key)
         found = {bean.key for bean in self._graph.beans if bean.definition.is_awaited} - self.overridden
@@ -335,7 +333,7 @@ class Planner:
                     order[here] = None
             elif key not in seen and key not in self.overridden and not is_there(key):
                 seen.add(key)
-                path.append((key, iter([each for _, each in self._graph[key].holds])))
+                path.append((key, iter(self._graph[key].held)))
         awaited = tuple(key for key in order if key in self.awaited)
         return Plan(
             awaited,
@@ -349,7 +347,7 @@ class Planner:
         path = self._shortest(value, goal)
         definitions = self._graph.definitions
         while not definitions[path[-1]].is_awaited:  # it is async because of a dependent bean that it holds
-            path.append(next(key for _, key in self._graph[path[-1]].holds if self.is_made_for_one(key)))
+            path.append(next(key for key in self._graph[path[-1]].held if self.is_made_for_one(key)))
         return path
 
     def _shortest(self, value: Value, goal: int) -> list[int]:
@@ -357,7 +355,7 @@ class Planner:
         queue = deque(before)
         while queue and goal not in before:
             here = queue.popleft()
-            for _, key in self._graph[here].holds:
+            for key in self._graph[here].held:
                 if key not in before:
                     before[key] = here
                     queue.append(key)
@@ -383,9 +381,9 @@ def deep_beans(graph: BeanGraph) -> frozenset[int]:
         if key is None:
             path.pop()
             if here >= 0:
-                depth[here] = 1 + max((depth[each] for _, each in graph[here].holds), default=0)
+                depth[here] = 1 + max((depth[each] for each in graph[here].held), default=0)
         elif key not in depth:
-            path.append((key, iter([each for _, each in graph[key].holds])))
+            path.append((key, iter(graph[key].held)))
     return frozenset(key for key, count in depth.items() if count > DEPTH)
 
 
@@ -452,7 +450,7 @@ class Stepwise:
                 path.append((key, self._held_by(key)))
 
     def _held_by(self, key: int) -> Iterator[int]:
-        return iter([held for _, held in self._graph[key].holds])
+        return iter(self._graph[key].held)
 
     def _is_there(self, key: int, owner: OpenScope) -> bool:
         if key in self.planner.overridden or key in ((owner.request or owner).seeds or ()):

@@ -11,7 +11,7 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias, get_args, get_origin
 
@@ -121,30 +121,33 @@ DEFAULT = Constant(MISSING)
 
 def beans_in(value: Value) -> tuple[int, ...]:
     """Return the beans that must exist for this value; none for an `Instance`."""
-    match value:
-        case SingleBean(bean):
-            return (bean,)
-        case BeanList(beans):
-            return beans
-        case BeanDict(beans):
-            return tuple(bean for _, bean in beans)
-        case _:
-            return ()
+    if isinstance(value, SingleBean):
+        return (value.bean,)
+    if isinstance(value, BeanList):
+        return value.beans
+    if isinstance(value, BeanDict):
+        return tuple(bean for _, bean in value.beans)
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bean:
-    """A definition in its graph: its key, and the values of its injection points."""
+    """A definition in its graph: its key, and the values of its injection points.
+
+    `holds` are the beans required to create this bean, with their injection points; `held` are their keys.
+    """
 
     key: int
     definition: BeanDefinition
     needs: tuple[tuple[InjectionPoint, Value], ...]
     behind: tuple[tuple[InjectionPoint, Value], ...] = ()
+    holds: tuple[tuple[InjectionPoint, int], ...] = field(init=False, repr=False, compare=False)
+    held: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def holds(self) -> Iterator[tuple[InjectionPoint, int]]:
-        """Yield the beans required to create this bean, with their injection points."""
-        return ((point, bean) for point, value in self.needs + self.behind for bean in beans_in(value))
+    def __post_init__(self) -> None:
+        holds = tuple((point, bean) for point, value in self.needs + self.behind for bean in beans_in(value))
+        object.__setattr__(self, "holds", holds)
+        object.__setattr__(self, "held", tuple(bean for _, bean in holds))
 
 
 class BeanGraph:
@@ -354,7 +357,7 @@ class BeanGraph:
             bean = self._beans[todo.pop()]
             if bean.definition.scope is Scope.REQUEST:
                 return True
-            more = {key for _, key in bean.holds} - seen
+            more = {*bean.held} - seen
             seen |= more
             todo += more
         return False

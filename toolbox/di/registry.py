@@ -10,7 +10,7 @@ import importlib
 import inspect
 import pkgutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias, get_origin
@@ -343,11 +343,11 @@ def cycles(graph: BeanGraph) -> Iterator[Problem]:
     reported: set[tuple[int, ...]] = set()
     for component in _components(graph):
         inside = set(component)
-        for start in component:
-            for _, following in graph[start].holds:
-                if following not in inside:
-                    continue
-                cycle = [start, *_shortest_path(graph, following, start, inside)][:-1]
+        edges = {key: [held for held in dict.fromkeys(graph[key].held) if held in inside] for key in component}
+        is_ring = all(len(each) == 1 for each in edges.values())  # then it is the only cycle
+        for start in component[:1] if is_ring else component:
+            for following in edges[start]:
+                cycle = [start, *_shortest_path(edges, following, start)][:-1]
                 turn = cycle.index(min(cycle))
                 cycle = cycle[turn:] + cycle[:turn]
                 if tuple(cycle) not in reported:
@@ -362,15 +362,15 @@ def _cycle_problem(graph: BeanGraph, cycle: list[int]) -> Problem:
     return Problem(point.where, what, f"use Instance[{labels[1]}] here to look it up later")
 
 
-def _shortest_path(graph: BeanGraph, start: int, goal: int, inside: set[int]) -> list[int]:
+def _shortest_path(edges: Mapping[int, Sequence[int]], start: int, goal: int) -> list[int]:
     before: dict[int, int | None] = {start: None}
     queue = deque([start])
     while queue:
         here = queue.popleft()
         if here == goal:
             break
-        for _, following in graph[here].holds:
-            if following in inside and following not in before:
+        for following in edges[here]:
+            if following not in before:
                 before[following] = here
                 queue.append(following)
     path: list[int] = []
@@ -390,7 +390,7 @@ def _components(graph: BeanGraph) -> Iterator[list[int]]:
     for root in range(len(graph.beans)):
         if root in index:
             continue
-        work = [(root, iter([held for _, held in graph[root].holds]))]
+        work = [(root, iter(graph[root].held))]
         index[root] = low[root] = len(index)
         stack.append(root)
         on_stack.add(root)
@@ -406,13 +406,13 @@ def _components(graph: BeanGraph) -> Iterator[list[int]]:
                     while component[-1] != here:
                         component.append(stack.pop())
                     on_stack.difference_update(component)
-                    if len(component) > 1 or here in (held for _, held in graph[here].holds):
+                    if len(component) > 1 or here in graph[here].held:
                         yield sorted(component)
             elif following not in index:
                 index[following] = low[following] = len(index)
                 stack.append(following)
                 on_stack.add(following)
-                work.append((following, iter([held for _, held in graph[following].holds])))
+                work.append((following, iter(graph[following].held)))
             elif following in on_stack:
                 low[here] = min(low[here], index[following])
 

@@ -627,7 +627,7 @@ class OverrideLayers:
         """Return the application beans that hold a bean, directly or indirectly."""
         holders: dict[int, list[int]] = {}
         for bean in self._graph.beans:
-            for _, held in bean.holds:
+            for held in bean.held:
                 holders.setdefault(held, []).append(bean.key)
         found = set(outside)
         todo = [key, *found]

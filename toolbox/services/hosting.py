@@ -594,6 +594,14 @@ def access_problems(graph: BeanGraph) -> Iterator[Problem]:
     for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):
         if not isinstance(cls, type):
             continue
+        marked = [  # without `object`
+            (base, name)
+            for base in cls.__mro__[:-1]
+            for name, member in vars(base).items()
+            if not isinstance(member, type) and marked_access(member) is not None
+        ]
+        if not marked and class_access(cls) is None:
+            continue
         effective = {each.attribute for each in members_of(cls)} | set(mcp_marked(cls))
         if service_options_of(cls) is not None:
             effective |= set(method_names(cls))
@@ -602,11 +610,10 @@ def access_problems(graph: BeanGraph) -> Iterator[Problem]:
             yield Problem(
                 cls.__name__, "the roles have no effect: the class has no tools and is not an AI service", fix
             )
-        for base in cls.__mro__[:-1]:  # not `object`
-            for name, member in vars(base).items():
-                if name not in effective and not isinstance(member, type) and marked_access(member) is not None:
-                    fact = "the roles have no effect: the method is neither a tool nor answered by a model"
-                    yield Problem(f"{base.__name__}.{name}", fact, fix)
+        for base, name in marked:
+            if name not in effective:
+                fact = "the roles have no effect: the method is neither a tool nor answered by a model"
+                yield Problem(f"{base.__name__}.{name}", fact, fix)
 
 
 def store_problems(graph: BeanGraph) -> Iterator[Problem]:
@@ -667,7 +674,7 @@ def guardrail_cycles(cls: type[Any], methods: Iterable[str], graph: BeanGraph) -
                 )
                 yield Problem(named.where, fact, "ask another service in the guardrail")
                 break
-            new = {key for _, key in bean.holds} - seen
+            new = {*bean.held} - seen
             seen |= new
             pending += new
 
