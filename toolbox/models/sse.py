@@ -7,7 +7,9 @@ Not here: the meaning of the objects (`chat_wire`, `responses_wire`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from pydantic_core import from_json
@@ -100,21 +102,13 @@ class EventReader:
 
     def _lines(self, lines: bytes) -> list[dict[str, Any]]:
         objects: list[dict[str, Any]] = []
+        lines = lines.replace(b"\r\n", b"\n")
         if self._event is None and not (self._pending or self.done or self.broken) and b"\r" not in lines:
-            lines = lines[_whole_events(lines, objects) :]
+            lines = _whole_events(lines, objects)
         for line in lines.splitlines():
             if self.done or self.broken is not None:
                 break
             if line.startswith(b"data:"):
-                if self._event is None and not self._pending:  # as most events: read here, for speed
-                    try:
-                        value = from_json(line[5:])
-                    except ValueError:
-                        pass
-                    else:
-                        if type(value) is dict:
-                            objects.append(value)
-                            continue
                 self._data(line[5:].strip(), objects)
             elif not line:
                 if self._pending:
@@ -186,29 +180,26 @@ class EventReader:
                 yield from (each for each in value if isinstance(each, dict))
 
 
-def _whole_events(lines: bytes, objects: list[dict[str, Any]]) -> int:
-    """Read the events at the beginning that are a name or nothing, one line with an object, and a blank line.
+_EVENT = re.compile(rb"(?:event:(?!\s*error\s)[^\n]*\n)?data: ?(\{[^\n]*)\n\n|(.+)", re.DOTALL)
+"""An event with one line of data that begins an object, and perhaps with a name; or the rest from another one on."""
 
-    Nearly all events are. Add their objects to `objects`, and return where the rest begins.
+
+def _whole_events(lines: bytes, objects: list[dict[str, Any]]) -> bytes:
+    """Read the events at the beginning that are one line with an object, as nearly all are. Return the rest.
+
+    Adds their objects to `objects`. It takes two thirds of the time of reading line by line.
     """
-    start = 0
-    while (end := lines.find(b"\n\n", start)) >= 0:
-        data = start
-        if lines.startswith(b"event:", start):
-            data = lines.find(b"\n", start, end) + 1
-            if not data or lines[start + 6 : data].strip() == b"error":
-                break
-        if not lines.startswith(b"data:", data) or lines.find(b"\n", data, end) >= 0:
-            break
+    known = len(objects)
+    for data, rest in _EVENT.findall(lines):
+        if rest:
+            found: bytes = rest
+            return found
         try:
-            value = from_json(lines[data + 5 : end])
+            objects.append(from_json(data))
         except ValueError:
-            break
-        if type(value) is not dict:
-            break
-        objects.append(value)
-        start = end + 2
-    return start
+            invalid = next(islice(_EVENT.finditer(lines), len(objects) - known, None))
+            return lines[invalid.start() :]
+    return b""
 
 
 def _values(data: bytes) -> list[Any] | None:

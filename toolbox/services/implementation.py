@@ -233,35 +233,31 @@ class ServiceStream(AsyncIterator[T], Generic[T]):
             raise StopAsyncIteration
         taken: Any = None
         asked: Any = NOT_BEGUN
-        if self._is_quick and self._taken_by is None and asyncio._get_running_loop() is self._loop:
+        if self._is_quick and self._taken_by is None:
             # Pieces that are already there need no setup: most pieces arrive several at a time.
             if self._invocation is not None and self._invocation.memory_key is not None:
                 self._invocation.caller = reader or caller_here()
-            self._inside, run, ready = True, self._context.run, self._ready
-            try:
-                while True:
-                    if ready:
-                        item: Any = ready.popleft()
-                    else:
-                        taken = self._steps.__anext__()
-                        try:
-                            asked = run(taken.send, None)
-                            break
-                        except StopIteration as stop:
-                            item = stop.value
-                        if type(item) is TextPieces:
-                            ready.extend(item)
-                            continue
+            while True:
+                while self._ready:
+                    item: Any = self._ready.popleft()
                     if not self._texts_only:
                         return cast("T", item)
                     if type(item) is PartialResponse:
                         return item.text  # type: ignore[return-value]  # a stream of texts
-            except BaseException:
-                self._inside = False
-                await self._close()
-                raise
-            finally:
-                self._inside = False
+                if asyncio._get_running_loop() is not self._loop:
+                    break
+                taken, self._inside = self._steps.__anext__(), True
+                try:
+                    asked = self._context.run(taken.send, None)
+                    break
+                except StopIteration as stop:
+                    self._ready.extend(stop.value if type(stop.value) is TextPieces else (stop.value,))
+                except BaseException:
+                    self._inside = False
+                    await self._close()
+                    raise
+                finally:
+                    self._inside = False
         return await self._wait(taken, asked, reader)
 
     __anext__ = step
