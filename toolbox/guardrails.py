@@ -267,7 +267,7 @@ _ASKING_AGAIN = frozenset({"retry", "reprompt"})
 
 @dataclass(frozen=True, slots=True)
 class _GuardContext:
-    """The surroundings of a guardrail: its invocation or its tool call."""
+    """The invocation or the tool call that a guardrail belongs to."""
 
     context: InvocationContext
     scope: ActiveScope

@@ -32,11 +32,12 @@ from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, 
 from ..context import current_invocation
 from ..tools.pipeline import ToolSuspension, execute_tool
 from .invocation import Invocation, Perform
-from .layers import ObservedModel, around, counted, limited, within
+from .layers import NOTHING, ObservedModel, around, counted, limited, within
 from .loop import (
     AnswerChecked,
     CallModel,
     CheckAnswer,
+    Effect,
     Fail,
     Finish,
     ModelReplied,
@@ -192,12 +193,13 @@ async def run(invocation: Invocation) -> Any:
     """Run an invocation on the current event loop, and return the method's value."""
     token = current_invocation.set(invocation.context)
     running = invocation.host.running
-    number = running.begin(invocation.plan.where)
+    number = running.begin(invocation.plan.where, invocation.host.running_loop)
     try:
-        if invocation.is_plain:
+        limit, layers = within(invocation), around(invocation)
+        if limit is NOTHING and layers is NOTHING:
             await _perform_effects(invocation)
         else:
-            async with within(invocation), around(invocation):
+            async with limit, layers:
                 await _perform_effects(invocation)
         return invocation.value()
     except BaseException as error:
@@ -213,7 +215,7 @@ async def run(invocation: Invocation) -> Any:
 async def _perform_effects(invocation: Invocation) -> None:
     """Perform one effect after the other, up to the last one."""
     tasks: ToolTasks | None = None
-    this: Any = asyncio.current_task()
+    this: Any = asyncio.current_task(invocation.host.running_loop)
     cancelling = this.cancelling()
     try:
         effect, performing = await invocation.open(), layered(invocation)
@@ -222,31 +224,50 @@ async def _perform_effects(invocation: Invocation) -> None:
             if isinstance(effect, CallModel):
                 tasks = None
                 event = await performing(effect, invocation)
-            elif not isinstance(effect, RunTools):
-                if not isinstance(effect, CheckAnswer):
-                    break
+            elif isinstance(effect, CheckAnswer):
                 event = await check_answer(effect, invocation)
-            elif tasks is None and not (invocation.together and len(effect.pending) > 1):
-                invocation.runner.together = False
+            elif not isinstance(effect, RunTools):
+                break
+            elif (tasks := _tasks_for(effect, invocation, performing, tasks)) is None:
                 request = effect.pending[effect.first].request
                 event = await performing(RunTool(effect.first, request), invocation)
             else:
-                if tasks is None:
-                    tasks, invocation.runner.together = ToolTasks(invocation, performing), True
-                tasks.start_all(effect)
                 while isinstance(event := await tasks.next(), (RunTool, ToolProgress)):
                     pass
             if this.cancelling() > cancelling:
                 raise _caught_cancellation()
             invocation.state, effect = advance(invocation.rules, invocation.state, event)
-        if isinstance(effect, Fail):
-            raise effect.error
-        invocation.end = effect
-        if isinstance(effect, Suspend):
-            await invocation.suspend()
+        await _end(effect, invocation)
     finally:
         if tasks is not None:
             await tasks.cancel()
+
+
+def _tasks_for(
+    effect: RunTools, invocation: Invocation, performing: Perform, tasks: ToolTasks | None, *, progress: bool = False
+) -> ToolTasks | None:
+    """Return the tasks of calls that run at the same time, all started; None if the next call runs alone.
+
+    `tasks` are those of calls that have been started already.
+    """
+    if tasks is None:
+        invocation.runner.together = invocation.together and len(effect.pending) > 1
+        if not invocation.runner.together:
+            return None
+        tasks = ToolTasks(invocation, performing, progress=progress)
+    tasks.start_all(effect)
+    return tasks
+
+
+async def _end(effect: Effect, invocation: Invocation) -> None:
+    """End the invocation with its last effect. Raises the error of a `Fail`."""
+    if isinstance(effect, Fail):
+        raise effect.error
+    if isinstance(effect, Finish) and invocation.before_end is not None:
+        invocation.before_end(effect)
+    invocation.end = effect
+    if isinstance(effect, Suspend):
+        await invocation.suspend()
 
 
 def _caught_cancellation() -> asyncio.CancelledError:
@@ -306,47 +327,33 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                             yield each
                     elif not isinstance(effect, RunTools):
                         break
-                    elif tasks is None and not (invocation.together and len(effect.pending) > 1):
-                        invocation.runner.together = False
-                        request = effect.pending[effect.first].request
-                        yield BeforeToolExecution(request)
-                        if _reports_progress(request, invocation):
-                            tasks = ToolTasks(invocation, performing, progress=True)
-                            tasks.start(effect.first, request)
-                            while not isinstance(news := await tasks.next(), (ToolFinished, ToolSuspended)):
-                                if isinstance(news, ToolProgress):
-                                    yield news
-                            tasks = None
-                        else:
-                            this: Any = asyncio.current_task()
-                            cancelling = this.cancelling()
-                            news = await performing(RunTool(effect.first, request), invocation)
-                            if this.cancelling() > cancelling:
-                                raise _caught_cancellation()
-                        invocation.state, effect = advance(invocation.rules, invocation.state, news)
-                        if isinstance(news, ToolFinished):
-                            yield ToolExecuted(news.outcome.execution)
                     else:
-                        if tasks is None:
-                            tasks, invocation.runner.together = ToolTasks(invocation, performing, progress=True), True
-                        tasks.start_all(effect)
-                        news = await tasks.next()
-                        if isinstance(news, ToolProgress):
-                            yield news
-                            continue
-                        if isinstance(news, RunTool):
-                            yield BeforeToolExecution(news.request)
-                            continue
+                        tasks = _tasks_for(effect, invocation, performing, tasks, progress=True)
+                        if tasks is not None:
+                            news = await tasks.next()
+                            if isinstance(news, (RunTool, ToolProgress)):
+                                yield BeforeToolExecution(news.request) if isinstance(news, RunTool) else news
+                                continue
+                        else:
+                            request = effect.pending[effect.first].request
+                            yield BeforeToolExecution(request)
+                            if _reports_progress(request, invocation):
+                                tasks = ToolTasks(invocation, performing, progress=True)
+                                tasks.start(effect.first, request)
+                                while not isinstance(news := await tasks.next(), (ToolFinished, ToolSuspended)):
+                                    if isinstance(news, ToolProgress):
+                                        yield news
+                                tasks = None
+                            else:
+                                this: Any = asyncio.current_task(invocation.host.running_loop)
+                                cancelling = this.cancelling()
+                                news = await performing(RunTool(effect.first, request), invocation)
+                                if this.cancelling() > cancelling:
+                                    raise _caught_cancellation()
                         invocation.state, effect = advance(invocation.rules, invocation.state, news)
                         if isinstance(news, ToolFinished):
                             yield ToolExecuted(news.outcome.execution)
-                if isinstance(effect, Fail):
-                    raise effect.error
-                if isinstance(effect, Finish) and invocation.before_end is not None:
-                    invocation.before_end(effect)
-                invocation.end = effect
-                if isinstance(effect, Suspend):
-                    await invocation.suspend()
+                await _end(effect, invocation)
             finally:
                 if tasks is not None:
                     await tasks.cancel()

@@ -94,10 +94,10 @@ class Running:
         finally:
             self.end(number)
 
-    def begin(self, label: str) -> int:
-        """Track the current task until `end` is called with the returned number. Cheaper than `task`."""
+    def begin(self, label: str, loop: asyncio.AbstractEventLoop | None = None) -> int:
+        """Track the current task, of `loop`, until `end` is called with the returned number. Cheaper than `task`."""
         number = next(self._numbers)
-        self._tasks[number] = (label, asyncio.current_task())
+        self._tasks[number] = (label, asyncio.current_task(loop))
         return number
 
     def end(self, number: int) -> None:
@@ -384,17 +384,6 @@ class Invocation:
     def during(self, step: StepOfTask | None) -> None:
         """Set the step that runs now."""
         self._step = step
-
-    @property
-    def is_plain(self) -> bool:
-        """True if there is nothing around the invocation: no layer, limit, deadline, conversation or listener."""
-        return not (
-            self.plan.is_wrapped
-            or self.account is not None
-            or self.deadline is not None
-            or self.memory_key is not None
-            or self.host.listeners is not None
-        )
 
     @property
     def starts_early(self) -> bool:

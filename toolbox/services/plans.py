@@ -183,7 +183,6 @@ class MethodPlan:
     where: str = field(init=False)
     is_async: bool = field(init=False)
     has_handlers: bool = field(init=False)
-    is_wrapped: bool = field(init=False)
     rules: Rules = field(init=False)
     _visible: dict[tuple[str, ...], tuple[Toolset, Rules]] = field(
         init=False, compare=False, repr=False, default_factory=dict
@@ -193,10 +192,10 @@ class MethodPlan:
         """Compute the values that are the same for all calls.
 
         `where` names the method in problems and errors. `is_async` is True if the caller awaits or uses `async for`.
-        `has_handlers` is True if the service sets error handlers. `is_wrapped` is True if there is always something
-        around a call. `settle` sets `may_suspend`, if a tool may suspend the call, `has_inner_provider`, if a service
-        that is a tool has a tool provider, and `checks_suspended`, if its conversations may have a suspended run.
-        `access` is None if everyone may call the method.
+        `has_handlers` is True if the service sets error handlers. `access` is None if everyone may call the method.
+
+        `settle` sets `may_suspend`, if a tool may suspend the call, `has_inner_provider`, if a service that is a tool
+        has a tool provider, and `checks_suspended`, if its conversations may have a suspended run.
         """
         toolset = self.toolset
         if self.layers.tools:
@@ -205,8 +204,6 @@ class MethodPlan:
         object.__setattr__(self, "where", f"{self.service.__name__}.{self.name}")
         object.__setattr__(self, "is_async", self.is_coroutine or (self.output.is_stream and not self.is_sync_stream))
         object.__setattr__(self, "has_handlers", self.failures != ToolErrors())
-        wrapped = self.access is not None or self.options.compensate_on_failure or bool(self.layers.invocation)
-        object.__setattr__(self, "is_wrapped", wrapped)
         object.__setattr__(self, "rules", self.rules_for(toolset))
 
     @property
