@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from ..context import InvocationContext, run_for
 from ..errors import IllegalConfigurationError
 from .markers import Execution, ExecutionModel, unknown_executor
-from .threads import Finish, Workers, is_of_an_executor, run_labelled, settle
+from .threads import Finish, Workers, finished, is_of_an_executor, run_labelled, settle
 
 T = TypeVar("T")
 
@@ -67,20 +67,6 @@ def _crosses_process(executor: Executor) -> bool:
     return type(executor).__module__.partition(".")[0] in {"distributed", "loky", "mpi4py"}
 
 
-async def _on_loop(call: Callable[[], Any], finish: Finish | None) -> Any:
-    try:
-        value = call()
-        if inspect.isawaitable(value):
-            value = await value
-    except BaseException as error:
-        if finish is not None:
-            await finish(error)
-        raise
-    if finish is not None:
-        await finish(None)
-    return value
-
-
 class LoopRunner:
     """Runs the calls of an asynchronous service method without blocking the event loop.
 
@@ -108,12 +94,12 @@ class LoopRunner:
         if execution.model is ExecutionModel.NON_BLOCKING:
             began = time.perf_counter()
 
-            def timed() -> Any:
+            async def timed() -> Any:
                 value = call()
                 self._workers.warn_if_slow(label, began)
-                return value
+                return await value if inspect.isawaitable(value) else value
 
-            return await _on_loop(timed, finish)
+            return await finished(timed(), finish)
         try:
             if execution.model is ExecutionModel.BLOCKING:
                 future = self._submit_blocking(call, label, has_timeout)
