@@ -19,7 +19,7 @@ from .contents import ImageContent as ImageContent
 from .contents import PdfContent as PdfContent
 from .contents import TextContent as TextContent
 from .contents import joined_text as joined_text
-from .fast_dataclass import with_fast_init
+from .fast_dataclass import AS_TUPLE, with_fast_init
 
 K = TypeVar("K")
 
@@ -212,6 +212,7 @@ class UserMessage(Encodable):
         return joined_text(contents)
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class AiMessage(Encodable):
     """A model's reply: text, tool calls, or both. `reasoning` is the model's reasoning, if the server sends it.
@@ -222,14 +223,10 @@ class AiMessage(Encodable):
     """
 
     text: str | None = None
-    tool_execution_requests: Sequence[ToolExecutionRequest] = ()
+    tool_execution_requests: Sequence[ToolExecutionRequest] = field(default=(), metadata=AS_TUPLE)
     reasoning: str | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
     name: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.tool_execution_requests, tuple):
-            object.__setattr__(self, "tool_execution_requests", tuple(self.tool_execution_requests))
 
     @property
     def has_tool_execution_requests(self) -> bool:
@@ -322,6 +319,7 @@ class ResponseFormat(Encodable):
     strict: bool | None = None
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A request to a model.
@@ -331,20 +329,14 @@ class ChatRequest:
     `reasoning` and `max_output_tokens` have the same names for every server and win over `parameters`.
     """
 
-    messages: Sequence[Message]
-    tool_specifications: Sequence[ToolSpecification] = ()
+    messages: Sequence[Message] = field(metadata=AS_TUPLE)
+    tool_specifications: Sequence[ToolSpecification] = field(default=(), metadata=AS_TUPLE)
     response_format: ResponseFormat | None = None
     tool_choice: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
     temperature: float | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.messages, tuple):
-            object.__setattr__(self, "messages", tuple(self.messages))
-        if not isinstance(self.tool_specifications, tuple):
-            object.__setattr__(self, "tool_specifications", tuple(self.tool_specifications))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+AS_TUPLE: Mapping[str, Any] = {"as_tuple": True}
+"""Metadata of a field: `with_fast_init` converts its value into a tuple."""
+
 
 def with_fast_init(cls: type[T]) -> type[T]:
     """Replace the `__init__` of a frozen, slotted data class with a faster one.
 
-    It takes the same arguments and a third of the time. Use it above `@dataclass(frozen=True, slots=True)`.
+    It takes the same arguments and a third of the time. Use it above `@dataclass(frozen=True, slots=True)`. Fields with
+    the metadata `AS_TUPLE` become tuples.
     """
     parameters, values = ["self"], {}
     names: dict[str, Any] = {"MISSING": MISSING, "cls": cls, "draft": _draft_of(cls), "to_class": _CLASS.__set__}
@@ -32,6 +36,8 @@ def with_fast_init(cls: type[T]) -> type[T]:
             names[f"default_{name}"] = each.default
             parameters.append(name if each.default is MISSING else f"{name}=default_{name}")
             values[name] = name
+            if each.metadata.get("as_tuple"):
+                values[name] = f"{name} if isinstance({name}, tuple) else tuple({name})"
     # Changing the class twice costs as much as setting two slots, and subclasses have no draft.
     lines = [f"set_{name}(self, {value})" for name, value in values.items()]
     if len(values) > 3:
