@@ -21,7 +21,7 @@ from ..chat_streams import TextPieces
 from ..context import NOT_BEGUN, InContext, WhileCallerWaits, current_invocation, given_up_with_outer
 from ..execution.runners import CallerRunner
 from ..execution.threads import on_event_loop, refuse_on_event_loop
-from ..tools.marks import SERVICE_MARK
+from ..tools.marks import OWN_TOOL_CALLS, SERVICE_MARK
 from .driver import run, stream
 from .invocation import Invocation, ServiceHost, is_part_of_run
 from .layers import admit, within
@@ -43,7 +43,7 @@ def implementation_of(cls: type[Any], plans: Mapping[str, MethodPlan], host: Ser
         "__module__": cls.__module__,
         "__qualname__": f"{cls.__qualname__}Implementation",
         "__doc__": cls.__doc__,
-        "__toolbox_tool_call__": tool_call,
+        OWN_TOOL_CALLS: tool_call,
         "__toolbox_runs__": staticmethod(lambda: host.runs),
     }
     for name, plan in plans.items():

@@ -24,6 +24,8 @@ COMPENSATION_MARK = "__toolbox_compensates__"
 MCP_MARK = "__toolbox_mcp__"
 """The attribute of methods that `@mcp_resource` and `@mcp_prompt` mark."""
 EFFECTS_MARK = "__toolbox_effects__"
+OWN_TOOL_CALLS = "__toolbox_tool_call__"
+"""Attribute of a class: a method that returns the function to call for a member as a tool."""
 SERVICE_MARK = "__toolbox_service__"
 """At the class of an AI service, and at its methods as tools."""
 

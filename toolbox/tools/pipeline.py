@@ -72,7 +72,7 @@ from ..introspection import EMPTY
 from ..security import Access, SecurityIdentity, identity_in
 from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_written_arguments
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
-from .marks import SERVICE_MARK, ReturnBehavior, SearchBehavior, UnknownOutcome
+from .marks import OWN_TOOL_CALLS, SERVICE_MARK, ReturnBehavior, SearchBehavior, UnknownOutcome
 from .specification import ToolParameter
 
 IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
@@ -824,13 +824,13 @@ def _start_of(limit: asyncio.Timeout, timeout: float) -> Callable[[], None]:
 
 def has_own_tool_calls(bean: Any) -> bool:
     """Return True if the bean runs differently as a tool: a service runs without memory."""
-    return hasattr(type(bean), "__toolbox_tool_call__")
+    return hasattr(type(bean), OWN_TOOL_CALLS)
 
 
 def member_of(bean: Any, name: str) -> Callable[..., Any]:
     """Return the function to call for a member of a bean."""
-    is_service = hasattr(type(bean), "__toolbox_tool_call__")
-    function: Callable[..., Any] = bean.__toolbox_tool_call__(name) if is_service else getattr(bean, name)
+    own_calls = getattr(type(bean), OWN_TOOL_CALLS, None)
+    function: Callable[..., Any] = getattr(bean, name) if own_calls is None else own_calls(bean, name)
     return function
 
 
