@@ -24,6 +24,9 @@ _ALIASES: tuple[Any, ...] = tuple({BackportedAlias, getattr(typing, "TypeAliasTy
 _NOT_A_KEY = frozenset({object, typing.Generic, typing.Protocol})
 
 
+# --- types and annotations
+
+
 @dataclass(frozen=True, slots=True)
 class Unwrapped:
     """The parts of an annotation.

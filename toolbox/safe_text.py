@@ -32,6 +32,9 @@ LONGEST_CAUSE = 20_000
 """Maximum characters of a cause that are searched for secrets; longer causes are removed."""
 
 
+# --- validation errors and secrets
+
+
 def faults_of(error: ValidationError) -> list[tuple[str, str]]:
     """Return the validation errors as (path, message) pairs."""
     count = error.error_count()

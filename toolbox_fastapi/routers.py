@@ -41,6 +41,8 @@ from .streaming import as_json, sse
 
 logger = logging.getLogger("toolbox.fastapi")
 
+# --- health checks
+
 
 def health_router(
     container: Container, *, prefix: str = "/health", timeout: float = 5.0, tags: Sequence[str] = ("health",)
@@ -189,7 +191,7 @@ async def _call_on_thread(function: Callable[[], Any]) -> Any:
     return await outcome
 
 
-# --- runs
+# --- runs, for a front end
 
 
 _MAX_ANSWERS = 1000  # in one request

@@ -58,6 +58,9 @@ _INVALID_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 LONGEST_MESSAGE = 1000
 """Characters of the text of a server's progress that streams and listeners of tools receive."""
 
+FIRST_WITH_INPUT = "2026-07-28"
+"""The first protocol version in which a server returns a question instead of asking while the call runs."""
+
 INVALID_PARAMS = -32602
 """JSON-RPC: the arguments of a call are invalid."""
 _METHOD_NOT_FOUND = -32601
@@ -529,13 +532,6 @@ def _fingerprints(tool: Tool) -> dict[str, str]:
 
 def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-# --- one session
-
-
-FIRST_WITH_INPUT = "2026-07-28"
-"""The first protocol version in which a server returns a question instead of asking while the call runs."""
 
 
 # --- notifications for the program

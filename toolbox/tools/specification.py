@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
+# --- parameters
+
+
 class Role(Enum):
     """The source of a parameter's value: the model, or the framework for hidden parameters."""
 
