@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from toolbox import (
+    ChatRequest,
     ChatResponse,
     CompleteResponse,
     Container,
@@ -1241,6 +1242,79 @@ async def test_errors_about_another_run_fail_the_run_whose_tool_raised_them() ->
         with pytest.raises(RunStoreError):
             await here.runs.resume(run_id, {"0": approve()})
         assert (await here.runs.get(run_id)).status == "failed"
+
+
+# --- limits of calls that are started or continued as a stream
+
+
+class Waiting(ScriptedChatModel):
+    """Never answers when its replies are used up."""
+
+    async def chat(self, request: Any) -> ChatResponse:
+        if len(self.requests) == 1:
+            await asyncio.Event().wait()
+        return await super().chat(request)
+
+    stream: Any = None
+
+
+@register_ai_service(tools=refund, timeout=0.5)
+class Hurried(Protocol):
+    async def ask(self, text: str) -> Result[str]: ...
+
+
+async def test_a_time_limit_ends_a_call_that_continues_as_a_stream() -> None:
+    async with Container(models={"default": Waiting([asks(REFUND)])}).register(Hurried) as here:
+        run_id = (await here.get(Hurried).ask("x")).run_id or ""
+        with pytest.raises(InvocationTimeoutError):
+            _ = [each async for each in here.runs.resume_stream(run_id, {"0": approve()})]
+        assert (await here.runs.get(run_id)).status == "failed"
+
+
+async def test_a_time_limit_ends_a_started_call() -> None:
+    model = Waiting(["never", "never"])
+    model.requests.append(ChatRequest([]))
+    async with Container(models={"default": model}).register(Hurried) as here:
+        run = await here.runs.start(here.get(Hurried).ask, "x")
+        with pytest.raises(RunFailedError, match="longer than its limit"):
+            await here.runs.result(run, timeout=5)
+
+
+@register_ai_service
+class Inside(Protocol):
+    @tool
+    async def inside(self, text: str) -> str: ...
+
+
+@register_ai_service(tools=Inside, limits=UsageLimits(model_calls=1))
+class Thrifty(Protocol):
+    async def ask(self, text: str) -> str: ...
+
+
+async def test_a_limit_that_an_inner_service_reaches_ends_a_started_call() -> None:
+    async with container(asks(tool_call("inside", {"text": "x"})), says("never"), services=(Thrifty,)) as here:
+        run = await here.runs.start(here.get(Thrifty).ask, "x")
+        with pytest.raises(RunFailedError, match="model_calls=1"):
+            await here.runs.result(run, timeout=5)
+
+
+async def test_code_of_a_started_call_sees_its_context() -> None:
+    seen: list[str] = []
+
+    class Noting(InputGuardrail):
+        def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
+            seen.append(InvocationContext.current().method)
+            return self.success()
+
+    @register_ai_service
+    @input_guardrails(Noting)
+    class Noted(Protocol):
+        async def ask(self, text: str) -> str: ...
+
+    async with container(says("done"), services=(Noted,)) as here:
+        run = await here.runs.start(here.get(Noted).ask, "x")
+        assert await here.runs.result(run, timeout=5) == "done"
+    assert seen == ["ask"]
 
 
 # --- the store of a service without a container

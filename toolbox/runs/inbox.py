@@ -60,6 +60,7 @@ from ..introspection import class_of
 from ..services.driver import run, stream
 from ..services.implementation import arguments_as_tool
 from ..services.invocation import Invocation
+from ..services.layers import within
 from ..services.loop import Finish, Suspend
 from ..services.outputs import Kind, Result, Shape
 from ..services.plans import MethodPlan, place_of_added_tools, plan_behind, services_below, tools_added
@@ -663,14 +664,12 @@ class Runs(RunStarting):
         if log is None and put is None:
             value = await run(invocation)
         else:
-            invocation.yields_suspension = True
-            async with aclosing(stream(invocation)) as events:
+            async with aclosing(_events_of(invocation)) as events:
                 async for event in events:
-                    for each in event if isinstance(event, TextPieces) else (event,):
-                        if log is not None and not isinstance(each, RunSuspended):
-                            log.put(each)
-                        if put is not None:
-                            await put(each)
+                    if log is not None and not isinstance(event, RunSuspended):
+                        log.put(event)
+                    if put is not None:
+                        await put(event)
             value = invocation.value()
         if isinstance(value, Result):
             return value
@@ -955,6 +954,23 @@ def _error_text(document: RunDocument) -> str | None:
     if document.error_type is not None:
         return f"{document.error_type}: {document.error_text}"
     return document.reason
+
+
+async def _events_of(invocation: Invocation) -> AsyncGenerator[ServiceEvent, None]:
+    """Run an invocation in the current task and yield its events, within its deadline and its limits."""
+    invocation.yields_suspension = True
+    token = current_invocation.set(invocation.context)
+    try:
+        async with aclosing(stream(invocation)) as steps:
+            while True:
+                async with within(invocation):
+                    found = await anext(steps, None)
+                if found is None:
+                    return
+                for each in found if isinstance(found, TextPieces) else (found,):
+                    yield each
+    finally:
+        current_invocation.reset(token)
 
 
 _END = object()
