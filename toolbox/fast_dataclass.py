@@ -80,8 +80,8 @@ def creator(cls: type[T], *given: str) -> Callable[..., T]:
 
 def _drafting(cls: type[T], head: str, values: Mapping[str, str], **names: Any) -> Callable[..., T]:
     """Return a function that creates an instance with these values of its fields."""
-    names |= {"new": object.__new__, "cls": cls, "draft": _draft_of(cls)}
-    lines = ["made = new(draft)", *(f"made.{name} = {value}" for name, value in values.items())]
+    names |= {"cls": cls, "draft": _draft_of(cls)}
+    lines = ["made = draft()", *(f"made.{name} = {value}" for name, value in values.items())]
     made: Callable[..., T] = _function(head, [*lines, "made.__class__ = cls", "return made"], names)
     return made
 

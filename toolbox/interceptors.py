@@ -214,7 +214,8 @@ class _AroundTool:
         self._has_timeout = tool.timeout is not None
 
     async def run(self, call: ToolCall) -> Encoded:
-        # Written for speed: a closure costs less than an object with this state, and functions are inlined.
+        # Written for speed: a closure costs less than an object with this state, and `_check` is called only if it
+        # raises.
         encoded: Encoded | None = None
         result: ToolExecutionResult | None = None
         ending: BaseException | None = None
@@ -222,7 +223,8 @@ class _AroundTool:
 
         async def proceed(given: ToolInvocation) -> ToolExecutionResult:
             nonlocal encoded, ending, result
-            _check(ending, task, cancelling, is_over)
+            if is_over or ending is not None or (task is not None and task.cancelling() > cancelling):
+                _check(ending, task, cancelling, is_over)
             running, step = call, self._step
             if given is not invocation and (changes := _changes(given, invocation, arguments, call)):
                 running, step = call.with_changed(changes), self._changed
@@ -252,12 +254,13 @@ class _AroundTool:
         invocation = _new_invocation(call.request, call.tool.specification, shown, call.context)
         try:
             returned = await bean.around_tool(invocation, proceed)
-            _check(ending, task, cancelling)
         except Exception:
             _check(ending, task, cancelling)
             raise
         finally:
             is_over = True
+        if ending is not None or (task is not None and task.cancelling() > cancelling):
+            _check(ending, task, cancelling)
         if encoded is not None and returned is result:
             return encoded
         if not isinstance(returned, ToolExecutionResult):
