@@ -31,7 +31,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the wheel into an empty folder; only its dependencies come from this environment."""
     folder = tmp_path_factory.mktemp("site")
-    done = run("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), str(wheel))
+    done = run("-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(folder), str(wheel))
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -19,13 +19,9 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
-from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
-from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.profiles import ModelProfile
-from pydantic_ai.providers.anthropic import AnthropicProvider
-from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import RequestUsage
 
 from tests.models import messages_api
@@ -413,11 +409,20 @@ def test_invalid_settings_are_problems(model: Any, options: Any, problem: str) -
 # --- real providers of the library
 
 
-def on_openai(url: str) -> OpenAIChatModel:
+# The providers' packages are imported by these tests only: each worker collects all tests.
+
+
+def on_openai(url: str) -> Any:
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     return OpenAIChatModel("gpt-4o", provider=OpenAIProvider(base_url=url, api_key="key-of-the-test"))
 
 
-def on_anthropic(url: str) -> AnthropicModel:
+def on_anthropic(url: str) -> Any:
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+
     provider = AnthropicProvider(base_url=url.removesuffix("/v1"), api_key="key-of-the-test")
     return AnthropicModel("claude-haiku-4-5", provider=provider)
 
