@@ -388,6 +388,93 @@ def test_an_incomplete_call_is_not_reported_when_the_next_begins() -> None:
         reader.finish()
 
 
+# --- events that differ only in the text
+
+piece = st.sampled_from(["word ", "a", "text", "index", '"', "\\", "\ud83d", "\ude00", "\u2028", "", "\x00"]) | st.text(
+    max_size=4
+)
+chat_event = st.one_of(
+    st.builds(lambda text: chunk({"content": text}, created=1), piece),
+    st.builds(lambda text: chunk({"content": text}, created=1), piece),
+    st.builds(lambda text, at: chunk({"content": text}, created=at, text="a"), piece, st.integers(1, 2)),
+    st.builds(lambda text: chunk({"content": text, "refusal": text}), piece),
+    st.builds(lambda text: {"choices": [{"index": 1, "delta": {"content": text}}]}, piece),
+    st.builds(lambda text, used: chunk({"content": text}, usage={"completion_tokens": used}), piece, st.integers(0, 2)),
+    st.builds(lambda: chunk({}, "stop")),
+    st.sampled_from(["{", "[]", "[DONE]", {"error": {"message": "no"}}]),
+)
+block_event = st.one_of(
+    st.builds(
+        lambda at: {"type": "content_block_start", "index": at, "content_block": {"type": "text"}}, st.integers(0, 1)
+    ),
+    *[
+        st.builds(
+            lambda text, at: {
+                "type": "content_block_delta",
+                "index": at,
+                "delta": {"type": "text_delta", "text": text},
+            },
+            piece,
+            st.integers(0, 1),
+        )
+    ]
+    * 3,
+    st.builds(lambda at: {"type": "content_block_stop", "index": at}, st.integers(0, 1)),
+    st.sampled_from([{"type": "message_stop"}, {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}]),
+)
+
+
+def outcome(wire: str, values: list[Any], separator: str, places: list[int], *, is_ascii: bool) -> Any:
+    lines = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=is_ascii) for each in values]
+    body = "".join(f"data: {line}{separator}" for line in lines).encode("utf-8", "surrogatepass")
+    try:
+        return read(wire, *cut(body, places))
+    except ModelError as error:
+        return repr(error)
+
+
+@pytest.mark.parametrize(("wire", "event"), [("chat", chat_event), ("anthropic", block_event)])
+@settings(max_examples=150)
+@given(data=st.data(), places=st.lists(st.integers(0, 2000), max_size=4), is_ascii=st.booleans())
+def test_similar_events_mean_the_same_as_events_that_are_read_line_by_line(
+    wire: str, event: st.SearchStrategy[Any], data: st.DataObject, places: list[int], is_ascii: bool
+) -> None:
+    values = data.draw(st.lists(event, max_size=12))
+
+    # Events with such line ends are never read as similar ones.
+    assert outcome(wire, values, "\n\n", places, is_ascii=is_ascii) == outcome(
+        wire, values, "\r\r", [], is_ascii=is_ascii
+    )
+
+
+def test_only_the_text_of_similar_events_is_read_until_one_differs() -> None:
+    reader = EventReader()
+    first, *more = [{"text": each, "key": "text", "n": 1} for each in ("one", "two", '"\\', "")]
+    other = {"text": "three", "key": "text", "n": 2}
+    values = iter(reader.feed(b"".join(sse(first, *more, other, first, done=False))))
+
+    assert next(values) == first
+    assert reader.can_expect
+    reader.expect("one", lambda value: value["text"])
+    assert list(values) == ["two", '"\\', "", other, first]
+    assert reader.with_text("four") == {"text": "four", "key": "text", "n": 1}
+    for text in ("text", "key", "n"):  # also the name of a key, or another string
+        *_, last = reader.feed(sse({"a": "key", "text": text, "key": "text"}, done=False)[0])
+        assert isinstance(last, dict)
+        reader.expect(text, lambda value: value["text"])
+        assert list(reader.feed(sse(other, done=False)[0])) == [other]
+
+
+def test_similar_events_are_not_expected_for_ever_if_each_event_differs() -> None:
+    reader = EventReader()
+    for number in range(3):
+        list(reader.feed(sse({"text": "a", "n": number}, done=False)[0]))
+        assert reader.can_expect
+        reader.expect("a", lambda value: value["text"])
+    list(reader.feed(sse({"text": "a", "n": 4}, done=False)[0]))
+    assert not reader.can_expect
+
+
 def test_a_long_line_in_small_pieces_takes_linear_time() -> None:
     reader = EventReader()
     line = b'data: {"choices": [], "pad": "' + b"x" * 2_000_000 + b'"}\n\n'

@@ -7,7 +7,7 @@ A wire encodes requests and interprets replies, a transport sends and receives. 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
@@ -60,6 +60,14 @@ class Interpreter(Protocol):
 
     def take(self, value: dict[str, Any], is_document: bool) -> None:
         """Read one object. Raises `ModelHttpError` if it is an error."""
+        ...
+
+    def text_of(self, value: dict[str, Any]) -> str | None:
+        """Return the text of an object that was only a piece of the reply's text; None for all others."""
+        ...
+
+    def add_text(self, text: str) -> None:
+        """Read an object that is equal to the last one but for its text."""
         ...
 
     def close(self) -> None:
@@ -353,7 +361,7 @@ class ReplyReader:
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.begun = False
-        self._latest: list[dict[str, Any]] = []
+        self._latest: dict[str, Any] | str | None = None
         self._interpreter = interpreter
         self._events = EventReader()
 
@@ -395,19 +403,24 @@ class ReplyReader:
         except ValueError:
             value = None
         if type(value) is dict:
-            self._latest = [value]
+            self._latest = value
             self._interpreter.take(value, True)
         else:
             self._take(self._events.feed(body))
             self._take(self._events.finish())
         self._check_end()
 
-    def _take(self, values: list[dict[str, Any]]) -> None:
-        if values:
-            self._latest = values
+    def _take(self, values: Iterable[dict[str, Any] | str]) -> None:
+        events, interpreter = self._events, self._interpreter
         for value in values:
+            self._latest = value
+            if isinstance(value, str):
+                interpreter.add_text(value)
+                continue
             self.begun = True
-            self._interpreter.take(value, self._events.is_document)
+            interpreter.take(value, events.is_document)
+            if events.can_expect and (text := interpreter.text_of(value)) is not None:
+                events.expect(text, interpreter.text_of)
         if self._events.broken is not None and not self.is_ended:
             raise ModelProtocolError("an event of the model's stream is not valid JSON", self._events.broken)
 
@@ -428,5 +441,7 @@ class ReplyReader:
 
     def _excerpt(self) -> str:
         """Return the unknown lines, else the last object."""
-        strange = self._events.excerpt()
-        return strange or (excerpt(compact_json(self._latest[-1]).encode()) if self._latest else "")
+        strange, latest = self._events.excerpt(), self._latest
+        if isinstance(latest, str):
+            latest = self._events.with_text(latest)
+        return strange or (excerpt(compact_json(latest).encode()) if latest is not None else "")

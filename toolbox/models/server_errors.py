@@ -111,7 +111,7 @@ def _message_of_events(body: bytes) -> str | None:
     """Return the message of an error that was sent as an event stream, as LiteLLM does."""
     reader = EventReader()
     values = [*reader.feed(body), *reader.finish()]
-    found = (error_in(value) for value in values)
+    found = (error_in(value) for value in values if isinstance(value, dict))
     return next((each.message for each in found if each is not None), None)
 
 
