@@ -491,6 +491,24 @@ async def test_a_guardrail_that_catches_a_cancellation_cannot_let_the_call_go_on
     assert ("echo", "y", 1) not in LOG
 
 
+async def test_a_guardrail_class_that_only_a_providers_tool_names_must_be_registered() -> None:
+    refuse = judging(lambda g, r: g.failure("no"), "Refusing")
+    echo = echo_with(tool_input_guardrails(refuse))
+
+    @register_ai_service(tool_provider=lambda request: [echo])
+    class Provided(Protocol):
+        async def ask(self, question: str) -> Result[str]: ...
+
+    model = ScriptedChatModel([tool_call("echo", {"text": "x"}), "done"])
+    container = Container(models={"default": model})
+    async with container.register(Provided):
+        with pytest.raises(IllegalConfigurationError, match="no bean provides Judging; register Judging; classes"):
+            await container.get(Provided).ask("x")
+    async with container.register(refuse):
+        [done] = (await container.get(Provided).ask("x")).tool_executions
+    assert done.result == "Input validation failed: no"
+
+
 async def test_executors_written_by_hand_and_plain_executors_are_guarded() -> None:
     allowed = judging(
         lambda g, r: g.success_with({"text": "changed"}) if r.arguments["text"] == "a" else g.failure("b")

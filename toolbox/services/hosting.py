@@ -652,9 +652,14 @@ def reference_problems(named: Iterable[NamedAt], graph: BeanGraph) -> Iterator[P
             continue
         point = point_of(each.reference.bean, each.where)
         value = graph.value_of(point)
-        if inspect.isabstract(each.reference.type) and isinstance(value, NotFound) and not value.candidates:
-            fact = f"no bean provides {type_name(each.reference.type)}, which is abstract"
+        name = type_name(each.reference.type)
+        is_missing = isinstance(value, NotFound) and not value.candidates
+        if is_missing and inspect.isabstract(each.reference.type):
+            fact = f"no bean provides {name}, which is abstract"
             yield Problem(each.where, fact, "name a class that inherits from it")
+        elif is_missing and isinstance(each.reference.bean, type):  # at start, named classes are registered
+            fix = f"register {name}; classes that the tools of a provider name are not registered implicitly"
+            yield Problem(each.where, f"no bean provides {name}", fix)
         else:
             yield from graph.problems_with(point, value)
 
