@@ -20,15 +20,16 @@ from . import suspensions, transfers, trips
 
 LEASE = 3.0
 
-IMPORTED = (suspensions.__name__, trips.__name__, "toolbox.dbos", "dbos")
-"""Modules with more programs, and libraries that take long to import."""
+PROGRAMS = (suspensions.__name__, trips.__name__)
+"""Modules with more programs."""
 
 
 class Forge:
     """The process that forks the programs of `transfers`, of `suspensions` and of `trips`."""
 
-    def __init__(self) -> None:
-        imported = "".join(f"import {each}; " for each in IMPORTED)
+    def __init__(self, *modules: str) -> None:
+        """Start it; it imports `modules` once for all programs."""
+        imported = "".join(f"import {each}; " for each in (*PROGRAMS, *modules))
         program = f"{imported}from {transfers.__name__} import main; main()"
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
         self._process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,14 @@ from . import transfers
 from .forge import LEASE, Forge, check_books, create_tables, rows, until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+
+
+@pytest.fixture(scope="module")
+def forge() -> Iterator[Forge]:
+    """A process that forks, and has imported DBOS."""
+    made = Forge("toolbox.dbos", "dbos")
+    yield made
+    made.close()
 
 
 @pytest.fixture

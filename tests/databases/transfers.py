@@ -6,7 +6,6 @@ exit status is printed as `[name, status]`.
 """
 
 import asyncio
-import gc
 import itertools
 import json
 import os
@@ -275,7 +274,7 @@ async def transfer_stamped(url: str, lease: float, run_id: str, kill_at: int | N
 async def finish_stamped(url: str, lease: float, last: int) -> None:
     """Take over transfers until `last` have completed, and answer for stamps whose outcome is unknown."""
     async with bank(url, lease, take_over=True) as (container, database):
-        while len(await container.runs.list(status="completed", limit=last)) < last:
+        while await _completed(database) < last:
             for run in await container.runs.list(status="suspended"):
                 [call] = run.pending
                 assert (call.kind, call.tool_name) == ("unknown_outcome", "stamp")
@@ -284,19 +283,23 @@ async def finish_stamped(url: str, lease: float, last: int) -> None:
                     is_stamped = await connection.scalar(known, {"run": run.id})
                 with suppress(RunAnswerError, LeaseLostError):  # another process was faster
                     await container.runs.resume(run.id, {call.id: respond("stamped") if is_stamped else retry()})
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
+
+
+async def _completed(database: AsyncEngine) -> int:
+    """Return how many runs have completed; 0 while the database restarts."""
+    with suppress(OSError, DBAPIError):
+        async with database.connect() as connection:
+            counted = text("SELECT COUNT(*) FROM toolbox_runs WHERE status = 'completed'")
+            return int(await connection.scalar(counted) or 0)
+    return 0
 
 
 async def _until_completed(database: AsyncEngine, last: int) -> None:
     if last == FOREVER:
         await asyncio.Event().wait()
-    completed = text("SELECT COUNT(*) FROM toolbox_runs WHERE status = 'completed'")
-    while True:
-        with suppress(OSError, DBAPIError):  # the database restarts
-            async with database.connect() as connection:
-                if await connection.scalar(completed) >= last:
-                    return
-        await asyncio.sleep(0.05 if last < 100 else 1.0)
+    while await _completed(database) < last:  # noqa: ASYNC110 - other processes complete them
+        await asyncio.sleep(0.1 if last < 100 else 1.0)
 
 
 async def work(url: str, lease: float, last: int) -> None:
@@ -353,8 +356,6 @@ def main() -> None:
     """Forks a child for each command, and prints how each ended."""
     asyncio.run(warm_up())
     steps.taken.clear()
-    gc.collect()
-    gc.freeze()  # else the collector of each child writes to, and so copies, the memory that it shares
     print("ready", flush=True)
     running: dict[int, str] = {}
     numbers = itertools.count()
