@@ -26,7 +26,7 @@ from typing_extensions import TypeForm
 
 from .chat import ToolExecutionRequest, UserMessage
 from .errors import IllegalConfigurationError, Problem
-from .fast_dataclass import copier
+from .fast_dataclass import copier, with_fast_init
 
 T = TypeVar("T")
 
@@ -312,6 +312,7 @@ class _Referable:
     __slots__ = ("__weakref__",)
 
 
+@with_fast_init
 @dataclass(frozen=True, slots=True)
 class InvocationContext(_Referable):
     """The current service call: a tool parameter of this type, or `InvocationContext.current()`.
