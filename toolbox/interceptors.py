@@ -25,7 +25,7 @@ from .fast_dataclass import creator, with_fast_init
 from .services.invocation import Invocation, Perform
 from .services.loop import CallModel, ModelReplied, RunTool
 from .services.plans import EffectLayer
-from .tools.codec import Encoded, EncodedInFull
+from .tools.codec import Encoded, EncodedInFull, new_result
 from .tools.pipeline import IMMUTABLE, Tool, ToolCall, ToolLayer, ToolStep, running_again
 
 C = TypeVar("C", bound=type[Any])
@@ -205,11 +205,11 @@ _new_invocation = creator(ToolInvocation, *ToolInvocation.__slots__)
 class _AroundTool:
     """One interceptor around the calls of one tool."""
 
-    __slots__ = ("_changed", "_copies", "_defaults", "_has_timeout", "_interceptor", "_step")
+    __slots__ = ("_bean", "_changed", "_copies", "_count", "_defaults", "_has_timeout", "_instance", "_step")
 
     def __init__(self, interceptor: BeanReference, tool: Tool, step: ToolStep, changed: ToolStep) -> None:
-        self._interceptor, self._step, self._changed = interceptor, step, changed
-        self._copies = not tool.has_immutable_arguments
+        self._bean, self._instance, self._step, self._changed = interceptor.bean, interceptor.instance, step, changed
+        self._copies, self._count = not tool.has_immutable_arguments, len(tool.visible)
         self._defaults = {} if tool.complete is None else tool.complete({})
         self._has_timeout = tool.timeout is not None
 
@@ -226,7 +226,7 @@ class _AroundTool:
             if is_over or ending is not None or (task is not None and task.cancelling() > cancelling):
                 _check(ending, task, cancelling, is_over)
             running, step = call, self._step
-            if given is not invocation and (changes := _changes(given, invocation, arguments, call)):
+            if given is not invocation and (changes := _changes(given, invocation, call)):
                 running, step = call.with_changed(changes), self._changed
             try:
                 if self._has_timeout and running.is_late:
@@ -238,19 +238,23 @@ class _AroundTool:
                 if ending is None and _ends_invocation(error):
                     ending = error
                 raise
-            result = encoded.as_result()
+            result = new_result(encoded.text, encoded.value) if type(encoded) is Encoded else encoded.as_result()
             return result
 
-        environment, bean, decoded = call.environment, self._interceptor.instance, call.arguments
-        if bean is None and (bean := environment.scope.existing(self._interceptor.bean)) is None:
-            bean = await environment.scope.aget(self._interceptor.bean)
+        environment, bean, decoded = call.environment, self._instance, call.arguments
+        if bean is None and (bean := environment.scope.existing(self._bean)) is None:
+            bean = await environment.scope.aget(self._bean)
         try:
             task = current_task(environment.loop)
         except RuntimeError:  # a tool without a service and an event loop
             task = None
         cancelling = 0 if task is None else task.cancelling()
-        arguments = call.visible_arguments() if decoded is None else {**self._defaults, **decoded}
-        shown = _shown(arguments) if self._copies else arguments
+        if decoded is None:
+            shown = call.visible_arguments()
+        else:
+            shown = {**decoded} if len(decoded) == self._count else {**self._defaults, **decoded}
+        if self._copies:
+            shown = _shown(shown)
         invocation = _new_invocation(call.request, call.tool.specification, shown, call.context)
         try:
             returned = await bean.around_tool(invocation, proceed)
@@ -285,13 +289,13 @@ def _check(
         raise asyncio.CancelledError
 
 
-def _changes(given: object, invocation: ToolInvocation, known: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
-    """Return the arguments that the interceptor changed. `known` are those of the call."""
+def _changes(given: object, invocation: ToolInvocation, call: ToolCall) -> dict[str, Any]:
+    """Return the arguments that the interceptor changed."""
     if not isinstance(given, ToolInvocation):
         fact = f"proceed was called with {type(given).__name__}"
         problem = Problem(call.tool.where, fact, "pass the ToolInvocation, or call.with_arguments(…)")
         raise IllegalConfigurationError([problem])
-    shown = invocation.arguments
+    known, shown = call.visible_arguments(), invocation.arguments
     return {
         name: value
         for name, value in given.arguments.items()

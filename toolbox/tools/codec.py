@@ -338,7 +338,7 @@ def printable(text: str) -> str:
 # --- results
 
 
-_new_result = creator(ToolExecutionResult, "text", "result_object")
+new_result = creator(ToolExecutionResult, "text", "result_object")
 
 
 class Encoded:
@@ -355,7 +355,7 @@ class Encoded:
 
     def as_result(self) -> ToolExecutionResult:
         """Return it as a public `ToolExecutionResult`."""
-        return _new_result(self.text, self.value)
+        return new_result(self.text, self.value)
 
 
 class EncodedInFull(Encoded):
