@@ -96,6 +96,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "mcp": ("toolbox.mcp", "toolbox_fastapi"),
     "mcp_types": ("toolbox.mcp",),
     "sqlalchemy": ("toolbox.sql", "sample_app"),
+    "aiosqlite": ("toolbox.sql",),
     "redis": ("toolbox.redis",),
     "opentelemetry": ("toolbox.otel",),
     "genai_prices": ("toolbox.limits",),

@@ -1,5 +1,7 @@
 """Engines and sessions as beans: settings, drivers, disposal."""
 
+import asyncio
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -128,6 +130,39 @@ async def test_a_missing_driver_is_named(monkeypatch: Any) -> None:
 
 def is_there(file: Path) -> bool:
     return file.exists()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+async def test_a_cancelled_connection_to_sqlite_is_closed_before_its_task_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    connect = sqlite3.connect
+    begun, may_go_on = threading.Event(), threading.Event()
+    opened: list[sqlite3.Connection] = []
+
+    def slow(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        begun.set()
+        assert may_go_on.wait(30)
+        if not exists:
+            raise sqlite3.OperationalError("unable to open database file")
+        opened.append(connect(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", slow)
+    async with sql.open_engine(f"sqlite:///{tmp_path}/shop.db") as engine:
+        connecting = asyncio.create_task(engine.connect().start())
+        assert await asyncio.to_thread(begun.wait, 30)
+        connecting.cancel()
+        done, _ = await asyncio.wait([connecting], timeout=0.05)
+        assert not done  # its thread is still at work
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+
+    assert len(opened) == exists
+    for each in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            each.execute("SELECT 1")
 
 
 async def test_a_database_without_a_name_lasts_as_long_as_its_engine() -> None:

@@ -182,8 +182,29 @@ def _options(url: URL, options: dict[str, Any]) -> dict[str, Any]:
         return options
     # Without an isolation level, the driver does not begin transactions itself. It would begin them at the first write,
     # when earlier reads may be outdated.
-    ours = {"timeout": _SQLITE_PATIENCE, "isolation_level": None}
+    ours: dict[str, Any] = {"timeout": _SQLITE_PATIENCE, "isolation_level": None}
+    if url.get_driver_name() == "aiosqlite":
+        ours["async_creator_fn"] = _connect_to_sqlite
     return {**options, "connect_args": {**ours, **options.get("connect_args", {})}}
+
+
+async def _connect_to_sqlite(*arguments: Any, **options: Any) -> Any:
+    """Open a connection of aiosqlite. If the caller is cancelled, it waits until the connection is closed again.
+
+    aiosqlite alone would leave its thread behind, which may open the file after the event loop is closed.
+    """
+    import aiosqlite
+
+    connection: Any = aiosqlite.connect(*arguments, **options)
+    # As SQLAlchemy does it: a connection that nobody closes does not keep the process alive.
+    connection._thread.daemon = True
+    opening = asyncio.ensure_future(connection)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with suppress(Exception):
+            await (await opening).close()
+        raise
 
 
 def _prepare(engine: Engine) -> None:
