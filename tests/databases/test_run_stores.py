@@ -20,7 +20,7 @@ from toolbox.sql import SqlRunStore
 pytestmark = pytest.mark.anyio
 
 _ids = itertools.count(1)
-LEASE = 0.3
+LEASE = 0.5  # seconds, in the tests that wait for its end
 
 
 def new_run(status: str = "running", **values: Any) -> StoredRun:
@@ -33,8 +33,9 @@ def new_run(status: str = "running", **values: Any) -> StoredRun:
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 async def stores(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[], Awaitable[RunStore]]]:
     """Creates stores of the same runs: those of separate processes, where there can be several."""
+    lease = LEASE if request.node.get_closest_marker("waits_for_the_lease") else 60
     if request.param == "memory":
-        only = InMemoryRunStore(lease=LEASE)
+        only = InMemoryRunStore(lease=lease)
 
         async def same() -> RunStore:
             return only
@@ -45,7 +46,7 @@ async def stores(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[], A
     async with AsyncExitStack() as stack:
 
         async def another() -> RunStore:
-            store = SqlRunStore(await stack.enter_async_context(sql.open_engine(url)), lease=LEASE)
+            store = SqlRunStore(await stack.enter_async_context(sql.open_engine(url)), lease=lease)
             await store.open()
             return store
 
@@ -169,6 +170,7 @@ async def test_a_run_without_an_owner_is_taken_once(store: RunStore, other: RunS
     assert run.id not in await other.lapsed()
 
 
+@pytest.mark.waits_for_the_lease
 async def test_renewing_keeps_a_run(store: RunStore, other: RunStore) -> None:
     run = new_run()
     await store.create(run, owner="one")
@@ -188,6 +190,7 @@ async def lapse(store: RunStore, run_id: str) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.waits_for_the_lease
 async def test_an_owner_that_lost_its_run_writes_nothing_more(store: RunStore, other: RunStore) -> None:
     run = new_run()
     await store.create(run, owner="one")
@@ -218,6 +221,7 @@ async def test_an_owner_that_lost_its_run_writes_nothing_more(store: RunStore, o
     await other.append(run.id, 2, [record])
 
 
+@pytest.mark.waits_for_the_lease
 async def test_an_owner_that_is_only_late_keeps_its_run(store: RunStore, other: RunStore) -> None:
     run = new_run()
     await store.create(run, owner="one")
