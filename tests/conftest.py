@@ -75,6 +75,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     """Use two workers more than there are cores: tests also wait, for processes, locks and timeouts."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
