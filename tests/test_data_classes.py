@@ -361,18 +361,16 @@ class Sound:
 
 @pytest.mark.parametrize("contents", [[Sound()], [TextContent("a"), Sound()], [None], [b"bytes"], [{"type": "text"}]])
 def test_contents_of_unknown_classes_are_rejected(contents: Any) -> None:
-    text = f"unknown message content {type(contents[-1]).__name__}; expected TextContent or ImageContent"
-    with pytest.raises(TypeError, match=text):
-        UserMessage(contents)
-    with pytest.raises(TypeError, match=text):
-        ToolExecutionResult("text", contents=contents)
-    with pytest.raises(TypeError, match=text):
-        ToolExecutionResultMessage("1", "tool", "text", contents=contents)
+    rejects(contents, type(contents[-1]))
 
 
 @pytest.mark.parametrize("contents", [Sound(), 3, None])
 def test_contents_that_are_not_a_sequence_are_rejected(contents: Any) -> None:
-    text = f"unknown message content {type(contents).__name__}; expected TextContent or ImageContent"
+    rejects(contents, type(contents))
+
+
+def rejects(contents: Any, unknown: type) -> None:
+    text = f"unknown message content {unknown.__name__}; expected TextContent or ImageContent"
     with pytest.raises(TypeError, match=text):
         UserMessage(contents)
     with pytest.raises(TypeError, match=text):

@@ -1144,15 +1144,16 @@ async def test_notes_of_the_invocation_are_there_again() -> None:
     assert ran == [{"seen": [1, 2]}]
 
 
+@tool(name="pay", requires_approval=True)
+def pay_euros(euros: int) -> str:
+    ran.append(("pay", euros))
+    return "paid"
+
+
 async def test_replaced_arguments_of_a_providers_tool_are_checked_before_anything_changes() -> None:
     class Provider:
         async def provide_tools(self, request: Any) -> ToolProviderResult:
-            @tool(requires_approval=True)
-            def pay(euros: int) -> str:
-                ran.append(("pay", euros))
-                return "paid"
-
-            return ToolProviderResult([pay])
+            return ToolProviderResult([pay_euros])
 
     @register_ai_service(tool_provider=Provider)
     class Paying(Protocol):
@@ -1176,12 +1177,7 @@ async def test_replaced_arguments_of_a_nested_providers_tool_are_checked_before_
         def provide_tools(self, request: Any) -> ToolProviderResult:
             seen.append(request.user_message.text)
 
-            @tool(requires_approval=True)
-            def pay(euros: int) -> str:
-                ran.append(("pay", euros))
-                return "paid"
-
-            return ToolProviderResult([pay])
+            return ToolProviderResult([pay_euros])
 
     @register_ai_service(tool_provider=Provider)
     class Paying(Protocol):
