@@ -6,8 +6,8 @@ Not here: reading the stream of a model server (`models`), the stream of a servi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .chat import (
     ChatResponse,
@@ -83,6 +83,11 @@ TEXT_PIECES = frozenset({PartialResponse, PartialReasoning})
 
 class TextPieces(list[StreamEvent]):
     """Pieces of text that arrived together, each one of `TEXT_PIECES`."""
+
+
+def pieces_in(event: Any) -> Sequence[Any]:
+    """Return the events of `TextPieces`; another event alone."""
+    return event if isinstance(event, TextPieces) else (event,)
 
 
 class PieceStream(AsyncIterator[StreamEvent]):

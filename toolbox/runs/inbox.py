@@ -33,7 +33,7 @@ from ..chat import (
     ServiceEvent,
     ToolExecutionRequest,
 )
-from ..chat_streams import TextPieces
+from ..chat_streams import pieces_in
 from ..context import (
     InvocationContext,
     current_attributes,
@@ -967,7 +967,7 @@ async def _events_of(invocation: Invocation) -> AsyncGenerator[ServiceEvent, Non
                     found = await anext(steps, None)
                 if found is None:
                     return
-                for each in found if isinstance(found, TextPieces) else (found,):
+                for each in pieces_in(found):
                     yield each
     finally:
         current_invocation.reset(token)

@@ -28,10 +28,10 @@ from ..chat import (
     ToolExecutionRequest,
     ToolProgress,
 )
-from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, no_response, response_of
+from ..chat_streams import TextPieces, answer_pieces, answer_stream, events_of, no_response, pieces_in, response_of
 from ..context import current_invocation
 from ..tools.pipeline import ToolSuspension, execute_tool
-from .invocation import Invocation, Perform
+from .invocation import Invocation, Perform, abandon_runs
 from .layers import NOTHING, ObservedModel, around, counted, limited, within
 from .loop import (
     AnswerChecked,
@@ -50,7 +50,6 @@ from .loop import (
     may_end,
     with_early_call,
 )
-from .plans import suspensions_in
 
 News: TypeAlias = RunTool | ToolProgress | ToolFinished | ToolSuspended
 """What happens while tools run: a call starts, reports its progress, ends or is suspended."""
@@ -374,9 +373,7 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
 async def _abandon_runs(error: BaseException, invocation: Invocation) -> None:
     """Cancel the suspended runs of services that code of this invocation called, such as a guardrail."""
     own = invocation.place.run_id if invocation.place is not None else None
-    for each in suspensions_in(error):
-        if each.run_id != own:
-            await invocation.host.abandon_runs(each)
+    await abandon_runs(error, invocation.host, own)
 
 
 def _reports_progress(request: ToolExecutionRequest, invocation: Invocation) -> bool:
@@ -439,14 +436,10 @@ class HeldText:
         pieces, self._pieces = self._pieces, []
         if checked.refusal is not None:
             return ()
-        texts = [piece.text for each in pieces for piece in _pieces_in(each) if isinstance(piece, PartialResponse)]
+        texts = [piece.text for each in pieces for piece in pieces_in(each) if isinstance(piece, PartialResponse)]
         if checked.text == answer.text == "".join(texts):
             return pieces
         return (PartialResponse(checked.text),) if checked.text else ()  # a guardrail or an interceptor changed it
-
-
-def _pieces_in(event: Any) -> Sequence[Any]:
-    return event if isinstance(event, TextPieces) else (event,)
 
 
 class Pieces:

@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -27,7 +26,6 @@ from ..errors import (
     IllegalConfigurationError,
     MissingBeanError,
     Problem,
-    RunNotFoundError,
 )
 from ..events import EventListener, Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
@@ -42,11 +40,11 @@ from ..tools.pipeline import InjectedParameter, Tool, ToolEnvironment, ToolOutco
 from ..tools.sources import bean_types, members_of, read_tools
 from .declaration import CallLimits, ServiceOptions, is_interface, method_names, service_options_of
 from .implementation import bound_arguments, implementation_of
-from .invocation import Running
+from .invocation import Running, abandon_runs
 from .layering import GUARDRAILS, HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
 from .planning import named_beans, plan_service, providers_of, service_cycles, sources_of, strategies
-from .plans import FunctionMessage, MethodPlan, leads_to_provider, may_suspend, settle, suspensions_in
+from .plans import FunctionMessage, MethodPlan, call_may_suspend, may_suspend, settle
 
 logger = logging.getLogger("toolbox.services")
 
@@ -338,14 +336,12 @@ class ContainerHost:
         await self.runs.cancel(run_id, reason)
 
     async def abandon_runs(self, error: BaseException) -> None:
-        """Cancel the runs of a `RunSuspendedError`, also those in groups: a tool or guardrail let it through."""
-        for each in suspensions_in(error):
-            with suppress(RunNotFoundError):  # a run of another host
-                await self.runs.cancel(each.run_id, "the call that needed its result has ended")
+        """See `ServiceHost.abandon_runs`."""
+        await abandon_runs(error, self)
 
     def tool_may_suspend(self, tool: Tool) -> bool:
         """See `ServiceHost.tool_may_suspend`."""
-        return may_suspend(tool, self.plans) or leads_to_provider(tool, self.plans)
+        return call_may_suspend(tool, self.plans)
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
         """Return the plans of the service with this qualified name, `module.Class`; empty for an unknown one."""

@@ -17,7 +17,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
 from ..chat import IntermediateResponse, PartialResponse, ServiceEvent
-from ..chat_streams import TextPieces
+from ..chat_streams import TextPieces, pieces_in
 from ..context import NOT_BEGUN, InContext, WhileCallerWaits, current_invocation, given_up_with_outer
 from ..execution.runners import CallerRunner
 from ..execution.threads import on_event_loop, refuse_on_event_loop
@@ -406,7 +406,7 @@ async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
     invocation.before_end = check
     async with aclosing(stream(invocation)) as events:
         async for event in events:
-            for piece in event if isinstance(event, TextPieces) else (event,):
+            for piece in pieces_in(event):
                 match piece:
                     case PartialResponse(text):
                         for item in reader.feed(text):

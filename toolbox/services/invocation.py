@@ -35,6 +35,7 @@ from ..errors import (
     InvocationTimeoutError,
     MissingBeanError,
     Problem,
+    RunNotFoundError,
     RunSuspendedError,
 )
 from ..events import Listeners
@@ -62,7 +63,16 @@ from .loop import (
 )
 from .memory import Caller, ChatMemories, ChatMemoryKey, caller_here
 from .outputs import OutputMode, Result, Shape
-from .plans import FunctionMessage, MethodPlan, Provider, Template, Toolset, current_additional_tools, text_of
+from .plans import (
+    FunctionMessage,
+    MethodPlan,
+    Provider,
+    Template,
+    Toolset,
+    current_additional_tools,
+    suspensions_in,
+    text_of,
+)
 from .state import State
 
 # --- open calls
@@ -228,6 +238,17 @@ class ServiceHost(Protocol):
     def tool_problems(self, where: str, tool: Tool) -> Iterable[Problem]:
         """Yield problems with a tool in this host: missing beans, an unknown executor."""
         ...
+
+
+async def abandon_runs(error: BaseException, host: ServiceHost, own: str | None = None) -> None:
+    """Cancel the runs of a `RunSuspendedError`, also those in groups: a tool or guardrail let it through.
+
+    The run with the id `own` is kept.
+    """
+    for each in suspensions_in(error):
+        if each.run_id != own:
+            with suppress(RunNotFoundError):  # a run of another host
+                await host.cancel_run(each.run_id, "the call that needed its result has ended")
 
 
 class PieceSink(Protocol):

@@ -325,6 +325,11 @@ def leads_to_provider(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]])
     return inner is not None and (bool(inner.providers) or inner.has_inner_provider)
 
 
+def call_may_suspend(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> bool:
+    """Return True if a call of this tool may be suspended, also by a tool that a provider offers."""
+    return may_suspend(tool, plans) or leads_to_provider(tool, plans)
+
+
 def _inner_plan(tool: Tool, plans: Mapping[Any, Mapping[str, MethodPlan]]) -> MethodPlan | None:
     """Return the plan of a service that is the tool."""
     if not tool.is_service:

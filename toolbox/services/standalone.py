@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -23,7 +23,7 @@ from ..bean_references import BeanReference, global_priority
 from ..chat import ChatModel
 from ..context import ActiveScope
 from ..di.beans import MISSING, read_class
-from ..errors import IllegalConfigurationError, MissingBeanError, Problem, RunNotFoundError
+from ..errors import IllegalConfigurationError, MissingBeanError, Problem
 from ..events import Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.threads import LoopThread, Workers, keep_inherited, renewed_after_fork
@@ -36,11 +36,11 @@ from ..tools.failures import ToolErrors
 from ..tools.pipeline import InjectedParameter, Tool
 from .declaration import ServiceOptions, method_names, names_around, options_for
 from .implementation import implementation_of
-from .invocation import Running
+from .invocation import Running, abandon_runs
 from .layering import HostLayers, NamedAt, named_at_method, named_at_tool
 from .memory import ChatMemories, ChatMemoryKey, InMemoryChatMemoryStore
 from .planning import as_sources, plan_service, providers_of, service_cycles
-from .plans import FunctionMessage, MethodPlan, leads_to_provider, may_suspend, services_below, settle, suspensions_in
+from .plans import FunctionMessage, MethodPlan, call_may_suspend, services_below, settle
 
 if TYPE_CHECKING:
     from ..runs.inbox import Runs
@@ -186,12 +186,10 @@ class _Host:
         await self.runs.cancel(run_id, reason)
 
     async def abandon_runs(self, error: BaseException) -> None:
-        for each in suspensions_in(error):
-            with suppress(RunNotFoundError):  # a run of another host
-                await self.runs.cancel(each.run_id, "the call that needed its result has ended")
+        await abandon_runs(error, self)
 
     def tool_may_suspend(self, tool: Tool) -> bool:
-        return may_suspend(tool, self.plans) or leads_to_provider(tool, self.plans)
+        return call_may_suspend(tool, self.plans)
 
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
         """Return the plans of the service, or of one that it has as a tool, with this qualified name."""
