@@ -42,7 +42,7 @@ from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = pytest.mark.anyio
 
-LEASE = 0.6
+LEASE = 1.0  # seconds, in the tests that wait for its end
 _ids = itertools.count(1)
 
 
@@ -103,13 +103,14 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[MakeContainer]:
         if request.param == "memory"
         else request.getfixturevalue(f"{request.param[:6]}_url".replace("postgr", "postgres"))
     )
-    memory = InMemoryRunStore(lease=LEASE)
+    lease = LEASE if request.node.get_closest_marker("waits_for_the_lease") else 60
+    memory = InMemoryRunStore(lease=lease)
     async with AsyncExitStack() as stack:
 
         async def make(*replies: Any, services: Any = (Agent,), engine: Any = None, **options: Any) -> Container:
             store: Any = memory
             if url is not None:
-                store = SqlRunStore(await stack.enter_async_context(sql.open_engine(url)), lease=LEASE)
+                store = SqlRunStore(await stack.enter_async_context(sql.open_engine(url)), lease=lease)
             container = Container(models={"default": ScriptedChatModel(replies)}, **options).register(*services)
             container.register_instance(store, RunStore)
             if engine is not None:
@@ -202,12 +203,20 @@ async def test_any_process_follows_a_run_while_it_runs(start: MakeContainer) -> 
 
 
 async def test_the_same_id_gives_the_same_run(start: MakeContainer) -> None:
-    here, other = await start(says("one"), services=(WithId,)), await start(services=(WithId,))
+    # Either of the two executes the run: it has no owner yet when the other one starts it again or looks for such runs.
+    asked: list[str] = []
+
+    def reply(request: Any) -> Any:
+        asked.append(request.messages[-1].text)
+        return says("one")
+
+    here, other = await start(reply, services=(WithId,)), await start(reply, services=(WithId,))
 
     runs = [await each.runs.start(WithId.ask, "order-7", "hello") for each in (here, other, here)]
 
     assert {each.id for each in runs} == {"order-7"}
     assert [await each.runs.result("order-7") for each in (here, other)] == ["one", "one"]
+    assert asked == ["hello"]
 
 
 async def test_the_same_id_with_another_call_is_refused(start: MakeContainer) -> None:
@@ -286,6 +295,7 @@ async def test_waiting_can_time_out(start: MakeContainer) -> None:
     assert await here.runs.result(run, timeout=30) == "done"
 
 
+@pytest.mark.waits_for_the_lease
 async def test_a_cancelled_run_stops(start: MakeContainer) -> None:
     here, other = await start(asks(tool_call("wait")), says("done")), await start(take_over_runs=False)
     run = await here.runs.start(Agent.ask, "hello")
@@ -356,6 +366,7 @@ async def test_an_engine_decides_where_a_run_executes(start: MakeContainer) -> N
     assert await here.runs.result(run) == "there"
 
 
+@pytest.mark.waits_for_the_lease
 async def test_an_engine_that_fails_is_asked_again(start: MakeContainer) -> None:
     again = asyncio.Event()
 
@@ -400,15 +411,28 @@ async def test_a_run_is_executed_once_however_often_it_is_delivered(start: MakeC
     assert [*here.get(Desk).ran, *other.get(Desk).ran] == ["a", "a"]
 
 
-async def test_a_run_that_is_executed_elsewhere_is_busy(start: MakeContainer) -> None:
+@pytest.mark.waits_for_the_lease
+async def test_a_run_that_is_executed_elsewhere_is_busy(
+    start: MakeContainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, other = await start(asks(tool_call("wait")), says("done")), await start(take_over_runs=False)
     run = await here.runs.start(Agent.ask, "hello")
     await here.get(Desk).begun.wait()
+    store = here.get(RunStore)
+    renew, renewals, is_longer_than_a_lease = store.renew, itertools.count(1), asyncio.Event()
+
+    async def renewed(run_id: str, generation: int) -> bool:
+        is_ours = await renew(run_id, generation)
+        if next(renewals) == 4:  # three in each lease
+            is_longer_than_a_lease.set()
+        return is_ours
 
     with pytest.raises(RunBusyError):
         await other.runs.execute(run.id, timeout=0)
+    monkeypatch.setattr(store, "renew", renewed)
+    await is_longer_than_a_lease.wait()
     with pytest.raises(RunBusyError):
-        await other.runs.execute(run.id, timeout=2 * LEASE)  # its owner renews the lease
+        await other.runs.execute(run.id, timeout=0.1)  # its owner renews the lease
     here.get(Desk).go_on.set()
 
     assert (await other.runs.execute(run.id, timeout=30)).status == "completed"
@@ -429,6 +453,7 @@ async def test_a_container_that_stops_hands_its_runs_over(start: MakeContainer, 
     await first.__aenter__()  # the fixture stops it
 
 
+@pytest.mark.waits_for_the_lease
 async def test_a_container_that_does_not_take_over_leaves_runs_alone(start: MakeContainer) -> None:
     here = await start(engine=Nowhere(), take_over_runs=False)
     run = await here.runs.start(Agent.ask, "hello")
@@ -439,6 +464,7 @@ async def test_a_container_that_does_not_take_over_leaves_runs_alone(start: Make
     assert (await here.runs.get(run.id)).status == "running"
 
 
+@pytest.mark.waits_for_the_lease
 async def test_lapsed_runs_are_taken_over_at_start_and_later(start: MakeContainer) -> None:
     here = await start(engine=Nowhere(), take_over_runs=False)
     early = await here.runs.start(Agent.ask, "early")
