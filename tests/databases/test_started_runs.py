@@ -412,9 +412,7 @@ async def test_a_run_is_executed_once_however_often_it_is_delivered(start: MakeC
 
 
 @pytest.mark.waits_for_the_lease
-async def test_a_run_that_is_executed_elsewhere_is_busy(
-    start: MakeContainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_that_is_executed_elsewhere_is_busy(start: MakeContainer, monkeypatch: pytest.MonkeyPatch) -> None:
     here, other = await start(asks(tool_call("wait")), says("done")), await start(take_over_runs=False)
     run = await here.runs.start(Agent.ask, "hello")
     await here.get(Desk).begun.wait()
