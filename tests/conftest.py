@@ -1,8 +1,10 @@
 """Fixtures for all tests."""
 
+import asyncio
 import gc
 import os
 import shutil
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,25 @@ def pytest_xdist_auto_num_workers() -> int | None:
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+class Clock:
+    """The clock of event loops and time limits. A test moves it ahead, so limits end in order under any load."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ahead, real = 0.0, time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + self._ahead)
+
+    def advance(self, seconds: float, *loops: asyncio.AbstractEventLoop) -> None:
+        """Move the clock ahead. Call it on the loop that waits, or name the loops."""
+        self._ahead += seconds
+        for each in loops:
+            each.call_soon_threadsafe(lambda: None)  # the loop wakes and reads the clock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from toolbox import (
 from toolbox.settings import RedisSettings, SqlSettings
 from toolbox.testing import ScriptedChatModel, tool_call
 
-LEASE = 1.0
+LEASE = 3.0
 
 
 class Notes:

@@ -160,18 +160,26 @@ async def test_waiting_calls_continue_when_the_lease_is_released(new_store: Any,
         waiting = asyncio.create_task(enter())
         await asyncio.sleep(0.1)  # it retries in this time
         assert not entered.is_set()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 60)
 
 
 async def test_a_lease_is_renewed_as_long_as_it_is_held(new_store: Any, key: ChatMemoryKey) -> None:
-    one, other = await new_store(lease=0.3), await new_store()
-    until = time.monotonic() + 0.8
+    one, other = await new_store(lease=1.0), await new_store()
+    renew, taken = one.renew, list[bool]()
+    is_longer_than_a_lease = asyncio.Event()
 
+    async def renewed(*arguments: Any) -> bool:
+        is_kept = bool(await renew(*arguments))
+        taken.append(await other.take(key, "other", 10))
+        if len(taken) == 4:  # three in each lease
+            is_longer_than_a_lease.set()
+        return is_kept
+
+    one.renew = renewed
     async with one.lock(key):
-        while time.monotonic() < until:
-            assert not await other.take(key, "other", 10)
-            await asyncio.sleep(0.05)
+        await is_longer_than_a_lease.wait()
         await one.update_messages(key, [UserMessage("kept")])
+    assert not any(taken)
 
     assert await other.take(key, "other", 10)
     assert list(await other.get_messages(key)) == [UserMessage("kept")]
@@ -181,7 +189,7 @@ async def test_the_lease_of_a_dead_process_expires(new_store: Any, key: ChatMemo
     dead, other = await new_store(), await new_store()
     await dead.take(key, "of a process that is no more", 0.2)
 
-    await asyncio.wait_for(add(other, key, "a"), 5)
+    await asyncio.wait_for(add(other, key, "a"), 60)
 
     assert list(await other.get_messages(key)) == [UserMessage("a")]
 
@@ -229,7 +237,7 @@ async def test_a_lease_that_another_has_taken_is_not_renewed(new_store: Any, key
 async def test_a_conversation_is_released_after_cancellation_at_any_moment(
     new_store: Any, key: ChatMemoryKey, steps: int
 ) -> None:
-    store, other = await new_store(), await new_store()
+    store, other = await new_store(lease=1000), await new_store()
     await store.get_messages(key)
     caller = asyncio.create_task(add(store, key, "a"))
     for _ in range(steps * 2):
@@ -238,18 +246,18 @@ async def test_a_conversation_is_released_after_cancellation_at_any_moment(
     caller.cancel()
     await asyncio.gather(caller, return_exceptions=True)
 
-    await asyncio.wait_for(add(other, key, "b"), 5)
+    await asyncio.wait_for(add(other, key, "b"), 60)
     assert [each.text for each in await other.get_messages(key)][-1] == "b"
 
 
 async def test_a_waiting_one_that_gives_up_leaves_nothing(new_store: Any, key: ChatMemoryKey) -> None:
-    one, other = await new_store(), await new_store()
+    one, other = await new_store(lease=1000), await new_store(lease=1000)
     async with one.lock(key):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(add(other, key, "a"), 0.1)
 
     assert list(await one.get_messages(key)) == []
-    await asyncio.wait_for(add(other, key, "b"), 5)
+    await asyncio.wait_for(add(other, key, "b"), 60)
 
 
 async def test_a_lease_of_no_time_is_refused(new_store: Any) -> None:
@@ -294,22 +302,25 @@ def test_missing_and_invalid_redis_settings_are_problems_with_fixes() -> None:
 
 
 async def test_conversations_expire(new_store: Any, key: ChatMemoryKey) -> None:
-    store = await new_store(expires_after=0.3)
-    await add(store, key, "a")
-    assert list(await store.get_messages(key)) == [UserMessage("a")]
+    slow, fast = await new_store(expires_after=60), await new_store(expires_after=0.3)
+    await add(slow, key, "a")
+    assert list(await slow.get_messages(key)) == [UserMessage("a")]
+    await add(fast, key, "b")
 
     async def is_gone() -> bool:
-        return not await store.get_messages(key)
+        return not await fast.get_messages(key)
 
-    await within(5, is_gone)
-    await add(store, key, "b")
-    assert list(await store.get_messages(key)) == [UserMessage("b")]
+    await within(30, is_gone)
+    await add(slow, key, "c")
+    assert list(await slow.get_messages(key)) == [UserMessage("c")]
 
 
 async def test_each_call_restarts_the_expiry_of_its_conversation(new_store: Any, key: ChatMemoryKey) -> None:
-    store = await new_store(expires_after=0.5)
-    for number in range(4):
-        await add(store, key, str(number))
-        await asyncio.sleep(0.2)
+    fast, slow = await new_store(expires_after=1.0), await new_store(expires_after=60)
+    await add(fast, key, "0")
+    await add(slow, key, "1")
+    assert len(await slow.get_messages(key)) == 2
 
-    assert len(await store.get_messages(key)) == 4
+    await asyncio.sleep(1.1)  # longer than the first call keeps it
+
+    assert [each.text for each in await fast.get_messages(key)] == ["0", "1"]

@@ -379,7 +379,7 @@ async def test_an_inner_one_is_part_of_the_outer_one(new_container: NewContainer
             assert await notes_in(container) == []
             if fails:
                 raise LookupError("late")
-            await asyncio.wait_for(self.notes.add("b"), 5)  # in a separate task, but part of this transaction
+            await asyncio.wait_for(self.notes.add("b"), 60)  # in a separate task, but part of this transaction
 
     container = new_container(Both)
     async with started(container), container.request_scope():

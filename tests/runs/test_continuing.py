@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pytest
 from pydantic import BaseModel, SecretStr
 
+from tests.conftest import Clock
 from toolbox import (
     ChatRequest,
     ChatResponse,
@@ -271,21 +272,20 @@ async def test_usage_rounds_and_limits_carry_over() -> None:
             await here.runs.resume(run_id, {"0": approve()})
 
 
-async def test_waiting_does_not_count_for_the_deadline_of_a_suspended_run() -> None:
-    slow = asyncio.Event()
-
+async def test_waiting_does_not_count_for_the_deadline_of_a_suspended_run(clock: Clock) -> None:
     @tool
     async def wait() -> str:
-        await slow.wait()
+        clock.advance(101)
+        await asyncio.Event().wait()
         return "x"
 
-    @register_ai_service(tools=[refund, wait], timeout=0.5)
+    @register_ai_service(tools=[refund, wait], timeout=100)
     class Timed(Protocol):
         async def ask(self, text: str) -> Result[str]: ...
 
     async with container(asks(REFUND), asks(tool_call("wait")), services=(Timed,)) as here:
         waiting = await here.get(Timed).ask("x")
-        await asyncio.sleep(0.6)  # longer than the limit: the waiting itself is the behaviour
+        clock.advance(1000)
         with pytest.raises(InvocationTimeoutError):
             await here.runs.resume(waiting.run_id or "", {"0": approve()})
     assert ran == [7]
@@ -1110,6 +1110,47 @@ async def test_a_run_that_is_cancelled_while_it_continues_ends_with_the_cancella
             await resuming
 
 
+async def test_a_process_whose_event_loop_stood_still_for_a_lease_does_not_take_its_own_run_over() -> None:
+    class Late(InMemoryRunStore):
+        """Renews a lease only after the process has looked for lapsed runs."""
+
+        def __init__(self) -> None:
+            super().__init__(lease=0.05)
+            self.looked = asyncio.Event()
+
+        async def renew(self, run_id: str, generation: int) -> bool:
+            await self.looked.wait()
+            for _ in range(20):
+                await asyncio.sleep(0)  # and after it has tried to take them over
+            return await super().renew(run_id, generation)
+
+        async def lapsed(self, limit: int = 100) -> list[str]:
+            if found := await super().lapsed(limit):
+                self.looked.set()
+            return found
+
+    store = Late()
+
+    @tool(requires_approval=True)
+    async def slow() -> str:
+        ran.append("slow")
+        await store.looked.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return "done"
+
+    @register_ai_service(tools=slow)
+    class Slow(Protocol):
+        async def ask(self, text: str) -> Result[str]: ...
+
+    async with container(asks(tool_call("slow")), says("done"), store=store, services=(Slow,)) as here:
+        run_id = (await here.get(Slow).ask("x")).run_id or ""
+        result = await here.runs.resume(run_id, {"0": approve()})
+
+    assert result.content == "done"
+    assert ran == ["slow"]
+
+
 async def test_tools_that_need_approval_do_not_run_outside_of_services() -> None:
     from toolbox.services.hosting import ContainerHost
 
@@ -1244,36 +1285,41 @@ async def test_errors_about_another_run_fail_the_run_whose_tool_raised_them() ->
 
 
 class Waiting(ScriptedChatModel):
-    """Never answers when its replies are used up."""
+    """Never answers the second request: the time limit ends instead."""
+
+    def __init__(self, clock: Clock, *replies: Any) -> None:
+        super().__init__(replies)
+        self._clock = clock
 
     async def chat(self, request: Any) -> ChatResponse:
         if len(self.requests) == 1:
+            self._clock.advance(101)
             await asyncio.Event().wait()
         return await super().chat(request)
 
     stream: Any = None
 
 
-@register_ai_service(tools=refund, timeout=0.5)
+@register_ai_service(tools=refund, timeout=100)
 class Hurried(Protocol):
     async def ask(self, text: str) -> Result[str]: ...
 
 
-async def test_a_time_limit_ends_a_call_that_continues_as_a_stream() -> None:
-    async with Container(models={"default": Waiting([asks(REFUND)])}).register(Hurried) as here:
+async def test_a_time_limit_ends_a_call_that_continues_as_a_stream(clock: Clock) -> None:
+    async with Container(models={"default": Waiting(clock, asks(REFUND))}).register(Hurried) as here:
         run_id = (await here.get(Hurried).ask("x")).run_id or ""
         with pytest.raises(InvocationTimeoutError):
             _ = [each async for each in here.runs.resume_stream(run_id, {"0": approve()})]
         assert (await here.runs.get(run_id)).status == "failed"
 
 
-async def test_a_time_limit_ends_a_started_call() -> None:
-    model = Waiting(["never", "never"])
+async def test_a_time_limit_ends_a_started_call(clock: Clock) -> None:
+    model = Waiting(clock, "never", "never")
     model.requests.append(ChatRequest([]))
     async with Container(models={"default": model}).register(Hurried) as here:
         run = await here.runs.start(here.get(Hurried).ask, "x")
         with pytest.raises(RunFailedError, match="longer than its limit"):
-            await here.runs.result(run, timeout=5)
+            await here.runs.result(run)
 
 
 @register_ai_service
@@ -1291,7 +1337,7 @@ async def test_a_limit_that_an_inner_service_reaches_ends_a_started_call() -> No
     async with container(asks(tool_call("inside", {"text": "x"})), says("never"), services=(Thrifty,)) as here:
         run = await here.runs.start(here.get(Thrifty).ask, "x")
         with pytest.raises(RunFailedError, match="model_calls=1"):
-            await here.runs.result(run, timeout=5)
+            await here.runs.result(run, timeout=60)
 
 
 async def test_code_of_a_started_call_sees_its_context() -> None:
@@ -1309,7 +1355,7 @@ async def test_code_of_a_started_call_sees_its_context() -> None:
 
     async with container(says("done"), services=(Noted,)) as here:
         run = await here.runs.start(here.get(Noted).ask, "x")
-        assert await here.runs.result(run, timeout=5) == "done"
+        assert await here.runs.result(run, timeout=60) == "done"
     assert seen == ["ask"]
 
 

@@ -221,6 +221,7 @@ async def test_a_durable_run_continues_after_a_crash_at_any_write(after: bool) -
 
 async def test_a_second_resume_during_the_first_is_refused() -> None:
     kept, asked = await suspended(False)
+    kept.lease = 60
     async with program(kept, asked) as one, program(kept, asked) as other:
         [run] = await one.runs.list()
         answers = {each.id: approve() for each in run.pending}

@@ -92,6 +92,10 @@ class OwnedRuns:
             if not held.is_lost:
                 await self._released(held)
 
+    def ids(self) -> set[str]:
+        """Return the ids of the runs that this process executes."""
+        return {each.run_id for each in self._held}
+
     async def give_up(self, run_id: str) -> None:
         """Cancel the execution of a run that was taken from here, and wait for its end, at most one lease."""
         tasks = []
@@ -445,7 +449,8 @@ class RunStarting:
         self._tries = {
             run_id: self._tries[run_id] for run_id in self._tries if run_id in {*self._later, *self._background}
         }
-        known = {*self._refused, *self._background, *self._later}
+        # After the event loop stood still for a lease, also runs that continue here are lapsed until they are renewed.
+        known = {*self._refused, *self._background, *self._later, *self._owned.ids()}
         lapsed = [each for each in await store.lapsed(AT_ONCE + len(known)) if each not in known]
         # Each process begins elsewhere, so that they do not all try to take the same runs.
         random.shuffle(lapsed)
