@@ -25,6 +25,12 @@ GLOBAL_INTERCEPTOR_MARK = "__toolbox_global_interceptor__"
 """Class attribute, not inherited: the priority of a global interceptor."""
 CLIENT_MARK = "__toolbox_rest_client__"
 """At classes that `@register_rest_client` decorates; here, so that reading it does not import `toolbox.rest`."""
+TOOL_MARK = "__toolbox_tool__"
+COMPENSATION_MARK = "__toolbox_compensates__"
+MCP_MARK = "__toolbox_mcp__"
+"""The attribute of methods that `@mcp_resource` and `@mcp_prompt` mark."""
+MODEL_MARKS = (TOOL_MARK, COMPENSATION_MARK, MCP_MARK)
+"""At methods that run for a model; here, so that `toolbox.di` can tell them from the `stop()` of a bean."""
 
 
 @dataclass(frozen=True, slots=True)

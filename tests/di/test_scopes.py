@@ -14,9 +14,11 @@ from toolbox import (
     ScopeNotActiveError,
     application_scoped,
     call_scoped,
+    compensate_for,
     dependent,
     produces,
     request_scoped,
+    tool,
 )
 from toolbox.container import internals_of
 
@@ -505,14 +507,32 @@ async def test_only_stop_methods_without_arguments_are_called() -> None:
     class Field:
         stop = 3
 
+    class Robot:
+        @tool
+        def stop(self) -> None:
+            raise AssertionError("only a model calls a tool")
+
+    class Rover(Robot):
+        def stop(self) -> None:
+            raise AssertionError("an override of a tool is a tool")
+
+    class Rocket:
+        @compensate_for("launch")
+        async def stop(self) -> None:
+            raise AssertionError("only a failure calls it")
+
     @produces(scope="request")
     def made() -> Engine:
         return Engine()
 
-    container = Container().register(Vehicle, Field, made).register_instance(Engine(), name="given")
+    beans = (Vehicle, Field, *map(request_scoped, (Robot, Rover, Rocket)), made)
+    container = Container().register(*beans).register_instance(Engine(), name="given")
     async with container as c, c.request_scope():
         c.get(Vehicle)
         c.get(Field)
+        c.get(Robot)
+        c.get(Rover)
+        c.get(Rocket)
         c.get(Engine)
         c.get(Engine, "given")
 

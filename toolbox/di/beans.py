@@ -27,7 +27,7 @@ from enum import Enum, StrEnum
 from functools import partial
 from typing import Any, Final, TypeVar, get_args, get_origin
 
-from ..bean_references import DEFAULT_SCOPE_MARK
+from ..bean_references import DEFAULT_SCOPE_MARK, MODEL_MARKS
 from ..errors import IllegalConfigurationError, Problem
 from ..introspection import (
     EMPTY,
@@ -305,9 +305,12 @@ def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:
 
 
 def _stop_of(cls: type[Any]) -> Stop:
-    declared = next((vars(base)["stop"] for base in cls.__mro__ if "stop" in vars(base)), None)
+    definitions = [vars(base)["stop"] for base in cls.__mro__ if "stop" in vars(base)]
+    declared = definitions[0] if definitions else None
     if not inspect.isfunction(declared):
         return Stop.NONE
+    if any(mark in getattr(each, "__dict__", ()) for each in definitions for mark in MODEL_MARKS):
+        return Stop.NONE  # a tool named `stop` runs only if a model calls it
     first, *others = inspect.signature(declared).parameters.values()
     if first.kind is inspect.Parameter.KEYWORD_ONLY or any(
         each.default is EMPTY and each.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -30,7 +30,7 @@ from ..contents import (
 from ..errors import Problem
 from ..introspection import local_names
 from ..tools.codec import Encoded
-from ..tools.marks import MCP_MARK, ToolMark
+from ..tools.marks import ToolMark
 from ..tools.pipeline import Tool
 from ..tools.sources import Member, members_of, read_function, read_member
 from .blocks import block_of

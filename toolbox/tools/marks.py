@@ -14,15 +14,12 @@ from functools import partial
 from types import FrameType, FunctionType
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
+from ..bean_references import COMPENSATION_MARK, MCP_MARK, TOOL_MARK
 from ..introspection import local_names, may_be_marked, takes
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
-TOOL_MARK = "__toolbox_tool__"
 TOOLBOX_MARK = "__toolbox_toolbox__"
-COMPENSATION_MARK = "__toolbox_compensates__"
-MCP_MARK = "__toolbox_mcp__"
-"""The attribute of methods that `@mcp_resource` and `@mcp_prompt` mark."""
 EFFECTS_MARK = "__toolbox_effects__"
 OWN_TOOL_CALLS = "__toolbox_tool_call__"
 """Attribute of a class: a method that returns the function to call for a member as a tool."""
