@@ -130,14 +130,17 @@ class UnauthenticatedError(FrameworkError):
 class ForbiddenError(FrameworkError):
     """The caller has none of the roles that a service method needs. FastAPI answers 403.
 
-    `.identity` is the caller's name, `.roles` are the allowed roles, sorted.
+    `.identity` is the caller's name, `.roles` are the allowed roles, sorted. `.reason` is None, or why the roles do not
+    decide.
     """
 
-    def __init__(self, where: str, identity: str, roles: Sequence[str]) -> None:
-        super().__init__(where, identity, tuple(roles))
-        self.where, self.identity, self.roles = where, identity, tuple(roles)
+    def __init__(self, where: str, identity: str, roles: Sequence[str], reason: str | None = None) -> None:
+        super().__init__(where, identity, tuple(roles), reason)
+        self.where, self.identity, self.roles, self.reason = where, identity, tuple(roles), reason
 
     def __str__(self) -> str:
+        if self.reason is not None:
+            return f"{self.where}: {self.identity!r} is not allowed to call it: {self.reason}"
         needed = f"one of the roles {', '.join(self.roles)}" if self.roles else "no role: @roles_allowed() denies all"
         return f"{self.where}: {self.identity!r} is not allowed to call it; allowed: {needed}"
 

@@ -7,7 +7,8 @@ Imported lazily, because pydantic_settings is slow to import. Not here: selectin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -284,7 +285,18 @@ class ToolboxSettings(BaseSettings):
         sources = init_settings, env_settings, dotenv_settings, file_secret_settings
         if settings_cls is not ToolboxSettings:
             return sources  # its fields may have other names of variables
+        _refuse_unknown(getattr(init_settings, "init_kwargs", {}), settings_cls.model_fields)
         return tuple(each for each in sources if not isinstance(each, EnvSettingsSource) or _has_variable(each))
+
+
+def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `TypeError` for arguments that are not settings: `extra="ignore"` is for variables and files."""
+    fields = tuple(known)
+    for name in given:
+        if name not in fields:
+            near = get_close_matches(name, fields, n=1)
+            hint = f"; did you mean {near[0]}=?" if near else ""
+            raise TypeError(f"ToolboxSettings has no setting {name!r}{hint}")
 
 
 def _has_variable(source: EnvSettingsSource) -> bool:

@@ -393,7 +393,10 @@ async def test_an_identity_loader_refreshes_the_identity_or_refuses(is_async: bo
     store = InMemoryRunStore()
     run_id = await suspended_help(store)
     async with help_desk(says("done"), store=store).register(Directory) as here:
-        with pytest.raises(ForbiddenError):
+        with pytest.raises(ForbiddenError, match=r"'ann' is not allowed .*: Directory no longer knows this identity"):
+            await here.runs.resume(run_id, {"0": approve()})
+        answers["ann"] = "ann b."
+        with pytest.raises(TypeError, match=r"Directory\.load returned str; return a SecurityIdentity or None"):
             await here.runs.resume(run_id, {"0": approve()})
         assert (await here.runs.get(run_id)).status == "suspended"
         answers["ann"] = SecurityIdentity("ann b.")

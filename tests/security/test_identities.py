@@ -229,7 +229,14 @@ def test_access_errors_name_the_place_and_the_roles() -> None:
     assert "denies all" in str(ForbiddenError("Desk.chat", "bob", []))
 
 
-@pytest.mark.parametrize("error", [UnauthenticatedError("Desk.chat"), ForbiddenError("Desk.chat", "bob", ["a"])])
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnauthenticatedError("Desk.chat"),
+        ForbiddenError("Desk.chat", "bob", ["a"]),
+        ForbiddenError("Desk.chat", "bob", (), "Directory no longer knows this identity"),
+    ],
+)
 @pytest.mark.parametrize("again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy])
 def test_access_errors_can_be_pickled_and_copied(error: Exception, again: Any) -> None:
     other = again(error)

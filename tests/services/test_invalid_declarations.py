@@ -45,6 +45,7 @@ def problem_of(cls: Any = Assistant, **options: Any) -> Problem:
         {"timeout": 0},
         {"max_output_retries": 1.5},
         {"timeout": "5"},
+        {"timeout": True},
         {"chat_memory": 20},
         {"chat_memory": "window"},
         {"model": ScriptedChatModel([])},

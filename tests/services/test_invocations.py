@@ -211,6 +211,11 @@ async def test_container_limits_apply_to_services_without_their_own() -> None:
         assert raised.value.limit == 2
 
 
+def test_unknown_arguments_of_the_settings_are_rejected() -> None:
+    with pytest.raises(TypeError, match=r"no setting 'max_tool_round'; did you mean max_tool_rounds=\?"):
+        ToolboxSettings(max_tool_round=1)  # type: ignore[call-arg]  # the mistake
+
+
 async def test_tool_calls_limit_can_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLBOX_MAX_TOOL_CALLS_PER_RESPONSE", "1")
     two = AiMessage(None, [tool_call("read"), tool_call("read")])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, assert_never
 
 from pydantic_core import to_json
 
+from ..bean_references import MCP_MARK
 from ..chat import AiMessage, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
 from ..contents import (
     CONTENT_TYPES,

@@ -57,6 +57,7 @@ from ..errors import (
 )
 from ..events import Listeners, RunAnsweredEvent, RunResumedEvent
 from ..introspection import class_of
+from ..security import ForbiddenError, SecurityIdentity, identity_from
 from ..services.driver import run, stream
 from ..services.implementation import arguments_as_tool
 from ..services.invocation import Invocation
@@ -474,7 +475,8 @@ class Runs(RunStarting):
                     run_id, f"call {call_id} needs a person with one of the roles {needed}; pass by=SecurityIdentity(…)"
                 )
             if not set(approvers) & set(roles):
-                raise RunAnswerError(run_id, f"call {call_id}: {name!r} may not approve it; it needs one of: {needed}")
+                person = repr(name) if name else "an anonymous person"
+                raise RunAnswerError(run_id, f"call {call_id}: {person} may not approve it; it needs one of: {needed}")
         if not_self:
             if not name:
                 raise RunAnswerError(run_id, f"call {call_id} needs the approval of another person; pass by=")
@@ -613,10 +615,9 @@ class Runs(RunStarting):
         if isawaitable(loaded):
             loaded = await loaded
         if loaded is None:
-            from ..security import ForbiddenError
-
-            raise ForbiddenError(f"run {run_id}", identity.name, ())
-        return loaded
+            reason = f"{type(loader).__name__} no longer knows this identity"
+            raise ForbiddenError(f"run {run_id}", identity.name, (), reason)
+        return identity_from(loaded, f"{type(loader).__name__}.load")
 
     # --- executing
 
@@ -699,8 +700,6 @@ class Runs(RunStarting):
     @asynccontextmanager
     async def _scope_of(self, prepared: _Prepared, identity: Any) -> AsyncIterator[None]:
         """Open the request scope of a run, with its seeds, its identity and its attributes, outside of other calls."""
-        from ..security import SecurityIdentity
-
         seeds = dict(prepared.seeds)
         if not identity.is_anonymous:
             seeds[SecurityIdentity] = identity

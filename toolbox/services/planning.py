@@ -508,7 +508,7 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
             yield Problem(where, f"{name} is {value!r}", f"use {least} or more")
     timeout = options.timeout
     open_ended = timeout is None or isinstance(timeout, Default)
-    if not open_ended and not (isinstance(timeout, (int, float)) and timeout > 0):
+    if not open_ended and not (isinstance(timeout, (int, float)) and timeout is not True and timeout > 0):
         yield Problem(where, f"timeout is {timeout!r}", "use a number of seconds greater than 0, or None")
     if options.output_mode not in (None, "schema", "tool", "prompt"):
         yield Problem(where, f"output_mode is {options.output_mode!r}", 'use "schema", "tool", "prompt" or None')
