@@ -3,12 +3,13 @@
 import inspect
 import re
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
+from tests.generated import Choices, made
 from toolbox import Container, Instance, application_scoped, call_scoped, dependent, request_scoped
 
 SCOPES = {"application": application_scoped, "request": request_scoped, "call": call_scoped, "dependent": dependent}
@@ -35,13 +36,11 @@ class Plan:
         return found
 
 
-@st.composite
-def plans(draw: st.DrawFn, *, sound: bool = False) -> Plan:
-    count = draw(st.integers(1, 8))
-    scopes = tuple(draw(st.sampled_from(list(SCOPES))) for _ in range(count))
-    number = st.integers(0, count - 1)
-    edges = draw(st.lists(st.tuples(number, number, st.sampled_from(FORMS)), max_size=14))
-    faults = () if sound else draw(st.lists(st.tuples(number, st.sampled_from(FAULTS)), max_size=3))
+def plan_from(choices: Choices, *, sound: bool = False) -> Plan:
+    count = 1 + choices.below(8)
+    scopes = tuple(choices.one_of(list(SCOPES)) for _ in range(count))
+    edges = [(choices.below(count), choices.below(count), choices.one_of(FORMS)) for _ in range(choices.below(15))]
+    faults = [] if sound else [(choices.below(count), choices.one_of(FAULTS)) for _ in range(choices.below(4))]
     if sound:
         # Only to earlier beans, and those that live as long; a dependent one lives as long as what it holds.
         edges = [(here, there, form) for here, there, form in edges if there < here or form == "instance"]
@@ -142,8 +141,9 @@ def captives(plan: Plan) -> set[tuple[int, int]]:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(plans())
-def test_check_finds_exactly_the_planted_faults(plan: Plan) -> None:
+@given(made(plan_from, size=64))
+def test_check_finds_exactly_the_planted_faults(drawn: tuple[Plan]) -> None:
+    [plan] = drawn
     problems = Container().register(*build(plan), First, Second).check()
     texts = [f"{problem.where}: {problem.what}" for problem in problems]
     assert len(set(texts)) == len(texts)
@@ -188,8 +188,9 @@ def test_check_finds_exactly_the_planted_faults(plan: Plan) -> None:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(plans(sound=True))
-def test_valid_graphs_are_created_as_declared(plan: Plan) -> None:
+@given(made(partial(plan_from, sound=True), size=64))
+def test_valid_graphs_are_created_as_declared(drawn: tuple[Plan]) -> None:
+    [plan] = drawn
     classes = build(plan)
     container = Container().register(*classes)
     assert container.check() == []

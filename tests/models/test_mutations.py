@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from tests.generated import Choices, Make, made, sampled
 from tests.models.test_accumulator import check, cut, places
 from tests.models.test_replays import READABLE, SHORT, body_of
 from tests.models.test_responses_seen import CALLS, FAILURES, TEXTS
@@ -49,34 +49,41 @@ TOKENS = (
 )
 
 
-@st.composite
-def mutated(draw: st.DrawFn, wire: str) -> bytes:
-    """A reply of the tables, after up to four changes."""
-    body = draw(st.sampled_from(BODIES[wire]))
-    for _ in range(draw(st.integers(1, 4))):
-        start, end = sorted((draw(st.integers(0, len(body))), draw(st.integers(0, len(body)))))
-        match draw(st.sampled_from(["cut", "drop", "double", "token", "byte", "shuffle", "join"])):
-            case "cut":
-                body = body[:end]
-            case "drop":
-                body = body[:start] + body[end:]
-            case "double":
-                body = body[:end] + body[start:]
-            case "token":
-                body = body[:start] + draw(st.sampled_from(TOKENS)) + body[start:]
-            case "byte":
-                body = body[:start] + bytes([draw(st.integers(0, 255))]) + body[start + 1 :]
-            case "shuffle":
-                body = b"\n\n".join(draw(st.permutations(body.split(b"\n\n")[:12])))
-            case "join":
-                body += draw(st.sampled_from(BODIES[wire]))
-    return body
+def mutated(wire: str) -> Make:
+    """Return a maker of replies of the tables, after up to four changes."""
+
+    def make(choices: Choices) -> bytes:
+        body: bytes = choices.one_of(BODIES[wire])
+        for _ in range(1 + choices.below(4)):
+            start, end = sorted((choices.below(len(body) + 1), choices.below(len(body) + 1)))
+            match choices.one_of(("cut", "drop", "double", "token", "byte", "shuffle", "join")):
+                case "cut":
+                    body = body[:end]
+                case "drop":
+                    body = body[:start] + body[end:]
+                case "double":
+                    body = body[:end] + body[start:]
+                case "token":
+                    body = body[:start] + choices.one_of(TOKENS) + body[start:]
+                case "byte":
+                    body = body[:start] + choices.bytes(1) + body[start + 1 :]
+                case "shuffle":
+                    body = b"\n\n".join(choices.shuffled(body.split(b"\n\n")[:12]))
+                case "join":
+                    body += choices.one_of(BODIES[wire])
+        return body
+
+    return make
+
+
+MUTATED = {wire: mutated(wire) for wire in WIRES}
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.data(), st.sampled_from(WIRES), places)
-def test_mutated_replies_return_a_reply_or_raise_a_model_error(data: st.DataObject, wire: str, at: list[int]) -> None:
-    check(wire, *cut(data.draw(mutated(wire)), at))
+@given(made(lambda choices: (wire := choices.one_of(WIRES), MUTATED[wire](choices)), places))
+def test_mutated_replies_return_a_reply_or_raise_a_model_error(drawn: tuple[tuple[str, bytes], list[int]]) -> None:
+    (wire, body), at = drawn
+    check(wire, *cut(body, at))
 
 
 class Counterpart:
@@ -147,30 +154,41 @@ def over_http(body: bytes, framing: str) -> bytes:
             return head + b"\r\n" + body
 
 
-FRAMINGS = st.sampled_from(["length", "more", "less", "chunked", "half", "close"])
-TRANSPORTS = st.sampled_from(["aiohttp", "httpx2"])
+framing = sampled("length", "more", "less", "chunked", "half", "close")
+transport = sampled("aiohttp", "httpx2")
+yes_or_no = sampled(False, True)
+
+
+def mutated_over_http(choices: Choices) -> tuple[str, bytes]:
+    wire = choices.one_of(WIRES)
+    return wire, over_http(MUTATED[wire](choices), framing(choices))
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.data(), st.sampled_from(WIRES), FRAMINGS, TRANSPORTS, st.booleans())
+@given(drawn=made(mutated_over_http, transport, yes_or_no))
 def test_mutated_replies_over_a_connection_return_a_reply_or_raise_a_model_error(
-    counterpart: Counterpart, data: st.DataObject, wire: str, framing: str, transport: str, streamed: bool
+    counterpart: Counterpart, drawn: tuple[tuple[str, bytes], str, bool]
 ) -> None:
-    counterpart.reply = over_http(data.draw(mutated(wire)), framing)
+    (wire, counterpart.reply), transport, streamed = drawn
 
     counterpart.ask(wire, transport, streamed)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.data(), FRAMINGS, TRANSPORTS, st.booleans())
-def test_broken_connections_return_a_reply_or_raise_a_model_error(
-    counterpart: Counterpart, data: st.DataObject, framing: str, transport: str, streamed: bool
-) -> None:
-    reply = over_http(data.draw(st.sampled_from(BODIES["chat"])), framing)
-    place = data.draw(st.integers(0, min(len(reply), 200)))
+def broken(choices: Choices) -> bytes:
+    """Return a reply over HTTP with up to three changed bytes."""
+    reply = over_http(choices.one_of(BODIES["chat"]), framing(choices))
+    place = choices.below(min(len(reply), 200) + 1)
     # The package's adapter for aiohttp leaves a connection to the garbage collector when a reason is not UTF-8.
     is_first_line = place < reply.index(b"\r\n")
-    changed = data.draw(st.text(max_size=3).map(str.encode) if is_first_line else st.binary(max_size=3))
-    counterpart.reply = reply[:place] + changed + reply[place + len(changed) :]
+    changed = choices.text(3).encode() if is_first_line else choices.bytes(choices.below(4))
+    return reply[:place] + changed + reply[place + len(changed) :]
+
+
+@settings(max_examples=100, deadline=None)
+@given(drawn=made(broken, transport, yes_or_no))
+def test_broken_connections_return_a_reply_or_raise_a_model_error(
+    counterpart: Counterpart, drawn: tuple[bytes, str, bool]
+) -> None:
+    counterpart.reply, transport, streamed = drawn
 
     counterpart.ask("chat", transport, streamed)
