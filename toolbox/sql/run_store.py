@@ -162,6 +162,9 @@ class RunTables:
         return (create,)
 
 
+_tables_named = functools.lru_cache(maxsize=16)(RunTables)  # stores of one process share them
+
+
 @application_scoped
 class SqlRunStore(RunStore):
     """Stores runs in a database, whose tables it creates and migrates when the container starts.
@@ -189,12 +192,12 @@ class SqlRunStore(RunStore):
         self._engine = engine
         self._is_postgresql = engine.dialect.name == "postgresql"
         self._limit = max(2 * self.lease, _SHORTEST_LIMIT) if self._is_postgresql else None
-        self._tables = RunTables(table)
+        self._tables = _tables_named(table)
         self._prepared = False
         self._preparing = asyncio.Lock()
         # One statement is one transaction. The driver of SQLite needs to begin it as a writer.
         self._single = engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgresql else engine
-        self._statements = _Statements(self._tables, engine.dialect.name, self._milliseconds)
+        self._statements = _statements_of(self._tables, engine.dialect.name, self._milliseconds)
 
         self._at_once: tuple[str, Sequence[str]] | None = None
         if engine.dialect.driver == "aiosqlite" and hasattr(
@@ -671,6 +674,9 @@ class _Statements:
             .from_select(["run_id", "number", "at", "data"], source.select_from(counted).join(given, true()))
             .returning(table.c.number)
         )
+
+
+_statements_of = functools.lru_cache(maxsize=16)(_Statements)
 
 
 def _record_values(run_id: str, record: StoredRecord, **others: Any) -> dict[str, Any]:
