@@ -11,44 +11,19 @@ from typing import Any
 
 import pytest
 
-SLOWEST_FIRST = [
-    "databases/test_killed_runs.py",
-    "fastapi/test_dev_ui_page.py",
-    "di/test_long_chains.py",
-    "databases/test_suspended_runs.py",
-    "databases/test_killed_compensations.py",
-    "databases/test_killed_resumes.py",
-    "databases/test_dbos.py",
-    "mcp/test_client.py",
-    "models/test_counterparts.py",
-    "databases/test_started_runs.py",
-    "databases/test_run_stores.py",
-    "databases/test_bookings.py",
-    "test_site.py",
-    "models/test_accumulator.py",
-    "testing/test_pytest_plugin.py",
-    "test_documents_m_to_z.py",
-    "test_documents.py",
-    "tools/test_round_trip.py",
-    "services/test_chaos.py",
-    "databases/test_stores.py",
-    "databases/test_processes.py",
-    "execution/test_process_end.py",
-    "execution/test_forks.py",
-    "di/test_random_graphs.py",
-    "rest/test_bounds.py",
-    "models/test_tolerance.py",
-    "mcp/test_hostile_servers.py",
-    "sample/test_page.py",
-    "test_packaging.py",
-    "test_charts.py",
-    "test_exports.py",
-    "cli/test_chat_and_new.py",
-    "databases/test_lost_connections.py",
-    "mcp/test_lives.py",
-    "runs/test_crashes.py",
-]
-"""Files that take long. They start first, so that no worker waits for the other one at the end."""
+from tests import parallel
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--share=2/4`, with which `tests.parallel` runs a part of the files."""
+    parser.addoption("--share", metavar="NUMBER/COUNT", type=parallel.share, help="run this share of the test files")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore the files of other shares."""
+    share = config.getoption("share")
+    is_other = share is not None and collection_path.suffix == ".py" and collection_path not in share
+    return True if is_other else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,9 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the slowest files first; the others keep their order."""
-    folder = Path(__file__).parent
-    places = {folder / name: place for place, name in enumerate(SLOWEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    items.sort(key=lambda item: -parallel.seconds_of(item.path))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,192 @@
+"""Runs the tests in several pytest processes at once, each with a share of the files.
+
+    python -m tests.parallel [--processes N] [ARGUMENTS OF PYTEST…]
+
+A process collects only the files of its share. The workers of pytest-xdist, which also runs the tests, each collect
+all files, and report each test to another process: a third more work for tests as short as these.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests import warm_python
+
+TESTS = Path(__file__).parent
+
+SECONDS = {
+    "databases/test_killed_runs.py": 100,
+    "di/test_long_chains.py": 97,
+    "fastapi/test_dev_ui_page.py": 85,
+    "databases/test_suspended_runs.py": 72,
+    "models/test_accumulator.py": 37,
+    "databases/test_dbos.py": 35,
+    "databases/test_killed_compensations.py": 32,
+    "test_documents_m_to_z.py": 32,
+    "models/test_tolerance.py": 31,
+    "databases/test_started_runs.py": 30,
+    "testing/test_pytest_plugin.py": 28,
+    "test_packaging.py": 24,
+    "test_site.py": 23,
+    "test_documents.py": 23,
+    "databases/test_run_stores.py": 21,
+    "databases/test_stores.py": 20,
+    "mcp/test_client.py": 19,
+    "models/test_pydantic_ai.py": 18,
+    "tools/test_round_trip.py": 17,
+    "cli/test_chat_and_new.py": 16,
+    "mcp/test_hostile_servers.py": 16,
+    "test_charts.py": 15,
+    "sample/test_page.py": 15,
+    "test_exports.py": 14,
+    "databases/test_processes.py": 14,
+    "databases/test_killed_resumes.py": 14,
+    "services/test_outputs.py": 13,
+    "execution/test_process_end.py": 13,
+    "rest/test_bounds.py": 10,
+    "test_architecture.py": 9,
+    "models/test_statuses.py": 9,
+    "services/test_tool_rounds.py": 9,
+    "fastapi/test_dev_ui.py": 9,
+    "fastapi/test_disconnects.py": 9,
+    "models/test_anthropic_replies.py": 9,
+    "models/test_anthropic.py": 9,
+    "databases/test_lost_connections.py": 9,
+    "mcp/test_lives.py": 8,
+    "di/test_random_graphs.py": 8,
+    "databases/test_bookings.py": 8,
+    "runs/test_crashes.py": 7,
+    "services/test_chaos.py": 7,
+    "models/test_counterparts.py": 7,
+    "models/test_replays.py": 7,
+    "runs/test_durable.py": 7,
+    "fastapi/test_health.py": 7,
+    "databases/test_conversations_with_thoughts.py": 6,
+    "sample/test_support.py": 6,
+    "sample/test_real_model.py": 6,
+    "databases/test_transactions.py": 6,
+    "runs/test_continuing.py": 6,
+    "rest/test_secrets.py": 5,
+    "models/test_anthropic_requests.py": 5,
+    "test_first_mistakes.py": 5,
+    "execution/test_matrix.py": 5,
+    "mcp/test_callers.py": 5,
+    "tools/test_argument_repairs.py": 5,
+    "services/test_ready_guardrails.py": 5,
+    "models/test_resilience.py": 5,
+    "mcp/test_server.py": 5,
+    "models/test_untrusted_servers.py": 5,
+    "tools/test_untrusted_arguments.py": 5,
+    "models/test_mutations.py": 5,
+    "sample/test_transfers.py": 5,
+    "fastapi/test_dev_ui_reach.py": 5,
+    "services/test_compensation.py": 4,
+    "execution/test_forks.py": 4,
+    "sample/test_weather_agent.py": 4,
+    "cli/test_command_line.py": 4,
+    "test_wording.py": 4,
+    "fastapi/test_dev_ui_inbox.py": 4,
+    "mcp/test_questions.py": 4,
+    "models/test_recorded_conversations.py": 4,
+    "services/test_search_quality.py": 4,
+    "events/test_otel.py": 4,
+    "databases/test_memory_of_services.py": 4,
+    "security/test_reach.py": 4,
+    "di/test_under_load.py": 3,
+    "services/test_interceptors.py": 3,
+    "tools/test_progress.py": 3,
+    "test_warm_python.py": 3,
+    "execution/test_time_limits.py": 3,
+}
+"""Files that take longer than others, and how long; the shares are equal by this."""
+
+OTHER = 1.0
+"""Seconds of a file that is not in `SECONDS`."""
+
+COUNTS = re.compile(r"=* ?((?:\d+ \w+(?:, )?)+) in [\d.]+s")
+NO_TESTS = 5  # pytest's exit status
+
+
+def seconds_of(file: Path) -> float:
+    """Return about how long the tests of a file take."""
+    return SECONDS.get(file.relative_to(TESTS).as_posix(), OTHER)
+
+
+def shares(count: int) -> list[list[Path]]:
+    """Return the test files in `count` lists that take equally long, each with its slowest file first."""
+    found: list[list[Path]] = [[] for _ in range(count)]
+    for file in sorted(TESTS.rglob("test_*.py"), key=lambda file: (-seconds_of(file), file)):
+        min(found, key=lambda share: sum(map(seconds_of, share))).append(file)
+    return found
+
+
+def share(name: str) -> frozenset[Path]:
+    """Return the files of a share such as `2/4`."""
+    number, count = map(int, name.split("/"))
+    return frozenset(shares(count)[number - 1])
+
+
+class Process:
+    """A pytest process with its share of the files. It prints what pytest prints, with its number before each line."""
+
+    def __init__(self, number: int, count: int, arguments: Sequence[str]) -> None:
+        self.number = number
+        self.counts = Counter[str]()
+        self.failures: list[str] = []
+        command = [sys.executable, "-m", "pytest", f"--share={number}/{count}", "-p", "no:xdist", *arguments]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._thread = threading.Thread(target=self._print)
+        self._thread.start()
+
+    def _print(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            print(f"{self.number}| {line}", end="", flush=True)
+            if line.startswith(("FAILED ", "ERROR ")):
+                self.failures.append(line)
+            elif found := COUNTS.match(line):
+                self.counts = Counter({what: int(count) for count, what in map(str.split, found[1].split(", "))})
+
+    def wait(self) -> int:
+        """Wait for its end and return its exit status."""
+        self._thread.join()
+        return self._process.wait()
+
+
+def run(processes: int, arguments: Sequence[str]) -> int:
+    """Run the tests; return pytest's exit status."""
+    begun = time.monotonic()
+    warm_python.share()
+    running = [Process(number, processes, arguments) for number in range(1, processes + 1)]
+    statuses = [each.wait() for each in running]
+    for each in running:
+        print(*each.failures, sep="", end="")
+    counts = sum((each.counts for each in running), Counter[str]())
+    said = ", ".join(f"{count} {what}" for what, count in counts.items()) or "no tests ran"
+    print(f"{said} in {time.monotonic() - begun:.0f} s, in {processes} processes")
+    if set(statuses) == {NO_TESTS}:
+        return NO_TESTS
+    return next((each for each in statuses if each not in (0, NO_TESTS)), 0)
+
+
+def main() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parser = argparse.ArgumentParser(prog="python -m tests.parallel", description=__doc__.splitlines()[0])
+    # Two more than there are cores: tests also wait, for processes, locks and timeouts.
+    parser.add_argument("--processes", type=int, default=cores + 2, help="how many; default: two more than cores")
+    known, arguments = parser.parse_known_args()
+    try:
+        return run(known.processes, arguments)
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
