@@ -125,7 +125,7 @@ ask: $(RUN_STAMP)
 # --- checks and tests
 
 test: $(DOCS_STAMP)
-	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -q $(ARGS)
+	$(PY) -m tests.parallel -q $(ARGS)
 
 compat-mcp: $(DEV_STAMP)
 	$(PY) -m pytest -q tests/mcp/compat/parties.py $(ARGS)

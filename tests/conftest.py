@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import shutil
 import time
 from collections.abc import Generator, Iterator
@@ -48,15 +47,6 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
-    """Use two workers more than there are cores: tests also wait, for processes, locks and timeouts."""
-    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
-        return None  # xdist reads it
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores + 2
 
 
 @pytest.fixture(scope="session")

@@ -140,8 +140,14 @@ class Process:
         self.number = number
         self.counts = Counter[str]()
         self.failures: list[str] = []
-        command = [sys.executable, "-m", "pytest", f"--share={number}/{count}", "-p", "no:xdist", *arguments]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        own = [f"--share={number}/{count}", "-o", f"cache_dir=.pytest_cache/{number}", "-p", "no:xdist"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *own, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",
+        )
         self._thread = threading.Thread(target=self._print)
         self._thread.start()
 
@@ -180,7 +186,10 @@ def main() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser = argparse.ArgumentParser(prog="python -m tests.parallel", description=__doc__.splitlines()[0])
     # Two more than there are cores: tests also wait, for processes, locks and timeouts.
-    parser.add_argument("--processes", type=int, default=cores + 2, help="how many; default: two more than cores")
+    default = min(cores + 2, 8)
+    parser.add_argument(
+        "--processes", type=int, default=default, help="how many; default: two more than cores, up to 8"
+    )
     known, arguments = parser.parse_known_args()
     try:
         return run(known.processes, arguments)
