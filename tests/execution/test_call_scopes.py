@@ -1,11 +1,13 @@
 """Call scopes of tools: begin, end, errors, late threads and nested services."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
 import pytest
 
+from tests.conftest import Clock
 from toolbox import (
     AiMessage,
     Container,
@@ -179,14 +181,16 @@ async def test_errors_while_closing_a_call_scope_are_tool_failures() -> None:
     assert [each.result for each in result.tool_executions] == ["commit failed"] * 2
 
 
-async def test_late_threads_close_their_call_scope_when_they_end() -> None:
+async def test_late_threads_close_their_call_scope_when_they_end(clock: Clock) -> None:
     log = Log()
     release = threading.Event()
+    loop = asyncio.get_running_loop()
 
     class Tools:
-        @tool(timeout=0.01)
+        @tool(timeout=100)
         def slow(self, transaction: Inject[Transaction]) -> str:
-            release.wait(5)
+            clock.advance(101, loop)
+            release.wait()
             log.said.append("leaves")
             return "late"
 

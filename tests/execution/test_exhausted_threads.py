@@ -72,8 +72,8 @@ async def test_failed_thread_starts_free_their_slot(exhaustion: Exhaustion) -> N
     exhaustion.on = False
 
     both = threading.Barrier(2)
-    meet: Callable[[], int] = lambda: both.wait(10)  # noqa: E731 - both calls need a place at the same time
-    async with asyncio.timeout(10):
+    meet: Callable[[], int] = lambda: both.wait(60)  # noqa: E731 - both calls need a place at the same time
+    async with asyncio.timeout(60):
         await asyncio.gather(runner.run(THREAD, meet, "one"), runner.run(THREAD, meet, "two"))
 
 
@@ -83,7 +83,7 @@ async def test_calls_that_wait_for_a_new_thread_fail_if_none_can_be_started(exha
 
     def hold() -> None:
         loop.call_soon_threadsafe(inside.set)
-        release.wait(10)
+        release.wait(60)
 
     first = asyncio.create_task(runner.run(THREAD, hold, "first"))
     await inside.wait()
@@ -91,14 +91,14 @@ async def test_calls_that_wait_for_a_new_thread_fail_if_none_can_be_started(exha
     await asyncio.sleep(0)
     exhaustion.on = True
     release.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await first
         results = await asyncio.gather(*waiting, return_exceptions=True)
     exhaustion.on = False
 
     assert [type(each) for each in results] == [RuntimeError] * 3
     assert [type(each) for each in ends.errors] == [RuntimeError] * 3
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await runner.run(THREAD, lambda: None, "its place is free again")
 
 
@@ -108,7 +108,7 @@ async def test_calls_wait_for_a_pool_thread_if_no_other_can_be_started(exhaustio
 
     def hold() -> None:
         loop.call_soon_threadsafe(inside.set)
-        release.wait(10)
+        release.wait(60)
 
     first = asyncio.create_task(runner.run(BLOCKING, hold, "first"))
     await inside.wait()
@@ -117,7 +117,7 @@ async def test_calls_wait_for_a_pool_thread_if_no_other_can_be_started(exhaustio
     await asyncio.sleep(0)
     assert not second.done()
     release.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.gather(first, second)
 
     assert ran == ["second"]

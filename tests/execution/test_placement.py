@@ -437,10 +437,10 @@ async def test_blocking_tools_that_call_synchronous_services_do_not_deadlock(
     async with container.register(Deep):
         if asynchronous:
             calls = [container.get(Deep).chat("0") for _ in range(width + 2)]
-            answers = await asyncio.wait_for(asyncio.gather(*calls), 30)
+            answers = await asyncio.wait_for(asyncio.gather(*calls), 100)
         else:
             threads = [asyncio.to_thread(container.get(Deep).wait, "0") for _ in range(3)]
-            answers = await asyncio.wait_for(asyncio.gather(*threads), 30)
+            answers = await asyncio.wait_for(asyncio.gather(*threads), 100)
     assert set(answers) == {"done"}
 
 
@@ -488,7 +488,7 @@ async def test_the_default_executor_of_asyncio_never_runs_tools() -> None:
 
 
 async def test_calls_wait_for_a_free_thread() -> None:
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, pairs = 0, 0, threading.Lock(), threading.Barrier(2)
 
     @tool
     def count(n: int) -> int:
@@ -496,7 +496,8 @@ async def test_calls_wait_for_a_free_thread() -> None:
         with lock:
             running += 1
             most = max(most, running)
-        threading.Event().wait(0.005)
+        pairs.wait(60)  # the pool has two threads, and both are used
+        threading.Event().wait(0.005)  # a third would join them
         with lock:
             running -= 1
         return n
@@ -558,6 +559,6 @@ async def test_executors_occupied_by_callers_do_not_deadlock(together: bool) -> 
 
         container = Container(models={"default": ScriptedChatModel([reply] * 200)})
         async with container.register(Deep):
-            assert await asyncio.wait_for(container.get(Deep).chat("0"), 30) == "done"
-            assert await asyncio.wait_for(asyncio.to_thread(container.get(Deep).wait, "0"), 30) == "done"
+            assert await asyncio.wait_for(container.get(Deep).chat("0"), 100) == "done"
+            assert await asyncio.wait_for(asyncio.to_thread(container.get(Deep).wait, "0"), 100) == "done"
         assert set(threads) == set(mine._threads)

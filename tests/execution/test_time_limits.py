@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.conftest import Clock
 from toolbox import (
     AiMessage,
     Container,
@@ -47,22 +48,24 @@ class Slow:
         self.release = threading.Event()
         self.begun = threading.Event()
         self.left = threading.Event()
+        self.when_it_blocks: Callable[[], None] = lambda: None
 
     @tool(timeout=0.2)
     def stuck(self) -> str:
         self.begun.set()
-        self.release.wait(10)
+        self.release.wait()
         self.left.set()
         return "late"
 
     @tool
     def unlimited(self) -> str:
         self.begun.set()
-        self.release.wait(10)
+        self.when_it_blocks()
+        self.release.wait()
         self.left.set()
         return "late"
 
-    @tool(timeout=0.2)
+    @tool(timeout=60)
     def quick(self) -> str:
         return "done"
 
@@ -77,6 +80,17 @@ def slow() -> Iterator[Slow]:
     made = Slow()
     yield made
     made.release.set()
+
+
+def until_it_blocks(slow: Slow, clock: Clock, answer: AiMessage) -> Callable[[object], AiMessage]:
+    """Return a reply; when the tool of `slow` blocks, the limits of the service's event loop end."""
+
+    def reply(request: object) -> AiMessage:
+        loop = asyncio.get_running_loop()
+        slow.when_it_blocks = lambda: clock.advance(101, loop)
+        return answer
+
+    return reply
 
 
 def calls(*names: str) -> AiMessage:
@@ -103,20 +117,20 @@ def test_late_def_tools_release_the_caller_of_a_synchronous_method(slow: Slow, t
 
 
 @pytest.mark.parametrize("how", ["time_limit", "timeout="])
-def test_time_limit_releases_the_caller_of_a_synchronous_method(slow: Slow, how: str) -> None:
-    model = ScriptedChatModel([calls("unlimited"), "never said"])
-    service = create_ai_service(Waiting, chat_model=model, tools=slow, timeout=0.2 if how == "timeout=" else None)
+def test_time_limit_releases_the_caller_of_a_synchronous_method(slow: Slow, how: str, clock: Clock) -> None:
+    model = ScriptedChatModel([until_it_blocks(slow, clock, calls("unlimited")), "never said"])
+    service = create_ai_service(Waiting, chat_model=model, tools=slow, timeout=100 if how == "timeout=" else None)
 
-    with pytest.raises(InvocationTimeoutError), time_limit(0.2 if how == "time_limit" else 60):
+    with pytest.raises(InvocationTimeoutError), time_limit(100 if how == "time_limit" else 6000):
         service.ask("q")
 
     assert slow.begun.is_set()
     assert not slow.left.is_set()
 
 
-def test_time_limit_releases_the_reader_of_a_synchronous_stream(slow: Slow) -> None:
-    model = ScriptedChatModel([calls("unlimited"), "never said"])
-    service = create_ai_service(Streaming, chat_model=model, tools=slow, timeout=0.2)
+def test_time_limit_releases_the_reader_of_a_synchronous_stream(slow: Slow, clock: Clock) -> None:
+    model = ScriptedChatModel([until_it_blocks(slow, clock, calls("unlimited")), "never said"])
+    service = create_ai_service(Streaming, chat_model=model, tools=slow, timeout=100)
 
     with pytest.raises(InvocationTimeoutError):
         list(service.ask("q"))
@@ -134,15 +148,22 @@ def test_def_tools_stay_on_the_callers_thread_without_a_limit() -> None:
     assert service.ask("q").tool_executions[0].result_object == threading.get_ident()
 
 
-def queued(mark: Callable[[Any], Any], **settings: Any) -> tuple[list[str], Result[str]]:
-    """Run two tools of 0.25 s with a timeout of 0.4 s where only one can run at a time."""
+def queued(clock: Clock, mark: Callable[[Any], Any], **settings: Any) -> tuple[list[str], Result[str]]:
+    """Run two tools of 60 s with a timeout of 100 s where only one can run at a time."""
     order: list[str] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def go_round() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
 
     @mark
-    @tool(timeout=0.4)
+    @tool(timeout=100)
     def work(number: int) -> str:
         order.append(f"begun {number}")
-        threading.Event().wait(0.25)
+        asyncio.run_coroutine_threadsafe(go_round(), *loops).result()  # the loop knows the end of the other one
+        clock.advance(60)
+        asyncio.run_coroutine_threadsafe(go_round(), *loops).result()  # the loop has read the clock
         return "done"
 
     @register_ai_service(tools=work, concurrent_tools=True)
@@ -150,6 +171,7 @@ def queued(mark: Callable[[Any], Any], **settings: Any) -> tuple[list[str], Resu
         async def ask(self, question: str) -> Result[str]: ...
 
     async def ask() -> Result[str]:
+        loops.append(asyncio.get_running_loop())
         model = ScriptedChatModel([AiMessage(None, [tool_call("work", {"number": n}) for n in (1, 2)]), "both"])
         container = Container(models={"default": model}, settings=ToolboxSettings(**settings))
         async with container.register(Many) as running:
@@ -158,23 +180,23 @@ def queued(mark: Callable[[Any], Any], **settings: Any) -> tuple[list[str], Resu
     return order, asyncio.run(ask())
 
 
-def test_tool_timeouts_do_not_include_waiting_for_the_pool() -> None:
-    order, result = queued(lambda each: each, pool_size=1)
+def test_tool_timeouts_do_not_include_waiting_for_the_pool(clock: Clock) -> None:
+    order, result = queued(clock, lambda each: each, pool_size=1)
 
     assert order == ["begun 1", "begun 2"]
     assert outcomes(result) == [("done", False)] * 2
 
 
-def test_tool_timeouts_do_not_include_waiting_for_a_new_thread() -> None:
-    order, result = queued(run_on_thread, thread_limit=1)
+def test_tool_timeouts_do_not_include_waiting_for_a_new_thread(clock: Clock) -> None:
+    order, result = queued(clock, run_on_thread, thread_limit=1)
 
     assert order == ["begun 1", "begun 2"]
     assert outcomes(result) == [("done", False)] * 2
 
 
-def test_tool_timeouts_do_not_include_waiting_for_an_executor() -> None:
+def test_tool_timeouts_do_not_include_waiting_for_an_executor(clock: Clock) -> None:
     with ThreadPoolExecutor(1) as executor:
-        order, result = queued(run_on(executor))
+        order, result = queued(clock, run_on(executor))
 
     assert order == ["begun 1", "begun 2"]
     assert outcomes(result) == [("done", False)] * 2
@@ -197,13 +219,15 @@ async def test_tools_that_waited_still_time_out(slow: Slow) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("limit", ["time limit", "cancelled"])
 async def test_a_tool_that_catches_the_cancellation_does_not_keep_its_invocation_alive(
-    limit: str, streamed: bool
+    limit: str, streamed: bool, clock: Clock
 ) -> None:
     begun, ran = asyncio.Event(), []
 
     @tool
     async def stubborn() -> str:
         begun.set()
+        if limit == "time limit":
+            clock.advance(101)
         try:
             await asyncio.Event().wait()
         except BaseException:
@@ -225,7 +249,7 @@ async def test_a_tool_that_catches_the_cancellation_does_not_keep_its_invocation
             await service.ask("x")
 
     if limit == "time limit":
-        with pytest.raises(InvocationTimeoutError), time_limit(0.02):
+        with pytest.raises(InvocationTimeoutError), time_limit(100):
             await use()
     else:
         using = asyncio.create_task(use())
