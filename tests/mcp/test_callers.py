@@ -311,7 +311,7 @@ async def renovated(server: Any) -> dict[str, Any]:
     """Let the server change its tools; return them once the change has arrived."""
     before = await server.tools()
     await server.call("renovate", {})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (after := await server.tools()) is before:
             await server.call("add", {"title": "x"})  # the notification can arrive after the reply
     return {each.name: each for each in after}

@@ -15,6 +15,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from tests import warm_python
+from tests.conftest import Clock
 from tests.mcp.uvicorn_server import serving
 from toolbox import (
     AiMessage,
@@ -40,7 +41,7 @@ PNG = base64.b64encode(b"\x89PNG").decode()
 
 def hostile(replies: dict[str, Any], **options: Any) -> McpServer:
     command, *arguments = warm_python.command(str(HOSTILE), json.dumps(replies))
-    return mcp_server("far", command=command, args=arguments, **{"timeout": 10, **options})
+    return mcp_server("far", command=command, args=arguments, **{"timeout": 60, "connect_timeout": 60, **options})
 
 
 @asynccontextmanager
@@ -190,7 +191,7 @@ async def test_output_schemas_of_servers_are_kept_but_not_evaluated() -> None:
     }
     async with connected(hostile(replies)) as server:
         [offered] = await server.tools()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):  # seconds; the pattern takes hours
             result = await server.call("good", {})
 
     assert offered.output_schema == evil
@@ -335,13 +336,14 @@ async def test_a_call_fails_when_its_server_exits() -> None:
             await server.call("good", {})
 
 
-async def test_endless_notifications_end_with_the_timeout_of_the_call() -> None:
-    async with connected(hostile({**LISTED, "tools/call": ["flood"]}, timeout=1)) as server:
+async def test_endless_notifications_end_with_the_timeout_of_the_call(clock: Clock) -> None:
+    async with connected(hostile({**LISTED, "tools/call": ["flood"]}, timeout=100)) as server:
         await server.tools()
-        started = time.monotonic()
+        started = time.perf_counter()
+        asyncio.get_running_loop().call_later(0.5, clock.advance, 101)  # in the middle of the notifications
         with pytest.raises((McpTimeoutError, McpConnectionError)):
             await server.call("good", {})
-        assert time.monotonic() - started < 8
+        assert time.perf_counter() - started < 8
 
 
 # --- the size of replies

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests import warm_python
+from tests.conftest import Clock
 from toolbox import Container
 from toolbox.mcp import McpConnectionError, McpServer, McpServers, McpTimeoutError, mcp_server
 
@@ -45,7 +46,7 @@ def is_alive(pid: int) -> bool:
 
 async def the_end_is_noticed(name: str) -> None:
     held = [task for task in asyncio.all_tasks() if task.get_name() == f"mcp {name}"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.wait(held)
 
 
@@ -139,7 +140,7 @@ async def everything(node_servers: Path, port: int) -> AsyncIterator[Any]:
     )
     try:
         assert process.stderr is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while b"listening" not in await process.stderr.readline():
                 assert process.returncode is None
         yield process
@@ -156,8 +157,9 @@ def port() -> int:
         return int(chosen.getsockname()[1])
 
 
-async def test_http_servers_can_start_late_stop_and_return(node_servers: Path, port: int) -> None:
-    far = mcp_server("far", url=f"http://127.0.0.1:{port}/mcp", timeout=1)
+@pytest.mark.timeout(400)  # starts Node three times
+async def test_http_servers_can_start_late_stop_and_return(node_servers: Path, port: int, clock: Clock) -> None:
+    far = mcp_server("far", url=f"http://127.0.0.1:{port}/mcp", timeout=100)
     async with container(far) as made:
         server = made.get(McpServers).server("far")
 
@@ -168,8 +170,11 @@ async def test_http_servers_can_start_late_stop_and_return(node_servers: Path, p
             await echo()
         async with everything(node_servers, port):
             assert "hällo" in await echo()
+            long = asyncio.create_task(server.call("trigger-long-running-operation", {"duration": 60, "steps": 1}))
+            assert "hällo" in await echo()
+            clock.advance(101)
             with pytest.raises(McpTimeoutError):
-                await server.call("trigger-long-running-operation", {"duration": 60, "steps": 1})
+                await long
             assert "hällo" in await echo()
         async with everything(node_servers, port):  # another process, which does not know the session
             assert "hällo" in await echo()
@@ -179,5 +184,7 @@ async def test_http_servers_can_start_late_stop_and_return(node_servers: Path, p
             long = asyncio.create_task(server.call("trigger-long-running-operation", {"duration": 1, "steps": 60}))
             assert "hällo" in await echo()
             process.kill()
+            await asyncio.wait([long], timeout=1)
+            clock.advance(101)
             with pytest.raises((McpConnectionError, McpTimeoutError)):  # the call can wait until its timeout
                 await long
