@@ -189,7 +189,7 @@ def served(application: str, folder: Path) -> Iterator[str]:
         yield address[0]
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=60)
         server.stderr.close()
 
 

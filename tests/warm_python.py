@@ -150,7 +150,7 @@ def _server() -> str:
 def _stop(server: subprocess.Popen[bytes], folder: str) -> None:
     assert server.stdin is not None
     server.stdin.close()
-    server.wait(timeout=10)
+    server.wait(timeout=60)
     shutil.rmtree(folder, ignore_errors=True)
 
 

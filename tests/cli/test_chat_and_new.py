@@ -173,7 +173,7 @@ def test_ctrl_c_ends_a_conversation_at_once(tmp_path: Path) -> None:
             shown += os.read(ours, 1000)
         process.send_signal(signal.SIGINT)
 
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=60) == 130
     finally:
         process.kill()
         process.wait()

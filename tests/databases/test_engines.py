@@ -142,7 +142,7 @@ async def test_a_cancelled_connection_to_sqlite_is_closed_before_its_task_ends(
 
     def slow(*arguments: Any, **options: Any) -> sqlite3.Connection:
         begun.set()
-        assert may_go_on.wait(30)
+        assert may_go_on.wait(60)
         if not exists:
             raise sqlite3.OperationalError("unable to open database file")
         opened.append(connect(*arguments, **options))
@@ -151,7 +151,7 @@ async def test_a_cancelled_connection_to_sqlite_is_closed_before_its_task_ends(
     monkeypatch.setattr(sqlite3, "connect", slow)
     async with sql.open_engine(f"sqlite:///{tmp_path}/shop.db") as engine:
         connecting = asyncio.create_task(engine.connect().start())
-        assert await asyncio.to_thread(begun.wait, 30)
+        assert await asyncio.to_thread(begun.wait, 60)
         connecting.cancel()
         done, _ = await asyncio.wait([connecting], timeout=0.05)
         assert not done  # its thread is still at work

@@ -101,7 +101,7 @@ async def test_an_owner_that_is_paused_within_its_transaction_loses_the_run(post
             transaction = await connection.begin()
             await connection.run_sync(store.record_in, "run", 1, [record("0")])  # and no commit
             taken = None
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while taken is None:
                     with suppress(DBAPIError):
                         taken = await other.acquire("run", "other")
@@ -217,7 +217,7 @@ async def test_a_renewal_that_waits_does_not_delay_the_others() -> None:
         return store
 
     owned = OwnedRuns(opened)
-    async with asyncio.timeout(10), owned.owned("slow", 1), owned.owned("fast", 1):
+    async with asyncio.timeout(60), owned.owned("slow", 1), owned.owned("fast", 1):
         await enough.wait()
         assert renewed["slow"] == 1
         waits.set()

@@ -532,7 +532,7 @@ async def test_a_lease_is_renewed_while_a_serializable_transaction_waits(postgre
             await session.run_sync(
                 lambda session: store.record_in(session.connection(), run.id, 1, [StoredRecord("0", "result", "a")])
             )
-            assert await asyncio.wait_for(store.renew(run.id, 1), 30)  # seconds; the lock would never end
+            assert await asyncio.wait_for(store.renew(run.id, 1), 60)  # seconds; the lock would never end
             await session.commit()
 
         assert len(await store.records(run.id)) == 2

@@ -292,7 +292,7 @@ async def test_waiting_can_time_out(start: MakeContainer) -> None:
         await here.runs.result(run, timeout=0.05)
     here.get(Desk).go_on.set()
 
-    assert await here.runs.result(run, timeout=30) == "done"
+    assert await here.runs.result(run, timeout=60) == "done"
 
 
 @pytest.mark.waits_for_the_lease
@@ -433,7 +433,7 @@ async def test_a_run_that_is_executed_elsewhere_is_busy(start: MakeContainer, mo
         await other.runs.execute(run.id, timeout=0.1)  # its owner renews the lease
     here.get(Desk).go_on.set()
 
-    assert (await other.runs.execute(run.id, timeout=30)).status == "completed"
+    assert (await other.runs.execute(run.id, timeout=60)).status == "completed"
 
 
 async def test_a_container_that_stops_hands_its_runs_over(start: MakeContainer, request: pytest.FixtureRequest) -> None:
@@ -446,7 +446,7 @@ async def test_a_container_that_stops_hands_its_runs_over(start: MakeContainer, 
     await first.__aexit__(None, None, None)
     other = await start(asks(LOOK), says("done"))
 
-    assert await other.runs.result(run.id, timeout=30) == "done"
+    assert await other.runs.result(run.id, timeout=60) == "done"
     assert other.get(Desk).ran == ["a"]
     await first.__aenter__()  # the fixture stops it
 
@@ -467,11 +467,11 @@ async def test_lapsed_runs_are_taken_over_at_start_and_later(start: MakeContaine
     here = await start(engine=Nowhere(), take_over_runs=False)
     early = await here.runs.start(Agent.ask, "early")
     other = await start(says("one"), says("two"))
-    assert await other.runs.result(early.id, timeout=30) == "one"
+    assert await other.runs.result(early.id, timeout=60) == "one"
 
     late = await here.runs.start(Agent.ask, "late")
 
-    assert await here.runs.result(late, timeout=30) == "two"
+    assert await here.runs.result(late, timeout=60) == "two"
 
 
 async def test_waiting_ends_when_the_container_stops(start: MakeContainer) -> None:
@@ -487,7 +487,7 @@ async def test_waiting_ends_when_the_container_stops(start: MakeContainer) -> No
 
     for each in waiting:
         with pytest.raises(ContainerNotStartedError):
-            await asyncio.wait_for(each, 5)
+            await asyncio.wait_for(each, 60)
     await here.__aenter__()
 
 
@@ -498,7 +498,7 @@ def test_runs_are_started_from_synchronous_code_too() -> None:
         async def elsewhere() -> Any:
             run = await container.runs.start(Agent.ask, "hello")
             events = [each async for each in container.runs.events(run)]
-            return await container.runs.result(run, timeout=10), events[-1].event
+            return await container.runs.result(run, timeout=60), events[-1].event
 
         assert asyncio.run(elsewhere()) == ("done", RunEnded("completed", None))
 

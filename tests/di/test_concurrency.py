@@ -84,7 +84,7 @@ async def test_threads_and_tasks_together_create_one_instance() -> None:
         def __init__(self) -> None:
             made.append(threading.current_thread().name)
             started.set()
-            assert go_on.wait(5)
+            assert go_on.wait(60)
 
     @request_scoped
     class Uses:
@@ -242,7 +242,7 @@ async def test_an_async_bean_that_looks_itself_up_during_creation_is_an_error() 
 
     @produces(scope="request")
     async def third(c: Container) -> float:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return float((await asyncio.gather(c.aget(str)))[0])
 
     async with Container().register(second, third) as c, c.request_scope():
@@ -271,7 +271,7 @@ async def test_beans_that_wait_for_each_other_in_tasks_are_an_error() -> None:
         return str(await c.aget(int))
 
     async with Container().register(first, second) as c, c.request_scope():
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             found = await asyncio.gather(c.aget(int), c.aget(str), return_exceptions=True)
     assert all(isinstance(each, IllegalConfigurationError) for each in found)
 
@@ -304,7 +304,7 @@ async def test_beans_that_wait_for_each_other_in_threads_are_an_error() -> None:
             a.get()
 
     async with Container().register(A, B) as c:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             found = await asyncio.gather(
                 asyncio.to_thread(c.get, A), asyncio.to_thread(c.get, B), return_exceptions=True
             )
@@ -318,7 +318,7 @@ async def test_slow_beans_do_not_delay_others() -> None:
     class Slow:
         def __init__(self) -> None:
             making.set()
-            assert go_on.wait(5)
+            assert go_on.wait(60)
 
     @application_scoped
     class Quick:

@@ -387,11 +387,11 @@ async def test_cancelling_a_caller_on_another_event_loop_cancels_the_call() -> N
     await asyncio.to_thread(container.__enter__)
     try:
         task = asyncio.create_task(container.get(Service).chat("x"))
-        assert await asyncio.to_thread(entered.wait, 5)
+        assert await asyncio.to_thread(entered.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await asyncio.to_thread(cancelled.wait, 5)
+        assert await asyncio.to_thread(cancelled.wait, 60)
     finally:
         await asyncio.to_thread(container.__exit__, None, None, None)
 

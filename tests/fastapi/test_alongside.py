@@ -98,7 +98,7 @@ async def test_a_client_disconnect_is_noticed_behind_other_middleware(connect, p
         task = client.start()
         await model.asked.wait()
         client.leave()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 60)
 
     assert model.ended.is_set()
 
@@ -382,7 +382,7 @@ async def test_a_websocket_client_that_disconnects_cancels_its_invocation(servin
             await websocket.send("go")
             assert await websocket.recv() == "asked go"
             await model.asked.wait()
-        assert await asyncio.wait_for(ended.get(), 5) == "ClientDisconnectedError"
+        assert await asyncio.wait_for(ended.get(), 60) == "ClientDisconnectedError"
 
     assert model.ended.is_set()
 

@@ -191,7 +191,7 @@ async def test_output_schemas_of_servers_are_kept_but_not_evaluated() -> None:
     }
     async with connected(hostile(replies)) as server:
         [offered] = await server.tools()
-        async with asyncio.timeout(30):  # seconds; the pattern takes hours
+        async with asyncio.timeout(60):  # seconds; the pattern takes hours
             result = await server.call("good", {})
 
     assert offered.output_schema == evil

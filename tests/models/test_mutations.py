@@ -108,7 +108,7 @@ class Counterpart:
 
     def ask(self, wire: Any, transport: Any, streamed: bool) -> None:
         """Raises nothing but what is wrong."""
-        self.loop.run_until_complete(asyncio.wait_for(self._ask(wire, transport, streamed), 10))
+        self.loop.run_until_complete(asyncio.wait_for(self._ask(wire, transport, streamed), 60))
 
     async def _ask(self, wire: Any, transport: Any, streamed: bool) -> None:
         model = OpenAiChatModel("m", self.url, "test", wire=wire, transport=transport, max_retries=0, timeout=8)

@@ -146,7 +146,7 @@ async def test_one_client_serves_all_interfaces_of_a_key_and_ends_with_the_conta
         assert len(ports) == 1
         assert server.open_connections == 2
 
-    assert await asyncio.to_thread(server.all_closed.wait, 5)
+    assert await asyncio.to_thread(server.all_closed.wait, 60)
 
 
 async def test_each_event_loop_has_a_separate_connection(server) -> None:

@@ -53,7 +53,7 @@ async def test_a_line_is_there_before_the_next_is_sent(server) -> None:
 
     def chunks():
         yield b"first\n"
-        assert seen.wait(5)
+        assert seen.wait(60)
         yield b"second\n"
 
     server.answer(Answer(chunks()))
@@ -136,7 +136,7 @@ async def test_leaving_a_stream_ends_its_connection(server) -> None:
     assert await anext(stream) == "x"
     await stream.aclose()
 
-    assert await asyncio.to_thread(left.wait, 5)
+    assert await asyncio.to_thread(left.wait, 60)
 
 
 async def test_a_synchronous_stream_on_the_thread_of_a_loop_is_refused(server) -> None:

@@ -188,7 +188,7 @@ async def test_a_run_continues_if_its_caller_leaves_while_it_is_created() -> Non
         with pytest.raises(asyncio.CancelledError):
             await waiting
         go_on.set()
-        assert await here.runs.result("r", timeout=10) == "done"
+        assert await here.runs.result("r", timeout=60) == "done"
 
 
 # --- hidden parameters
@@ -458,7 +458,7 @@ async def test_a_renewal_after_the_last_write_does_not_fail_the_run() -> None:
             await super().append(run_id, generation, records, changes, *args)
             if changes is not None and changes.status == "completed":
                 self.is_ended = True
-                await asyncio.wait_for(self.refused.wait(), 20)
+                await asyncio.wait_for(self.refused.wait(), 60)
                 await asyncio.sleep(0.03)
 
         async def renew(self, run_id: str, generation: int) -> bool:

@@ -93,8 +93,8 @@ def served(**more: str) -> Iterator[Address]:
         yield Address(found[0].replace("localhost", "127.0.0.1"))
     finally:
         process.terminate()
-        process.wait(timeout=30)
-        reader.join(timeout=10)
+        process.wait(timeout=60)
+        reader.join(timeout=60)
         process.stdout.close()
         process.stderr.close()
     assert not any("Traceback" in line for line in complaints), "".join(complaints)

@@ -292,7 +292,7 @@ async def test_a_synchronous_service_undoes_on_the_thread_of_its_caller() -> Non
     service, _, _ = assistant(tool_call("enter"), WITHDRAW, "x", tools=[Books(), Bank()])
     caller = threading.Thread(target=service.wait, args=("q",))
     caller.start()
-    await asyncio.to_thread(caller.join, 10)
+    await asyncio.to_thread(caller.join, 60)
     assert threads == [caller]
 
 
@@ -829,11 +829,11 @@ async def test_a_durable_run_that_another_process_continues_undoes_each_tool_onc
     url = f"sqlite+aiosqlite:///{tmp_path / 'runs.db'}"
     async with open_engine(url) as engine, container(Stuck([CREDIT, WITHDRAW]), engine) as first:
         run = await first.runs.start(first.get(Desk).ask, "q")
-        await asyncio.wait_for(asked.wait(), 20)
+        await asyncio.wait_for(asked.wait(), 60)
         assert len(bank.undone) == 1
     model = ScriptedChatModel(["sorry"])
     async with open_engine(url) as engine, container(model, engine) as second:
-        assert await second.runs.result(run, timeout=20) == "sorry"
+        assert await second.runs.result(run, timeout=60) == "sorry"
     assert len(bank.undone) == 1
     assert results(model) == [rolled_back("credit"), ("bob has no money", True)]
 
@@ -864,6 +864,6 @@ async def test_cancelling_a_durable_run_that_is_running_undoes_its_tools(tmp_pat
         container.register_instance(SqlRunStore(engine, lease=0.6), as_type=RunStore)
         async with container:
             run = await container.runs.start(container.get(Desk).ask, "q")
-            await asyncio.wait_for(asked.wait(), 20)
+            await asyncio.wait_for(asked.wait(), 60)
             await container.runs.cancel(run.id)
-            await asyncio.wait_for(undone.wait(), 20)
+            await asyncio.wait_for(undone.wait(), 60)

@@ -230,7 +230,7 @@ async def test_cancelled_calls_are_not_stored() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.wait_for(service.chat("s", "three"), 5) == "last"
+    assert await asyncio.wait_for(service.chat("s", "three"), 60) == "last"
     assert said(model.requests[-1]) == ["one", "first", "three"]
 
 
@@ -320,8 +320,8 @@ async def test_tools_that_reenter_their_conversation_raise_memory_in_use_error(h
         service = container.get(Calling)
         for _ in range(2):
             with pytest.raises(MemoryInUseError, match="'s'"):
-                await asyncio.wait_for(service.chat("s", "outer"), 5)
-        assert await asyncio.wait_for(service.chat("s", "outer"), 5) == "outer answer"
+                await asyncio.wait_for(service.chat("s", "outer"), 60)
+        assert await asyncio.wait_for(service.chat("s", "outer"), 60) == "outer answer"
 
 
 # --- windows
@@ -613,4 +613,4 @@ async def test_tasks_that_outlive_their_call_can_use_its_conversation() -> None:
     async with Container(models={"default": model}).register(Remembering) as container:
         await container.get(Remembering).chat("s", "x")
         ended.set()
-        assert await asyncio.wait_for(tasks[0], 5) == "followed up"
+        assert await asyncio.wait_for(tasks[0], 60) == "followed up"

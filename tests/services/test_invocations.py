@@ -569,7 +569,7 @@ async def test_cancelled_calls_do_not_wait_for_blocking_tools() -> None:
     container = Container(models={"default": ScriptedChatModel([tool_call("slow")])}).register(Service, Resource)
     async with container:
         task = asyncio.create_task(container.get(Service).chat("x"))
-        assert await asyncio.to_thread(entered.wait, 5)
+        assert await asyncio.to_thread(entered.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -352,7 +352,7 @@ def test_iterators_collected_on_the_event_loop_do_not_block_it() -> None:
         del held
         _process.loop().call_soon_threadsafe(collect)
 
-        assert collected.wait(10)
+        assert collected.wait(60)
     finally:
         gc.enable()
     assert next(iter(service("still there").lines("q")))

@@ -327,7 +327,7 @@ async def test_concurrent_tools_start_as_soon_as_their_call_is_complete() -> Non
                 yield CompleteResponse(ChatResponse(AiMessage("done")))
                 return
             yield CompleteToolCall(0, first)
-            await asyncio.wait_for(started.wait(), 5)  # before the reply is complete
+            await asyncio.wait_for(started.wait(), 60)  # before the reply is complete
             yield CompleteToolCall(1, second)
             yield CompleteResponse(ChatResponse(AiMessage(None, [first, second])))
 
@@ -354,7 +354,7 @@ async def test_concurrent_tools_start_while_the_consumer_handles_the_call_event(
     service = create_ai_service(Streaming, chat_model=model, tools=(early,), concurrent_tools=True)
     async for event in service.events("x"):
         if isinstance(event, CompleteToolCall):
-            await asyncio.wait_for(started.wait(), 5)
+            await asyncio.wait_for(started.wait(), 60)
 
 
 async def test_an_abort_of_a_concurrent_tool_ends_the_model_stream() -> None:
@@ -564,7 +564,7 @@ async def test_cancelling_the_reader_cancels_its_tools() -> None:
                 pass
 
         task = asyncio.create_task(consume())
-        await asyncio.wait_for(entered.wait(), 5)
+        await asyncio.wait_for(entered.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -580,7 +580,7 @@ async def test_closing_a_stream_cancels_tools_that_started_early() -> None:
     async for event in stream:
         if isinstance(event, IntermediateResponse):
             break
-    await asyncio.wait_for(entered.wait(), 5)
+    await asyncio.wait_for(entered.wait(), 60)
     await stream.aclose()
     assert cancelled.is_set()
 
@@ -720,7 +720,7 @@ def test_closing_a_synchronous_stream_closes_the_model_stream() -> None:
     stream = service.text("x")
     assert next(stream) == "x"
     stream.close()
-    assert closed.wait(5)
+    assert closed.wait(60)
 
 
 def test_synchronous_streams_raise_errors_in_the_iteration() -> None:

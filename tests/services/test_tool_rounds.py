@@ -162,7 +162,7 @@ class Meeting:
     """Tools that end only if all of them run at the same time."""
 
     def __init__(self, parties: int) -> None:
-        self.barrier = threading.Barrier(parties, timeout=5)
+        self.barrier = threading.Barrier(parties, timeout=60)
         self.met = asyncio.Event()
         self.waiting = 0
         self.parties = parties
@@ -179,7 +179,7 @@ class Meeting:
         self.waiting += 1
         if self.waiting == self.parties:
             self.met.set()
-        await asyncio.wait_for(self.met.wait(), 5)
+        await asyncio.wait_for(self.met.wait(), 60)
         return n
 
 
@@ -257,7 +257,7 @@ async def test_errors_of_a_handler_cancel_the_other_concurrent_tools() -> None:
         Assistant, chat_model=model, tools=(slow, bad), concurrent_tools=True, on_tool_execution_error=handler
     )
     with pytest.raises(LookupError) as raised:
-        await asyncio.wait_for(service.chat("x"), 5)
+        await asyncio.wait_for(service.chat("x"), 60)
     assert raised.value is error
     assert cancelled.is_set()
     assert len(model.requests) == 1

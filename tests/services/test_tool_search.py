@@ -278,7 +278,7 @@ async def test_streams_and_synchronous_methods_search_too() -> None:
     answers: list[str] = []
     thread = threading.Thread(target=lambda: answers.append(service.wait("q")))
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert answers == ["sunny"]
 
 

@@ -244,7 +244,7 @@ async def test_scopes_of_late_blocking_tools_close_when_their_thread_ends(bench:
     assert outcome.execution.is_error
     assert bench.scope.events == ["entered", "left"]
     leave.set()
-    await asyncio.wait_for(closed.wait(), 10)
+    await asyncio.wait_for(closed.wait(), 60)
 
     assert late == [True]
     [here, rest] = bench.scope.events[2:]

@@ -141,7 +141,7 @@ async def test_leaving_a_stream_during_progress_cancels_the_tool() -> None:
         if isinstance(event, ToolProgress):
             break
     await stream.aclose()
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), 60)
 
 
 async def test_an_error_of_a_tool_that_reports_progress_is_handled_as_usual() -> None:
@@ -209,7 +209,7 @@ async def test_progress_after_the_end_of_the_tool_does_nothing() -> None:
             kept[0](9)
             if event.execution.request.name == "late":
                 released.set()
-    assert await asyncio.to_thread(reported.wait, 5)
+    assert await asyncio.to_thread(reported.wait, 60)
     await kept[0](10)
     assert [each for each in events if isinstance(each, ToolProgress)] == []
 
