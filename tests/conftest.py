@@ -82,6 +82,14 @@ def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        new_page = browser.new_page
+
+        def new_patient_page(**options: Any) -> Any:
+            page = new_page(**options)
+            page.set_default_timeout(100_000)  # milliseconds
+            return page
+
+        browser.new_page = new_patient_page  # type: ignore[method-assign]  # for the tests
         yield browser
         browser.close()
 

@@ -102,7 +102,7 @@ def run(
     arguments: Sequence[str],
     folder: Path,
     environment: dict[str, str],
-    timeout: float = 60,
+    timeout: float = 110,
     *,
     free_at_end: bool = False,
 ) -> subprocess.CompletedProcess[str]:

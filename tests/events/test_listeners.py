@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.conftest import Clock
 from toolbox import (
     AiMessage,
     ChatRequest,
@@ -158,7 +159,7 @@ class Together(Protocol):
     def texts(self, question: str) -> AsyncIterator[str]: ...
 
 
-@register_ai_service(tools=TOOLS, timeout=0.05)
+@register_ai_service(tools=TOOLS, timeout=100)
 class Hasty(Protocol):
     async def ask(self, question: str) -> str: ...
 
@@ -326,8 +327,13 @@ async def test_an_invalid_model_response_is_a_failure() -> None:
     assert isinstance(journal.of(ModelFailedEvent).error, TypeError)
 
 
-async def test_a_late_call_fails_with_its_timeout_error() -> None:
-    container, journal = container_with(tool_call("wait"))
+async def test_a_late_call_fails_with_its_timeout_error(clock: Clock) -> None:
+    class Late(EventListener):
+        def on_event(self, event: InvocationEvent) -> None:
+            if isinstance(event, ToolStartedEvent):
+                asyncio.get_running_loop().call_soon(clock.advance, 101)
+
+    container, journal = container_with(tool_call("wait"), listeners=(Late(),))
     async with container:
         with pytest.raises(InvocationTimeoutError):
             await container.get(Hasty).ask("Go")

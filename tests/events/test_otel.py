@@ -28,6 +28,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests import warm_python
+from tests.conftest import Clock
 from tests.models.scripted_server import Scripted, call, chunk, completion, serving, stream
 from tests.rest.http_server import Server
 from toolbox import (
@@ -35,9 +36,11 @@ from toolbox import (
     AudioContent,
     ChatResponse,
     Container,
+    EventListener,
     FinishReason,
     ImageContent,
     InvocationContext,
+    InvocationEvent,
     InvocationTimeoutError,
     MemoryId,
     ModelHttpError,
@@ -50,6 +53,7 @@ from toolbox import (
     ToolAbort,
     ToolExecutionResult,
     ToolGuardrailError,
+    ToolStartedEvent,
     UnknownToolError,
     UserMessage,
     register_ai_service,
@@ -236,7 +240,7 @@ class Together(Protocol):
     def texts(self, question: str) -> AsyncIterator[str]: ...
 
 
-@register_ai_service(tools=TOOLS, timeout=0.05)
+@register_ai_service(tools=TOOLS, timeout=100)
 class Hasty(Protocol):
     async def ask(self, question: str) -> str: ...
 
@@ -730,8 +734,13 @@ async def test_a_cancelled_call_ends_its_spans_without_an_error_status(telemetry
         assert telemetry.span(name).attributes["error.type"] == "asyncio.exceptions.CancelledError"
 
 
-async def test_a_late_call_has_an_error_status(telemetry: Telemetry) -> None:
-    async with container_with(telemetry, tool_call("wait")) as container:
+async def test_a_late_call_has_an_error_status(telemetry: Telemetry, clock: Clock) -> None:
+    class Late(EventListener):
+        def on_event(self, event: InvocationEvent) -> None:
+            if isinstance(event, ToolStartedEvent):
+                asyncio.get_running_loop().call_soon(clock.advance, 101)
+
+    async with container_with(telemetry, tool_call("wait")).register_instance(Late()) as container:
         with pytest.raises(InvocationTimeoutError):
             await container.get(Hasty).ask("Go")
 

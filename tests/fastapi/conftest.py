@@ -53,7 +53,7 @@ def serving() -> Running:
         task = asyncio.create_task(server.serve(sockets=[listening]))
         try:
             await started.wait()
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=100) as client:
                 yield client
         finally:
             server.should_exit = True

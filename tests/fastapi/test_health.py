@@ -128,7 +128,7 @@ async def test_a_hanging_check_fails_and_is_not_started_again(running: Running) 
                     await asyncio.get_running_loop().run_in_executor(None, release.wait, 60)
 
     try:
-        async with running(application(Cache, Hanging, Stubborn, timeout=0.1)) as http:
+        async with running(application(Cache, Hanging, Stubborn, timeout=1)) as http:
             expected = {"cache": "passed", "hanging": "failed", "stubborn": "failed"}
             for _ in range(3):
                 assert await ready(http) == (503, expected)

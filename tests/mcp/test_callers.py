@@ -296,7 +296,7 @@ async def test_nothing_deprecated_is_requested_or_offered() -> None:
 
 def library(**options: Any) -> McpServer:
     command, *arguments = warm_python.command(str(LIBRARY))
-    return mcp_server("far", command=command, args=arguments, **options)
+    return mcp_server("far", command=command, args=arguments, **{"connect_timeout": 110, **options})
 
 
 class Heard(McpListener):

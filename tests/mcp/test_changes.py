@@ -45,7 +45,7 @@ async def test_http_servers_offer_their_tools(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_tools_that_a_server_adds_later_are_offered() -> None:
     command, *arguments = warm_python.command(str(GROWING))
-    growing = mcp_server("remote", command=command, args=arguments)
+    growing = mcp_server("remote", command=command, args=arguments, connect_timeout=110)
     grow = AiMessage(None, [tool_call("grow")])
     model = ScriptedChatModel([grow, "grown", "seen"])
     container = Container(models={"default": model}).register(Assistant).register_instance(growing, name="remote")

@@ -50,12 +50,12 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 
 def counter(name: str = "counter", **options: Any) -> Any:
     command, *arguments = warm_python.command(str(COUNTER))
-    return mcp_server(name, command=command, args=arguments, env=environment(), **options)
+    return mcp_server(name, command=command, args=arguments, env=environment(), **{"connect_timeout": 110, **options})
 
 
 def telling() -> Any:
     command, *arguments = warm_python.command(str(TELLING))
-    return mcp_server("counter", command=command, args=arguments)
+    return mcp_server("counter", command=command, args=arguments, connect_timeout=110)
 
 
 def environment() -> dict[str, str]:
@@ -204,7 +204,8 @@ class Heard(McpListener):
 
 
 async def test_server_everything_works(node_servers: Path) -> None:
-    everything = mcp_server("counter", command="node", args=script(node_servers, "everything", "stdio"))
+    args = script(node_servers, "everything", "stdio")
+    everything = mcp_server("counter", command="node", args=args, connect_timeout=110)
     heard = Heard()
     made, model = container(AiMessage(None, [tool_call("echo", {"message": "hällo"})]), "ok", server=everything)
     made.register_instance(heard)

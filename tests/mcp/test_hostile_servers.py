@@ -41,7 +41,7 @@ PNG = base64.b64encode(b"\x89PNG").decode()
 
 def hostile(replies: dict[str, Any], **options: Any) -> McpServer:
     command, *arguments = warm_python.command(str(HOSTILE), json.dumps(replies))
-    return mcp_server("far", command=command, args=arguments, **{"timeout": 60, "connect_timeout": 60, **options})
+    return mcp_server("far", command=command, args=arguments, **{"timeout": 60, "connect_timeout": 110, **options})
 
 
 @asynccontextmanager

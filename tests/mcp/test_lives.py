@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def mortal() -> McpServer:
     command, *arguments = warm_python.command(str(MORTAL))
-    return mcp_server("mortal", command=command, args=arguments, env={"PYTHONPATH": str(ROOT)})
+    return mcp_server("mortal", command=command, args=arguments, env={"PYTHONPATH": str(ROOT)}, connect_timeout=110)
 
 
 def container(server: McpServer) -> Container:

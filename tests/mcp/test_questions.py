@@ -25,7 +25,7 @@ class Waiter(Protocol):
 
 def kitchen() -> McpServer:
     command, *arguments = warm_python.command(str(ASKING))
-    return mcp_server("kitchen", command=command, args=arguments)
+    return mcp_server("kitchen", command=command, args=arguments, connect_timeout=110)
 
 
 def restaurant(*replies: Any, server: McpServer | None = None) -> tuple[Container, ScriptedChatModel]:
@@ -176,7 +176,7 @@ async def test_a_program_can_answer_itself() -> None:
 
 async def test_calls_of_destructive_tools_wait_for_approval() -> None:
     command, *arguments = warm_python.command(str(LIBRARY))
-    library = mcp_server("kitchen", command=command, args=arguments, approval="destructive")
+    library = mcp_server("kitchen", command=command, args=arguments, approval="destructive", connect_timeout=110)
     calls = [tool_call("find", {"title": "a"}), tool_call("burn", {"title": "a"}), tool_call("burn", {"title": "b"})]
     container, _ = restaurant(AiMessage(None, calls), "done", server=library)
     async with container:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Clock
 from tests.models.scripted_server import Scripted, ScriptedServer, Serve, chunk, completion, serving, sse, stream
 from toolbox import (
     ChatRequest,
@@ -82,15 +83,17 @@ async def test_there_is_one_layer_of_retries(serve: Serve) -> None:
 
 
 async def test_retry_after_is_respected(serve: Serve) -> None:
-    server = await serve([failing(429, **{"retry-after": "0.2"}), OK])
+    server = await serve([failing(429, **{"retry-after": "0.2"}), OK] * 3)
     model = OpenAiChatModel("m", server.url)
 
-    began = time.monotonic()
-    await model.chat(HI)
-    waited = time.monotonic() - began
+    waited: list[float] = []
+    while not waited or (min(waited) >= 2 and len(waited) < 3):  # again if the machine was busy
+        began = time.monotonic()
+        await model.chat(HI)
+        waited.append(time.monotonic() - began)
     await model.aclose()
 
-    assert 0.2 <= waited < 2
+    assert 0.2 <= min(waited) < 2
 
 
 async def test_an_unreachable_server_raises_a_connection_error() -> None:
@@ -133,17 +136,22 @@ async def test_a_stream_is_not_retried_after_its_first_event(serve: Serve, trans
 
 
 @pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])
-async def test_the_timeout_is_for_the_whole_call(serve: Serve, transport: Any) -> None:
+async def test_the_timeout_is_for_the_whole_call(serve: Serve, transport: Any, clock: Clock) -> None:
     never = asyncio.Event()
-    server = await serve(lambda _: Scripted(wait=never))
-    model = OpenAiChatModel("m", server.url, timeout=0.1, transport=transport)
 
-    began = time.monotonic()
+    def late(_: object) -> Scripted:
+        clock.advance(101)
+        return Scripted(wait=never)
+
+    server = await serve(late)
+    model = OpenAiChatModel("m", server.url, timeout=100, transport=transport)
+
+    began = time.perf_counter()
     with pytest.raises(ModelTimeoutError):
         await model.chat(HI)
     with pytest.raises(TimeoutError):
         await text_of(model)
-    waited = time.monotonic() - began
+    waited = time.perf_counter() - began
     never.set()
     await model.aclose()
 
@@ -151,7 +159,7 @@ async def test_the_timeout_is_for_the_whole_call(serve: Serve, transport: Any) -
     assert len(server.requests) == 2
 
 
-async def test_the_timeout_applies_to_a_running_stream(serve: Serve) -> None:
+async def test_the_timeout_applies_to_a_running_stream(serve: Serve, clock: Clock) -> None:
     never = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -163,12 +171,13 @@ async def test_the_timeout_applies_to_a_running_stream(serve: Serve) -> None:
     listener = await asyncio.start_server(handle, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
     seen: list[StreamEvent] = []
-    model = OpenAiChatModel("m", url, timeout=0.2)
+    model = OpenAiChatModel("m", url, timeout=100)
     slow_reads = OpenAiChatModel("m", url, read_timeout=0.2, max_retries=0)
 
     with pytest.raises(ModelTimeoutError):
         async for event in model.stream(HI):
             seen.append(event)
+            clock.advance(101)
     with pytest.raises(ModelTimeoutError):
         await text_of(slow_reads)
     never.set()
@@ -198,7 +207,7 @@ async def test_concurrent_requests_are_limited_and_others_wait(serve: Serve) -> 
 
 async def test_waiting_for_the_limit_counts_towards_the_timeout(serve: Serve) -> None:
     server = await serve([OK_STREAM])
-    model = OpenAiChatModel("m", server.url, max_concurrent_requests=1, timeout=0.2)
+    model = OpenAiChatModel("m", server.url, max_concurrent_requests=1, timeout=2)
 
     events = model.stream(HI)
     await anext(events)  # holds the only place until it is left

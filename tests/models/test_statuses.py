@@ -58,13 +58,15 @@ def in_seconds(seconds: float) -> str:
 async def test_the_delay_in_retry_headers_is_respected(
     serve: Serve, headers: dict[str, str], at_least: float, at_most: float, streamed: bool
 ) -> None:
-    server = await serve([Scripted(BUSY, status=429, headers=headers), OK_STREAM if streamed else OK])
+    waited: list[float] = []
+    while not waited or (min(waited) >= at_most and len(waited) < 3):  # again if the machine was busy
+        server = await serve([Scripted(BUSY, status=429, headers=headers), OK_STREAM if streamed else OK])
+        began = time.monotonic()
+        assert await answer(OpenAiChatModel("m", server.url), streamed) == "ok"
+        waited.append(time.monotonic() - began)
+        assert len(server.requests) == 2
 
-    began = time.monotonic()
-    assert await answer(OpenAiChatModel("m", server.url), streamed) == "ok"
-
-    assert at_least <= time.monotonic() - began < at_most
-    assert len(server.requests) == 2
+    assert at_least <= min(waited) < at_most
 
 
 MALFORMED = """
@@ -91,12 +93,19 @@ async def test_a_malformed_retry_after_is_ignored_or_ends_the_retries(serve: Ser
 
 
 async def test_a_date_in_retry_after_is_respected(serve: Serve) -> None:
-    server = await serve([Scripted(BUSY, status=503, headers={"retry-after": in_seconds(2)}), OK])
+    def reply(_: object) -> Scripted:
+        # The header names a moment: it is written when the request is there.
+        busy = Scripted(BUSY, status=503, headers={"retry-after": in_seconds(2)})
+        return busy if len(server.requests) % 2 else OK
 
-    began = time.monotonic()
-    assert await answer(OpenAiChatModel("m", server.url), False) == "ok"
+    server = await serve(reply)
+    waited: list[float] = []
+    while not waited or (min(waited) >= 4 and len(waited) < 3):  # again if the machine was busy
+        began = time.monotonic()
+        assert await answer(OpenAiChatModel("m", server.url), False) == "ok"
+        waited.append(time.monotonic() - began)
 
-    assert 0.9 <= time.monotonic() - began < 4
+    assert 0.9 <= min(waited) < 4
 
 
 @pytest.mark.parametrize(

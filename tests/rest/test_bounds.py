@@ -364,7 +364,7 @@ async def test_the_timeout_is_for_the_whole_wait_for_headers_in_both_kinds_of_me
 
 def test_the_timeout_holds_for_later_requests_on_one_connection_too() -> None:
     with raw_server(trickle_after_a_good_reply) as url:
-        client = rest.create_rest_client(Bounded, url=url, timeout=0.4, max_connections=1)
+        client = rest.create_rest_client(Bounded, url=url, timeout=1.5, max_connections=1)
         assert client.text_now() == "ok"
         with pytest.raises(rest.RestTimeoutError):
             client.text_now()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import pytest
 
+from tests.conftest import Clock
 from toolbox import (
     AiMessage,
     Container,
@@ -658,11 +659,14 @@ async def test_cancelling_the_caller_undoes_everything() -> None:
     assert len(bank.undone) == 1
 
 
-async def test_a_deadline_undoes_everything() -> None:
+async def test_a_deadline_undoes_everything(clock: Clock) -> None:
     bank, waiting = Bank(), Waiting()
-    service, _, _ = assistant(CREDIT, tool_call("wait_for_ever"), tools=[bank, waiting], timeout=0.2, **ON_FAILURE)
+    service, _, _ = assistant(CREDIT, tool_call("wait_for_ever"), tools=[bank, waiting], timeout=100, **ON_FAILURE)
+    task = asyncio.create_task(service.ask("q"))
+    await waiting.started.wait()
+    clock.advance(101)
     with pytest.raises(TimeoutError):
-        await service.ask("q")
+        await task
     assert len(bank.undone) == 1
 
 

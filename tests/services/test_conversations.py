@@ -264,10 +264,12 @@ async def test_streams_are_stored_when_they_end_and_not_when_they_are_closed_ear
 async def test_calls_with_the_same_memory_id_run_one_after_another() -> None:
     order: list[str] = []
     gates = {"one": asyncio.Event(), "two": asyncio.Event(), "other": asyncio.Event()}
+    asked = {"one": asyncio.Event(), "two": asyncio.Event(), "other": asyncio.Event()}
 
     async def reply(request: Any) -> str:
         text = request.messages[-1].text
         order.append(f"asked {text}")
+        asked[text].set()
         await gates[text].wait()
         order.append(f"answered {text}")
         return f"re {text}"
@@ -275,9 +277,10 @@ async def test_calls_with_the_same_memory_id_run_one_after_another() -> None:
     model = ScriptedChatModel([reply] * 3)
     service: Any = create_ai_service(Other, chat_model=model)
     one = asyncio.create_task(service.chat("s", "one"))
-    await asyncio.sleep(0.01)
+    await asked["one"].wait()
     two = asyncio.create_task(service.chat("s", "two"))
     other = asyncio.create_task(service.chat("t", "other"))
+    await asked["other"].wait()
     await asyncio.sleep(0.01)
     assert order == ["asked one", "asked other"]
     gates["other"].set()

@@ -295,7 +295,7 @@ async def test_a_slow_guardrail_does_not_block_the_event_loop_and_the_deadline_b
 
     class Slow(InputGuardrail):
         def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
-            release.wait(10)
+            release.wait(60)
             return self.success()
 
     class Hanging(InputGuardrail):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.conftest import Clock
 from toolbox import (
     AiMessage,
     ChatRequest,
@@ -348,27 +349,28 @@ async def test_the_shorter_of_two_limits_applies() -> None:
         await slow_service().chat("x")
 
 
-async def test_time_limit_covers_the_whole_block_only() -> None:
+async def test_time_limit_covers_the_whole_block_only(clock: Clock) -> None:
     service = create_ai_service(Simple, chat_model=ScriptedChatModel(["a", "b", "c"]))
-    with time_limit(0.01):
+    with time_limit(100):
         await service.chat("x")
-        await asyncio.sleep(0.02)
+        clock.advance(101)
         with pytest.raises(InvocationTimeoutError):
             await service.chat("x")
     await service.chat("x")
 
 
-async def test_time_limit_ends_a_slow_model_call() -> None:
+async def test_time_limit_ends_a_slow_model_call(clock: Clock) -> None:
     cancelled = asyncio.Event()
 
     async def reply(request: Any) -> str:
+        clock.advance(101)
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.set()
         return "never"
 
-    service = create_ai_service(Simple, chat_model=ScriptedChatModel([reply]), timeout=0.02)
+    service = create_ai_service(Simple, chat_model=ScriptedChatModel([reply]), timeout=100)
     with pytest.raises(InvocationTimeoutError):
         await service.chat("x")
     assert cancelled.is_set()
@@ -558,7 +560,7 @@ async def test_cancelled_calls_do_not_wait_for_blocking_tools() -> None:
     @tool
     def slow(resource: Inject[Resource], context: InvocationContext) -> str:
         entered.set()
-        release.wait(5)
+        release.wait(60)
         log.append(context.cancelled)
         return "late"
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pytest
 from pydantic import BaseModel
 
+from tests.conftest import Clock
 from toolbox import (
     AiMessage,
     BeforeToolExecution,
@@ -640,23 +641,23 @@ async def test_consumers_of_a_stream_do_not_see_the_invocation_context() -> None
         assert InvocationContext.current() is None
 
 
-async def test_time_limit_of_the_call_ends_the_stream() -> None:
+async def test_time_limit_of_the_call_ends_the_stream(clock: Clock) -> None:
     model = Watched()
     service: Any = create_ai_service(Streaming, chat_model=model)
-    with time_limit(0.02):
+    with time_limit(100):
         stream = service.text("x")
     with pytest.raises(InvocationTimeoutError):
         async for _ in stream:
-            pass
+            clock.advance(60)
     assert model.closed.is_set()
 
 
-async def test_timeout_of_the_service_ends_the_stream() -> None:
+async def test_timeout_of_the_service_ends_the_stream(clock: Clock) -> None:
     model = Watched()
-    service: Any = create_ai_service(Streaming, chat_model=model, timeout=0.2)
+    service: Any = create_ai_service(Streaming, chat_model=model, timeout=100)
     with pytest.raises(InvocationTimeoutError) as raised:
         async for _ in service.events("x"):
-            pass
+            clock.advance(60)
     assert isinstance(raised.value, TimeoutError)
     assert model.closed.is_set()
 

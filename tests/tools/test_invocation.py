@@ -235,7 +235,7 @@ async def test_scopes_of_late_blocking_tools_close_when_their_thread_ends(bench:
     def wait() -> str:
         context = InvocationContext.current()
         assert context is not None
-        leave.wait(10)
+        leave.wait(60)
         late.append(context.cancelled)
         return "too late"
 
