@@ -1,5 +1,8 @@
 """Annotations, local names and empty bodies are read in the same way in all packages."""
 
+import functools
+import inspect
+import json
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any, NewType, Optional, Protocol
@@ -7,8 +10,8 @@ from typing import Annotated, Any, NewType, Optional, Protocol
 import pytest
 from typing_extensions import TypeAliasType
 
-from toolbox import Container, DemoChatModel, register_ai_service, rest
-from toolbox.introspection import admits_none, has_body, unwrapped
+from toolbox import Container, DemoChatModel, application_scoped, produces, register_ai_service, rest
+from toolbox.introspection import admits_none, declared_signature, has_body, unwrapped
 from toolbox.services.declaration import method_names
 
 
@@ -133,3 +136,55 @@ def test_a_rest_client_and_a_service_find_local_names_of_outer_functions() -> No
     problems = Container(models={"default": DemoChatModel()}).register(client, service).check()
 
     assert [each for each in problems if "resolved" in each.what] == []
+
+
+def many(a: int, /, b: "str" = "b", *rest: float, c: bool, d: None = None, **more: Any) -> "list[int]": ...
+def positional(a, b=1, /): ...  # type: ignore[no-untyped-def]
+def keywords(*, a, b: int = 2, c): ...  # type: ignore[no-untyped-def]
+def variadic(*rest: int, **more: str) -> None: ...
+def all_defaults(a: int = 1, *, b: int = 2) -> None: ...
+async def awaited(a: int) -> str: ...
+@functools.wraps(many)
+def wrapping(*args: Any, **kwargs: Any) -> Any: ...
+
+
+@application_scoped
+class WithConstructor:
+    def __init__(self, a: int, *, b: str = "") -> None: ...
+
+
+@produces(scope="application")
+def producing(a: int, b: str = "b") -> int: ...
+def declaring(*args: Any) -> None: ...
+
+
+declaring.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # read by inspect
+    [inspect.Parameter("b", inspect.Parameter.KEYWORD_ONLY, annotation=int)]
+)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(many, positional, keywords, variadic, all_defaults, awaited, wrapping, producing, declaring),
+        *(lambda: None, lambda a, *b: a, WithConstructor.__init__, WithConstructor, WithConstructor(1).__init__),
+        *(functools.partial(many, 1), functools.partialmethod(many, 1).__get__(1, int), len, json.dumps, dict.get),
+    ],
+    ids=str,
+)
+def test_signatures_are_read_as_inspect_reads_them(function: Callable[..., Any]) -> None:
+    expected = inspect.signature(function)
+
+    parameters, returns = declared_signature(function)
+
+    assert [(each.name, each.annotation, each.default, each.kind) for each in parameters] == [
+        (each.name, each.annotation, each.default, each.kind) for each in expected.parameters.values()
+    ]
+    assert returns is expected.return_annotation or returns == expected.return_annotation
+
+
+def test_functions_without_a_signature_are_refused_as_inspect_does() -> None:
+    with pytest.raises(ValueError, match="signature"):
+        declared_signature(type)
+    with pytest.raises(TypeError):
+        declared_signature(3)  # type: ignore[arg-type]

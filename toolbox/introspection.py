@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dis
 import inspect
+import operator
 import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FrameType, SimpleNamespace
+from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from typing_extensions import TypeAliasType as BackportedAlias
@@ -254,6 +255,11 @@ def snake_case(form: Any) -> str:
 
 
 EMPTY = inspect.Parameter.empty
+_POSITIONAL, _EITHER = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+_ALL_POSITIONAL, _ALL_KEYWORDS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_DECLARED = operator.attrgetter("name", "annotation", "default", "kind")
+_OWN_MARKS = "__toolbox_"  # attributes of a function that do not change its signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,16 +307,46 @@ def read_signature(
     for example local names of the enclosing function. For an unbound method, the parameters include `self`.
     """
     plain = inspect.unwrap(function)
-    signature = inspect.signature(plain)
+    declared, returns = declared_signature(plain)
     where = getattr(plain, "__func__", plain)
     names = getattr(where, "__globals__", None) or vars(sys.modules.get(where.__module__, typing))
     if nearer:
         names = {**names, **nearer}
     parameters = tuple(
-        Parameter(each.name, resolve(each.annotation, names, known), each.default, each.kind)
-        for each in signature.parameters.values()
+        Parameter(each.name, resolve(each.annotation, names, known), each.default, each.kind) for each in declared
     )
-    return Signature(parameters, resolve(signature.return_annotation, names, known))
+    return Signature(parameters, resolve(returns, names, known))
+
+
+def declared_signature(function: Callable[..., Any]) -> tuple[list[Parameter], Any]:
+    """Return the parameters and the return annotation of `function` with annotations as declared. Raises as `inspect`.
+
+    A plain function is read directly: `inspect` takes five times as long, which is a tenth of a start.
+    """
+    if type(function) is not FunctionType or not all(name.startswith(_OWN_MARKS) for name in function.__dict__):
+        signature = inspect.signature(function)
+        found = [Parameter(*each) for each in map(_DECLARED, signature.parameters.values())]
+        return found, signature.return_annotation
+    code, defaults, annotations = function.__code__, function.__defaults__ or (), function.__annotations__
+    names, count, only = code.co_varnames, code.co_argcount, code.co_kwonlyargcount
+    plain, parameters = count - len(defaults), []
+    for place, name in enumerate(names[:count]):
+        kind = _POSITIONAL if place < code.co_posonlyargcount else _EITHER
+        default = defaults[place - plain] if place >= plain else EMPTY
+        parameters.append(Parameter(name, annotations.get(name, EMPTY), default, kind))
+    end = count + only
+    if code.co_flags & inspect.CO_VARARGS:
+        parameters.append(Parameter(names[end], annotations.get(names[end], EMPTY), EMPTY, _ALL_POSITIONAL))
+        end += 1
+    if only:
+        given = function.__kwdefaults__ or {}
+        parameters += [
+            Parameter(name, annotations.get(name, EMPTY), given.get(name, EMPTY), _KEYWORD)
+            for name in names[count : count + only]
+        ]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        parameters.append(Parameter(names[end], annotations.get(names[end], EMPTY), EMPTY, _ALL_KEYWORDS))
+    return parameters, annotations.get("return", EMPTY)
 
 
 def resolve(annotation: Any, names: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> Any:
@@ -355,8 +391,9 @@ _WITHOUT_MARKS = frozenset(
 
 
 def may_be_marked(member: object) -> bool:
-    """Return False for members of classes that cannot keep a mark, such as texts: most members, and quick to see."""
-    return type(member) not in _WITHOUT_MARKS
+    """Return False for members of classes that have no mark, such as texts: most members, and quick to see."""
+    kind = type(member)
+    return bool(member.__dict__) if kind is FunctionType else kind not in _WITHOUT_MARKS
 
 
 # --- bodies

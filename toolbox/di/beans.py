@@ -35,6 +35,7 @@ from ..introspection import (
     Unresolved,
     arguments_for,
     class_of,
+    declared_signature,
     forms_of,
     metadata_of,
     plain,
@@ -328,9 +329,9 @@ def _constructor_points(form: Any, cls: type[Any], where: str, names: Names | No
         constructor = cls  # as in pydantic's models: the class declares its signature
     arguments = arguments_for(form, base) if base is not cls or get_origin(form) is not None else {}
     with suppress(ValueError, TypeError):  # C code without a signature: call it without arguments
-        parameters = list(inspect.signature(constructor).parameters.values())
+        parameters, _ = declared_signature(constructor)
         for each in parameters if constructor is cls else parameters[1:]:
-            if each.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            if each.is_variadic:
                 continue
             owner = _declaring_class(base, constructor, each.name)
             annotation = _resolved(each.annotation, owner, names)
@@ -364,6 +365,8 @@ def _declaring_class(base: type[Any], constructor: Callable[..., Any], parameter
 
 
 def _resolved(annotation: Any, owner: type[Any], names: Names | None) -> Any:
+    if isinstance(annotation, type):
+        return annotation
     module = vars(sys.modules.get(owner.__module__, typing))
     # Names of the class or function hide names of the module.
     nearer = {name: value for name, value in vars(owner).items() if isinstance(value, type)}

@@ -858,8 +858,10 @@ class Providers:
                 args.append(of_value)
             else:
                 kwargs[point.parameter] = of_value
-        provider.set_args(*args)
-        provider.set_kwargs(**kwargs)
+        if args:
+            provider.set_args(*args)
+        if kwargs:
+            provider.set_kwargs(**kwargs)
 
     def of_value(self, value: Value) -> Any:
         """Return the provider of a value."""

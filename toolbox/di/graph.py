@@ -166,6 +166,7 @@ class BeanGraph:
         self.names, self._on_request = names or {}, on_request
         self._lock = threading.RLock()
         self.definitions: list[BeanDefinition] = []
+        self._short_names: list[str] = []
         self._index: dict[Any, list[tuple[int, str | None]]] = {}
         self._open: list[int] = []
         self.templates: set[int] = set()
@@ -227,6 +228,14 @@ class BeanGraph:
     def beans(self) -> list[Bean]:
         """Return all beans; the index of a bean is its key."""
         return self._beans
+
+    @property
+    def short_names(self) -> list[str]:
+        """Return the given name of each bean, or the name of its type in snake_case."""
+        known = self._short_names
+        new = self.definitions[len(known) :]
+        self._short_names = [*known, *(snake_case(each.provides) if each.name is None else each.name for each in new)]
+        return self._short_names
 
     def __getitem__(self, key: int) -> Bean:
         return self._beans[key]
@@ -446,7 +455,7 @@ def provider_names(graph: BeanGraph, first: int = 0, taken: Iterable[str] = ()) 
     that was given never changes, nor does that of an implicit bean or a template, which may have none.
     """
     definitions = graph.definitions[first:]
-    names = [each.name if each.name is not None else snake_case(each.provides) for each in definitions]
+    names = graph.short_names[first : first + len(definitions)]
     alike: dict[str, list[int]] = {}
     for place, (name, definition) in enumerate(zip(names, definitions, strict=True)):
         if definition.name is None and not definition.implicit and first + place not in graph.templates:

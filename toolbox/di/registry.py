@@ -146,7 +146,7 @@ class Registry:
 
     def _readings(self, readers: Sequence[Reader]) -> Iterator[tuple[Registration, Problem | None]]:
         seen = {*self._entries, *self._seeds}
-        queue = list(self._entries.values())
+        queue = deque(self._entries.values())
         # Bound implementations are registered implicitly.
         implied: list[object] = [
             each.implementation
@@ -157,11 +157,11 @@ class Registry:
         while queue or implied:
             if not queue:
                 new = {_identity(each): each for each in implied}
-                queue = [each for identity, each in new.items() if identity not in seen]
+                queue.extend(each for identity, each in new.items() if identity not in seen)
                 seen.update(new)
                 implied = []
                 continue
-            entry = queue.pop(0)
+            entry = queue.popleft()
             reading = next((found for read in readers if (found := read(entry)) is not None), None)
             if reading is None:
                 yield Registration(()), _not_registrable(entry)
