@@ -2,9 +2,12 @@
 
 import asyncio
 import gc
+import random
 import shutil
+import socket
 import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,14 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+def free_port() -> int:
+    """Return a port for a server that starts later. The system gives it to no other socket: it is below their range."""
+    while True:
+        with socket.socket() as chosen, suppress(OSError):
+            chosen.bind(("127.0.0.1", port := random.randint(10_000, 30_000)))
+            return port
 
 
 class Clock:

@@ -29,6 +29,8 @@ import pytest
 
 from tests import warm_python
 
+pytestmark = pytest.mark.timeout(400)  # starts processes
+
 ROOT = Path(__file__).parent.parent
 PAGES = [
     page

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(400)  # starts processes
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -30,7 +30,7 @@ def test_files_with_a_known_time_exist() -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.parallel", "--processes=2", "-q", *arguments]
-    return subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, timeout=110, check=False)
 
 
 def test_the_processes_run_each_test_once_and_print_one_sum() -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from tests import warm_python
 
+pytestmark = pytest.mark.timeout(400)  # starts processes
+
 ROOT = Path(__file__).parent.parent.parent
 
 PROGRAM = """
@@ -52,7 +54,7 @@ def toolbox(*arguments: str, folder: Path, typed: str = "", **variables: str) ->
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=110,
     )
 
 

@@ -71,7 +71,7 @@ def run(folder: Path, *arguments: str) -> Any:
 
 
 def output(process: Any) -> str:
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=110)
     assert process.returncode == 0, errors
     return str(out).strip()
 
@@ -94,7 +94,7 @@ def test_a_worker_continues_runs_and_stops_at_sigterm(folder: Path) -> None:
 
 def test_a_worker_needs_runs_that_others_can_see(folder: Path) -> None:
     worker = run(folder, "-m", "toolbox.cli", "worker", "program:in_memory")
-    out, errors = worker.communicate(timeout=60)
+    out, errors = worker.communicate(timeout=110)
 
     assert worker.returncode == 2
     assert "register sql.engine and sql.SqlRunStore" in out + errors

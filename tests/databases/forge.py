@@ -104,7 +104,7 @@ def rows(url: str, statement: str) -> list[Any]:
         return [tuple(each) for each in connection.execute(text(statement))]
 
 
-def until(holds: Callable[[], Any], seconds: float = 30) -> None:
+def until(holds: Callable[[], Any], seconds: float = 100) -> None:
     """Wait until a condition holds, at most so many seconds."""
     end = time.monotonic() + seconds
     while not holds():

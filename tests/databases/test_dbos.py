@@ -13,7 +13,10 @@ from toolbox.dbos import DbosRunEngine
 from . import transfers
 from .forge import LEASE, Forge, check_books, create_tables, rows, until
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork"),
+    pytest.mark.timeout(400),  # starts many processes
+]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,10 @@ import pytest
 from . import trips
 from .forge import LEASE, Forge, prepared, rows
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork"),
+    pytest.mark.timeout(400),  # starts many processes
+]
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ from . import transfers
 from .conftest import restart
 from .forge import LEASE, Forge, check_books, create_tables, prepared, rows, sweep, until
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork"),
+    pytest.mark.timeout(400),  # starts many processes
+]
 
 
 @pytest.fixture

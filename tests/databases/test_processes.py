@@ -14,7 +14,7 @@ from toolbox import AiMessage, ChatMemoryKey, ChatMemoryStore, ChatRequest, Cont
 
 from . import conversation
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 
 
 @pytest.fixture

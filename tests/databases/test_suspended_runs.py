@@ -42,7 +42,7 @@ from toolbox.security import SecurityIdentity, roles_allowed
 from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 
 SECRET = "sk-this-is-secret-0123456789abcdef"
 

@@ -966,14 +966,14 @@ except ModuleNotFoundError as error:
     print(error)
 import toolbox
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=110)
 
     assert done.stdout == "toolbox.otel needs OpenTelemetry; install it with: pip install 'toolbox-di[otel]'\n"
 
 
 def test_importing_toolbox_does_not_import_opentelemetry() -> None:
     program = "import sys, toolbox; print('opentelemetry' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=110)
 
     assert done.stdout == "False\n"
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests import warm_python
 
+pytestmark = pytest.mark.timeout(400)  # starts processes
+
 START = '''
 import asyncio, os, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor

@@ -27,6 +27,8 @@ from toolbox import (
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import DevUi, install
 
+pytestmark = pytest.mark.timeout(400)  # starts processes
+
 TOKEN = "a token of this test"
 
 

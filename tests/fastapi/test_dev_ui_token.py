@@ -21,7 +21,7 @@ from toolbox import Container, IllegalConfigurationError, ToolboxSettings, appli
 from toolbox_fastapi import DevUi, Inject, install
 from toolbox_fastapi.dev_ui import access
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 
 HERE = {"host": "localhost"}
 TOKEN = "correct horse + battery"

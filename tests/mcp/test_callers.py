@@ -41,7 +41,7 @@ from toolbox.mcp import (
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import install, mount_mcp
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 LIBRARY = Path(__file__).parent / "library_server.py"
 
 

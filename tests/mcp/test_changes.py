@@ -14,7 +14,7 @@ from toolbox.mcp import McpServers, mcp_server, mcp_toolbox
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import install, mount_mcp
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 GROWING = Path(__file__).parent / "growing_server.py"
 
 

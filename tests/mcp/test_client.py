@@ -42,7 +42,7 @@ from toolbox.mcp import (
 from toolbox.mcp.connection import McpConnection
 from toolbox.testing import ScriptedChatModel, tool_call
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 COUNTER = Path(__file__).parent / "counting_server.py"
 TELLING = Path(__file__).parent / "telling_server.py"
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")

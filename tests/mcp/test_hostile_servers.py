@@ -31,7 +31,7 @@ from toolbox import (
 from toolbox.mcp import McpConnectionError, McpError, McpServer, McpServers, McpTimeoutError, mcp_server, mcp_toolbox
 from toolbox.testing import ScriptedChatModel, tool_call
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 HOSTILE = Path(__file__).parent / "hostile_server.py"
 EMPTY = {"type": "object", "properties": {}}
 GOOD = {"name": "good", "inputSchema": EMPTY}

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -14,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests import warm_python
-from tests.conftest import Clock
+from tests.conftest import Clock, free_port
 from toolbox import Container
 from toolbox.mcp import McpConnectionError, McpServer, McpServers, McpTimeoutError, mcp_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 MORTAL = Path(__file__).parent / "mortal_server.py"
 ROOT = Path(__file__).parent.parent.parent
 
@@ -150,15 +149,9 @@ async def everything(node_servers: Path, port: int) -> AsyncIterator[Any]:
         await process.wait()
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        return int(chosen.getsockname()[1])
-
-
 @pytest.mark.timeout(400)  # starts Node three times
-async def test_http_servers_can_start_late_stop_and_return(node_servers: Path, port: int, clock: Clock) -> None:
+async def test_http_servers_can_start_late_stop_and_return(node_servers: Path, clock: Clock) -> None:
+    port = free_port()
     far = mcp_server("far", url=f"http://127.0.0.1:{port}/mcp", timeout=100)
     async with container(far) as made:
         server = made.get(McpServers).server("far")

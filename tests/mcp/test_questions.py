@@ -12,7 +12,7 @@ from toolbox.runs import Runs, RunStore, approve, fail, reject, respond
 from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 ASKING = Path(__file__).parent / "asking_server.py"
 LIBRARY = Path(__file__).parent / "library_server.py"
 

@@ -443,7 +443,7 @@ def outcome(wire: str, values: list[Any], separator: str, places: list[int], *, 
 @pytest.mark.parametrize(
     ("wire", "event"), [("chat", chat_event), ("anthropic", block_event)], ids=["chat", "anthropic"]
 )
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_similar_events_mean_the_same_as_events_that_are_read_line_by_line(
     wire: str, event: Make, data: st.DataObject

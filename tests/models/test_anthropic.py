@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import logging
+import socket
 import time
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -28,7 +29,7 @@ from tests.models.messages_api import (
     thinking,
     tool_use,
 )
-from tests.models.scripted_server import Scripted, Serve, serving
+from tests.models.scripted_server import Scripted, Serve
 from toolbox import (
     AnthropicChatModel,
     ChatRequest,
@@ -243,13 +244,14 @@ async def test_a_connection_that_breaks_before_the_first_event_is_retried(serve:
 
 
 async def test_an_unreachable_server_is_a_connection_error() -> None:
-    async with serving([]) as gone:
-        url = address(gone)
-    model = AnthropicChatModel("claude-test", base_url=url, max_retries=0)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        model = AnthropicChatModel("claude-test", base_url=url, max_retries=0)
 
-    with pytest.raises(ModelConnectionError, match="cannot connect"):
-        await model.chat(HI)
-    await model.aclose()
+        with pytest.raises(ModelConnectionError, match="cannot connect"):
+            await model.chat(HI)
+        await model.aclose()
 
 
 async def test_a_reply_that_takes_too_long_is_a_timeout(serve: Serve) -> None:

@@ -1,7 +1,6 @@
 """Real servers, if they can be installed: aimock, and llama.cpp with a tiny random model."""
 
 import json
-import socket
 import subprocess
 import time
 import urllib.error
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Protocol
 
 import pytest
 
+from tests.conftest import free_port
 from tests.installing import from_npm, from_pypi
 from toolbox import (
     ChatRequest,
@@ -34,7 +34,7 @@ from toolbox import (
 )
 from toolbox.chat_streams import stream_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
 
 ROOT = Path(__file__).parent.parent.parent
 FIXTURES = {
@@ -54,19 +54,12 @@ FIXTURES = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def process(*command: str, port: int, path: str) -> Iterator[str]:
     """A server, from when it answers until the end of the block."""
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1).close()

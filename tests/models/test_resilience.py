@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import socket
 import ssl
 import threading
 import time
@@ -97,15 +98,15 @@ async def test_retry_after_is_respected(serve: Serve) -> None:
 
 
 async def test_an_unreachable_server_raises_a_connection_error() -> None:
-    async with serving([]) as gone:
-        url = gone.url
-    model = OpenAiChatModel("m", url, max_retries=0)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        model = OpenAiChatModel("m", f"http://127.0.0.1:{unused.getsockname()[1]}/v1", max_retries=0)
 
-    with pytest.raises(ModelConnectionError):
-        await model.chat(HI)
-    with pytest.raises(ModelConnectionError):
-        await text_of(model)
-    await model.aclose()
+        with pytest.raises(ModelConnectionError):
+            await model.chat(HI)
+        with pytest.raises(ModelConnectionError):
+            await text_of(model)
+        await model.aclose()
 
 
 @pytest.mark.parametrize("transport", ["aiohttp", "httpx2"])

@@ -255,12 +255,12 @@ async def test_bodies_are_validated_and_forms_hold_declared_fields_only(server) 
 
 async def test_a_slow_pattern_does_not_block(server) -> None:
     tools = tools_from_openapi(document(query({"type": "string", "pattern": "^(a+)+$"})), server.url)
-    started = time.monotonic()
+    started = time.process_time()
 
     with pytest.raises(ToolArgumentsError):
         await call(tools, q="a" * 5000 + "!")
 
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 async def test_a_directly_recursive_type_is_reported(server) -> None:
@@ -289,11 +289,11 @@ def doubling(depth: int, width: int) -> dict[str, Any]:
 @pytest.mark.parametrize(("depth", "width"), [(5, 8), (8, 8), (40, 2), (60, 20)])
 async def test_a_schema_whose_types_multiply_keeps_them_apart(server, depth, width) -> None:
     body = {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/T0"}}}}}
-    started = time.monotonic()
+    started = time.process_time()
 
     tools = tools_from_openapi(document(body, verb="post", components=doubling(depth, width)), server.url)
 
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     [specification] = tools
     assert len(json.dumps(specification.parameters)) < 2 * INLINED_LIMIT
     assert len(specification.parameters["$defs"]) == depth + 1

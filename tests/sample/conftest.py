@@ -61,7 +61,7 @@ class Address:
 
     def _send(self, request: urllib.request.Request) -> Reply:
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=110) as response:
                 return Reply(response.status, response.read().decode())
         except urllib.error.HTTPError as error:
             with error:

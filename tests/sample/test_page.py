@@ -66,6 +66,8 @@ def test_the_page_shows_that_it_is_waiting(page: Any) -> None:
 
     page.get_by_text("Asking the agent").wait_for()
     assert page.get_by_role("button", name="Ask", exact=True).is_disabled()
+    while not held:  # the request can arrive after the text
+        page.wait_for_timeout(10)
     held[0].continue_()
     page.get_by_role("heading", name="Answer").wait_for()
     assert page.get_by_role("button", name="Ask", exact=True).is_enabled()

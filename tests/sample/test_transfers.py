@@ -50,7 +50,7 @@ def rows(environment: dict[str, str], statement: str) -> list[tuple[Any, ...]]:
 
 
 def until(holds: Any) -> None:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 100
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -148,6 +148,6 @@ def run(*arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=110,
         check=False,
     )

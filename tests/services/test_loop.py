@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -229,6 +229,7 @@ def test_invalid_calls_of_the_answer_tool_get_their_errors_as_result() -> None:
     assert state.remembered == (USER, AiMessage('{"total": 5}'))
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolbox import (
@@ -127,6 +127,7 @@ messages = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(messages)
 def test_repaired_conversations_answer_every_tool_call_exactly_once(stored: list[Message]) -> None:
     waiting: set[str] = set()
@@ -140,6 +141,7 @@ def test_repaired_conversations_answer_every_tool_call_exactly_once(stored: list
     assert not waiting
 
 
+@settings(deadline=None)
 @given(messages, st.integers(1, 6))
 def test_valid_conversations_are_not_changed_by_the_repair(stored: list[Message], size: int) -> None:
     once = repaired(MessageWindow(size).newest(repaired(stored)))

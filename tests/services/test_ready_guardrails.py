@@ -229,9 +229,9 @@ async def test_the_result_object_is_dropped_and_contents_and_attributes_are_mask
     ids=lambda text: text[:12],
 )
 def test_long_and_hostile_texts_are_masked_in_linear_time(text: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     masked(text)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 # --- Moderated

@@ -13,6 +13,8 @@ import pytest
 
 from tests import warm_python
 
+pytestmark = pytest.mark.timeout(400)  # starts processes
+
 ROOT = Path(__file__).parent.parent.parent
 
 PROGRAM = """
