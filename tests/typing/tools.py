@@ -1,10 +1,11 @@
 """What type checkers know of tools that are called by hand. Checked, never run."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Protocol, assert_type
+from typing import Any, Protocol, assert_type
 
 from toolbox import (
+    InvocationContext,
     ToolExecutionRequest,
     ToolExecutionResult,
     ToolExecutor,
@@ -23,6 +24,30 @@ def add(a: int, b: int) -> int:
 @tool
 async def fetch(name: str) -> str:
     return name
+
+
+def costs_much(arguments: Mapping[str, Any], context: InvocationContext) -> bool:
+    return arguments["euros"] > 10 and context.memory_id is None
+
+
+async def is_new_customer(arguments: dict[str, Any], context: InvocationContext) -> bool:
+    return True
+
+
+@tool(requires_approval=costs_much)
+def pay(euros: int) -> None: ...
+
+
+@tool(requires_approval=is_new_customer)
+def lend(euros: int) -> None: ...
+
+
+@tool(requires_approval=lambda arguments, context: costs_much(arguments, context))
+def give(euros: int) -> None: ...
+
+
+@tool(requires_approval=lambda arguments: True)  # type: ignore[arg-type, misc]  # without the context
+def send(euros: int) -> None: ...
 
 
 @register_ai_service

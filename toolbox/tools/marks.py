@@ -7,7 +7,7 @@ members (`sources`), where a tool runs (`toolbox.execution`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -15,6 +15,7 @@ from types import FrameType, FunctionType
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from ..bean_references import COMPENSATION_MARK, MCP_MARK, TOOL_MARK
+from ..context import InvocationContext
 from ..introspection import local_names, may_be_marked, takes
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
@@ -29,6 +30,9 @@ SERVICE_MARK = "__toolbox_service__"
 
 UnknownOutcome: TypeAlias = Literal["tell", "ask", "retry"]
 """After a crash during a tool call: send the model an error, ask a person, or run the call again."""
+
+ApprovalRule: TypeAlias = Callable[[dict[str, Any], InvocationContext], bool | Awaitable[bool]]
+"""Decides from the arguments whether a call needs the approval of a person."""
 
 
 class ReturnBehavior(StrEnum):
@@ -64,7 +68,7 @@ class ToolMark:
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
     timeout: float | None = None
     max_result_chars: int | None = None
-    requires_approval: bool | Callable[..., Any] = False
+    requires_approval: bool | ApprovalRule = False
     approvers: tuple[str, ...] = ()
     not_self: bool = False
     deferred: bool = False
@@ -87,7 +91,7 @@ def tool(
     metadata: Mapping[str, Any] | None = None,
     timeout: float | None = None,
     max_result_chars: int | None = None,
-    requires_approval: bool | Callable[..., Any] = False,
+    requires_approval: bool | ApprovalRule = False,
     approvers: Sequence[str] = (),
     not_self: bool = False,
     deferred: bool = False,
@@ -105,7 +109,7 @@ def tool(
     metadata: Mapping[str, Any] | None = None,
     timeout: float | None = None,
     max_result_chars: int | None = None,
-    requires_approval: bool | Callable[..., Any] = False,
+    requires_approval: bool | ApprovalRule = False,
     approvers: Sequence[str] = (),
     not_self: bool = False,
     deferred: bool = False,
@@ -164,7 +168,7 @@ def tool(
 
 def _run_options(
     requires_approval: Any, approvers: Any, not_self: Any, deferred: Any, on_unknown_outcome: Any
-) -> tuple[bool | Callable[..., Any], tuple[str, ...], bool, bool, UnknownOutcome]:
+) -> tuple[bool | ApprovalRule, tuple[str, ...], bool, bool, UnknownOutcome]:
     """Return the options about runs. Raises `TypeError` for invalid ones."""
     if not isinstance(requires_approval, bool) and not takes(requires_approval, 2):
         fix = "use True, or a function that takes the arguments and the InvocationContext"

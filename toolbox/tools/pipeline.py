@@ -72,7 +72,7 @@ from ..introspection import EMPTY
 from ..security import Access, SecurityIdentity, identity_in
 from .codec import Encoded, EncodedInFull, cut, printable, read_arguments, with_written_arguments
 from .failures import DEFAULTS, READY, Handler, ToolErrors, check_answer, logger, message_of
-from .marks import OWN_TOOL_CALLS, SERVICE_MARK, ReturnBehavior, SearchBehavior, UnknownOutcome
+from .marks import OWN_TOOL_CALLS, SERVICE_MARK, ApprovalRule, ReturnBehavior, SearchBehavior, UnknownOutcome
 from .specification import ToolParameter
 
 IMMUTABLE = frozenset({str, int, float, bool, bytes, complex, Decimal, date, datetime, time, UUID, type(None)})
@@ -128,7 +128,7 @@ class Tool:
     needs_memory_id: bool = False
     injected: tuple[InjectedParameter, ...] = ()
     returns: Any = EMPTY
-    requires_approval: bool | Callable[..., Any] = False
+    requires_approval: bool | ApprovalRule = False
     approvers: tuple[str, ...] = ()
     not_self: bool = False
     deferred: bool = False

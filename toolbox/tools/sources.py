@@ -26,7 +26,7 @@ from ..introspection import EMPTY, Unresolved, arguments_for, may_be_marked, tak
 from ..safe_text import brief
 from ..security import access_to
 from .codec import ArgumentDecoder, ResultEncoder
-from .marks import ReturnBehavior, SearchBehavior, ToolMark, compensated_by, effects_of, tool_mark_of
+from .marks import ApprovalRule, ReturnBehavior, SearchBehavior, ToolMark, compensated_by, effects_of, tool_mark_of
 from .pipeline import InjectedParameter, Tool, has_own_tool_calls, member_of
 from .specification import Role, Taken, ToolParameter, describe_tool, limit_problems, name_problems, read_parameters
 
@@ -328,7 +328,7 @@ class AiServiceTool:
     return_behavior: ReturnBehavior = ReturnBehavior.TO_LLM
     timeout: float | None = None
     search_behavior: SearchBehavior = SearchBehavior.SEARCHABLE
-    requires_approval: bool | Callable[..., Any] = False
+    requires_approval: bool | ApprovalRule = False
     deferred: bool = False
 
 
