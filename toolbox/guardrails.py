@@ -618,11 +618,12 @@ _NAMES = (
     r"passw(?:or)?d|passphrase|passcode|\bpwd|secret|credentials?|authorization|"
     r"(?:api|access|private|signing|encryption|client|account|auth|master|shared|subscription|ssh|service)[_ -]?key"
 )
-_SECRET_NAME = re.compile(_NAMES + r"|\bpwd\b|\bpin\b|\bcvv\b|\bcvc\b|cookie", re.IGNORECASE)
+_PASS = r"(?:db|database|user|smtp|mail|ftp|ssh|login|admin|root|proxy|mysql|postgres|pg|redis)[_ -]?pass(?![a-z])"
+_SECRET_NAME = re.compile(rf"{_NAMES}|\b{_PASS}|\bpwd\b|\bpin\b|\bcvv\b|\bcvc\b|cookie", re.IGNORECASE)
 _TOKEN_NAME = re.compile(r"token(?!ize|_?type|_?count)", re.IGNORECASE)
 # An assignment in text: `password=…`, `"api_key": "…"`, `token: …`. The length limits keep the search linear.
 _ASSIGNED = re.compile(
-    rf"""((?:{_NAMES}|token(?!s|ize|_?type|_?count))[\w-]{{0,30}}["']?\s{{0,5}}(?:[:=]|=>)\s{{0,5}})"""
+    rf"""((?:{_NAMES}|{_PASS}|token(?!s|ize|_?type|_?count))[\w-]{{0,30}}["']?\s{{0,5}}(?:[:=]|=>)\s{{0,5}})"""
     r"""("(?:[^"\\\n]|\\.){1,4096}"|'(?:[^'\\\n]|\\.){1,4096}'|(?:(?:bearer|basic)\s{1,5})?[^\s,;&"'<>{}\[\]]{1,4096})""",
     re.IGNORECASE,
 )
@@ -630,6 +631,14 @@ _SAID = re.compile(
     rf"((?:{_NAMES}|token|\bpin)\s{{1,5}}(?:is|was)\s{{1,5}}:?\s{{0,5}})(?=\S{{0,200}}[\d!@#$%^*_+=-])([^\s,;]{{4,4096}})",
     re.IGNORECASE,
 )
+_NAME_STARTS = (
+    *("passw", "passphrase", "passcode", "pwd", "secret", "credential", "token", "pin"),
+    *("api", "access", "private", "signing", "encryption", "client", "account", "auth", "master", "shared"),
+    *("subscription", "ssh", "service", "db", "database", "user", "smtp", "mail", "ftp", "login", "admin", "root"),
+    *("proxy", "mysql", "postgres", "pg", "redis"),
+)
+"""The beginnings of the names above, in lower case."""
+_COOKIE = re.compile(r"((?:set-)?cookie:[ \t]{0,5})[\w!#$%&'*.^`|~+-]{1,256}=[^\r\n\"]{1,8192}", re.IGNORECASE)
 _SECRETS = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
     r"|(?<![\w-])eyJ[\w-]{5,8192}\.[\w-]{5,16384}\.[\w-]{0,8192}"  # JSON web tokens
@@ -639,6 +648,26 @@ _SECRETS = re.compile(
     r"|(?<![\w-])AIza[\w-]{30,60}|(?<![\w-])ya29\.[\w-]{20,512}|(?<![\w-])SG\.[\w-]{16,64}\.[\w-]{16,128}",
     re.DOTALL,
 )
+_SECRET_STARTS = (
+    *(
+        "-----BEGIN ",
+        "eyJ",
+        "sk-",
+        "sk_",
+        "rk-",
+        "rk_",
+        "pk-",
+        "pk_",
+        "gh",
+        "github_pat_",
+        "glpat-",
+        "npm_",
+        "hf_",
+        "pypi-",
+    ),
+    *("dop_v1_", "shpat_", "xox", "xapp-", "AKIA", "ASIA", "AROA", "AIDA", "AIza", "ya29.", "SG."),
+)
+"""The beginnings of the secrets above."""
 _BEARER = re.compile(r"\b(bearer|basic)(\s{1,5})[\w.~+/=-]{8,8192}", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"(://[^\s:/@\"']{0,256}:)[^\s/@\"']{1,256}(?=@)")
 _DIGITS = re.compile(r"(?<![\d.])(?:\d[ -]?){12,18}\d(?![\d])")
@@ -705,12 +734,56 @@ def _words(name: str) -> str:
 
 
 def _masked_text(text: str) -> str:
-    text = _SECRETS.sub(MASK, text)
-    text = _BEARER.sub(rf"\1\2{MASK}", text)
-    text = _IN_ADDRESS.sub(rf"\1{MASK}", text)
-    text = _ASSIGNED.sub(_assigned, text)
-    text = _SAID.sub(rf"\1{MASK}", text)
+    text = _replaced(_SECRETS, lambda found: MASK, text, text, _SECRET_STARTS)
+    lower = _lowered(text)
+    for pattern, replacement, starts in (
+        (_BEARER, rf"\1\2{MASK}", ("bearer", "basic")),
+        (_IN_ADDRESS, rf"\1{MASK}", ("://",)),
+        (_COOKIE, rf"\1{MASK}", ("cookie:", "set-cookie:")),
+        (_ASSIGNED, _assigned, _NAME_STARTS),
+        (_SAID, rf"\1{MASK}", _NAME_STARTS),
+    ):
+        replaced = _replaced(pattern, replacement, text, lower, starts)
+        if replaced is not text:
+            text, lower = replaced, _lowered(replaced)
     return _DIGITS.sub(lambda found: MASK if _is_card(found.group()) else found.group(), text)
+
+
+def _replaced(
+    pattern: re.Pattern[str],
+    replacement: str | Callable[[re.Match[str]], str],
+    text: str,
+    searched: str,
+    starts: Sequence[str],
+) -> str:
+    """Return the same as `pattern.sub`, many times faster: tries the pattern only where one of `starts` is.
+
+    A search by `re` in a text of a megabyte takes a second, in which no other thread can run. `searched` is the text
+    or its lower-case form.
+    """
+    places: set[int] = set()
+    for start in starts:
+        place = searched.find(start)
+        while place >= 0:
+            places.add(place)
+            place = searched.find(start, place + 1)
+    pieces, end = [], 0
+    for place in sorted(places):
+        if place >= end and (found := pattern.match(text, place)):
+            pieces += (
+                text[end:place],
+                found.expand(replacement) if isinstance(replacement, str) else replacement(found),
+            )
+            end = found.end()
+    return "".join(pieces) + text[end:] if pieces else text
+
+
+def _lowered(text: str) -> str:
+    """Return the text in lower case, with each character at its place.
+
+    Letters that `re.IGNORECASE` takes for an ASCII letter become that letter.
+    """
+    return text.replace("\u0130", "i").replace("\u0131", "i").replace("\u017f", "s").lower()
 
 
 def _assigned(found: re.Match[str]) -> str:

@@ -127,6 +127,10 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_X
         ("card 4111-1111-1111-1111", "card ***"),
         ("-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\nafter", "***\nafter"),
         ("Your PIN is 4711.", "Your PIN is ***"),
+        ("export DB_PASS=hunter2", "export DB_PASS=***"),
+        ("Cookie: session=abcdef; theme=dark\nHost: shop", "Cookie: ***\nHost: shop"),
+        ("Set-Cookie: sid=abc; Path=/", "Set-Cookie: ***"),
+        ("\u017fecret=hunter2 and \u0130 api_\u212aey: abc", "\u017fecret=*** and \u0130 api_\u212aey: ***"),
     ],
 )
 def test_secrets_in_text_are_masked(text: str, expected: str) -> None:
@@ -145,12 +149,48 @@ def test_secrets_in_text_are_masked(text: str, expected: str) -> None:
         "shipping to Berlin",
         "https://example.com:8080/path",
         "2026-11-22T10:00:00+00:00",
+        "Cookie: a small sweet",
+        "tests: 3 pass: 2 fail, boarding pass: 12A",
+        '{"pass": 3, "boardingPass": "12A"}',
         '{"total_tokens": 100, "city": "Rome", "price": 1.50, "big": 12345678901234567890123}',
         "",
     ],
 )
 def test_other_texts_stay_as_they_are(text: str) -> None:
     assert masked(text) == text
+
+
+SECRET_NAMES = (
+    *("password", "PASSWD", "passphrase", "Passcode", "pwd", "secret", "credential", "credentials", "Authorization"),
+    *("api_key", "ApiKey", "api key", "access-key", "private_key", "SIGNING_KEY", "encryption key", "client_key"),
+    *("account_key", "auth_key", "master key", "shared_key", "SubscriptionKey", "ssh_key", "service-key"),
+    *("token", "access_token", "db_pass", "DatabasePass", "user_pass", "SMTP_PASS", "mail_pass", "ftp_pass"),
+    *("ssh_pass", "login_pass", "adminPass", "root-pass", "proxy_pass", "mysql_pass", "postgres_pass", "pg_pass"),
+    *("redis_pass", "x-api-key", "MY_SECRET_TEXT"),
+)
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_values_with_a_secret_name_are_masked(name: str) -> None:
+    assert masked(f"say {name} = abc, {name}:abc") == f"say {name} = ***, {name}:***"
+    assert masked(f"the {name}='a b'") == f"the {name}='***'"
+    assert json.loads(masked(json.dumps({"x": {name: "abc"}, "y": "abc"}))) == {"x": {name: "***"}, "y": "abc"}
+
+
+SECRETS_BY_FORMAT = (
+    *("sk-abcdefghijklmnop", "sk_live_abcdefghijklmnop", "rk-abcdefghijklmnop", "rk_abcdefghijklmnop"),
+    *("pk-abcdefghijklmnop", "pk_abcdefghijklmnop", "ghp_abcdefghij", "gho_abcdefghij", "ghu_abcdefghij"),
+    *("ghs_abcdefghij", "ghr_abcdefghij", "github_pat_abcdefghij", "glpat-abcdefghij", "npm_abcdefghij"),
+    *("hf_abcdefghij", "pypi-abcdefghij", "dop_v1_abcdefghij", "shpat_abcdefghij", "xoxb-abcdefghij"),
+    *("xapp-abcdefghij", "AKIAIOSFODNN7EXAMPLE", "ASIAIOSFODNN7EXAMPLE", "AROAIOSFODNN7EXAMPLE"),
+    *("AIDAIOSFODNN7EXAMPLE", "AIza" + "a" * 35, "ya29." + "a" * 20, "SG." + "a" * 16 + "." + "b" * 16),
+)
+
+
+@pytest.mark.parametrize("secret", SECRETS_BY_FORMAT)
+def test_secrets_of_a_known_format_are_masked(secret: str) -> None:
+    assert masked(f"see {secret}, and {secret}") == "see ***, and ***"
+    assert masked(f"see my{secret}") == f"see my{secret}"  # the middle of another word
 
 
 def test_json_stays_valid_and_numbers_stay_as_written() -> None:
