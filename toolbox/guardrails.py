@@ -767,7 +767,8 @@ def _replaced(
         while place >= 0:
             places.add(place)
             place = searched.find(start, place + 1)
-    pieces, end = [], 0
+    pieces: list[str] = []
+    end = 0
     for place in sorted(places):
         if place >= end and (found := pattern.match(text, place)):
             pieces += (
