@@ -561,9 +561,9 @@ class MaxLength(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
         """Compare the length with the limit."""
         match request:
             case InputGuardrailRequest():
-                return self._limited(len(request.user_message.text), "The message")
+                return self._limited(len(request.user_message.text), "The message has {} characters")
             case ToolInputGuardrailRequest():
-                return self._limited(_length(request.arguments), "The arguments have together")
+                return self._limited(_length(request.arguments), "The arguments have {} characters together")
             case OutputGuardrailRequest():
                 long = len(request.text) > self.chars
                 return self.success_with(request.text[: self.chars]) if long else self.success()
@@ -573,11 +573,10 @@ class MaxLength(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
                 return self.success_with(self._cut(result)) if long else self.success()
         raise TypeError(f"MaxLength does not support {type(request).__name__}")
 
-    def _limited(self, length: int, what: str) -> GuardrailResult:
+    def _limited(self, length: int, fact: str) -> GuardrailResult:
         if length <= self.chars:
             return self.success()
-        verb = "" if what.endswith("together") else " has"
-        return self.failure(f"{what}{verb} {length} characters; the limit is {self.chars}.")
+        return self.failure(f"{fact.format(length)}; the limit is {self.chars}.")
 
     def _cut(self, result: ToolExecutionResult) -> ToolExecutionResult:
         left = self.chars

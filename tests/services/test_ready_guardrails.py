@@ -81,7 +81,7 @@ async def test_longer_arguments_are_refused_and_longer_results_are_cut() -> None
     assert (await called(join, {"words": ["abc", "def"]})).result == "abc-defa"
     refused = await called(join, {"words": ["abc", "def"], "end": "!"})
     assert refused.is_error
-    assert refused.result == "Input validation failed: The arguments have together 7 characters; the limit is 6."
+    assert refused.result == "Input validation failed: The arguments have 7 characters together; the limit is 6."
 
 
 async def test_contents_are_cut_with_the_text() -> None:

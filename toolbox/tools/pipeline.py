@@ -485,6 +485,10 @@ def is_failure(error: Exception, request: ToolExecutionRequest) -> bool:
 async def error_result(
     error: Exception, request: ToolExecutionRequest, context: InvocationContext, environment: ToolEnvironment
 ) -> Encoded:
+    """Return what the model reads about a failed call: the answer of the error's handler.
+
+    Raises the error itself if it ends the invocation, and the exceptions of the handler.
+    """
     if isinstance(error, ToolRetry):
         return EncodedInFull(printable(message_of(error)), is_error=True)
     if isinstance(error, ToolDeferred):  # in a run, `toolbox.runs` has suspended the call
