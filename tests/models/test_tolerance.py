@@ -6,6 +6,7 @@ What is sent back is judged as a strict server would.
 import json
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import pytest
@@ -74,19 +75,28 @@ async def test_a_reply_is_understood_and_sent_back_in_the_strict_format(serve: S
     judge(server.requests, case)
 
 
-def tools(ran: list[tuple[str, dict[str, Any]]]) -> list[Callable[..., Any]]:
-    async def add(a: int, b: int) -> int:
-        ran.append(("add", {"a": a, "b": b}))
-        return a + b
+Ran = list[tuple[str, dict[str, Any]]]
+ran_in: ContextVar[Ran] = ContextVar("ran_in")
 
-    async def now() -> str:
-        ran.append(("now", {}))
-        return "noon"
 
-    async def echo(text: str) -> str:
-        ran.append(("echo", {"text": text}))
-        return text[:100]
+async def add(a: int, b: int) -> int:
+    ran_in.get().append(("add", {"a": a, "b": b}))
+    return a + b
 
+
+async def now() -> str:
+    ran_in.get().append(("now", {}))
+    return "noon"
+
+
+async def echo(text: str) -> str:
+    ran_in.get().append(("echo", {"text": text}))
+    return text[:100]
+
+
+def tools(ran: Ran) -> list[Callable[..., Any]]:
+    """Return the tools; calls of the current test are added to `ran`."""
+    ran_in.set(ran)
     return [add, now, echo]
 
 

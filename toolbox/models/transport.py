@@ -283,6 +283,11 @@ def repeating(kind: Any) -> Any:
     class RepeatingClient(kind):  # type: ignore[misc, unused-ignore]  # the class is known at run time only
         _earlier: tuple[object, Any] = (None, None)
 
+        def __init__(self, *args: Any, **others: Any) -> None:
+            super().__init__(*args, **others)
+            # Otherwise the package starts a thread that reads it, for a header that is not sent.
+            self._platform = "Unknown"
+
         def _build_request(self, options: Any, *, retries_taken: int = 0) -> Any:
             body, headers = options.content, options.headers or {}
             if type(body) is not bytes or len(body) > LARGE or len(headers) > 1 or self._client.cookies:
