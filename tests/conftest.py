@@ -92,7 +92,7 @@ def browser() -> Iterator[Any]:
         pytest.skip("no chromium on this machine (apt-get install chromium)")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         new_page = browser.new_page
 
         def new_patient_page(**options: Any) -> Any:
@@ -113,16 +113,25 @@ def tab(browser: Any) -> Iterator[Any]:
     tab.close()
 
 
-@pytest.fixture(params=["light", "dark"])
-def fresh_tab(tab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The tab, light and dark, without anything that an earlier test left."""
-    tab.emulate_media(color_scheme=request.param)
+@pytest.fixture
+def clean_tab(tab: Any) -> Iterator[Any]:
+    """The tab, without anything that an earlier test left."""
+    size = tab.viewport_size
     yield tab
+    if tab.viewport_size != size:
+        tab.set_viewport_size(size)
     tab.unroute_all()
     tab.evaluate("sessionStorage.clear(); localStorage.clear()")
     tab.context.clear_cookies()
     tab.mouse.move(0, 0)
     tab.goto("about:blank")
+
+
+@pytest.fixture(params=["light", "dark"])
+def fresh_tab(clean_tab: Any, request: pytest.FixtureRequest) -> Any:
+    """The clean tab, light and dark."""
+    clean_tab.emulate_media(color_scheme=request.param)
+    return clean_tab
 
 
 @pytest.hookimpl(wrapper=True)

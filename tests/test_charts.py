@@ -205,14 +205,13 @@ def test_estimated_texts_stay_inside_the_drawing(chart: Chart) -> None:
         assert size <= float(each.attrib["y"]) <= height - size / 2, each.text
 
 
-def test_drawn_texts_stay_inside_the_drawing_and_apart_from_each_other(browser: Any, chart: Chart) -> None:
-    page = browser.new_page(viewport={"width": 900, "height": 1200})
-    page.set_content(charts.svg(chart))
-    box = page.locator("svg").evaluate("svg => [svg.viewBox.baseVal.width, svg.viewBox.baseVal.height]")
-    texts = page.locator("svg text").evaluate_all(
+def test_drawn_texts_stay_inside_the_drawing_and_apart_from_each_other(tab: Any, chart: Chart) -> None:
+    tab.set_viewport_size({"width": 900, "height": 1200})
+    tab.set_content(charts.svg(chart))
+    box = tab.locator("svg").evaluate("svg => [svg.viewBox.baseVal.width, svg.viewBox.baseVal.height]")
+    texts = tab.locator("svg text").evaluate_all(
         "all => all.map(each => [each.textContent, each.getBBox()]).map(([t, b]) => [t, b.x, b.y, b.width, b.height])"
     )
-    page.close()
 
     assert len(texts) > 5
     for number, (text, x, y, width, height) in enumerate(texts):

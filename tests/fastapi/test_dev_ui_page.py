@@ -170,7 +170,8 @@ def address(serving_on_a_thread: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(fresh_tab: Any, address: str) -> Iterator[Any]:
+def admitted(fresh_tab: Any, address: str) -> Iterator[Any]:
+    """A tab that has the token and shows nothing yet; at the end, the page has reported no problem."""
     complaints: list[str] = []
     listeners = {
         "console": lambda message: complaints.append(message.text),
@@ -179,12 +180,19 @@ def page(fresh_tab: Any, address: str) -> Iterator[Any]:
     }
     for event, listener in listeners.items():
         fresh_tab.on(event, listener)
-    fresh_tab.goto(f"{address}?token={quote(TOKEN)}")
-    fresh_tab.get_by_role("heading", name="Waiter.serve").wait_for()
+    assert fresh_tab.request.get(f"{address}?token={quote(TOKEN)}").ok
     yield fresh_tab
     for event, listener in listeners.items():
         fresh_tab.remove_listener(event, listener)
     assert [each for each in complaints if "422" not in each] == []
+
+
+@pytest.fixture
+def page(admitted: Any, address: str) -> Any:
+    """The page as it is after its start."""
+    admitted.goto(address)
+    admitted.get_by_role("heading", name="Waiter.serve").wait_for()
+    return admitted
 
 
 def test_a_service_is_called_and_its_tools_are_on_a_timeline(page: Any) -> None:
@@ -330,9 +338,10 @@ def test_the_log_is_live(page: Any, browser: Any, address: str) -> None:
     other.close()
 
 
-def test_a_lost_connection_is_shown_and_opened_again(page: Any) -> None:
+def test_a_lost_connection_is_shown_and_opened_again(admitted: Any, address: str) -> None:
+    page = admitted
     page.route("**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"))
-    page.reload()
+    page.goto(address)
     page.get_by_role("link", name="Log").click()
     page.get_by_role("status").filter(has_text="Disconnected").wait_for()
 
@@ -389,13 +398,12 @@ def test_text_has_enough_contrast(page: Any) -> None:
 
 
 @pytest.mark.parametrize("view", ["chat", "tools", "log", "beans"])
-def test_a_narrow_screen_does_not_scroll_horizontally(browser: Any, address: str, view: str) -> None:
-    page = browser.new_page(viewport={"width": 320, "height": 800})
-    page.goto(f"{address}?token={quote(TOKEN)}#{view}")
-    page.locator(f"#view-{view}").wait_for()
+def test_a_narrow_screen_does_not_scroll_horizontally(clean_tab: Any, address: str, view: str) -> None:
+    clean_tab.set_viewport_size({"width": 320, "height": 800})
+    clean_tab.goto(f"{address}?token={quote(TOKEN)}#{view}")
+    clean_tab.locator(f"#view-{view}").wait_for()
 
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    page.close()
+    assert clean_tab.evaluate("[document.documentElement.scrollWidth <= window.innerWidth, innerWidth]") == [True, 320]
 
 
 def test_keyboard_focus_follows_links(page: Any) -> None:
@@ -445,12 +453,11 @@ def test_a_nested_invocation_is_shown_below_the_outer_one(page: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["#chat/%E0", "#constructor", "#__proto__", "#tools/none"])
-def test_an_unknown_fragment_shows_a_view(page: Any, address: str, wrong: str) -> None:
-    page.goto("about:blank")
-    page.goto(address + wrong)
+def test_an_unknown_fragment_shows_a_view(admitted: Any, address: str, wrong: str) -> None:
+    admitted.goto(address + wrong)
 
-    page.locator("main h2").first.wait_for()
-    assert not page.get_by_role("alert").is_visible()
+    admitted.locator("main h2").first.wait_for()
+    assert not admitted.get_by_role("alert").is_visible()
 
 
 def test_objects_of_a_union_have_names_and_items_have_numbers(page: Any, address: str) -> None:
@@ -479,11 +486,12 @@ def test_a_very_long_result_can_be_shown_in_full(page: Any, address: str) -> Non
     assert result.evaluate("each => each === document.activeElement")
 
 
-def test_a_page_of_an_outdated_program_offers_to_reload(page: Any) -> None:
-    program = page.evaluate("fetch('api/program').then(reply => reply.json())")
+def test_a_page_of_an_outdated_program_offers_to_reload(admitted: Any, address: str) -> None:
+    page = admitted
+    program = page.request.get(f"{address}api/program").json()
     page.route("**/api/program", lambda route: route.fulfill(json={**program, "title": "Another"}))
     page.route("**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"))
-    page.reload()
+    page.goto(address)
     page.locator("#title").filter(has_text="Another").wait_for()
     page.unroute("**/api/program")
     page.unroute("**/api/log")
@@ -493,19 +501,20 @@ def test_a_page_of_an_outdated_program_offers_to_reload(page: Any) -> None:
     page.locator("#title").filter(has_text="The restaurant").wait_for()
 
 
-def test_the_token_is_removed_from_the_address_and_kept_for_reloads(page: Any, address: str) -> None:
-    assert page.url.partition("#")[0] == address
-    page.reload()
-    page.get_by_role("heading", name="Waiter.serve").wait_for()
+def test_the_token_is_removed_from_the_address_and_kept_for_reloads(admitted: Any, address: str) -> None:
+    admitted.context.clear_cookies()
+    admitted.goto(f"{address}?token={quote(TOKEN)}")
+    admitted.get_by_role("heading", name="Waiter.serve").wait_for()
+    assert admitted.url.partition("#")[0] == address
+    admitted.reload()
+    admitted.get_by_role("heading", name="Waiter.serve").wait_for()
 
 
-def test_without_the_token_a_form_asks_for_it(browser: Any, address: str) -> None:
-    page = browser.new_page()
-    page.goto(address)
-    page.get_by_label("Token").fill("something else")
-    page.get_by_role("button", name="Open").click()
-    page.get_by_text("enter its token").wait_for()
-    page.get_by_label("Token").fill(TOKEN)
-    page.get_by_role("button", name="Open").click()
-    page.get_by_role("heading", name="Waiter.serve").wait_for()
-    page.close()
+def test_without_the_token_a_form_asks_for_it(clean_tab: Any, address: str) -> None:
+    clean_tab.goto(address)
+    clean_tab.get_by_label("Token").fill("something else")
+    clean_tab.get_by_role("button", name="Open").click()
+    clean_tab.get_by_text("enter its token").wait_for()
+    clean_tab.get_by_label("Token").fill(TOKEN)
+    clean_tab.get_by_role("button", name="Open").click()
+    clean_tab.get_by_role("heading", name="Waiter.serve").wait_for()

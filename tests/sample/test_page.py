@@ -110,14 +110,38 @@ def test_an_answer_is_shown_as_text_and_not_as_markup(page: Any) -> None:
     assert page.get_by_text("failed", exact=True).count() == 1
 
 
-def test_a_narrow_screen_does_not_scroll_horizontally(browser: Any, weather_agent: Any) -> None:
-    page = browser.new_page(viewport={"width": 360, "height": 800})
-    page.goto(weather_agent.url)
-    page.get_by_role("button", name="What is the weather tomorrow in Valence?").click()
-    page.get_by_role("heading", name="Answer").wait_for()
+def test_a_narrow_screen_does_not_scroll_horizontally(clean_tab: Any, weather_agent: Any) -> None:
+    clean_tab.set_viewport_size({"width": 360, "height": 800})
+    clean_tab.goto(weather_agent.url)
+    clean_tab.get_by_role("button", name="What is the weather tomorrow in Valence?").click()
+    clean_tab.get_by_role("heading", name="Answer").wait_for()
 
+    assert clean_tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_the_page_of_the_support_desk_chats_and_shows_the_bookings(clean_tab: Any, weather_agent: Any) -> None:
+    page = clean_tab
+    complaints: list[str] = []
+    listeners = {
+        "console": lambda message: complaints.append(message.text),
+        "pageerror": lambda error: complaints.append(str(error)),
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.goto(f"{weather_agent.url}/support")
+    page.get_by_role("cell", name="Zoom Thunderfoot").first.wait_for()
+
+    page.get_by_label("Your message").fill("I am Vroom Lightyear. Please cancel booking 7.")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Confirm").click()
+
+    page.get_by_text("cancel_booking", exact=True).wait_for()
+    page.locator("tr.cancelled", has_text="Vroom Lightyear").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    page.close()
+    for event, listener in listeners.items():
+        page.remove_listener(event, listener)
+    assert complaints == []
 
 
 def test_the_pictures_of_the_readme_can_be_taken(

@@ -1,8 +1,6 @@
 """The support desk and the experts over HTTP, on their embedded defaults."""
 
-import importlib.util
 import json
-import shutil
 from datetime import date, timedelta
 from typing import Any
 
@@ -159,31 +157,6 @@ def test_injected_parameters_are_not_in_the_openapi_document(desk: Any) -> None:
 
     assert "parameters" not in paths["/bookings"]["get"]
     assert "session" not in json.dumps(paths["/bookings"])
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine (apt-get install chromium)")
-@pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed")
-def test_the_page_chats_and_shows_the_bookings(desk: Any) -> None:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 360, "height": 800})
-        complaints: list[str] = []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"{desk.url}/support")
-        page.get_by_role("cell", name="Zoom Thunderfoot").first.wait_for()
-
-        page.get_by_label("Your message").fill("I am Vroom Lightyear. Please cancel booking 7.")
-        page.keyboard.press("Enter")
-        page.get_by_role("button", name="Confirm").click()
-
-        page.get_by_text("cancel_booking", exact=True).wait_for()
-        page.locator("tr.cancelled", has_text="Vroom Lightyear").wait_for()
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        browser.close()
-    assert complaints == []
 
 
 @pytest.mark.anyio
