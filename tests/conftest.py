@@ -28,6 +28,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_other else None
 
 
+# Not: a process that waits for a next page. The others are of playwright's list, which this one replaces.
+DISABLED_FEATURES = (
+    "SpareRendererForSitePerProcess",
+    "AvoidUnnecessaryBeforeUnloadCheckSync",
+    "HttpsUpgrades",
+    "MediaRouter",
+    "OptimizationHints",
+    "PaintHolding",
+    "ThirdPartyStoragePartitioning",
+    "Translate",
+)
+CHROMIUM_OPTIONS = ("--no-sandbox", "--disable-gpu", f"--disable-features={','.join(DISABLED_FEATURES)}")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Share one warm Python process among the workers of a run."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
@@ -92,7 +106,7 @@ def browser() -> Iterator[Any]:
         pytest.skip("no chromium on this machine (apt-get install chromium)")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_OPTIONS)
         new_page = browser.new_page
 
         def new_patient_page(**options: Any) -> Any:

@@ -24,7 +24,7 @@ TESTS = Path(__file__).parent
 SECONDS = {
     "databases/test_killed_runs.py": 100,
     "di/test_long_chains.py": 97,
-    "fastapi/test_dev_ui_page.py": 85,
+    "fastapi/test_dev_ui_page.py": 65,
     "databases/test_suspended_runs.py": 72,
     "models/test_accumulator.py": 37,
     "databases/test_dbos.py": 35,
@@ -86,7 +86,6 @@ SECONDS = {
     "tools/test_untrusted_arguments.py": 5,
     "models/test_mutations.py": 5,
     "sample/test_transfers.py": 5,
-    "fastapi/test_dev_ui_reach.py": 5,
     "services/test_compensation.py": 4,
     "execution/test_forks.py": 4,
     "sample/test_weather_agent.py": 4,

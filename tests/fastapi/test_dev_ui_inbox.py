@@ -1,4 +1,7 @@
-"""The dev UI's inbox: lists runs that wait for a person, answers and cancels them, in a real browser and over HTTP."""
+"""The dev UI's inbox over HTTP: lists runs that wait for a person, answers and cancels them.
+
+Not here: its page (`test_dev_ui_page`).
+"""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -84,27 +87,3 @@ def test_unknown_runs_are_reported(client: TestClient) -> None:
     reply = client.post("/dev-ui/api/runs", json={"run_id": "nope", "answers": {}})
 
     assert reply.json()["kind"] == "RunNotFoundError"
-
-
-@pytest.fixture
-def address(serving_on_a_thread: Any) -> Iterator[str]:
-    with serving_on_a_thread(desk()) as url:
-        yield f"{url}/dev-ui/"
-
-
-def test_a_person_edits_and_approves_a_call_on_the_page(browser: Any, address: str) -> None:
-    page = browser.new_page()
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(address)
-    page.get_by_label("question").fill("refund 7")
-    page.get_by_role("button", name="Send").click()
-    page.get_by_role("link", name="Open the inbox").click()
-    page.get_by_role("textbox", name="Arguments", exact=True).fill('{"order": 8}')
-    page.get_by_role("button", name="Approve").click()
-
-    page.locator("#run .outcome").get_by_text("refunded 8").wait_for()
-    assert "approve refund" in page.get_by_role("list", name="History").inner_text()
-    assert page.get_by_role("button", name="Approve").count() == 0
-    page.close()
-    assert complaints == []

@@ -24,8 +24,12 @@ from toolbox import (
     request_scoped,
     tool,
 )
+from toolbox.guardrails import GuardrailResult, ToolInputGuardrail, ToolInputGuardrailRequest, tool_input_guardrails
+from toolbox.security import SecurityIdentity, authenticated, roles_allowed
 from toolbox.testing import ScriptedChatModel, tool_call
-from toolbox_fastapi import DevUi, install
+from toolbox_fastapi import DevUi, Inject, install
+
+from .test_dev_ui_inbox import desk
 
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
@@ -518,3 +522,129 @@ def test_without_the_token_a_form_asks_for_it(clean_tab: Any, address: str) -> N
     clean_tab.get_by_label("Token").fill(TOKEN)
     clean_tab.get_by_role("button", name="Open").click()
     clean_tab.get_by_role("heading", name="Waiter.serve").wait_for()
+
+
+# --- other programs
+
+
+@pytest.fixture
+def calm_tab(clean_tab: Any) -> Iterator[Any]:
+    """A tab; at the end, its page has reported no problem."""
+    complaints: list[str] = []
+    listeners = {
+        "console": lambda message: complaints.append(message.text),
+        "pageerror": lambda error: complaints.append(str(error)),
+    }
+    for event, listener in listeners.items():
+        clean_tab.on(event, listener)
+    yield clean_tab
+    for event, listener in listeners.items():
+        clean_tab.remove_listener(event, listener)
+    assert complaints == []
+
+
+@pytest.fixture
+def address_of_the_desk(serving_on_a_thread: Any) -> Iterator[str]:
+    with serving_on_a_thread(desk()) as url:
+        yield f"{url}/dev-ui/"
+
+
+def test_a_person_edits_and_approves_a_call_on_the_page(address_of_the_desk: str, calm_tab: Any) -> None:
+    page = calm_tab
+    page.goto(address_of_the_desk)
+    page.get_by_label("question").fill("refund 7")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("link", name="Open the inbox").click()
+    page.get_by_role("textbox", name="Arguments", exact=True).fill('{"order": 8}')
+    page.get_by_role("button", name="Approve").click()
+
+    page.locator("#run .outcome").get_by_text("refunded 8").wait_for()
+    assert "approve refund" in page.get_by_role("list", name="History").inner_text()
+    assert page.get_by_role("button", name="Approve").count() == 0
+
+
+class KnownOrder(ToolInputGuardrail):
+    def validate(self, request: ToolInputGuardrailRequest) -> GuardrailResult:
+        return self.success()
+
+
+class Orders:
+    @tool(requires_approval=True)
+    @roles_allowed("support", "admin")
+    @tool_input_guardrails(KnownOrder)
+    def refund(self, order: int) -> str: ...
+
+    @tool
+    @authenticated
+    def my_orders(self) -> str: ...
+
+    @tool
+    def opening_hours(self) -> str: ...
+
+    @tool
+    @roles_allowed()
+    def never(self) -> str: ...
+
+
+@register_ai_service(tools=Orders)
+class Expert(Protocol):
+    @tool
+    @roles_allowed("boss")
+    async def consult(self, text: str) -> str: ...
+
+
+@register_ai_service(tools=Expert)
+class Desk(Protocol):
+    async def chat(self, text: str) -> str: ...
+
+
+def shop() -> FastAPI:
+    app = FastAPI(title="The <b>shop</b>")
+    install(
+        app,
+        Container(models={"default": ScriptedChatModel([])}).register(Desk, Expert),
+        dev_ui=DevUi(token=False),
+        identity=nobody,
+    )
+
+    @app.post("/chat")
+    async def chat(desk: Inject[Desk]) -> None: ...
+
+    return app
+
+
+def nobody() -> SecurityIdentity | None:
+    return None
+
+
+@pytest.fixture
+def address_of_the_shop(serving_on_a_thread: Any) -> Iterator[str]:
+    with serving_on_a_thread(shop()) as url:
+        yield f"{url}/dev-ui/"
+
+
+def test_the_reach_is_a_table_that_says_who_may_call_what(address_of_the_shop: str, calm_tab: Any) -> None:
+    page = calm_tab
+    page.set_viewport_size({"width": 320, "height": 800})
+    page.goto(f"{address_of_the_shop}#reach")
+    table = page.get_by_role("region", name="Table of the reach")
+    table.get_by_role("row").first.wait_for()
+
+    [head, *rows] = [
+        [cell.inner_text() for cell in row.locator("th, td").all()] for row in table.get_by_role("row").all()
+    ]
+    assert [each.lower() for each in head] == ["entry", "through", "tool", "roles", "approval", "guardrails", "effects"]
+    through = ["POST /chat", "Desk.chat → Expert.consult"]
+    assert [row for row in rows if row[0] == "POST /chat"] == [
+        ["POST /chat", "Desk.chat", "consult", "boss", "", "", ""],
+        [*through, "refund", "boss, and admin or support", "yes", "KnownOrder", ""],
+        [*through, "my_orders", "boss", "", "", ""],
+        [*through, "opening_hours", "boss", "", "", ""],
+    ]
+    assert not [row for row in rows if row[2] == "never"]  # no identity may call it
+    assert page.get_by_role("link", name="Reach").get_attribute("aria-current") == "page"
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+    page.get_by_role("link", name="Chat").click()
+    page.get_by_role("link", name="Reach").click()
+    assert table.count() == 1  # made once
