@@ -128,9 +128,10 @@ async def add_cars_and_bookings(engine: AsyncEngine) -> list[int]:
         return [row.id for row in rows]
 
 
+@pytest.mark.timeout(400)
 async def test_200_concurrent_customers_lose_no_update_and_leave_no_connection_open(postgres_url: str) -> None:
     """100 want one of 25 cars; 100 cancel one of 40 bookings, most of them one that others cancel as well."""
-    async with desk(postgres_url) as container:
+    async with desk(postgres_url, pool_timeout=300) as container:  # the last ones wait for all others
         engine = container.get(AsyncEngine)
         numbers = await add_cars_and_bookings(engine)
         books = [tool_call("book_car", {**SPEEDY, **STAY}) for _ in range(100)]

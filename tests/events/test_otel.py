@@ -641,7 +641,7 @@ async def test_mcp_servers_receive_the_span_of_the_tool(telemetry: Telemetry) ->
     container = Container(models={"default": ScriptedChatModel([tool_call("trace_of_call"), last_result])})
     container.register(Remote).register_instance(telemetry.listener())
     command, *arguments = warm_python.command(str(program))
-    server = mcp_server("tracing", command=command, args=arguments, env=environment)
+    server = mcp_server("tracing", command=command, args=arguments, env=environment, connect_timeout=110)
     async with container.register_instance(server, name="tracing"):
         answer = await container.get(Remote).ask("Go")
 

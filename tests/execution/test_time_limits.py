@@ -13,9 +13,12 @@ from tests.conftest import Clock
 from toolbox import (
     AiMessage,
     Container,
+    EventListener,
+    InvocationEvent,
     InvocationTimeoutError,
     Result,
     TokenStream,
+    ToolExecutedEvent,
     create_ai_service,
     register_ai_service,
     run_on,
@@ -152,6 +155,12 @@ def queued(clock: Clock, mark: Callable[[Any], Any], **settings: Any) -> tuple[l
     """Run two tools of 60 s with a timeout of 100 s where only one can run at a time."""
     order: list[str] = []
     loops: list[asyncio.AbstractEventLoop] = []
+    has_ended = threading.Event()
+
+    class Ends(EventListener):
+        def on_event(self, event: InvocationEvent) -> None:
+            if isinstance(event, ToolExecutedEvent):
+                has_ended.set()
 
     async def go_round() -> None:
         for _ in range(20):
@@ -161,7 +170,8 @@ def queued(clock: Clock, mark: Callable[[Any], Any], **settings: Any) -> tuple[l
     @tool(timeout=100)
     def work(number: int) -> str:
         order.append(f"begun {number}")
-        asyncio.run_coroutine_threadsafe(go_round(), *loops).result()  # the loop knows the end of the other one
+        if len(order) == 2:
+            assert has_ended.wait(60)  # its thread is free a little earlier
         clock.advance(60)
         asyncio.run_coroutine_threadsafe(go_round(), *loops).result()  # the loop has read the clock
         return "done"
@@ -174,7 +184,7 @@ def queued(clock: Clock, mark: Callable[[Any], Any], **settings: Any) -> tuple[l
         loops.append(asyncio.get_running_loop())
         model = ScriptedChatModel([AiMessage(None, [tool_call("work", {"number": n}) for n in (1, 2)]), "both"])
         container = Container(models={"default": model}, settings=ToolboxSettings(**settings))
-        async with container.register(Many) as running:
+        async with container.register(Many).register_instance(Ends()) as running:
             return await running.get(Many).ask("q")
 
     return order, asyncio.run(ask())

@@ -270,7 +270,7 @@ async def pid_of(servers: McpServers) -> int:
 
 async def test_mcp_servers_are_checked_once_they_are_used(running: Running) -> None:
     command, *arguments = warm_python.command(str(MORTAL))
-    used = mcp_server("used", command=command, args=arguments)
+    used = mcp_server("used", command=command, args=arguments, connect_timeout=110)
     unused = mcp_server("unused", command="a-program-that-does-not-exist")
     app = application(McpServers)
     container: Container = app.state.container

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import pytest
 from pydantic import BaseModel
 
+from tests.conftest import Clock
 from toolbox import (
     AiMessage,
     ChatResponse,
@@ -714,11 +715,12 @@ async def test_each_run_of_a_guardrail_is_one_event() -> None:
     assert {each.invocation_id for each in events.all} == {events.all[0].context.invocation_id}
 
 
-async def test_a_guardrail_that_raises_or_is_cancelled_has_a_fatal_event() -> None:
+async def test_a_guardrail_that_raises_or_is_cancelled_has_a_fatal_event(clock: Clock) -> None:
     class Hanging(InputGuardrail):
         async def validate(self, request: InputGuardrailRequest) -> GuardrailResult:
             if request.user_message.text == "raise":
                 raise ValueError
+            clock.advance(101)
             await asyncio.Event().wait()
             return self.success()
 
@@ -726,7 +728,7 @@ async def test_a_guardrail_that_raises_or_is_cancelled_has_a_fatal_event() -> No
     async with started(ScriptedChatModel([]), service, Events) as container:
         with pytest.raises(InputGuardrailError):
             await container.get(service).ask("raise")
-        with pytest.raises(InvocationTimeoutError), time_limit(0.02):
+        with pytest.raises(InvocationTimeoutError), time_limit(100):
             await container.get(service).ask("hang")
         assert container.get(Events).guardrails == [("Hanging", "fatal")] * 2
 
