@@ -100,7 +100,7 @@ class Container:
         self._executors = dict(executors or {})
         self._tool_errors, self._settings = tool_errors, settings
         self._host: ContainerHost | None = None
-        self._run_seeds, declared = tuple(run_seeds), list(seeds)
+        self._run_seeds, declared = tuple(run_seeds), list(_types("seeds", seeds))
         self._registry = Registry([each for each in declared if each is not SecurityIdentity], self._run_seeds)
         if SecurityIdentity in declared:
             # A request scope without an identity belongs to an anonymous caller.
@@ -712,6 +712,20 @@ def _unfilled(
         if point.parameter not in given and (value := wiring.graph.found(point)) != DEFAULT:
             wiring.follow_graph()
             yield point, value
+
+
+def _types(argument: str, given: Iterable[Any]) -> Iterator[Any]:
+    """Yield the given types. Raises `TypeError` for a single type, and for instances in place of types."""
+    if isinstance(given, (type, str)) or not isinstance(given, Iterable):
+        name = given.__name__ if isinstance(given, type) else "User"
+        raise TypeError(f"{argument}= must be a collection of types: {argument}=({name},)")
+    for each in given:
+        if not (isinstance(each, type) or get_origin(each) or callable(each) or hasattr(each, "__value__")):
+            kind = type(each).__name__
+            raise TypeError(
+                f"{argument}= must be types, got an instance of {kind}; pass instances to request_scope({{{kind}: …}})"
+            )
+        yield each
 
 
 def _positional(points: Sequence[InjectionPoint], values: dict[str, Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, assert_never, get_args
 
 from pydantic_core import to_json, to_jsonable_python
 
-from .bean_references import BeanReference, naming
+from .bean_references import BeanReference, method_takes, naming
 from .chat import ChatModel, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, UserMessage
 from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent
 from .context import ActiveScope, InvocationContext
@@ -252,6 +252,9 @@ def guardrail_problems(where: str, decorator: str, named: object, *, of_tool: bo
     if not (isinstance(named, type) and issubclass(named, kind)):
         article = "an" if kind.__name__[0] in "IO" else "a"
         yield Problem(where, f"{name} is not {article} {kind.__name__}", f"inherit from {kind.__name__}")
+    elif not method_takes(named, "validate", 1):
+        fact = f"does not take one argument, the {kind.__name__}Request"
+        yield Problem(f"{name}.validate", fact, "declare it `def validate(self, request)`")
     if of_tool and not decorator.startswith("tool_"):
         yield Problem(where, "has no effect on a tool", f"use @tool_{decorator}")
 

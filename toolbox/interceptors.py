@@ -16,7 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
-from .bean_references import GLOBAL_INTERCEPTOR_MARK, BeanReference, naming
+from .bean_references import GLOBAL_INTERCEPTOR_MARK, BeanReference, method_takes, naming
 from .chat import ChatRequest, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, ToolSpecification
 from .context import InvocationContext
 from .di.decorators import Scope
@@ -182,6 +182,9 @@ def interceptor_problems(where: str, named: object, *, of_tool: bool = False) ->
         function = inspect.getattr_static(named, method)
         if not inspect.iscoroutinefunction(getattr(function, "__func__", function)):
             yield Problem(f"{name}.{method}", "is not a coroutine function", f"declare it `async def {method}(…)`")
+        elif isinstance(named, type) and not method_takes(named, method, 2):
+            fix = f"declare it `async def {method}(self, call, proceed)`"
+            yield Problem(f"{name}.{method}", "does not take two arguments, the call and proceed", fix)
 
 
 # --- around a tool

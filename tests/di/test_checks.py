@@ -461,3 +461,16 @@ def test_beans_have_unique_names_in_the_description() -> None:
 
     assert len(set(names)) == len(names)
     assert {"orders_service", "users_service"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "expected"),
+    [
+        (Request, r"seeds= must be a collection of types: seeds=\(Request,\)"),
+        ("Request", r"seeds= must be a collection of types"),
+        ((Annotated[int, "x"], list[int], {}), r"seeds= must be types, got an instance of dict"),
+    ],
+)
+def test_seeds_that_are_not_types_are_rejected(seeds: Any, expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
+        Container(seeds=seeds)

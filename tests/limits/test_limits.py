@@ -410,6 +410,15 @@ def test_an_estimator_class_with_arguments_or_async_is_a_problem() -> None:
         assistant("hi", cost_estimator=Async())
 
 
+def test_an_estimator_with_other_parameters_is_a_problem_at_start() -> None:
+    class Short(CostEstimator):
+        def estimate(self, model: str) -> Decimal | None: ...  # type: ignore[override]  # the mistake
+
+    [problem] = Container(models={"default": ScriptedChatModel(["hi"])}).register(Short).check()
+    assert problem.what == "Short.estimate does not take two arguments, the model's name and the usage"
+    assert problem.fix == "declare it `def estimate(self, model, usage)`"
+
+
 def test_a_limit_of_the_cost_without_an_estimator_is_a_problem() -> None:
     with pytest.raises(IllegalConfigurationError, match="needs a CostEstimator"):
         assistant("hi", **limits(cost=1))

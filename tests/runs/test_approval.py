@@ -286,6 +286,8 @@ async def test_an_unknown_status_a_negative_limit_and_a_negative_age_are_refused
             await here.runs.list(limit=-1)
         with pytest.raises(ValueError, match="older_than"):
             await here.runs.purge(timedelta(seconds=-1))
+        with pytest.raises(TypeError, match=r"older_than=30; use a datetime\.timedelta"):
+            await here.runs.purge(30)  # type: ignore[arg-type]  # the mistake
         assert await here.runs.list(limit=0) == []
 
 

@@ -768,9 +768,25 @@ def test_an_abstract_guardrail_without_a_bean_is_a_problem_at_start(decorator: A
         async def ask(self, text: str) -> str: ...
 
     expected = f"Desk, @{decorator.__name__}: no bean provides {kind.__name__}, which is abstract"
-    assert problems_of(Desk) == [f"{expected}; name a class that inherits from it"]
+    assert problems_of(Desk) == [f"{expected}; name a class that implements validate"]
     with pytest.raises(IllegalConfigurationError, match=f"{kind.__name__} is abstract; name a subclass or an instance"):
         create_ai_service(Desk, chat_model=ScriptedChatModel([]))
+
+
+def test_a_guardrail_with_other_parameters_is_a_problem_at_start() -> None:
+    class Short(InputGuardrail):
+        def validate(self) -> GuardrailResult:  # type: ignore[override]  # the mistake
+            raise AssertionError
+
+    class Long(Short):
+        async def validate(self, *requests: Any, strict: bool = True) -> GuardrailResult:  # type: ignore[override]
+            raise AssertionError
+
+    assert problems_of(guarded(Long)) == []
+    expected = "Short.validate: does not take one argument, the InputGuardrailRequest"
+    assert problems_of(guarded(Short)) == [f"{expected}; declare it `def validate(self, request)`"]
+    with pytest.raises(IllegalConfigurationError, match=r"Short\.validate: does not take one argument"):
+        create_ai_service(guarded(Short), chat_model=ScriptedChatModel([]))
 
 
 def test_a_guardrail_with_a_missing_dependency_is_a_problem_at_start() -> None:

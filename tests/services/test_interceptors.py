@@ -1091,9 +1091,24 @@ def test_wrong_interceptors_are_problems_at_start() -> None:
 def test_an_abstract_interceptor_without_a_bean_is_a_problem_at_start(kind: Any) -> None:
     service = service_with(kind)
     expected = f"Service, @interceptors: no bean provides {kind.__name__}, which is abstract"
-    assert problems_of(service) == [f"{expected}; name a class that inherits from it"]
+    method = "around_tool" if kind is ToolInterceptor else "around_model"
+    assert problems_of(service) == [f"{expected}; name a class that implements {method}"]
     with pytest.raises(IllegalConfigurationError, match=f"{kind.__name__} is abstract; name a subclass or an instance"):
         create_ai_service(service, chat_model=scripted())
+
+
+def test_an_interceptor_with_other_parameters_is_a_problem_at_start() -> None:
+    class Short(ToolInterceptor):
+        async def around_tool(self, call: ToolInvocation) -> ToolExecutionResult:  # type: ignore[override]  # the mistake
+            raise AssertionError
+
+    class Static(OnlyModel):
+        @staticmethod
+        async def around_model(call: Any, proceed: Any) -> ChatResponse:  # type: ignore[override]  # without self
+            raise AssertionError
+
+    expected = "Short.around_tool: does not take two arguments, the call and proceed; declare it `async def around_tool"
+    assert problems_of(service_with(Short, Static)) == [f"{expected}(self, call, proceed)`"]
 
 
 def test_a_missing_dependency_of_an_interceptor_is_a_problem_at_start() -> None:

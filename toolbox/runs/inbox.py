@@ -357,6 +357,8 @@ class Runs(RunStarting):
 
         Raises `ValueError` for a negative duration, which would also delete runs that end now.
         """
+        if not isinstance(older_than, timedelta):
+            raise TypeError(f"older_than={older_than!r}; use a datetime.timedelta")
         if older_than < timedelta():
             raise ValueError(f"older_than={older_than!r}; use a duration of 0 or more")
 

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from ..bean_references import BeanReference, global_priority
+from ..bean_references import BeanReference, global_priority, method_takes
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.beans import MISSING, Names, Stop, point_of, read_class
@@ -548,9 +548,13 @@ def estimator_problems(graph: BeanGraph) -> Iterator[Problem]:
     if not isinstance(value, SingleBean):
         return
     definition = graph.definitions[value.bean]
-    if inspect.iscoroutinefunction(getattr(class_of(definition.provides), "estimate", None)):
+    estimator = class_of(definition.provides)
+    if inspect.iscoroutinefunction(getattr(estimator, "estimate", None)):
         fact = f"{definition.label}.estimate is async def, which is not supported"
         yield Problem(_ESTIMATOR.where, fact, "declare it `def`, and keep the prices in memory")
+    elif not method_takes(estimator, "estimate", 2):
+        fact = f"{definition.label}.estimate does not take two arguments, the model's name and the usage"
+        yield Problem(_ESTIMATOR.where, fact, "declare it `def estimate(self, model, usage)`")
 
 
 _IDENTITY = point_of(SecurityIdentity | None, "the identity of the caller")
@@ -652,7 +656,8 @@ def reference_problems(named: Iterable[NamedAt], graph: BeanGraph) -> Iterator[P
         is_missing = isinstance(value, NotFound) and not value.candidates
         if is_missing and inspect.isabstract(each.reference.type):
             fact = f"no bean provides {name}, which is abstract"
-            yield Problem(each.where, fact, "name a class that inherits from it")
+            missing = ", ".join(sorted(each.reference.type.__abstractmethods__))
+            yield Problem(each.where, fact, f"name a class that implements {missing}")
         elif is_missing and isinstance(each.reference.bean, type):  # at start, named classes are registered
             fix = f"register {name}; classes that the tools of a provider name are not registered implicitly"
             yield Problem(each.where, f"no bean provides {name}", fix)
