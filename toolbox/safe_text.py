@@ -58,43 +58,29 @@ def without_secrets(text: str, secrets: Collection[str]) -> str:
     Secrets are also found percent-encoded, escaped as in JSON, HTML or Python, and in base64. Secrets with fewer than
     `SHORTEST_SECRET` characters are ignored: they would hide ordinary words.
     """
-    sought = _Sought(secrets)
-    if not sought.longest or not text:
-        return text
-    plain = [character.encode("utf-8", "surrogatepass") for character in text]
-    hidden = sought.positions(plain, list(range(len(text) + 1)))
-    if "%" in text or "\\" in text or "&" in text:
-        hidden |= sought.positions(*_unescaped(text))
-    if not hidden:
-        return text
-    shown: list[str] = []
-    for at, character in enumerate(text):
-        if at not in hidden:
-            shown.append(character)
-        elif at - 1 not in hidden:
-            shown.append(HIDDEN)
-    return "".join(shown)
+    return _Sought(secrets).hidden_in(text)
 
 
 def hide_secrets(error: BaseException, secrets: Collection[str]) -> None:
     """Hide the secrets in the arguments, attributes and notes of an error; remove causes that contain one."""
-    error.args = tuple(_hidden_in(each, secrets) for each in error.args)
+    sought = _Sought(secrets)
+    error.args = tuple(_hidden_in(each, sought) for each in error.args)
     for name, value in list(vars(error).items()):
-        setattr(error, name, _hidden_in(value, secrets))
+        setattr(error, name, _hidden_in(value, sought))
     shown: BaseException = error
     while (below := shown.__cause__ or shown.__context__) is not None:
         text = f"{below!r} {below}"
-        if len(text) > LONGEST_CAUSE or without_secrets(text, secrets) != text:
+        if len(text) > LONGEST_CAUSE or sought.hidden_in(text) != text:
             shown.__cause__ = shown.__context__ = None
             return
         shown = below
 
 
-def _hidden_in(value: Any, secrets: Collection[str]) -> Any:
+def _hidden_in(value: Any, sought: _Sought) -> Any:
     if isinstance(value, str):
-        return without_secrets(value, secrets)
+        return sought.hidden_in(value)
     if type(value) in (list, tuple):
-        return type(value)(_hidden_in(each, secrets) for each in value)
+        return type(value)(_hidden_in(each, sought) for each in value)
     return value
 
 
@@ -106,7 +92,7 @@ class _Sought:
         self._beginnings: dict[int, set[bytes]] = {}
         self.longest = 0
         for secret in {each for each in secrets if len(each) >= SHORTEST_SECRET}:
-            for spelled in _spellings(secret):
+            for spelled in {*_spellings(secret)}:
                 self._add(spelled)
 
     def _add(self, secret: bytes) -> None:
@@ -116,6 +102,24 @@ class _Sought:
         pieces.update(secret[at : at + length] for at in range(len(secret) - length + 1))
         for short in range(SHORTEST_SECRET, length):
             self._beginnings.setdefault(short, set()).add(secret[:short])
+
+    def hidden_in(self, text: str) -> str:
+        """Return the text with the secrets replaced by `***`."""
+        if not self.longest or not text:
+            return text
+        plain = [character.encode("utf-8", "surrogatepass") for character in text]
+        hidden = self.positions(plain, list(range(len(text) + 1)))
+        if "%" in text or "\\" in text or "&" in text:
+            hidden |= self.positions(*_unescaped(text))
+        if not hidden:
+            return text
+        shown: list[str] = []
+        for at, character in enumerate(text):
+            if at not in hidden:
+                shown.append(character)
+            elif at - 1 not in hidden:
+                shown.append(HIDDEN)
+        return "".join(shown)
 
     def positions(self, characters: list[bytes], places: list[int]) -> set[int]:
         """Return the positions in the text that belong to a secret.
