@@ -66,6 +66,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture(scope="module")
+def only_new_garbage() -> None:
+    """For tests that collect garbage often: the collector does not visit the objects of earlier tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

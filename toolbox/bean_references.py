@@ -131,7 +131,7 @@ def global_priority(cls: object) -> float | None:
 
 def _marks_of(target: object) -> Mapping[str, tuple[object, ...]]:
     kind = type(target)
-    if kind is FunctionType or kind is type:
+    if kind is FunctionType or issubclass(kind, type):
         own: Mapping[str, tuple[object, ...]] = target.__dict__.get(REFERENCES_MARK, _NO_MARKS)
         return own
     for each in (target, getattr(target, "__func__", None)):

@@ -418,11 +418,17 @@ _RAISING = frozenset({"CALL", "LOAD_GLOBAL", "PRECALL", "PUSH_NULL", "RAISE_VARA
 def has_body(function: Any) -> bool:
     """Return False for a function that consists of `...`, `pass`, a docstring or `raise NotImplementedError`."""
     code = function.__code__
-    done = {each.opname for each in dis.get_instructions(function)}
-    if "RAISE_VARARGS" in done and code.co_names == ("NotImplementedError",):
-        return not done <= _EMPTY_BODY | _RAISING
+    raises = code.co_names == ("NotImplementedError",)
     constants = set(map(repr, code.co_consts)) <= set(map(repr, (None, function.__doc__, ...)))
-    return not (constants and done <= _EMPTY_BODY)
+    if not constants and not raises:
+        return True
+    # The search ends with the first instruction of a body: most bodies are long.
+    done: set[str] = set()
+    for each in dis.get_instructions(function):
+        if each.opname not in _EMPTY_BODY and not (raises and each.opname in _RAISING):
+            return True
+        done.add(each.opname)
+    return "RAISE_VARARGS" not in done and not (constants and done <= _EMPTY_BODY)
 
 
 # --- local names

@@ -14,7 +14,7 @@ import pytest
 from tests.di.conftest import call_scope
 from toolbox import Container, application_scoped, call_scoped, dependent, produces, request_scoped
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("only_new_garbage")]
 
 
 class Made(Counter[str]):

@@ -23,7 +23,7 @@ from toolbox import (
 )
 from toolbox.testing import ScriptedChatModel, tool_call
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("only_new_garbage")]
 
 
 class Opened:

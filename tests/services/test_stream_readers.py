@@ -32,7 +32,7 @@ from toolbox import (
 from toolbox.services.standalone import _process
 from toolbox.testing import ScriptedChatModel, tool_call
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("only_new_garbage")]
 
 
 class City(BaseModel):
