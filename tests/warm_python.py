@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import json
+import marshal
 import os
 import runpy
 import select
@@ -27,7 +28,6 @@ import types
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
 STARTER = Path(__file__).parent / "warm_python_starter.py"
@@ -193,7 +193,7 @@ class Serving:
 
     def _start(self, connection: socket.socket) -> None:
         received, streams, _, _ = socket.recv_fds(connection, 4, 3)
-        request = json.loads(connection.recv(int.from_bytes(received, "big"), socket.MSG_WAITALL))
+        request = marshal.loads(connection.recv(int.from_bytes(received, "big"), socket.MSG_WAITALL))
         child = os.fork()
         if child == 0:
             signal.set_wakeup_fd(-1)
@@ -240,17 +240,18 @@ def kill(child: int, number: int) -> None:
             os.kill(child, number)
 
 
-def become(request: dict[str, Any], streams: list[int]) -> None:
+def become(request: tuple[str, dict[bytes, bytes], list[str]], streams: list[int]) -> None:
     """Turn this process into the program that the starter asks for. Does not return."""
+    folder, environment, arguments = request
     os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(request["folder"])
+    os.chdir(folder)
     os.environ.clear()
-    os.environ.update(request["environment"])
+    os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()})
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         opened = open(  # noqa: SIM115 - for the whole program
             number,
@@ -262,7 +263,6 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
         )
         setattr(sys, name, opened)
         setattr(sys, f"__{name}__", opened)
-    arguments = request["arguments"]
     free_at_end = arguments[:2] == ["-X", FREE_AT_END]
     if free_at_end:
         del arguments[:2]
