@@ -3,6 +3,7 @@
 import copy
 import pickle
 import weakref
+from contextlib import suppress
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -400,6 +401,21 @@ def test_data_classes_with_a_fast_init_can_be_subclassed() -> None:
     assert (traced.result, traced.attributes, type(traced)) == ("3", {}, Traced)
     with pytest.raises(FrozenInstanceError):
         traced.result = "4"  # type: ignore[misc]  # that is the test
+
+
+def test_data_classes_with_a_fast_init_raise_recursion_errors_where_calls_nest_too_deeply() -> None:
+    messages, raised = (UserMessage("hi"),), set[type[Exception]]()
+
+    def descend() -> None:
+        with suppress(RecursionError):
+            descend()
+        try:
+            ChatRequest(messages)
+        except Exception as error:
+            raised.add(type(error))
+
+    descend()
+    assert raised == {RecursionError}
 
 
 def test_the_context_inside_a_tool_is_a_frozen_copy() -> None:

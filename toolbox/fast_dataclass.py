@@ -42,7 +42,7 @@ def with_fast_init(cls: type[T]) -> type[T]:
     lines = [f"set_{name}(self, {value})" for name, value in values.items()]
     if len(values) > 3:
         assignments = [f"self.{name} = {value}" for name, value in values.items()]
-        drafting = ["to_class(self, draft)", *assignments, "self.__class__ = cls"]
+        drafting = [*_changing("to_class(self, draft)"), *assignments, *_changing("self.__class__ = cls")]
         lines = ["if self.__class__ is cls:", *_indented(drafting), "else:", *_indented(lines)]
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
@@ -82,7 +82,7 @@ def _drafting(cls: type[T], head: str, values: Mapping[str, str], **names: Any) 
     """Return a function that creates an instance with these values of its fields."""
     names |= {"cls": cls, "draft": _draft_of(cls)}
     lines = ["made = draft()", *(f"made.{name} = {value}" for name, value in values.items())]
-    made: Callable[..., T] = _function(head, [*lines, "made.__class__ = cls", "return made"], names)
+    made: Callable[..., T] = _function(head, [*lines, *_changing("made.__class__ = cls"), "return made"], names)
     return made
 
 
@@ -93,6 +93,15 @@ def _draft_of(cls: type[Any]) -> type[Any]:
     """Return a class with the same slots whose attributes can be set."""
     members = {"__slots__": cls.__dict__["__slots__"], "__setattr__": object.__setattr__}
     return type(f"{cls.__name__}Draft", cls.__bases__, members)
+
+
+def _changing(line: str) -> list[str]:
+    """Return the lines that change the class of an object with this line.
+
+    Python compares the slots of both classes. If too many calls are nested for that, it says that they differ.
+    """
+    failed = "raise RecursionError('maximum recursion depth exceeded') from None"
+    return ["try:", *_indented([line]), "except TypeError:", *_indented([failed])]
 
 
 def _indented(lines: list[str]) -> list[str]:
