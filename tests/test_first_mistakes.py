@@ -6,7 +6,6 @@ Not here: each rule with all its cases (the folders of the rooms).
 import asyncio
 import importlib
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from fastapi.testclient import TestClient
 from pydantic_settings import BaseSettings
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tests import warm_python
 from toolbox import (
     AsyncBeanError,
     ChatRequest,
@@ -677,15 +677,9 @@ for _ in range(2):
 """,
         encoding="utf-8",
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
 
-    done = subprocess.run(
-        [sys.executable, "-W", "always::ResourceWarning", str(program)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = ["-W", "always::ResourceWarning", str(program)]
+    done = warm_python.run(arguments, tmp_path, dict(os.environ), free_at_end=True)
 
     assert done.stdout.split() == ["hi", "hi"]
     assert "Unclosed" not in done.stderr

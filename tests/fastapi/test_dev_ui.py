@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-import subprocess
-import sys
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings
 
+from tests import warm_python
 from toolbox import (
     AiMessage,
     AudioContent,
@@ -132,7 +133,7 @@ def test_the_modules_of_the_dev_ui_are_not_loaded_when_it_is_off() -> None:
         "print([name for name in sys.modules if name.startswith('toolbox_fastapi.dev_ui.')])"
     )
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = warm_python.run(["-c", program], Path.cwd(), dict(os.environ))
 
     assert done.stdout.strip() == "['toolbox_fastapi.dev_ui.access']"
 
