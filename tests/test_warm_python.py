@@ -19,12 +19,12 @@ sys.exit({status})
 READY = "import os, sys; print(os.getpid(), flush=True); "
 
 
-@pytest.mark.parametrize("way", ["-c", "file", "-m"])
+@pytest.mark.parametrize("way", ["-c", "-u -c", "file", "-m"])
 @pytest.mark.parametrize("status", [0, 3, "'a text'"])
 def test_a_program_sees_and_returns_what_a_python_program_does(tmp_path: Path, way: str, status: object) -> None:
-    code = CODE.format(first="" if way == "-c" else str(tmp_path), status=status)
+    code = CODE.format(first="" if "-c" in way else str(tmp_path), status=status)
     (tmp_path / "program.py").write_text(code)
-    arguments = {"-c": ["-c", code], "file": ["program.py"], "-m": ["-m", "program"]}[way]
+    arguments = {"-c": ["-c", code], "-u -c": ["-u", "-c", code], "file": ["program.py"], "-m": ["-m", "program"]}[way]
 
     def result(command: list[str]) -> tuple[int, str, str]:
         environment = {**os.environ, "GREETING": "hällo", "PYTHONUTF8": "1"}

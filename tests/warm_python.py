@@ -93,7 +93,7 @@ PRELOADED = (
 
 
 def command(*arguments: str, free_at_end: bool = False) -> list[str]:
-    """Return the command that does what `python ARGUMENTS…` does: options `-W error`, then a file, `-c` or `-m`.
+    """Return the command that does what `python ARGUMENTS…` does: `-u`, `-W error`, then a file, `-c` or `-m`.
 
     The program must start in this test run: the command has no effect later. With `free_at_end` the interpreter ends
     as it does without this module, which takes longer.
@@ -270,6 +270,9 @@ def become(request: tuple[str, dict[bytes, bytes], list[str]], streams: list[int
     free_at_end = arguments[:2] == ["-X", FREE_AT_END]
     if free_at_end:
         del arguments[:2]
+    if arguments[:1] == ["-u"]:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # opened above
+        del arguments[0]
     while arguments[:1] == ["-W"]:
         action, _, category = arguments[1].partition("::")
         sys.warnoptions.append(arguments[1])

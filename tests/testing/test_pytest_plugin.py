@@ -4,6 +4,7 @@ import http.server
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -383,7 +384,8 @@ def test_recordings_are_stored_next_to_the_test_and_played_in_ci(
 
     monkeypatch.delenv("SERVED")
     monkeypatch.setenv("CI", "true")
-    run(project, "-n", "2", "-p", "xdist").assert_outcomes(passed=3)
+    worker = f"popen//python={shlex.join(warm_python.command())}"
+    run(project, "-p", "xdist", "--dist", "load", "--tx", f"2*{worker}").assert_outcomes(passed=3)
 
     monkeypatch.setenv("TEXT", "something else")
     changed = run(project)
