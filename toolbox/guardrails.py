@@ -736,18 +736,21 @@ def _words(name: str) -> str:
 
 
 def _masked_text(text: str) -> str:
+    if len(text) < 5 or (len(text) < 13 and text.isalnum()):
+        return text  # shorter than all secrets
     text = _replaced(_SECRETS, lambda found: MASK, text, text, _SECRET_STARTS)
     lower = _lowered(text)
-    for pattern, replacement, starts in (
-        (_BEARER, rf"\1\2{MASK}", ("bearer", "basic")),
-        (_IN_ADDRESS, rf"\1{MASK}", ("://",)),
-        (_COOKIE, rf"\1{MASK}", ("cookie:", "set-cookie:")),
-        (_ASSIGNED, _assigned, _NAME_STARTS),
-        (_SAID, rf"\1{MASK}", _NAME_STARTS),
+    for pattern, replacement, starts, needed in (
+        (_BEARER, rf"\1\2{MASK}", ("bearer", "basic"), ("bearer", "basic")),
+        (_IN_ADDRESS, rf"\1{MASK}", ("://",), ("@",)),
+        (_COOKIE, rf"\1{MASK}", ("cookie:", "set-cookie:"), ("=",)),
+        (_ASSIGNED, _assigned, _NAME_STARTS, ("=", ":")),
+        (_SAID, rf"\1{MASK}", _NAME_STARTS, ("is", "was")),
     ):
-        replaced = _replaced(pattern, replacement, text, lower, starts)
-        if replaced is not text:
-            text, lower = replaced, _lowered(replaced)
+        if any(each in lower for each in needed):
+            replaced = _replaced(pattern, replacement, text, lower, starts)
+            if replaced is not text:
+                text, lower = replaced, _lowered(replaced)
     return _DIGITS.sub(lambda found: MASK if _is_card(found.group()) else found.group(), text)
 
 
