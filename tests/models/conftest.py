@@ -1,6 +1,6 @@
 """Fixtures for the tests of models."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -13,10 +13,12 @@ async def serve() -> AsyncIterator[Serve]:
         yield serve
 
 
-@pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def no_environment() -> Iterator[None]:
     """A developer's own key and models change nothing."""
     names = ("API_KEY", "BASE_URL", "MODEL", "AUTH_TOKEN", "CUSTOM_HEADERS")
     variables = [f"{provider}_{name}" for provider in ("OPENAI", "ANTHROPIC") for name in names]
-    for name in (*variables, "TOOLBOX_DEMO", "TOOLBOX_MODELS"):
-        monkeypatch.delenv(name, raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*variables, "TOOLBOX_DEMO", "TOOLBOX_MODELS"):
+            patch.delenv(name, raising=False)
+        yield

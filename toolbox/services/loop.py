@@ -396,8 +396,9 @@ def _with_pending(rules: Rules, state: State, index: int, call: PendingToolCall)
     pending = state.pending
     if len(pending) == 1 and call.outcome is not None and isinstance(state.messages[-1], AiMessage):
         return _round_ended(rules, state, (call,))
-    state = state.changed(pending=(*pending[:index], call, *pending[index + 1 :]))
-    return _after_tools(rules, state, index + 1)
+    calls = list(pending)
+    calls[index] = call
+    return _after_tools(rules, state.changed(pending=tuple(calls)), index + 1)
 
 
 def _after_tools(rules: Rules, state: State, start: int) -> tuple[State, Effect]:
