@@ -23,16 +23,15 @@ TESTS = Path(__file__).parent
 
 SECONDS = {
     "databases/test_killed_runs.py": 100,
-    "di/test_long_chains.py": 97,
-    "fastapi/test_dev_ui_page.py": 65,
+    "di/test_long_chains.py": 86,
     "databases/test_suspended_runs.py": 72,
-    "models/test_accumulator.py": 37,
+    "fastapi/test_dev_ui_page.py": 65,
     "databases/test_dbos.py": 35,
     "databases/test_killed_compensations.py": 32,
     "test_documents_m_to_z.py": 32,
-    "models/test_tolerance.py": 31,
     "databases/test_started_runs.py": 30,
     "testing/test_pytest_plugin.py": 28,
+    "models/test_tolerance.py": 26,
     "test_packaging.py": 24,
     "test_site.py": 23,
     "test_documents.py": 23,
@@ -40,7 +39,6 @@ SECONDS = {
     "databases/test_stores.py": 20,
     "mcp/test_client.py": 19,
     "models/test_pydantic_ai.py": 18,
-    "tools/test_round_trip.py": 17,
     "cli/test_chat_and_new.py": 16,
     "mcp/test_hostile_servers.py": 16,
     "test_charts.py": 15,
@@ -48,44 +46,41 @@ SECONDS = {
     "test_exports.py": 14,
     "databases/test_processes.py": 14,
     "databases/test_killed_resumes.py": 14,
-    "services/test_outputs.py": 13,
     "execution/test_process_end.py": 13,
-    "rest/test_bounds.py": 10,
+    "models/test_accumulator.py": 12,
+    "services/test_outputs.py": 12,
     "test_architecture.py": 9,
     "models/test_statuses.py": 9,
-    "services/test_tool_rounds.py": 9,
     "fastapi/test_dev_ui.py": 9,
     "fastapi/test_disconnects.py": 9,
-    "models/test_anthropic_replies.py": 9,
-    "models/test_anthropic.py": 9,
     "databases/test_lost_connections.py": 9,
+    "rest/test_bounds.py": 8,
+    "services/test_tool_rounds.py": 8,
     "mcp/test_lives.py": 8,
-    "di/test_random_graphs.py": 8,
     "databases/test_bookings.py": 8,
-    "runs/test_crashes.py": 7,
-    "services/test_chaos.py": 7,
+    "tools/test_round_trip.py": 7,
     "models/test_counterparts.py": 7,
     "models/test_replays.py": 7,
     "runs/test_durable.py": 7,
     "fastapi/test_health.py": 7,
+    "di/test_random_graphs.py": 6,
     "databases/test_conversations_with_thoughts.py": 6,
     "sample/test_support.py": 6,
     "sample/test_real_model.py": 6,
     "databases/test_transactions.py": 6,
-    "runs/test_continuing.py": 6,
+    "runs/test_crashes.py": 5,
+    "runs/test_continuing.py": 5,
     "rest/test_secrets.py": 5,
-    "models/test_anthropic_requests.py": 5,
     "test_first_mistakes.py": 5,
     "execution/test_matrix.py": 5,
     "mcp/test_callers.py": 5,
-    "tools/test_argument_repairs.py": 5,
-    "services/test_ready_guardrails.py": 5,
     "models/test_resilience.py": 5,
     "mcp/test_server.py": 5,
-    "models/test_untrusted_servers.py": 5,
     "tools/test_untrusted_arguments.py": 5,
     "models/test_mutations.py": 5,
     "sample/test_transfers.py": 5,
+    "models/test_anthropic_replies.py": 4,
+    "services/test_ready_guardrails.py": 4,
     "services/test_compensation.py": 4,
     "execution/test_forks.py": 4,
     "sample/test_weather_agent.py": 4,
@@ -98,13 +93,20 @@ SECONDS = {
     "events/test_otel.py": 4,
     "databases/test_memory_of_services.py": 4,
     "security/test_reach.py": 4,
+    "models/test_anthropic.py": 3,
+    "models/test_untrusted_servers.py": 3,
     "di/test_under_load.py": 3,
     "services/test_interceptors.py": 3,
     "tools/test_progress.py": 3,
     "test_warm_python.py": 3,
     "execution/test_time_limits.py": 3,
+    "models/test_anthropic_requests.py": 2,
+    "tools/test_argument_repairs.py": 2,
 }
 """Files that take longer than others, and how long; the shares are equal by this."""
+
+TOGETHER = ("models/test_anthropic",)
+"""Files that begin like this are in one share: they import a package that takes two seconds in each process."""
 
 OTHER = 1.0
 """Seconds of a file that is not in `SECONDS`."""
@@ -119,10 +121,14 @@ def seconds_of(file: Path) -> float:
 
 
 def shares(count: int) -> list[list[Path]]:
-    """Return the test files in `count` lists that take equally long, each with its slowest file first."""
-    found: list[list[Path]] = [[] for _ in range(count)]
+    """Return the test files in `count` lists that take equally long, each with its slowest files first."""
+    groups: dict[str, list[Path]] = {}
     for file in sorted(TESTS.rglob("test_*.py"), key=lambda file: (-seconds_of(file), file)):
-        min(found, key=lambda share: sum(map(seconds_of, share))).append(file)
+        name = file.relative_to(TESTS).as_posix()
+        groups.setdefault(next((each for each in TOGETHER if name.startswith(each)), name), []).append(file)
+    found: list[list[Path]] = [[] for _ in range(count)]
+    for group in sorted(groups.values(), key=lambda group: -sum(map(seconds_of, group))):
+        min(found, key=lambda share: sum(map(seconds_of, share))).extend(group)
     return found
 
 
