@@ -176,6 +176,7 @@ async def test_a_lease_is_renewed_as_long_as_it_is_held(new_store: Any, key: Cha
         return is_kept
 
     one.renew = renewed
+    assert not await other.get_messages(key)  # it has prepared the tables and opened a connection
     async with one.lock(key):
         await is_longer_than_a_lease.wait()
         await one.update_messages(key, [UserMessage("kept")])
