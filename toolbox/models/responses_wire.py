@@ -278,7 +278,7 @@ class ResponsesInterpreter:
         return None
 
     def add_text(self, text: str) -> None:
-        """Raise an error: `text_of` returns None for all objects."""
+        """Not called: `text_of` returns None for all objects."""
         raise NotImplementedError
 
     # --- events
