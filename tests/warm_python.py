@@ -323,7 +323,8 @@ def execute(arguments: list[str]) -> None:
 
 def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes stdin at its end
-    select.select([descriptor, sys.stdin], [], [])  # imports only what will be used
+    if sys.stdin in select.select([descriptor, sys.stdin], [], [])[0]:
+        return  # no program was started
     for name in PRELOADED:
         __import__(name)
     from _pytest.assertion.rewrite import AssertionRewritingHook
