@@ -50,8 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
         warm_python.share()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slowest files first; the others keep their order."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out other shares of files that the arguments name. Run the slowest files first."""
+    share = config.getoption("share")
+    items[:] = [each for each in items if share is None or each.path in share]
     items.sort(key=lambda item: -parallel.seconds_of(item.path))
 
 
