@@ -445,17 +445,14 @@ async def test_ten_thousand_suspended_runs_stay_fast(database_url: str) -> None:
                     "SELECT id, generation, 0, 0 FROM toolbox_runs"
                 )
             )
-        took: list[float] = []
-        for number in range(5000, 5005):  # the fastest time is that of the store, without the load of the machine
-            started = time.perf_counter()
-            assert len(await store.find(status="suspended")) == 100
-            assert await store.suspended_in(f"room {number}") == f"r{number}"
-            assert await store.lapsed() == []
-            assert await store.change(f"r{number}", 1, RunChanges(status="running")) is not None
-            assert await store.acquire(f"r{number}", "one") is not None
-            assert await store.purge(datetime.now(UTC)) == 0
-            took.append(time.perf_counter() - started)
-        assert min(took) < 1
+        started = time.perf_counter()
+        assert len(await store.find(status="suspended")) == 100
+        assert await store.suspended_in("room 5000") == "r5000"
+        assert await store.lapsed() == []
+        assert await store.change("r5000", 1, RunChanges(status="running")) is not None
+        assert await store.acquire("r5000", "one") is not None
+        assert await store.purge(datetime.now(UTC)) == 0
+        assert time.perf_counter() - started < 1
 
         async with engine.connect() as connection:
             explain = "EXPLAIN QUERY PLAN" if engine.dialect.name == "sqlite" else "EXPLAIN"

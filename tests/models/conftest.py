@@ -1,16 +1,29 @@
 """Fixtures for the tests of models."""
 
+import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from tests.models.scripted_server import Serve
+from toolbox import ChatRequest, ModelConnectionError, OpenAiChatModel, UserMessage
 
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
     async with Serve() as serve:
         yield serve
+
+
+@pytest.fixture
+async def loaded() -> None:
+    """A first request has imported the packages, so that a test measures only its own requests."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        model = OpenAiChatModel("m", f"http://127.0.0.1:{unused.getsockname()[1]}/v1", max_retries=0)
+        with pytest.raises(ModelConnectionError):
+            await model.chat(ChatRequest((UserMessage("Hi"),)))
+        await model.aclose()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -83,18 +83,17 @@ async def test_there_is_one_layer_of_retries(serve: Serve) -> None:
     assert len(server.requests) == 8
 
 
+@pytest.mark.usefixtures("loaded")
 async def test_retry_after_is_respected(serve: Serve) -> None:
-    server = await serve([failing(429, **{"retry-after": "0.2"}), OK] * 3)
+    server = await serve([failing(429, **{"retry-after": "0.2"}), OK])
     model = OpenAiChatModel("m", server.url)
 
-    waited: list[float] = []
-    while not waited or (min(waited) >= 2 and len(waited) < 3):  # again if the machine was busy
-        began = time.monotonic()
-        await model.chat(HI)
-        waited.append(time.monotonic() - began)
+    began = time.monotonic()
+    await model.chat(HI)
+    waited = time.monotonic() - began
     await model.aclose()
 
-    assert 0.2 <= min(waited) < 2
+    assert 0.2 <= waited < 2
 
 
 async def test_an_unreachable_server_raises_a_connection_error() -> None:
@@ -252,6 +251,7 @@ async def test_cancelling_a_call_closes_its_connection_and_releases_the_limit(se
     await model.aclose()
 
 
+@pytest.mark.usefixtures("loaded")
 async def test_a_finished_stream_that_the_server_never_closes_does_not_delay_the_reply(serve: Serve) -> None:
     never = asyncio.Event()
 
@@ -265,16 +265,14 @@ async def test_a_finished_stream_that_the_server_never_closes_does_not_delay_the
     listener = await asyncio.start_server(handle, "127.0.0.1", 0)
     model = OpenAiChatModel("m", f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1")
 
-    waited: list[float] = []
-    while not waited or (min(waited) >= 2 and len(waited) < 3):  # again if the machine was busy
-        began = time.monotonic()
-        assert await text_of(model) == "ok"
-        waited.append(time.monotonic() - began)
+    began = time.monotonic()
+    assert await text_of(model) == "ok"
+    waited = time.monotonic() - began
     never.set()
     await model.aclose()
     listener.close()
 
-    assert min(waited) < 2
+    assert waited < 2
 
 
 async def test_connections_are_reused() -> None:
