@@ -6,8 +6,8 @@ import random
 import shutil
 import socket
 import time
-from collections.abc import Generator, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,30 @@ def clean_tab(tab: Any) -> Iterator[Any]:
     tab.context.clear_cookies()
     tab.mouse.move(0, 0)
     tab.goto("about:blank")
+
+
+@contextmanager
+def complaints_of(tab: Any, allowed: Callable[[str], bool] = lambda address: True) -> Iterator[list[str]]:
+    """What the pages of a tab report: messages of the console, errors, and requests to addresses not `allowed`."""
+    complaints: list[str] = []
+    listeners = {
+        "console": lambda message: complaints.append(message.text),
+        "pageerror": lambda error: complaints.append(str(error)),
+        "request": lambda asked: allowed(asked.url) or complaints.append(asked.url),
+    }
+    for event, listener in listeners.items():
+        tab.on(event, listener)
+    yield complaints
+    for event, listener in listeners.items():
+        tab.remove_listener(event, listener)
+
+
+@pytest.fixture
+def calm_tab(clean_tab: Any) -> Iterator[Any]:
+    """The clean tab; at the end, its pages have reported no problem."""
+    with complaints_of(clean_tab) as complaints:
+        yield clean_tab
+    assert complaints == []
 
 
 @pytest.fixture(params=["light", "dark"])

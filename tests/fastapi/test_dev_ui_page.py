@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from tests.conftest import complaints_of
 from toolbox import (
     AiMessage,
     ChatRequest,
@@ -176,18 +177,9 @@ def address(serving_on_a_thread: Any) -> Iterator[str]:
 @pytest.fixture
 def admitted(fresh_tab: Any, address: str) -> Iterator[Any]:
     """A tab that has the token and shows nothing yet; at the end, the page has reported no problem."""
-    complaints: list[str] = []
-    listeners = {
-        "console": lambda message: complaints.append(message.text),
-        "pageerror": lambda error: complaints.append(str(error)),
-        "request": lambda asked: asked.url.startswith((address, "data:")) or complaints.append(asked.url),
-    }
-    for event, listener in listeners.items():
-        fresh_tab.on(event, listener)
-    assert fresh_tab.request.get(f"{address}?token={quote(TOKEN)}").ok
-    yield fresh_tab
-    for event, listener in listeners.items():
-        fresh_tab.remove_listener(event, listener)
+    with complaints_of(fresh_tab, lambda asked: asked.startswith((address, "data:"))) as complaints:
+        assert fresh_tab.request.get(f"{address}?token={quote(TOKEN)}").ok
+        yield fresh_tab
     assert [each for each in complaints if "422" not in each] == []
 
 
@@ -525,22 +517,6 @@ def test_without_the_token_a_form_asks_for_it(clean_tab: Any, address: str) -> N
 
 
 # --- other programs
-
-
-@pytest.fixture
-def calm_tab(clean_tab: Any) -> Iterator[Any]:
-    """A tab; at the end, its page has reported no problem."""
-    complaints: list[str] = []
-    listeners = {
-        "console": lambda message: complaints.append(message.text),
-        "pageerror": lambda error: complaints.append(str(error)),
-    }
-    for event, listener in listeners.items():
-        clean_tab.on(event, listener)
-    yield clean_tab
-    for event, listener in listeners.items():
-        clean_tab.remove_listener(event, listener)
-    assert complaints == []
 
 
 @pytest.fixture

@@ -7,22 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import complaints_of
+
 from .conftest import DEV_UI_TOKEN, ROOT
 
 
 @pytest.fixture
 def page(fresh_tab: Any, weather_agent: Any) -> Iterator[Any]:
-    complaints: list[str] = []
-    listeners = {
-        "console": lambda message: complaints.append(message.text),
-        "pageerror": lambda error: complaints.append(str(error)),
-    }
-    for event, listener in listeners.items():
-        fresh_tab.on(event, listener)
-    fresh_tab.goto(weather_agent.url)
-    yield fresh_tab
-    for event, listener in listeners.items():
-        fresh_tab.remove_listener(event, listener)
+    with complaints_of(fresh_tab) as complaints:
+        fresh_tab.goto(weather_agent.url)
+        yield fresh_tab
     assert [each for each in complaints if "502" not in each and "ERR_FAILED" not in each] == []
 
 
@@ -119,15 +113,8 @@ def test_a_narrow_screen_does_not_scroll_horizontally(clean_tab: Any, weather_ag
     assert clean_tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_the_page_of_the_support_desk_chats_and_shows_the_bookings(clean_tab: Any, weather_agent: Any) -> None:
-    page = clean_tab
-    complaints: list[str] = []
-    listeners = {
-        "console": lambda message: complaints.append(message.text),
-        "pageerror": lambda error: complaints.append(str(error)),
-    }
-    for event, listener in listeners.items():
-        page.on(event, listener)
+def test_the_page_of_the_support_desk_chats_and_shows_the_bookings(calm_tab: Any, weather_agent: Any) -> None:
+    page = calm_tab
     page.set_viewport_size({"width": 360, "height": 800})
     page.goto(f"{weather_agent.url}/support")
     page.get_by_role("cell", name="Zoom Thunderfoot").first.wait_for()
@@ -139,9 +126,6 @@ def test_the_page_of_the_support_desk_chats_and_shows_the_bookings(clean_tab: An
     page.get_by_text("cancel_booking", exact=True).wait_for()
     page.locator("tr.cancelled", has_text="Vroom Lightyear").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    for event, listener in listeners.items():
-        page.remove_listener(event, listener)
-    assert complaints == []
 
 
 def test_the_pictures_of_the_readme_can_be_taken(
