@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ def faults_of(error: ValidationError) -> list[tuple[str, str]]:
 def brief(text: str, longest: int = LONGEST) -> str:
     """Return `text`, cut to `longest` characters and `…` if it is longer."""
     return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
+    """Return `; did you mean …?` with the most similar of the known names, written in `form`; "" if none is similar."""
+    near = get_close_matches(name, tuple(known), n=1)
+    return f"; did you mean {form.format(near[0])}?" if near else ""
 
 
 def without_secrets(text: str, secrets: Collection[str]) -> str:

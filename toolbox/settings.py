@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -30,7 +29,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from .safe_text import HIDDEN
+from .safe_text import HIDDEN, did_you_mean
 
 
 def settings_key(name: str) -> str:
@@ -294,9 +293,7 @@ def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
     fields = tuple(known)
     for name in given:
         if name not in fields:
-            near = get_close_matches(name, fields, n=1)
-            hint = f"; did you mean {near[0]}=?" if near else ""
-            raise TypeError(f"ToolboxSettings has no setting {name!r}{hint}")
+            raise TypeError(f"ToolboxSettings has no setting {name!r}{did_you_mean(name, fields, '{}=')}")
 
 
 def _has_variable(source: EnvSettingsSource) -> bool:

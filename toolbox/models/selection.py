@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -23,6 +22,7 @@ from ..errors import (
     ModelTruncatedError,
     Problem,
 )
+from ..safe_text import did_you_mean
 from . import model_requests
 
 if TYPE_CHECKING:
@@ -115,11 +115,9 @@ class NamedModels:
                 return provider.problem(name, section, where)
             return Problem(where, f"the settings of model {name!r} have no model name", f"set {variable}")
         if name != DEFAULT_NAME:
-            near = get_close_matches(name, self._names(), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             return Problem(
                 where,
-                f"unknown model {name!r}{hint}",
+                f"unknown model {name!r}{did_you_mean(name, self._names())}",
                 f"pass it as Container(models={{{name!r}: …}}) or set {variable}",
             )
         if provider.is_in_environment():

@@ -12,7 +12,6 @@ from abc import ABC
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from types import FrameType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
@@ -21,6 +20,7 @@ from ..context import InvocationContext
 from ..errors import Problem
 from ..introspection import has_body, local_names, takes
 from ..limits import UsageLimits
+from ..safe_text import did_you_mean
 from ..tools.failures import Handler, ToolErrors
 from ..tools.marks import SERVICE_MARK, toolbox
 from .memory import Window
@@ -223,9 +223,7 @@ def _options(marked: ServiceOptions, given: Mapping[str, Any], what: str) -> Ser
     names = [each.name for each in fields(ServiceOptions)]
     for name in given:
         if name not in names:
-            near = get_close_matches(name, names, n=1)
-            hint = f"; did you mean {near[0]}=?" if near else ""
-            raise TypeError(f"{what}() got an unknown option {name}={hint}")
+            raise TypeError(f"{what}() got an unknown option {name}={did_you_mean(name, names, '{}=')}")
     return replace(marked, **{name: value for name, value in given.items() if (name, value) != ("parameters", None)})
 
 
