@@ -13,7 +13,7 @@ from types import FunctionType, MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from .context import ActiveScope
-from .introspection import may_be_marked, takes
+from .introspection import may_be_marked
 
 D = TypeVar("D")
 _NO_MARKS: Mapping[str, tuple[object, ...]] = MappingProxyType({})
@@ -113,15 +113,6 @@ def all_named(target: object) -> Iterator[BeanReference]:
     for each in targets:
         if may_be_marked(each) and (marks := _marks_of(each)):
             yield from (BeanReference.to(one) for named in marks.values() for one in named)
-
-
-def method_takes(cls: type[Any], name: str, count: int) -> bool:
-    """Return True if a method accepts `count` positional arguments besides `self`, or if its signature is unknown."""
-    member = inspect.getattr_static(cls, name, None)
-    if member is None:  # an attribute that the class creates on demand
-        return True
-    bound = 0 if isinstance(member, staticmethod) or not hasattr(member, "__get__") else 1
-    return takes(getattr(member, "__func__", member), count + bound)
 
 
 def global_priority(cls: object) -> float | None:

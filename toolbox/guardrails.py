@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, assert_never, get_args
 
 from pydantic_core import to_json, to_jsonable_python
 
-from .bean_references import BeanReference, method_takes, naming
+from .bean_references import BeanReference, naming
 from .chat import ChatModel, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, UserMessage
 from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent
 from .context import ActiveScope, InvocationContext
@@ -34,6 +34,7 @@ from .events import GuardrailExecutedEvent as GuardrailExecutedEvent
 from .events import GuardrailOutcome, Listeners
 from .execution.markers import EXECUTION_MARK, execution_of, is_async
 from .execution.runners import Runner
+from .introspection import method_takes
 from .services.invocation import Invocation
 from .services.loop import AnswerChecked, CheckAnswer
 from .tools.codec import Encoded, EncodedInFull, parsed_exactly, printable, written_exactly
@@ -651,23 +652,8 @@ _SECRETS = re.compile(
     re.DOTALL,
 )
 _SECRET_STARTS = (
-    *(
-        "-----BEGIN ",
-        "eyJ",
-        "sk-",
-        "sk_",
-        "rk-",
-        "rk_",
-        "pk-",
-        "pk_",
-        "gh",
-        "github_pat_",
-        "glpat-",
-        "npm_",
-        "hf_",
-        "pypi-",
-    ),
-    *("dop_v1_", "shpat_", "xox", "xapp-", "AKIA", "ASIA", "AROA", "AIDA", "AIza", "ya29.", "SG."),
+    *("-----BEGIN ", "eyJ", "sk-", "sk_", "rk-", "rk_", "pk-", "pk_", "gh", "glpat-", "npm_", "hf_", "pypi-"),
+    *("github_pat_", "dop_v1_", "shpat_", "xox", "xapp-", "AKIA", "ASIA", "AROA", "AIDA", "AIza", "ya29.", "SG."),
 )
 """The beginnings of the secrets above."""
 _BEARER = re.compile(r"\b(bearer|basic)(\s{1,5})[\w.~+/=-]{8,8192}", re.IGNORECASE)
@@ -738,7 +724,7 @@ def _words(name: str) -> str:
 def _masked_text(text: str) -> str:
     if len(text) < 5 or (len(text) < 13 and text.isalnum()):
         return text  # shorter than all secrets
-    text = _replaced(_SECRETS, lambda found: MASK, text, text, _SECRET_STARTS)
+    text = _replaced(_SECRETS, MASK, text, text, _SECRET_STARTS)
     lower = _lowered(text)
     for pattern, replacement, starts, needed in (
         (_BEARER, rf"\1\2{MASK}", ("bearer", "basic"), ("bearer", "basic")),

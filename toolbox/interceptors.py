@@ -16,12 +16,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar, overload
 
-from .bean_references import GLOBAL_INTERCEPTOR_MARK, BeanReference, method_takes, naming
+from .bean_references import GLOBAL_INTERCEPTOR_MARK, BeanReference, naming
 from .chat import ChatRequest, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, ToolSpecification
 from .context import InvocationContext
 from .di.decorators import Scope
 from .errors import EndsInvocation, IllegalConfigurationError, Problem
 from .fast_dataclass import creator, with_fast_init
+from .introspection import method_takes
 from .services.invocation import Invocation, Perform
 from .services.loop import CallModel, ModelReplied, RunTool
 from .services.plans import EffectLayer

@@ -379,6 +379,15 @@ def takes(function: object, count: int) -> bool:
     return True
 
 
+def method_takes(cls: type[Any], name: str, count: int) -> bool:
+    """Return True if a method accepts `count` positional arguments besides `self`, or if its signature is unknown."""
+    member = inspect.getattr_static(cls, name, None)
+    if member is None:  # an attribute that the class creates on demand
+        return True
+    bound = 0 if isinstance(member, staticmethod) or not hasattr(member, "__get__") else 1
+    return takes(getattr(member, "__func__", member), count + bound)
+
+
 # --- marks of decorators
 
 _WITHOUT_MARKS = frozenset(

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from ..bean_references import BeanReference, global_priority, method_takes
+from ..bean_references import BeanReference, global_priority
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
 from ..context import ActiveScope, InvocationContext, current_attributes, current_invocation
 from ..di.beans import MISSING, Names, Stop, point_of, read_class
@@ -31,7 +31,7 @@ from ..events import EventListener, Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.runners import LoopRunner
 from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
-from ..introspection import class_of, type_name
+from ..introspection import class_of, method_takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
 from ..security import SecurityIdentity, access_to_member, class_access, identity_in, marked_access
 from ..tools.failures import ToolErrors
