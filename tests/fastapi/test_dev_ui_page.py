@@ -485,13 +485,11 @@ def test_a_very_long_result_can_be_shown_in_full(page: Any, address: str) -> Non
 def test_a_page_of_an_outdated_program_offers_to_reload(admitted: Any, address: str) -> None:
     page = admitted
     program = page.request.get(f"{address}api/program").json()
-    page.route("**/api/program", lambda route: route.fulfill(json={**program, "title": "Another"}))
-    page.route("**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"))
+    another = {**program, "title": "Another"}
+    page.route("**/api/program", lambda route: route.fulfill(json=another), times=1)
+    page.route("**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"), times=1)
     page.goto(address)
     page.locator("#title").filter(has_text="Another").wait_for()
-    page.unroute("**/api/program")
-    page.unroute("**/api/log")
-
     page.get_by_role("status").filter(has_text="The program has changed").wait_for()
     page.get_by_role("button", name="Reload").click()
     page.locator("#title").filter(has_text="The restaurant").wait_for()
