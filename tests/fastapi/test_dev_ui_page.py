@@ -487,7 +487,9 @@ def test_a_page_of_an_outdated_program_offers_to_reload(admitted: Any, address: 
     program = page.request.get(f"{address}api/program").json()
     another = {**program, "title": "Another"}
     page.route("**/api/program", lambda route: route.fulfill(json=another), times=1)
-    page.route("**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"), times=1)
+    page.route(
+        "**/api/log", lambda route: route.fulfill(status=422, body="{}", content_type="application/json"), times=1
+    )
     page.goto(address)
     page.locator("#title").filter(has_text="Another").wait_for()
     page.get_by_role("status").filter(has_text="The program has changed").wait_for()
