@@ -1,4 +1,7 @@
-"""The dev UI's page in a real browser: by mouse and by keyboard, in light and dark, wide and narrow."""
+"""The dev UI's page in a real browser: by mouse and by keyboard, in light and dark, wide and narrow.
+
+What a page does is tested in light. What it then shows is checked in light and dark.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +14,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from tests.conftest import complaints_of
+from tests.legibility import IS_DARK, illegible_texts
 from toolbox import (
     AiMessage,
     ChatRequest,
@@ -35,6 +39,31 @@ from .test_dev_ui_inbox import desk
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
 TOKEN = "a token of this test"
+VIEWS = ("Chat", "Tools", "Inbox", "Beans", "Reach", "Log")
+NAMELESS = """() =>
+    [...document.querySelectorAll("input, textarea, select, button, a, [role=button], [role=region]")]
+        .filter(each => each.checkVisibility())
+        .filter(each => !(each.getAttribute("aria-label") || each.labels?.length || each.textContent.trim()))
+        .map(each => each.outerHTML)"""
+# The contrast of the page's colors that are used together, as WCAG defines it.
+PALETTE = """() => {
+    const style = getComputedStyle(document.documentElement);
+    const light = name => {
+        const probe = document.body.appendChild(document.createElement("i"));
+        probe.style.color = style.getPropertyValue(name);
+        const channels = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(each => each / 255);
+        probe.remove();
+        const [r, g, b] = channels.map(each => each <= .03928 ? each / 12.92 : ((each + .055) / 1.055) ** 2.4);
+        return .2126 * r + .7152 * g + .0722 * b;
+    };
+    const pairs = [["--text", "--page"], ["--text", "--card"], ["--quiet", "--page"], ["--quiet", "--card"],
+        ["--quiet", "--sunken"], ["--accent", "--card"], ["--accent", "--soft"], ["--on-accent", "--accent"],
+        ["--bad", "--card"], ["--bad", "--bad-soft"]];
+    return pairs.map(([one, other]) => {
+        const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
+        return [one, other, (high + .05) / (low + .05)];
+    });
+}"""
 
 
 class Size(Enum):
@@ -175,11 +204,12 @@ def address(serving_on_a_thread: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def admitted(fresh_tab: Any, address: str) -> Iterator[Any]:
-    """A tab that has the token and shows nothing yet; at the end, the page has reported no problem."""
-    with complaints_of(fresh_tab, lambda asked: asked.startswith((address, "data:"))) as complaints:
-        assert fresh_tab.request.get(f"{address}?token={quote(TOKEN)}").ok
-        yield fresh_tab
+def admitted(clean_tab: Any, address: str) -> Iterator[Any]:
+    """A tab that has the token and shows nothing yet. At the end, the page is legible and has reported no problem."""
+    with complaints_of(clean_tab, lambda asked: asked.startswith((address, "data:"))) as complaints:
+        assert clean_tab.request.get(f"{address}?token={quote(TOKEN)}").ok
+        yield clean_tab
+        assert illegible_texts(clean_tab) == []
     assert [each for each in complaints if "422" not in each] == []
 
 
@@ -189,6 +219,22 @@ def page(admitted: Any, address: str) -> Any:
     admitted.goto(address)
     admitted.get_by_role("heading", name="Waiter.serve").wait_for()
     return admitted
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_starts_in_light_and_dark_and_each_view_is_legible(admitted: Any, address: str, scheme: str) -> None:
+    page = admitted
+    page.emulate_media(color_scheme=scheme)
+    page.goto(address)
+    for view in VIEWS:
+        page.get_by_role("link", name=view, exact=True).click()
+        page.locator(f"#view-{view.lower()}").wait_for()
+        if view == "Inbox":
+            page.get_by_text("No runs.").wait_for()
+        assert page.evaluate(IS_DARK) is (scheme == "dark")
+        assert [each for each in page.evaluate(PALETTE) if each[2] < 4.5] == []
+        assert page.evaluate(NAMELESS) == []
+        assert illegible_texts(page) == []
 
 
 def test_a_service_is_called_and_its_tools_are_on_a_timeline(page: Any) -> None:
@@ -213,6 +259,7 @@ def test_a_service_is_called_and_its_tools_are_on_a_timeline(page: Any) -> None:
 def test_the_page_works_with_the_keyboard_only(page: Any) -> None:
     page.keyboard.press("Tab")
     page.locator(".skip:focus").wait_for()
+    assert illegible_texts(page) == []
     page.get_by_label("Memory id").focus()
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -237,6 +284,7 @@ def test_a_stream_is_shown_as_it_arrives(page: Any) -> None:
     page.keyboard.press("Enter")
     page.get_by_role("status").filter(has_text="Answered").wait_for()
     assert "Coming:" in page.locator("#chat .answer").last.inner_text()
+    assert illegible_texts(page) == []
 
     page.get_by_role("link", name="count streams").click()
     page.get_by_label("wish").fill("numbers")
@@ -277,6 +325,7 @@ def test_empty_fields_are_not_sent_and_invalid_values_are_reported(page: Any) ->
     page.get_by_label("dish").fill("soup")
     page.keyboard.press("Control+Enter")
     page.get_by_role("group", name="Result").filter(has_text="1 small hot soup with nothing for None").wait_for()
+    assert illegible_texts(page) == []
 
     page.get_by_label("count").fill("many")
     page.keyboard.press("Control+Enter")
@@ -326,9 +375,11 @@ def test_the_log_is_live(page: Any, browser: Any, address: str) -> None:
     run = page.locator(".run").filter(has_text="Soup from another page").first
     run.locator(".mark").filter(has_text="done").wait_for()
     run.locator("> details > summary").click()
+    assert illegible_texts(page) == []
     assert "soup" in run.get_by_role("group", name="Answer").inner_text()
     page.get_by_label("Show only").fill("nothing like it")
     assert page.locator(".run:visible").count() == 0
+    assert illegible_texts(page) == []
     page.get_by_label("Show only").fill("another PAGE")
     assert run.is_visible()
     other.close()
@@ -340,6 +391,7 @@ def test_a_lost_connection_is_shown_and_opened_again(admitted: Any, address: str
     page.goto(address)
     page.get_by_role("link", name="Log").click()
     page.get_by_role("status").filter(has_text="Disconnected").wait_for()
+    assert illegible_texts(page) == []
 
     page.unroute("**/api/log")
     page.get_by_role("status").filter(has_text="Live").wait_for()
@@ -354,43 +406,6 @@ def test_a_view_has_an_address(page: Any, address: str) -> None:
 
     page.get_by_role("heading", name="pay").wait_for()
     assert page.get_by_role("link", name="Tools").get_attribute("aria-current") == "page"
-
-
-def test_every_control_has_an_accessible_name(page: Any) -> None:
-    for view in ("Chat", "Tools", "Beans", "Log"):
-        page.get_by_role("link", name=view, exact=True).click()
-        nameless = page.evaluate(
-            """() => [...document.querySelectorAll("input, textarea, select, button, a, [role=button], [role=region]")]
-                .filter(each => each.checkVisibility())
-                .filter(each => !(each.getAttribute("aria-label") || each.labels?.length || each.textContent.trim()))
-                .map(each => each.outerHTML)"""
-        )
-        assert nameless == []
-
-
-def test_text_has_enough_contrast(page: Any) -> None:
-    """Return the contrast of texts with their backgrounds, as WCAG defines it."""
-    contrasts = page.evaluate(
-        """() => {
-            const style = getComputedStyle(document.documentElement);
-            const light = name => {
-                const probe = document.body.appendChild(document.createElement("i"));
-                probe.style.color = style.getPropertyValue(name);
-                const channels = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(each => each / 255);
-                probe.remove();
-                const [r, g, b] = channels.map(each => each <= .03928 ? each / 12.92 : ((each + .055) / 1.055) ** 2.4);
-                return .2126 * r + .7152 * g + .0722 * b;
-            };
-            const pairs = [["--text", "--page"], ["--text", "--card"], ["--quiet", "--page"], ["--quiet", "--card"],
-                ["--quiet", "--sunken"], ["--accent", "--card"], ["--accent", "--soft"], ["--on-accent", "--accent"],
-                ["--bad", "--card"], ["--bad", "--bad-soft"]];
-            return pairs.map(([one, other]) => {
-                const [low, high] = [light(one), light(other)].sort((a, b) => a - b);
-                return [one, other, (high + .05) / (low + .05)];
-            });
-        }"""
-    )
-    assert [each for each in contrasts if each[2] < 4.5] == []
 
 
 @pytest.mark.parametrize("view", ["chat", "tools", "log", "beans"])
@@ -420,6 +435,7 @@ def test_escape_stops_the_call_and_marks_running_rows_as_stopped(page: Any) -> N
     page.get_by_label("wish").fill("wait for it")
     page.keyboard.press("Enter")
     page.locator("#chat .timeline .running .name").filter(has_text="wait").wait_for()
+    assert illegible_texts(page) == []
     page.keyboard.press("Escape")
 
     page.get_by_role("status").filter(has_text="Stopped.").wait_for()
@@ -493,6 +509,7 @@ def test_a_page_of_an_outdated_program_offers_to_reload(admitted: Any, address: 
     page.goto(address)
     page.locator("#title").filter(has_text="Another").wait_for()
     page.get_by_role("status").filter(has_text="The program has changed").wait_for()
+    assert illegible_texts(page) == []
     page.get_by_role("button", name="Reload").click()
     page.locator("#title").filter(has_text="The restaurant").wait_for()
 
@@ -508,12 +525,36 @@ def test_the_token_is_removed_from_the_address_and_kept_for_reloads(admitted: An
 
 def test_without_the_token_a_form_asks_for_it(clean_tab: Any, address: str) -> None:
     clean_tab.goto(address)
+    assert illegible_texts(clean_tab) == []
     clean_tab.get_by_label("Token").fill("something else")
-    clean_tab.get_by_role("button", name="Open").click()
+    with clean_tab.expect_navigation():  # the page that follows looks the same
+        clean_tab.get_by_role("button", name="Open").click()
     clean_tab.get_by_text("enter its token").wait_for()
     clean_tab.get_by_label("Token").fill(TOKEN)
     clean_tab.get_by_role("button", name="Open").click()
     clean_tab.get_by_role("heading", name="Waiter.serve").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("style", "body"),
+    [
+        ("p { color: DEEP }", "<p>too pale</p>"),
+        ("p { opacity: 0.3 }", "<p>too pale</p>"),
+        ("div { background: DEEP; color: PAPER } p { background: PAPER }", "<div><p>too pale</p></div>"),
+        ("::placeholder { color: DEEP }", "<input placeholder='too pale'>"),
+        ("rect { fill: #222 }", "<svg><g><rect width=300 height=90 fill=white /><text fill=black y=30>too pale</svg>"),
+    ],
+)
+def test_texts_that_are_too_pale_in_one_scheme_are_found(tab: Any, style: str, body: str, scheme: str) -> None:
+    paper, deep = ("white", "#bbb") if scheme == "light" else ("black", "#444")
+    rules = style.replace("PAPER", paper).replace("DEEP", deep)
+    tab.set_content(
+        f"<meta name=color-scheme content='light dark'><style>::placeholder {{ color: CanvasText }}"
+        f"@media (prefers-color-scheme: {scheme}) {{ {rules} }}</style><b>legible</b>{body}"
+    )
+
+    assert [(each[0], each[1]) for each in illegible_texts(tab)] == [(scheme, "too pale")]
 
 
 # --- other programs
@@ -532,11 +573,13 @@ def test_a_person_edits_and_approves_a_call_on_the_page(address_of_the_desk: str
     page.get_by_role("button", name="Send").click()
     page.get_by_role("link", name="Open the inbox").click()
     page.get_by_role("textbox", name="Arguments", exact=True).fill('{"order": 8}')
+    assert illegible_texts(page) == []
     page.get_by_role("button", name="Approve").click()
 
     page.locator("#run .outcome").get_by_text("refunded 8").wait_for()
     assert "approve refund" in page.get_by_role("list", name="History").inner_text()
     assert page.get_by_role("button", name="Approve").count() == 0
+    assert illegible_texts(page) == []
 
 
 class KnownOrder(ToolInputGuardrail):
@@ -622,5 +665,8 @@ def test_the_reach_is_a_table_that_says_who_may_call_what(address_of_the_shop: s
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
     page.get_by_role("link", name="Chat").click()
+    page.locator("#view-chat").wait_for()
     page.get_by_role("link", name="Reach").click()
+    page.locator("#view-reach").wait_for()
     assert table.count() == 1  # made once
+    assert illegible_texts(page) == []

@@ -1,4 +1,7 @@
-"""The page in a real browser: ask, read, by mouse and by keyboard, in light and dark."""
+"""The page in a real browser: ask, read, by mouse and by keyboard, in light and dark.
+
+What a page does is tested in light. What it then shows is checked in light and dark.
+"""
 
 import importlib.util
 from collections.abc import Iterator
@@ -8,19 +11,33 @@ from typing import Any
 import pytest
 
 from tests.conftest import complaints_of
+from tests.legibility import IS_DARK, illegible_texts
 
 from .conftest import DEV_UI_TOKEN, ROOT
 
 
 @pytest.fixture
-def page(fresh_tab: Any, weather_agent: Any) -> Iterator[Any]:
-    with complaints_of(fresh_tab) as complaints:
-        fresh_tab.goto(weather_agent.url)
-        yield fresh_tab
+def blank(clean_tab: Any) -> Iterator[Any]:
+    """A tab that shows nothing yet. At the end, the page is legible and has reported no problem."""
+    with complaints_of(clean_tab) as complaints:
+        yield clean_tab
+        assert illegible_texts(clean_tab) == []
     assert [each for each in complaints if "502" not in each and "ERR_FAILED" not in each] == []
 
 
-def test_a_question_shows_the_answer_and_the_tools(page: Any) -> None:
+@pytest.fixture
+def page(blank: Any, weather_agent: Any) -> Any:
+    blank.goto(weather_agent.url)
+    return blank
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_question_shows_the_answer_and_the_tools(blank: Any, weather_agent: Any, scheme: str) -> None:
+    page = blank
+    page.emulate_media(color_scheme=scheme)
+    page.goto(weather_agent.url)
+    assert page.evaluate(IS_DARK) is (scheme == "dark")
+    assert illegible_texts(page) == []
     page.get_by_label("Your question").fill("What is the weather tomorrow in Valence?")
     page.get_by_role("button", name="Ask", exact=True).click()
 
@@ -59,6 +76,7 @@ def test_the_page_shows_that_it_is_waiting(page: Any) -> None:
     page.keyboard.press("Enter")
 
     page.get_by_text("Asking the agent").wait_for()
+    assert illegible_texts(page) == []
     assert page.get_by_role("button", name="Ask", exact=True).is_disabled()
     while not held:  # the request can arrive after the text
         page.wait_for_timeout(10)
@@ -74,6 +92,7 @@ def test_an_error_is_shown_and_the_next_question_works(page: Any) -> None:
     page.keyboard.press("Enter")
     page.get_by_role("alert").filter(has_text="the model server is tired").wait_for()
     assert page.locator("#reply").is_hidden()
+    assert illegible_texts(page) == []
 
     page.unroute("**/weather")
     page.keyboard.press("Enter")
@@ -118,13 +137,17 @@ def test_the_page_of_the_support_desk_chats_and_shows_the_bookings(calm_tab: Any
     page.set_viewport_size({"width": 360, "height": 800})
     page.goto(f"{weather_agent.url}/support")
     page.get_by_role("cell", name="Zoom Thunderfoot").first.wait_for()
+    assert illegible_texts(page) == []
 
     page.get_by_label("Your message").fill("I am Vroom Lightyear. Please cancel booking 7.")
     page.keyboard.press("Enter")
+    page.get_by_role("button", name="Confirm").wait_for()
+    assert illegible_texts(page) == []
     page.get_by_role("button", name="Confirm").click()
 
     page.get_by_text("cancel_booking", exact=True).wait_for()
     page.locator("tr.cancelled", has_text="Vroom Lightyear").wait_for()
+    assert illegible_texts(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
