@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import re
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -40,6 +42,7 @@ from toolbox import (
 from toolbox.events import EventListener, InvocationEvent
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import DevUi, Inject, install
+from toolbox_fastapi.dev_ui import routes
 
 pytestmark = pytest.mark.anyio
 
@@ -152,6 +155,42 @@ async def test_the_page_loads_nothing_from_other_servers(running: Any) -> None:
             assert file.status_code == 200, name
             assert "https://" not in file.text
         assert (await client.get("/dev-ui/page/..%2Froutes.py", headers=HERE)).status_code == 404
+
+
+async def test_a_browser_keeps_the_files_of_the_page_until_they_change(running: Any) -> None:
+    async with running(restaurant()) as client:
+        page = await client.get("/dev-ui/", headers=HERE)
+        addresses = re.findall(r'(?:href|src)="(page/[^"]+)"', page.text)
+        assert [each.rpartition("/")[2] for each in addresses] == ["style.css", "main.js"]
+        for address in addresses:
+            file = await client.get(f"/dev-ui/{address}", headers=HERE)
+            assert file.headers["cache-control"] == "private, max-age=31536000, immutable"
+            [_, version, name] = address.split("/")
+            for other in (f"page/{name}", f"page/{version[::-1]}/{name}"):  # such as of the version before
+                reply = await client.get(f"/dev-ui/{other}", headers=HERE)
+                assert (reply.content, reply.headers["cache-control"]) == (file.content, "no-store")
+            assert (await client.get(f"/dev-ui/page/{version}/none.js", headers=HERE)).status_code == 404
+            assert (await client.get(f"/dev-ui/page/{version}/..%2Froutes.py", headers=HERE)).status_code == 404
+        for path in ("", "page/index.html", "api/program", "page/none.js"):
+            reply = await client.get(f"/dev-ui/{path}", headers=HERE)
+            assert reply.headers["cache-control"] == "no-store"
+
+
+def test_the_version_in_the_addresses_of_the_files_changes_with_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "page"
+    shutil.copytree(Path(routes.__file__).with_name("page"), folder)
+    monkeypatch.setattr(routes, "__file__", str(tmp_path / "routes.py"))
+    read = routes.PageFiles.read.__wrapped__  # type: ignore[attr-defined]  # without the cache
+    versions = [read(routes.PageFiles).version]
+    assert versions == [read(routes.PageFiles).version]
+    for each in ("index.html", "style.css", "dom.js"):
+        with (folder / each).open("a") as file:
+            file.write("\n")
+        versions.append(read(routes.PageFiles).version)
+
+    assert len(set(versions)) == 4
 
 
 async def test_the_path_without_a_slash_redirects_even_with_a_catch_all_route(running: Any) -> None:

@@ -521,6 +521,11 @@ def test_the_token_is_removed_from_the_address_and_kept_for_reloads(admitted: An
     assert admitted.url.partition("#")[0] == address
     admitted.reload()
     admitted.get_by_role("heading", name="Waiter.serve").wait_for()
+    loaded = "performance.getEntriesByType('resource').map(each => [each.name, each.transferSize > 0])"
+    files = dict(admitted.evaluate(loaded))
+    assert files.pop(f"{address}api/program")
+    assert len(files) > 10
+    assert not any(files.values())  # they come from the browser's cache
 
 
 def test_without_the_token_a_form_asks_for_it(clean_tab: Any, address: str) -> None:

@@ -8,6 +8,7 @@ itself (`page/`), the arguments of tools, which the tool's codec reads.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import logging
 import time
@@ -114,14 +115,27 @@ LOGIN_PAGE = """<!doctype html>
 """
 RAW_SECURITY = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
 
+KEPT = "private, max-age=31536000, immutable"  # for files whose address has the version of their content
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
-@cache
-def page_files() -> dict[str, tuple[bytes, str]]:
-    """Return the page's files by name, each with its media type."""
-    folder = Path(__file__).with_name("page")
-    return {each.name: (each.read_bytes(), KINDS[each.suffix]) for each in folder.iterdir() if each.suffix in KINDS}
+@dataclass(frozen=True)
+class PageFiles:
+    """The page's files by name, each with its media type; `version` changes with their content."""
+
+    files: Mapping[str, tuple[bytes, str]]
+    version: str
+
+    @classmethod
+    @cache
+    def read(cls) -> PageFiles:
+        """Read the files, once. The page's own addresses of the others have the version."""
+        paths = sorted(each for each in Path(__file__).with_name("page").iterdir() if each.suffix in KINDS)
+        files = {each.name: (each.read_bytes(), KINDS[each.suffix]) for each in paths}
+        digest = hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+        index, kind = files["index.html"]
+        files["index.html"] = (index.replace(b'="page/', f'="page/{digest}/'.encode()), kind)
+        return cls(files, digest)
 
 
 def mount_dev_ui(app: FastAPI, container: Container, options: DevUi) -> DevUiApplication:
@@ -188,6 +202,7 @@ class DevUiApplication:
                 Route("/", self._page),
                 Route("/", self._log_in, methods=["POST"]),
                 Route("/page/{name}", self._file),
+                Route("/page/{version}/{name}", self._file),
                 Route("/api/program", self._show_program),
                 Route("/api/tool", self._call_tool, methods=["POST"]),
                 Route("/api/ask", self._ask, methods=["POST"]),
@@ -265,10 +280,12 @@ class DevUiApplication:
     # --- the page
 
     async def _file(self, request: Request) -> Response:
-        content, kind = page_files().get(request.path_params.get("name", "index.html"), (None, ""))
+        page = PageFiles.read()
+        content, kind = page.files.get(request.path_params.get("name", "index.html"), (None, ""))
         if content is None:
             return _problem(404, "File not found.")
-        return Response(content, media_type=kind)
+        is_kept = request.path_params.get("version") == page.version
+        return Response(content, media_type=kind, headers={"cache-control": KEPT} if is_kept else None)
 
     async def _show_program(self, request: Request) -> Response:
         return Response(as_json(self.program.as_json(self._app.title)), media_type="application/json")
