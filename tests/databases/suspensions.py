@@ -4,8 +4,8 @@
 between any two effects that the database keeps.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from sqlalchemy import text
@@ -109,16 +109,17 @@ class Model:
         return ChatResponse(AiMessage(None if calls else f"{who} done", calls))
 
 
-@asynccontextmanager
-async def office(url: str, lease: float) -> AsyncIterator[tuple[Container, AsyncEngine]]:
+def new_office(database: AsyncEngine, lease: float, take_over: bool) -> Container:
+    """Return a container of the services."""
+    container = Container(models={"default": Model()}, take_over_runs=take_over)
+    container.register_instance(database, AsyncEngine)
+    container.register_instance(SqlRunStore(database, lease), RunStore)
+    return container.register(sql.session, Office, Clerk)
+
+
+def office(url: str, lease: float) -> AbstractAsyncContextManager[tuple[Container, AsyncEngine]]:
     """A started container of the services, with its database engine."""
-    async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(sql.open_engine(url))
-        container = Container(models={"default": Model()}, take_over_runs=False)
-        container.register_instance(database, AsyncEngine)
-        container.register_instance(SqlRunStore(database, lease), RunStore)
-        container.register(sql.session, Office, Clerk)
-        yield await stack.enter_async_context(container), database
+    return transfers.started(new_office, url, lease, False)
 
 
 # --- the programs
@@ -169,4 +170,17 @@ async def _run_of(database: AsyncEngine, name: str) -> str:
         return str((await connection.execute(statement, {"name": name})).scalar_one())
 
 
-transfers.PROGRAMS.update({each.__name__: each for each in (suspend, resume, finish)})
+async def warm_up() -> None:
+    """Use what suspended runs need, so that the children begin at once."""
+    async with office("sqlite://", 5.0) as (container, database):
+        async with database.begin() as connection:
+            for each in TABLES:
+                await connection.execute(text(each))
+        result = await container.get(Office).ask("first")
+        await container.runs.resume(result.run_id, {each.id: approve() for each in result.pending}, by="boss")
+
+
+_ALL = (suspend, resume, finish)
+transfers.PROGRAMS.update({each.__name__: each for each in _ALL})
+transfers.CONTAINERS.update({each.__name__: (new_office, False) for each in _ALL})
+transfers.WARM_UPS.append(warm_up)

@@ -6,11 +6,13 @@ exit status is printed as `[name, status]`.
 """
 
 import asyncio
+import gc
 import itertools
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol
 
@@ -214,19 +216,57 @@ class Nobody:
         pass
 
 
-@asynccontextmanager
-async def bank(url: str, lease: float, *, take_over: bool, engine: Any = None, settings: Any = None) -> Any:
-    """A started container of the service, with its database engine."""
-    async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(sql.open_engine(url))
-        container = Container(models={"default": Clerk(database)}, take_over_runs=take_over, settings=settings)
-        container.register_instance(database, AsyncEngine)
-        container.register_instance(SteppingStore(database, lease), RunStore)
-        container.register(sql.session, Transfers, StampedTransfers)
-        if engine is not None:
-            from toolbox.runs import RunEngine
+def new_bank(
+    database: AsyncEngine, lease: float, take_over: bool, engine: Any = None, settings: Any = None
+) -> Container:
+    """Return a container of the service."""
+    container = Container(models={"default": Clerk(database)}, take_over_runs=take_over, settings=settings)
+    container.register_instance(database, AsyncEngine)
+    container.register_instance(SteppingStore(database, lease), RunStore)
+    container.register(sql.session, Transfers, StampedTransfers)
+    if engine is not None:
+        from toolbox.runs import RunEngine
 
-            container.register_instance(engine, RunEngine)
+        container.register_instance(engine, RunEngine)
+    return container
+
+
+def bank(url: str, lease: float, *, take_over: bool, **options: Any) -> Any:
+    """A started container of the service, with its database engine."""
+    return started(new_bank, url, lease, take_over, **options)
+
+
+# --- containers
+
+
+_ready: dict[tuple[Any, ...], tuple[Container, AsyncEngine, Any]] = {}
+"""What `prepare` has made, by its arguments."""
+
+
+def prepare(make: Callable[..., Container], url: str, lease: float, take_over: bool) -> None:
+    """Create an engine and a container, and check it, before programs are forked; nothing is started or connected."""
+    if (make, url, lease, take_over) in _ready:
+        return
+    opened = sql.open_engine(url)
+    loop = asyncio.new_event_loop()  # `asyncio.run` would end `opened`
+    database = loop.run_until_complete(opened.__aenter__())
+    loop.close()
+    container = make(database, lease, take_over)
+    assert container.check() == []
+    _ready[make, url, lease, take_over] = container, database, opened
+
+
+@asynccontextmanager
+async def started(make: Callable[..., Container], url: str, lease: float, take_over: bool, **options: Any) -> Any:
+    """A started container that was prepared, or that `make` returns, with its database engine."""
+    ready = None if options else _ready.get((make, url, lease, take_over))
+    async with AsyncExitStack() as stack:
+        if ready is not None:
+            container, database, _ = ready
+            stack.push_async_callback(database.dispose)
+        else:
+            database = await stack.enter_async_context(sql.open_engine(url))
+            container = make(database, lease, take_over, **options)
         yield await stack.enter_async_context(container), database
 
 
@@ -350,12 +390,22 @@ async def warm_up() -> None:
 
 _ALL = (execute, go_on, count, transfer_stamped, finish_stamped, work, work_with_dbos, join_dbos)
 PROGRAMS: dict[str, Any] = {each.__name__: each for each in _ALL}
+CONTAINERS: dict[str, tuple[Callable[..., Container], bool]] = {
+    **{each.__name__: (new_bank, False) for each in (execute, go_on, count, transfer_stamped)},
+    **{each.__name__: (new_bank, True) for each in (finish_stamped, work)},
+}
+"""The containers that are prepared for programs, and whether they take over runs."""
+WARM_UPS: list[Callable[[], Coroutine[Any, Any, None]]] = [warm_up]
+"""Whole uses of the services, in the process that forks."""
 
 
 def main() -> None:
     """Forks a child for each command, and prints how each ended."""
-    asyncio.run(warm_up())
+    for each in WARM_UPS:
+        asyncio.run(each())
     steps.taken.clear()
+    gc.collect()
+    gc.disable()  # for the children: a collection writes to each object, and so copies the memory of this process
     print("ready", flush=True)
     running: dict[int, str] = {}
     numbers = itertools.count()
@@ -368,6 +418,9 @@ def main() -> None:
             print(json.dumps(["all ended"]), flush=True)
             continue
         label = f"{name} {next(numbers)}"
+        if name in CONTAINERS:
+            make, take_over = CONTAINERS[name]
+            prepare(make, *arguments[:2], take_over)
         pid = os.fork()
         if pid == 0:
             status = 1

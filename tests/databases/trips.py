@@ -1,7 +1,7 @@
 """Trips of an AI service whose bookings are undone when a call fails, as programs for the process of `transfers`."""
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any, Protocol
 
 from sqlalchemy import text
@@ -120,16 +120,17 @@ class Agent:
         return ChatResponse(AiMessage("booked"))
 
 
-@asynccontextmanager
-async def agency(url: str, lease: float, *, take_over: bool) -> Any:
+def new_agency(database: AsyncEngine, lease: float, take_over: bool) -> Container:
+    """Return a container of the service."""
+    container = Container(models={"default": Agent(database)}, take_over_runs=take_over)
+    container.register_instance(database, AsyncEngine)
+    container.register_instance(SteppingStore(database, lease), RunStore)
+    return container.register(sql.session, Trips)
+
+
+def agency(url: str, lease: float, *, take_over: bool) -> Any:
     """A started container of the service, with its database engine."""
-    async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(sql.open_engine(url))
-        container = Container(models={"default": Agent(database)}, take_over_runs=take_over)
-        container.register_instance(database, AsyncEngine)
-        container.register_instance(SteppingStore(database, lease), RunStore)
-        container.register(sql.session, Trips)
-        yield await stack.enter_async_context(container), database
+    return transfers.started(new_agency, url, lease, take_over)
 
 
 # --- the programs
@@ -185,4 +186,18 @@ async def finish_trips(url: str, lease: float) -> None:
                         await container.runs.result(each.id, timeout=60)
 
 
+async def warm_up() -> None:
+    """Use what trips need, so that the children begin at once."""
+    async with agency("sqlite://", 5.0, take_over=False) as (container, database):
+        async with database.begin() as connection:
+            for each in TABLES:
+                await connection.execute(text(each))
+        run = await container.runs.start(Trips.book, "first")
+        with suppress(RunFailedError):
+            await container.runs.result(run, timeout=60)
+
+
 transfers.PROGRAMS.update({each.__name__: each for each in (trip, count_trip, cancel_trip, finish_trips)})
+transfers.CONTAINERS.update({each.__name__: (new_agency, False) for each in (trip, count_trip, cancel_trip)})
+transfers.CONTAINERS[finish_trips.__name__] = (new_agency, True)
+transfers.WARM_UPS.append(warm_up)
