@@ -179,7 +179,7 @@ def broken(choices: Choices) -> bytes:
     reply = over_http(choices.one_of(BODIES["chat"]), framing(choices))
     place = choices.below(min(len(reply), 200) + 1)
     # The package's adapter for aiohttp leaves a connection to the garbage collector when a reason is not UTF-8.
-    is_first_line = place < reply.index(b"\r\n")
+    is_first_line = place < reply.index(b"\r\n") + 2
     changed = choices.text(3).encode() if is_first_line else choices.bytes(choices.below(4))
     return reply[:place] + changed + reply[place + len(changed) :]
 
