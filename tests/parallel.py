@@ -2,8 +2,9 @@
 
     python -m tests.parallel [--processes N] [ARGUMENTS OF PYTEST…]
 
-A process collects only the files of its share. The workers of pytest-xdist, which also runs the tests, each collect
-all files, and report each test to another process: a third more work for tests as short as these.
+Each process is forked from one that has imported the libraries, and collects only the files of its share. The workers
+of pytest-xdist, which also runs the tests, each import and collect all, and report each test to another process: a
+third more work for tests as short as these.
 """
 
 import argparse
@@ -105,11 +106,22 @@ SECONDS = {
 }
 """Files that take longer than others, and how long; the shares are equal by this."""
 
-TOGETHER = ("models/test_anthropic",)
-"""Files that begin like this are in one share: they import a package that takes two seconds in each process."""
-
 OTHER = 1.0
 """Seconds of a file that is not in `SECONDS`."""
+
+IMPORTED = (
+    "anthropic",
+    "asyncpg",
+    "bm25s",
+    "dbos",
+    "openapi_pydantic",
+    "playwright.sync_api",
+    "psycopg",
+    "pydantic_ai.models.anthropic",
+    "pydantic_ai.models.openai",
+    "sqlalchemy.dialects.mysql",
+)
+"""Packages that the tests of several shares import. The processes are forked from one that has imported them."""
 
 COUNTS = re.compile(r"=* ?((?:\d+ \w+(?:, )?)+) in [\d.]+s")
 NO_TESTS = 5  # pytest's exit status
@@ -122,13 +134,9 @@ def seconds_of(file: Path) -> float:
 
 def shares(count: int) -> list[list[Path]]:
     """Return the test files in `count` lists that take equally long, each with its slowest files first."""
-    groups: dict[str, list[Path]] = {}
-    for file in sorted(TESTS.rglob("test_*.py"), key=lambda file: (-seconds_of(file), file)):
-        name = file.relative_to(TESTS).as_posix()
-        groups.setdefault(next((each for each in TOGETHER if name.startswith(each)), name), []).append(file)
     found: list[list[Path]] = [[] for _ in range(count)]
-    for group in sorted(groups.values(), key=lambda group: -sum(map(seconds_of, group))):
-        min(found, key=lambda share: sum(map(seconds_of, share))).extend(group)
+    for file in sorted(TESTS.rglob("test_*.py"), key=lambda file: (-seconds_of(file), file)):
+        min(found, key=lambda share: sum(map(seconds_of, share))).append(file)
     return found
 
 
@@ -147,7 +155,7 @@ class Process:
         self.failures: list[str] = []
         own = [f"--share={number}/{count}", "-o", f"cache_dir=.pytest_cache/{number}", "-p", "no:xdist"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *own, *arguments],
+            warm_python.command("-m", "pytest", *own, *arguments),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -174,7 +182,7 @@ class Process:
 def run(processes: int, arguments: Sequence[str]) -> int:
     """Run the tests; return pytest's exit status."""
     begun = time.monotonic()
-    warm_python.share()
+    warm_python.share(*IMPORTED)
     running = [Process(number, processes, arguments) for number in range(1, processes + 1)]
     statuses = [each.wait() for each in running]
     for each in running:

@@ -124,13 +124,13 @@ def run(
     )
 
 
-def share() -> None:
-    """Let the processes that this one starts, such as pytest's workers, use one warm process."""
-    os.environ[ADDRESS] = _server()
+def share(*also: str) -> None:
+    """Let the processes that this one starts, such as pytest's workers, use one warm process. It imports `also` too."""
+    os.environ[ADDRESS] = _server(*also)
 
 
 @functools.cache
-def _server() -> str:
+def _server(*also: str) -> str:
     """Start the warm process, unless it is shared; return the address of its socket."""
     if ADDRESS in os.environ:
         return os.environ[ADDRESS]
@@ -140,7 +140,7 @@ def _server() -> str:
         listening.bind(address)
         listening.listen(64)  # programs that start while the process imports wait here
         server = subprocess.Popen(
-            [sys.executable, __file__, str(listening.fileno())],
+            [sys.executable, __file__, str(listening.fileno()), *also],
             stdin=subprocess.PIPE,
             pass_fds=[listening.fileno()],
             cwd=ROOT,
@@ -321,12 +321,14 @@ def execute(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, also: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes stdin at its end
     if sys.stdin in select.select([descriptor, sys.stdin], [], [])[0]:
         return  # no program was started
-    for name in PRELOADED:
-        __import__(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as in the tests
+        for name in (*PRELOADED, *also):
+            __import__(name)
     from _pytest.assertion.rewrite import AssertionRewritingHook
     from _pytest.config import default_plugins
 
@@ -343,4 +345,4 @@ def serve(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), sys.argv[2:])
