@@ -13,7 +13,7 @@ from types import FunctionType, MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from .context import ActiveScope
-from .introspection import may_be_marked
+from .introspection import may_be_marked, may_be_marked_in
 
 D = TypeVar("D")
 _NO_MARKS: Mapping[str, tuple[object, ...]] = MappingProxyType({})
@@ -102,16 +102,18 @@ def named_at_first(definitions: tuple[object, ...], decorator: str) -> tuple[Bea
 
 def definitions_of(cls: type[Any], name: str) -> tuple[Any, ...]:
     """Return the definitions of a method in a class and its bases, nearest first."""
-    return tuple(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+    return tuple([base.__dict__[name] for base in cls.__mro__ if name in base.__dict__])
 
 
 def all_named(target: object) -> Iterator[BeanReference]:
     """Yield everything that decorators name at a function, or at a class, its bases and their members."""
-    targets: tuple[object, ...] = (target,)
-    if isinstance(target, type):  # without `object`
-        targets = tuple(each for base in target.__mro__[:-1] for each in (base, *vars(base).values()))
+    targets: list[object] = [target] if may_be_marked(target) else []
+    if isinstance(target, type):
+        targets = []
+        for base in target.__mro__[:-1]:  # without `object`
+            targets += (base, *[each for _, each in may_be_marked_in(base)])
     for each in targets:
-        if may_be_marked(each) and (marks := _marks_of(each)):
+        if marks := _marks_of(each):
             yield from (BeanReference.to(one) for named in marks.values() for one in named)
 
 

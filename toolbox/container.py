@@ -176,12 +176,16 @@ class Container:
         """Return the readers of registered objects, in the order to try them."""
         from .services.planning import named_beans
 
+        clients: list[Callable[..., Registration | None]] = []  # its reader, once imported
+
         def read_client(registered: object) -> Registration | None:
             if "toolbox.rest" not in sys.modules:
                 return None  # nothing can be a REST client, or settings of one
-            from .rest.clients import read_rest_client
+            if not clients:
+                from .rest.clients import read_rest_client
 
-            return read_rest_client(registered, self._internals, lambda: host.settings)
+                clients.append(read_rest_client)
+            return clients[0](registered, self._internals, lambda: host.settings)
 
         def read_service(registered: object) -> Registration | None:
             return host.read(registered, names)
@@ -220,11 +224,11 @@ class Container:
     def _new_host(self) -> tuple[ContainerHost, list[Problem]]:
         """Return the host of the services, and problems of the library's own settings."""
         from .services.hosting import ContainerHost
-        from .settings import ToolboxSettings
+        from .settings import ToolboxSettings, settings_from_environment
 
         problems: list[Problem] = []
         try:
-            settings = self._settings or ToolboxSettings()
+            settings = self._settings or settings_from_environment()
         except ValueError as error:
             problems.append(settings_problem(ToolboxSettings, error))
             # With the demo, so that the missing model is not a second problem.
@@ -265,12 +269,15 @@ class Container:
             listener_problems,
             restricted_in,
             tool_problems,
+            tools_of_beans,
         )
 
         host, registered, problems = self._read()
         host.checked(registered.graph)
         host.models.are_checked, settings_are_read = models, not problems
-        problems = [*problems, *registered.problems(), *tool_problems(registered.graph)]
+        problems += registered.problems()
+        tools = tools_of_beans(registered.graph)
+        problems += tool_problems(registered.graph, tools)
         problems += host.models.section_problems(problems)
         problems += host.run_problems(registered.graph, self._added_tools())
         problems += listener_problems(registered.graph)
@@ -278,7 +285,7 @@ class Container:
         problems += estimator_problems(registered.graph)
         problems += access_problems(registered.graph)
         plans = [plan for service in host.plans.values() for plan in service.values()]
-        problems += identity_problems(registered.graph, restricted_in(registered.graph, plans))
+        problems += identity_problems(registered.graph, restricted_in(registered.graph, plans, tools))
         for check in self._checks:
             problems += check(registered.graph)
         for override in self._overrides:

@@ -134,6 +134,25 @@ def with_lists(annotation: Any) -> Any:
     return annotation
 
 
+_PLAIN_DATA = (str, int, bool, float, types.NoneType, bytes, dict, list)
+_PLAIN_COLLECTIONS = (dict, list, set, frozenset)
+
+
+def is_plain_data(annotation: Any) -> bool:
+    """Return True for `str`, `int` and the like, and for collections and unions of them.
+
+    Texts that show these types are equal only if the types are.
+    """
+    if is_class(annotation):
+        return any(annotation is each for each in _PLAIN_DATA)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is None or not arguments:
+        return annotation is None
+    if origin is Literal:
+        return all(type(each) in (bool, int, str) for each in arguments)
+    return (origin in _PLAIN_COLLECTIONS or is_union(annotation)) and all(map(is_plain_data, arguments))
+
+
 def class_of(form: Any) -> Any:
     """Return the class of a type: `Repository` for `Repository[User]`."""
     return form if is_class(form) else get_origin(form) or form
@@ -163,8 +182,13 @@ def opened(cls: Any) -> Any:
 
 def forms_of(form: Any) -> tuple[Any, ...]:
     """Return the type and its supertypes, the type first: base classes, and generic bases with arguments."""
-    if is_class(form) and not any("__orig_bases__" in vars(base) for base in form.__mro__):
-        return tuple(base for base in form.__mro__ if base not in _NOT_A_KEY)
+    if is_class(form):
+        bases = form.__mro__
+        for base in bases:
+            if "__orig_bases__" in base.__dict__:
+                break
+        else:
+            return tuple([base for base in bases if base not in _NOT_A_KEY])
     found: dict[Any, None] = {}
     for each in _walk(plain(form)):
         if each not in _NOT_A_KEY:
@@ -246,9 +270,11 @@ def type_name(form: Any) -> str:
 def snake_case(form: Any) -> str:
     """Return the provider name of a type: `http_client` for `HTTPClient`, `repository_user` for `Repository[User]`."""
     text = type_name(form) if not is_class(form) and get_origin(form) else type_name(form).rpartition(".")[2]
-    text = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", text)
-    text = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", text)
-    return re.sub(r"\W+", "_", text).strip("_").lower() or "bean"
+    text = _NEXT_WORD.sub("_", text)
+    return (text if text.isidentifier() else re.sub(r"\W+", "_", text)).strip("_").lower() or "bean"
+
+
+_NEXT_WORD = re.compile(r"(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z\d])(?=[A-Z])")
 
 
 # --- functions
@@ -405,23 +431,31 @@ def may_be_marked(member: object) -> bool:
     return bool(member.__dict__) if kind is FunctionType else kind not in _WITHOUT_MARKS
 
 
+def may_be_marked_in(cls: type[Any]) -> list[tuple[str, Any]]:
+    """Return the members of a class, without those of its bases, for which `may_be_marked` is true, with their names.
+
+    A start does this many times for each class.
+    """
+    return [
+        (name, each)
+        for name, each in vars(cls).items()
+        if (each.__dict__ if type(each) is FunctionType else type(each) not in _WITHOUT_MARKS)
+    ]
+
+
 # --- bodies
 
 
-_EMPTY_BODY = frozenset(
-    {
-        "CALL_INTRINSIC_1",
-        "LOAD_CONST",
-        "NOP",
-        "POP_TOP",
-        "RERAISE",
-        "RESUME",
-        "RETURN_CONST",
-        "RETURN_GENERATOR",
-        "RETURN_VALUE",
-    }
+def _codes(names: str) -> frozenset[int]:
+    """Return the codes of these instructions; not all versions of Python have all of them."""
+    return frozenset(dis.opmap[name] for name in names.split() if name in dis.opmap)
+
+
+_EMPTY_BODY = _codes(
+    "CACHE CALL_INTRINSIC_1 LOAD_CONST NOP POP_TOP RERAISE RESUME RETURN_CONST RETURN_GENERATOR RETURN_VALUE"
 )
-_RAISING = frozenset({"CALL", "LOAD_GLOBAL", "PRECALL", "PUSH_NULL", "RAISE_VARARGS"})
+_RAISING = _codes("CALL LOAD_GLOBAL PRECALL PUSH_NULL RAISE_VARARGS")
+_RAISES = dis.opmap["RAISE_VARARGS"]
 
 
 def has_body(function: Any) -> bool:
@@ -431,13 +465,10 @@ def has_body(function: Any) -> bool:
     constants = set(map(repr, code.co_consts)) <= set(map(repr, (None, function.__doc__, ...)))
     if not constants and not raises:
         return True
-    # The search ends with the first instruction of a body: most bodies are long.
-    done: set[str] = set()
-    for each in dis.get_instructions(function):
-        if each.opname not in _EMPTY_BODY and not (raises and each.opname in _RAISING):
-            return True
-        done.add(each.opname)
-    return "RAISE_VARARGS" not in done and not (constants and done <= _EMPTY_BODY)
+    done = set(code.co_code[::2])  # the instructions, without their arguments
+    if not done <= (_EMPTY_BODY | _RAISING if raises else _EMPTY_BODY):
+        return True
+    return _RAISES not in done and not (constants and done <= _EMPTY_BODY)
 
 
 # --- local names

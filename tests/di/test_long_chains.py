@@ -1,6 +1,7 @@
 """Chains of dependencies of any length can be created and closed."""
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from toolbox.container import internals_of
 pytestmark = pytest.mark.anyio
 
 LENGTH = 1500  # more than Python's limit of recursion
+LONGEST = 5000
 
 Mark = Callable[[type[Any]], type[Any]]
 
@@ -41,6 +43,22 @@ def chain(*marks: Mark, length: int = LENGTH) -> list[type[Any]]:
     return links
 
 
+@functools.cache
+def _longest(mark: Mark) -> list[type[Any]]:
+    return chain(mark, length=LONGEST)
+
+
+def shared_chain(mark: Mark, length: int = LENGTH) -> list[type[Any]]:
+    """Return the beginning of the longest chain of one scope, for tests that do not change its classes."""
+    return _longest(mark)[:length]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _classes_are_released() -> Iterator[None]:
+    yield
+    _longest.cache_clear()
+
+
 def depth(top: Any) -> int:
     count = 0
     while top is not None:
@@ -55,7 +73,7 @@ def ordered(request: pytest.FixtureRequest) -> Callable[[list[Any]], list[Any]]:
 
 @pytest.mark.parametrize("mark", [application_scoped, dependent, request_scoped])
 def test_a_long_chain_of_one_scope_is_created(mark: Mark, ordered: Callable[[list[Any]], list[Any]]) -> None:
-    links = chain(mark)
+    links = shared_chain(mark)
     with Container().register(*ordered(links)) as container, container.request_scope():
         top = container.get(links[-1])
 
@@ -65,9 +83,9 @@ def test_a_long_chain_of_one_scope_is_created(mark: Mark, ordered: Callable[[lis
 
 @pytest.mark.parametrize("mark", [application_scoped, dependent, request_scoped])
 def test_a_chain_that_is_much_longer_than_the_limit_of_recursion_is_created(mark: Mark) -> None:
-    links = chain(mark, length=5000)
+    links = shared_chain(mark, LONGEST)
     with Container().register(*links) as container, container.request_scope():
-        assert depth(container.get(links[-1])) == 5000
+        assert depth(container.get(links[-1])) == LONGEST
 
 
 async def test_a_long_chain_of_mixed_scopes_is_created_with_and_without_await() -> None:
@@ -177,7 +195,7 @@ def test_producers_in_a_long_chain_are_closed_newest_first() -> None:
 
 @pytest.mark.parametrize("mark", [application_scoped, dependent])
 def test_any_bean_of_a_long_chain_can_be_overridden(mark: Mark) -> None:
-    links = chain(mark)
+    links = shared_chain(mark)
     with Container().register(*links) as container:
         assert depth(container.get(links[-1])) == LENGTH
         for place in (0, LENGTH // 2, LENGTH - 1):
@@ -191,7 +209,7 @@ def test_any_bean_of_a_long_chain_can_be_overridden(mark: Mark) -> None:
 
 @pytest.mark.parametrize("mark", [request_scoped, dependent])
 async def test_a_seed_in_a_long_chain_ends_it(mark: Mark) -> None:
-    links = chain(mark)
+    links = shared_chain(mark)
     seed = links[LENGTH // 2].__new__(links[LENGTH // 2])
     seed.below = None
     program = Container().register(*links)
@@ -201,7 +219,7 @@ async def test_a_seed_in_a_long_chain_ends_it(mark: Mark) -> None:
 
 
 def test_many_threads_create_the_beans_of_a_long_chain_once() -> None:
-    links = chain(application_scoped)
+    links = shared_chain(application_scoped)
     made: list[Any] = []
     with Container().register(*links) as container:
         start = threading.Barrier(4)
@@ -268,6 +286,6 @@ def test_a_long_cycle_and_a_short_one_inside_it_are_both_reported() -> None:
 
 @creates_nothing
 def test_a_container_with_a_long_chain_can_be_described() -> None:
-    links = chain(application_scoped)
+    links = shared_chain(application_scoped)
 
     assert len(internals_of(Container().register(*links)).describe()) == LENGTH + 2

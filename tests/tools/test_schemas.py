@@ -252,3 +252,46 @@ def test_docstrings_with_arguments_only_describe_the_parameters(function: Callab
     assert specification.description is None
     assert specification.parameters["properties"]["city"]["description"] == "where"
     assert specification.parameters["properties"]["days"]["description"] == "how many"
+
+
+def test_tools_with_similar_parameters_have_schemas_that_match_their_types_and_defaults() -> None:
+    def city(name: str, days: int | str = 1) -> str:
+        """Return a city.
+
+        Args:
+            name: its name
+        """
+        return name
+
+    def town(name: str, days: str | int = 2) -> str:
+        return name
+
+    def hamlet(name: str, days: int | str) -> str:
+        return name
+
+    def village(name: Literal[1], days: int | str = 1) -> str:
+        return str(name)
+
+    def farm(name: Literal[True], days: int | str = 1) -> str:
+        return str(name)
+
+    first = parameters(city)
+    assert first["properties"]["name"] == {"type": "string", "description": "its name"}
+    assert [each["type"] for each in first["properties"]["days"]["anyOf"]] == ["integer", "string"]
+    assert first["required"] == ["name"]
+    assert parameters(town)["properties"]["name"] == {"type": "string"}
+    assert [each["type"] for each in parameters(town)["properties"]["days"]["anyOf"]] == ["string", "integer"]
+    assert parameters(hamlet)["required"] == ["name", "days"]
+    assert parameters(village)["properties"]["name"] == {"type": "integer", "const": 1}
+    assert parameters(farm)["properties"]["name"] == {"type": "boolean", "const": True}
+
+    first["properties"]["days"]["anyOf"].clear()
+    first["properties"].pop("name")
+
+    def suburb(name: str, days: int | str = 1) -> str:
+        return name
+
+    assert parameters(suburb)["properties"] == {
+        "name": {"type": "string"},
+        "days": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+    }

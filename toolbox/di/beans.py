@@ -37,6 +37,7 @@ from ..introspection import (
     class_of,
     declared_signature,
     forms_of,
+    may_be_marked_in,
     metadata_of,
     plain,
     read_signature,
@@ -299,7 +300,7 @@ def _class_problems(cls: type[Any], where: str) -> Iterator[Problem]:
         yield Problem(
             where, f"the class is abstract (missing: {abstract})", "register a subclass that implements these members"
         )
-    for name, member in vars(cls).items():
+    for name, member in may_be_marked_in(cls):
         if inspect.isfunction(member) and producer_mark_of(member) is not None:
             fix = "move it to a module-level function with the required beans as parameters, and register that"
             yield Problem(f"{where}.{name}", "@produces does not support methods", fix)

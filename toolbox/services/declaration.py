@@ -385,9 +385,14 @@ def _handled_by(member: object) -> str | None:
 
 def left_without_parentheses(member: object) -> str | None:
     """Return the name of the decorator that was used on this member without parentheses, or None."""
-    if getattr(member, "__code__", None) is _leaving(SYSTEM_MARK, MessageMark()).__code__:
+    code = getattr(member, "__code__", None)
+    if code is _LEFT_MESSAGE:
         return "@system_message"
-    return "@toolbox" if getattr(member, "__code__", None) is toolbox().__code__ else None
+    return "@toolbox" if code is _LEFT_TOOLBOX else None
+
+
+_LEFT_MESSAGE: Any = getattr(_leaving(SYSTEM_MARK, MessageMark()), "__code__", None)
+_LEFT_TOOLBOX: Any = getattr(toolbox(), "__code__", None)
 
 
 # --- the methods of a Protocol or ABC that a service must implement
@@ -395,7 +400,8 @@ def left_without_parentheses(member: object) -> str | None:
 
 def is_interface(cls: type[Any]) -> bool:
     """Return True for a Protocol or an ABC."""
-    return bool(getattr(cls, "_is_protocol", False)) or issubclass(cls, ABC) or inspect.isabstract(cls)
+    # Not `issubclass`: that of `ABC` asks all of its subclasses in the process.
+    return bool(getattr(cls, "_is_protocol", False)) or ABC in cls.__mro__ or inspect.isabstract(cls)
 
 
 def method_names(cls: type[Any]) -> list[str]:

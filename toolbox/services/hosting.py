@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from ..bean_references import BeanReference, global_priority
 from ..chat import ChatModel, ToolExecutionRequest, ToolProgress
@@ -31,7 +31,7 @@ from ..events import EventListener, Listeners
 from ..execution.markers import ExecutionModel, unknown_executor
 from ..execution.runners import LoopRunner
 from ..execution.threads import FORKED, Workers, keep_inherited, renewed_after_fork
-from ..introspection import class_of, method_takes, type_name
+from ..introspection import class_of, may_be_marked_in, method_takes, type_name
 from ..limits import CostEstimator, UsageLimits, host_started, host_stopped, no_estimator
 from ..security import SecurityIdentity, access_to_member, class_access, identity_in, marked_access
 from ..tools.failures import ToolErrors
@@ -505,18 +505,25 @@ class _Service:
 # --- checks of the beans that services and tools use
 
 
-def tool_problems(graph: BeanGraph) -> Iterator[Problem]:
-    """Yield problems with the tools of all registered classes, whether or not a service offers them."""
-    classes = dict.fromkeys(each.provides for each in graph.definitions)
-    for cls in bean_types(classes):
-        tools, problems = read_tools([cls], cls.__name__)
+ReadTools: TypeAlias = tuple[tuple[Tool, ...], tuple[Problem, ...]]
+
+
+def tools_of_beans(graph: BeanGraph) -> tuple[ReadTools, ...]:
+    """Return the tools of each registered class, whether or not a service offers them, and the problems with them."""
+    classes = bean_types(dict.fromkeys(each.provides for each in graph.definitions))
+    return tuple(read_tools([cls], cls.__name__) for cls in classes)
+
+
+def tool_problems(graph: BeanGraph, read: Iterable[ReadTools]) -> Iterator[Problem]:
+    """Yield problems with the tools that `tools_of_beans` has read."""
+    for tools, problems in read:
         yield from problems
         for tool in tools:
             yield from reference_problems(named_at_tool(tool), graph)
-    for cls in classes:
+    for cls in dict.fromkeys(each.provides for each in graph.definitions):
         if not isinstance(cls, type) or service_options_of(cls) is not None:
             continue
-        for name, member in vars(cls).items():
+        for name, member in may_be_marked_in(cls):
             if toolbox_of(member) is not None:
                 what = "@toolbox has no effect here: the class is not an AI service"
                 yield Problem(
@@ -575,10 +582,10 @@ def identity_problems(graph: BeanGraph, restricted: Iterable[str]) -> Iterator[P
         yield Problem(_IDENTITY.where, fact, fix)
 
 
-def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan]) -> Iterator[str]:
-    """Yield the places of all tools and methods that are not for everyone."""
-    for cls in bean_types(dict.fromkeys(each.provides for each in graph.definitions)):
-        yield from (tool.where for tool in read_tools([cls], cls.__name__)[0] if tool.access is not None)
+def restricted_in(graph: BeanGraph, plans: Iterable[MethodPlan], read: Iterable[ReadTools]) -> Iterator[str]:
+    """Yield the places of all tools and methods that are not for everyone; `read` is what `tools_of_beans` returned."""
+    for tools, _ in read:
+        yield from (tool.where for tool in tools if tool.access is not None)
     for cls in dict.fromkeys(class_of(each.provides) for each in graph.definitions):
         for name in mcp_marked(cls) if isinstance(cls, type) else ():
             if access_to_member(cls, name) is not None:
@@ -597,7 +604,7 @@ def access_problems(graph: BeanGraph) -> Iterator[Problem]:
         marked = [  # without `object`
             (base, name)
             for base in cls.__mro__[:-1]
-            for name, member in vars(base).items()
+            for name, member in may_be_marked_in(base)
             if not isinstance(member, type) and marked_access(member) is not None
         ]
         if not marked and class_access(cls) is None:

@@ -21,7 +21,7 @@ from ..contents import CONTENT_TYPES, AudioContent, Content, ImageContent, PdfCo
 from ..errors import EndsInvocation, ToolArgumentsError, ToolResultError, ToolRetry
 from ..execution.markers import returns_awaitable
 from ..fast_dataclass import creator
-from ..introspection import EMPTY, Unresolved, unwrapped
+from ..introspection import EMPTY, Unresolved, is_plain_data, unwrapped
 from ..json_text import arguments_text, as_wanted, value_text
 from ..safe_text import COUNTED, faults_of
 from .specification import ToolParameter, is_field
@@ -506,6 +506,8 @@ def awaited(returns: Any) -> Any:
 def _serializer_for(returns: Any) -> Any:
     """Return the serializer of a type that defines its own serialization; None for all other types."""
     if returns is EMPTY or isinstance(returns, Unresolved) or returns in (None, str, int, float, bool, dict, list, Any):
+        return None
+    if is_plain_data(returns):
         return None
     from pydantic import TypeAdapter
 

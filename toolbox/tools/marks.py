@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from ..bean_references import COMPENSATION_MARK, MCP_MARK, TOOL_MARK
 from ..context import InvocationContext
-from ..introspection import local_names, may_be_marked, takes
+from ..introspection import local_names, may_be_marked, may_be_marked_in, takes
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
@@ -255,11 +255,11 @@ def tool_mark_of(member: object) -> ToolMark | None:
 def mcp_marked(cls: type[Any]) -> tuple[str, ...]:
     """Return the names of the methods of a class that are resources or prompts for MCP clients."""
     bases = cls.__mro__[:-1]  # without `object`
-    return tuple(dict.fromkeys(name for base in bases for name, raw in vars(base).items() if _has_mcp_mark(raw)))
+    return tuple(dict.fromkeys(name for base in bases for name, raw in may_be_marked_in(base) if _has_mcp_mark(raw)))
 
 
 def _has_mcp_mark(raw: object) -> bool:
-    return may_be_marked(raw) and (hasattr(raw, MCP_MARK) or hasattr(getattr(raw, "__func__", None), MCP_MARK))
+    return hasattr(raw, MCP_MARK) or hasattr(getattr(raw, "__func__", None), MCP_MARK)
 
 
 def with_effects(function: F, *effects: str | Callable[[type | None], str]) -> F:

@@ -22,7 +22,7 @@ from ..chat import Message, ToolExecutor, ToolSpecification, UserMessage
 from ..context import TAKES_PROGRESS, InvocationContext
 from ..errors import Problem
 from ..execution.markers import EXECUTION_MARK, Execution, execution_of, execution_problems
-from ..introspection import EMPTY, Unresolved, arguments_for, may_be_marked, takes
+from ..introspection import EMPTY, Unresolved, arguments_for, may_be_marked_in, takes
 from ..safe_text import brief
 from ..security import access_to
 from .codec import ArgumentDecoder, ResultEncoder
@@ -69,8 +69,8 @@ def members_of(cls: type, mark_of: Callable[[object], ToolMark | None] = tool_ma
     """
     names: dict[str, None] = {}
     for base in cls.__mro__[-2::-1]:  # without `object`
-        for name, raw in vars(base).items():
-            if may_be_marked(raw) and mark_of(raw) is not None:
+        for name, raw in may_be_marked_in(base):
+            if mark_of(raw) is not None:
                 names[name] = None
     return (member for name in names if (member := _member(cls, name, mark_of)) is not None)
 

@@ -36,6 +36,7 @@ from ..introspection import (
     EMPTY,
     Unresolved,
     admits_none,
+    is_plain_data,
     is_union,
     names_around,
     resolve,
@@ -264,10 +265,10 @@ def describe_tool(
     problems += _alias_problems(visible, where)
     if len(problems) > found:
         return None
-    adapter = _adapter(visible, where, problems) if visible else None
-    schema = no_parameters()
-    if adapter is not None:
-        schema = _parameters_schema(adapter, visible, docstring.parameters, where, problems)
+    adapter, schema = None, no_parameters()
+    if visible and (known := _adapter_and_schema(visible, where, problems)) is not None:
+        adapter, made = known
+        schema = _parameters_schema(made, visible, docstring.parameters)
     problems += _default_problems(visible, where)
     if len(problems) > found:
         return None
@@ -420,6 +421,39 @@ def adapter_of(visible: Sequence[ToolParameter]) -> TypeAdapter[dict[str, Any]]:
     return adapter
 
 
+_of_plain_data: dict[tuple[tuple[str, str, bool], ...], tuple[TypeAdapter[dict[str, Any]], Schema]] = {}
+_MOST_OF_PLAIN_DATA = 1000
+
+
+def _adapter_and_schema(
+    visible: Sequence[ToolParameter], where: str, problems: list[Problem]
+) -> tuple[TypeAdapter[dict[str, Any]], Schema] | None:
+    """Return the adapter and the schema that pydantic makes of these parameters; None if they have problems.
+
+    Tools with the same parameters of plain types, such as `(city: str)`, share them: to make them takes most of the
+    time of a start.
+    """
+    is_shared = all(each.alias is None and is_plain_data(each.annotation) for each in visible)
+    # Annotations as text, because `int | str` and `str | int` are equal.
+    key = tuple((each.name, repr(each.annotation), each.has_default) for each in visible) if is_shared else ()
+    known = _of_plain_data.get(key)
+    if known is None:
+        adapter = _adapter(visible, where, problems)
+        made = None if adapter is None else _schema(adapter, visible, where, problems)
+        if adapter is None or made is None:
+            return None
+        known = adapter, made
+        if is_shared and len(_of_plain_data) < _MOST_OF_PLAIN_DATA:
+            _of_plain_data[key] = known
+    return known[0], _copied(known[1]) if is_shared else known[1]
+
+
+def _copied(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {key: _copied(each) for key, each in schema.items()}
+    return [_copied(each) for each in schema] if isinstance(schema, list) else schema
+
+
 def _adapter(
     visible: Sequence[ToolParameter], where: str, problems: list[Problem]
 ) -> TypeAdapter[dict[str, Any]] | None:
@@ -458,22 +492,21 @@ def _can_be_validated(parameter: ToolParameter) -> bool:
 # --- the schema
 
 
-def _parameters_schema(
-    adapter: TypeAdapter[Any],
-    visible: Sequence[ToolParameter],
-    documented: dict[str, str],
-    where: str,
-    problems: list[Problem],
-) -> Schema:
+def _schema(
+    adapter: TypeAdapter[Any], visible: Sequence[ToolParameter], where: str, problems: list[Problem]
+) -> Schema | None:
     try:
-        made = schema_of(adapter)
+        return schema_of(adapter)
     except Exception as error:  # as above
         culprits = [each for each in visible if not _can_be_validated(each)] or visible
         names = ", ".join(repr(each.name) for each in culprits)
         reason = _reason(error)
         fix = "use a type with a JSON schema, or Inject[…] if it is a bean"
         problems.append(Problem(where, f"cannot create a JSON schema for parameter {names} ({reason})", fix))
-        return no_parameters()
+        return None
+
+
+def _parameters_schema(made: Schema, visible: Sequence[ToolParameter], documented: dict[str, str]) -> Schema:
     properties: Schema = {}
     for each in visible:
         schema = made["properties"][each.shown_name]
