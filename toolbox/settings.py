@@ -177,7 +177,8 @@ class SqlSettings(_Section):
     - `url`: SQLAlchemy URL. Without a driver in the URL, an installed driver is used.
     - `pool_size`: connections that stay open. `max_overflow`: additional connections under load. `pool_timeout`:
       longest wait for a free connection. `pool_recycle`: maximum age of a connection.
-    - `pool_pre_ping`: test each connection before use, and replace it if the server closed it.
+    - `pool_pre_ping`: test each connection before use, and replace it if the server closed it. SQLite has no server:
+      its connections are tested only if you set it.
     - `echo`: log SQL statements.
     """
 

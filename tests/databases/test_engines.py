@@ -39,6 +39,27 @@ async def test_the_database_is_the_one_that_the_environment_names(tmp_path: Path
         assert container.get(Engine).url.drivername == "sqlite+pysqlite"
 
 
+@pytest.mark.parametrize(
+    ("url", "setting", "tested"),
+    [
+        ("sqlite://", None, False),  # it has no server that closes connections
+        ("sqlite://", "true", True),
+        ("postgresql://localhost/shop", None, True),
+        ("postgresql://localhost/shop", "false", False),
+    ],
+)
+async def test_connections_to_servers_are_tested_before_use(
+    url: str, setting: str | None, tested: bool, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("TOOLBOX_SQL__URL", url)
+    if setting is not None:
+        monkeypatch.setenv("TOOLBOX_SQL__POOL_PRE_PING", setting)
+
+    async with Container().register(sql.engine, sql.sync_engine) as container:
+        for pool in (container.get(AsyncEngine).pool, container.get(Engine).pool):
+            assert pool._pre_ping is tested
+
+
 async def test_a_missing_database_url_is_reported_at_startup() -> None:
     with pytest.raises(IllegalConfigurationError, match="TOOLBOX_SQL__URL"):
         async with Container(settings=ToolboxSettings()).register(sql.engine):

@@ -101,15 +101,25 @@ async def test_rows_are_streamed_and_not_all_held(driver: SqliteConnection, trip
     assert trips == ["_begin_now", "fetchmany", "close"]
 
 
-async def test_a_cursor_that_was_left_before_its_last_row_keeps_nothing_locked(
-    engine: AsyncEngine, sqlite_url: str
-) -> None:
-    async with engine.connect() as connection, connection.stream(text(NUMBERS.format(1000))) as rows:
-        assert await rows.fetchone() == (1,)
-    other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), timeout=0)
-    other.execute("PRAGMA locking_mode = EXCLUSIVE")
-    other.execute("INSERT INTO notes VALUES (1, 'one')")
-    other.commit()
+async def test_a_cursor_that_was_left_before_its_last_row_reads_no_more(engine: AsyncEngine, sqlite_url: str) -> None:
+    rows = [{"note": f"note {number}"} for number in range(2 * FIRST_ROWS)]
+    async with engine.begin() as connection:
+        await connection.execute(text("INSERT INTO notes (note) VALUES (:note)"), rows)
+    other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), timeout=0, isolation_level=None)
+
+    def is_read() -> bool:
+        other.execute("INSERT INTO notes (note) VALUES ('new')")
+        [(busy, *_)] = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return bool(busy)
+
+    for begin in ("BEGIN", "COMMIT"):  # in a transaction, and in none
+        async with engine.connect() as connection:
+            async with connection.stream(text("SELECT * FROM notes")) as streamed:
+                await connection.exec_driver_sql(begin) if begin == "COMMIT" else None
+                assert await streamed.fetchone() == (1, "note 0")
+                assert is_read()
+            assert is_read() == (begin == "BEGIN")
+        assert not is_read()
     other.close()
 
 

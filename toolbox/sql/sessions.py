@@ -60,8 +60,9 @@ async def open_engine(url: str | URL, **options: Any) -> AsyncIterator[AsyncEngi
         async with sql.open_engine("postgresql://user:password@host/shop") as engine: ...
 
     A `url` without a driver gets an installed one. `sqlite://` is a temporary database that is deleted at the end.
-    `options` are those of `create_async_engine`. Connections are tested before use (`pool_pre_ping=True`), because
-    servers and firewalls close idle ones. Raises `IllegalConfigurationError` for an invalid URL or a missing driver.
+    `options` are those of `create_async_engine`. Connections to a server are tested before use (`pool_pre_ping=True`),
+    because servers and firewalls close idle ones. Raises `IllegalConfigurationError` for an invalid URL or a missing
+    driver.
     """
     with _database(_read(url), _ASYNC, _SYNC) as address:
         engine = create_async_engine(address, **_options(address, options))
@@ -177,9 +178,8 @@ def _with_driver(url: URL, own: dict[str, tuple[str, ...]], others: dict[str, tu
 
 
 def _options(url: URL, options: dict[str, Any]) -> dict[str, Any]:
-    options = {"pool_pre_ping": True, **options}
     if url.get_backend_name() != "sqlite":
-        return options
+        return {"pool_pre_ping": True, **options}
     # Without an isolation level, the driver does not begin transactions itself. It would begin them at the first write,
     # when earlier reads may be outdated.
     ours: dict[str, Any] = {"timeout": _SQLITE_PATIENCE, "isolation_level": None}
@@ -300,7 +300,8 @@ def _url(settings: SqlSettings) -> str:
 
 def _settings_options(settings: SqlSettings) -> dict[str, Any]:
     recycle = -1 if settings.pool_recycle is None else settings.pool_recycle
-    return {**settings.model_dump(exclude={"url", "pool_recycle"}), "pool_recycle": recycle}
+    by_database = {"pool_pre_ping"} - settings.model_fields_set
+    return {**settings.model_dump(exclude={"url", "pool_recycle"} | by_database), "pool_recycle": recycle}
 
 
 # --- transactions
