@@ -14,7 +14,7 @@ import pytest
 
 from toolbox import ChatMemoryKey, UserMessage
 
-from .forge import Forge
+from .forge import Forge, create_run_tables
 
 _numbers = itertools.count(1)
 
@@ -83,6 +83,51 @@ def postgres_url(postgres: Any) -> Iterator[str]:
     """A new database."""
     with new_database(postgres) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def empty_postgres_runs(postgres: Any) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A database with the tables of runs and nothing else, and what empties it: both are faster than a new one."""
+    import psycopg
+
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+    with new_database(postgres) as url:
+        create_run_tables(url)
+        with psycopg.connect(url, autocommit=True) as connection:
+            listed = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename"
+            tables = [name for (name,) in connection.execute(listed)]
+
+            def empty() -> None:
+                connection.execute(others, [connection.info.dbname])
+                assert [name for (name,) in connection.execute(listed)] == tables
+                written = ", ".join(each for each in tables if each != "toolbox_schemas")
+                connection.execute(f"TRUNCATE {written} RESTART IDENTITY")
+
+            yield url, empty
+
+
+@pytest.fixture
+def postgres_runs_url(empty_postgres_runs: tuple[str, Callable[[], None]]) -> Iterator[str]:
+    """A database that has only the tables of runs, all empty. For tests that create no other tables."""
+    url, empty = empty_postgres_runs
+    yield url
+    empty()
+
+
+@pytest.fixture(scope="session")
+def empty_sqlite_runs() -> Iterator[Path]:
+    """A database file that has only the tables of runs."""
+    with folder_in_memory(2**25) as folder:
+        path = Path(folder, "runs.sqlite")
+        create_run_tables(f"sqlite:///{path}")
+        yield path
+
+
+@pytest.fixture
+def sqlite_runs_url(empty_sqlite_runs: Path, sqlite_url: str) -> str:
+    """A new database that has only the tables of runs."""
+    shutil.copy(empty_sqlite_runs, sqlite_url.removeprefix("sqlite:///"))
+    return sqlite_url
 
 
 @pytest.fixture(scope="module")

@@ -83,6 +83,11 @@ def create_tables(url: str, tables: Sequence[str]) -> None:
 def prepared(url: str, tables: Sequence[str]) -> str:
     """Create the tables of a program and those of the runs; return the URL."""
     create_tables(url, tables)
+    return create_run_tables(url)
+
+
+def create_run_tables(url: str) -> str:
+    """Create the tables of runs in a database, and return its URL."""
 
     async def migrate() -> None:
         async with sql.open_engine(url) as engine:

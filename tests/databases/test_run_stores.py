@@ -42,7 +42,7 @@ async def stores(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[], A
 
         yield same
         return
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    url = request.getfixturevalue("sqlite_runs_url" if request.param == "sqlite" else "postgres_runs_url")
     async with AsyncExitStack() as stack:
 
         async def another() -> RunStore:

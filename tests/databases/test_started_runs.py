@@ -101,7 +101,7 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[MakeContainer]:
     url = (
         None
         if request.param == "memory"
-        else request.getfixturevalue(f"{request.param[:6]}_url".replace("postgr", "postgres"))
+        else request.getfixturevalue("sqlite_runs_url" if request.param == "sqlite" else "postgres_runs_url")
     )
     lease = LEASE if request.node.get_closest_marker("waits_for_the_lease") else 60
     memory = InMemoryRunStore(lease=lease)

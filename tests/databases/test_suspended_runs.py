@@ -87,7 +87,7 @@ def start(request: pytest.FixtureRequest) -> Start:
     memory = InMemoryRunStore()
     url = None
     if request.param != "memory":
-        url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+        url = request.getfixturevalue("sqlite_runs_url" if request.param == "sqlite" else "postgres_runs_url")
 
     @asynccontextmanager
     async def started(*replies: Any, services: Any = (Desk, Clerk), **options: Any) -> AsyncIterator[Container]:
