@@ -179,6 +179,12 @@ class Process:
         return self._process.wait()
 
 
+def place(what: str) -> int:
+    """Return the place of a count such as `passed` in the sum."""
+    order = ("failed", "passed", "skipped", "deselected")
+    return order.index(what) if what in order else len(order)
+
+
 def run(processes: int, arguments: Sequence[str]) -> int:
     """Run the tests; return pytest's exit status."""
     begun = time.monotonic()
@@ -188,7 +194,7 @@ def run(processes: int, arguments: Sequence[str]) -> int:
     for each in running:
         print(*each.failures, sep="", end="")
     counts = sum((each.counts for each in running), Counter[str]())
-    said = ", ".join(f"{count} {what}" for what, count in counts.items()) or "no tests ran"
+    said = ", ".join(f"{counts[what]} {what}" for what in sorted(counts, key=place)) or "no tests ran"
     print(f"{said} in {time.monotonic() - begun:.0f} s, in {processes} processes")
     if set(statuses) == {NO_TESTS}:
         return NO_TESTS
