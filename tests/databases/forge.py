@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import NullPool, create_engine, text
 
+from tests import warm_python
 from toolbox import sql
 
 from . import suspensions, transfers, trips
@@ -25,15 +25,15 @@ PROGRAMS = (suspensions.__name__, trips.__name__)
 
 
 class Forge:
-    """The process that forks the programs of `transfers`, of `suspensions` and of `trips`."""
+    """The process that forks the programs of `transfers` and of other modules."""
 
     def __init__(self, *modules: str) -> None:
-        """Start it; it imports `modules` once for all programs."""
-        imported = "".join(f"import {each}; " for each in (*PROGRAMS, *modules))
+        """Start it; it imports `modules` once for all programs, those of `PROGRAMS` by default."""
+        imported = "".join(f"import {each}; " for each in modules or PROGRAMS)
         program = f"{imported}from {transfers.__name__} import main; main()"
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", program],
+            warm_python.command("-c", program),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
