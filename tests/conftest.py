@@ -28,11 +28,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_other else None
 
 
-# The first two cost time: a process that waits for a next page, and a new frame for each page.
+# The first four cost time: a process that waits for a next page, a new frame for each page, and two hidden pages of
+# each window that belong to its address bar.
 # The others are of playwright's list, which this one replaces.
 DISABLED_FEATURES = (
     "SpareRendererForSitePerProcess",
     "RenderDocument",
+    "WebUIOmniboxPopup",
+    "WebUIOmniboxAimPopup",
     "AimEnabled",
     "AvoidCorsURLLoaderRestartOnRedirect",
     "AvoidUnnecessaryBeforeUnloadCheckSync",

@@ -27,21 +27,26 @@ TEXTS = """() => {
     probe.style.backgroundColor = "Canvas";
     const canvas = channels(getComputedStyle(probe).backgroundColor).color;
     probe.remove();
-    // Returns the color behind an element, and a function that applies the opacity of the elements around it.
+    // Returns the color of an element's background with all that is behind it, and the opacity of what is around it.
+    const known = new Map([[null, {below: canvas, groups: []}]]);
+    const around = element => {
+        if (known.has(element)) return known.get(element);
+        let {below, groups} = around(element.parentElement);
+        const style = getComputedStyle(element);
+        if (style.backgroundImage !== "none") throw new Error(`a text has a picture behind it: ${element.outerHTML}`);
+        if (style.opacity !== "1") groups = [{alpha: Number(style.opacity), below}, ...groups];
+        below = over(channels(style.backgroundColor), below);
+        known.set(element, {below, groups});
+        return {below, groups};
+    };
+    // Returns the color behind a text, and a function that applies the opacity of the elements around it.
     const behind = element => {
-        let below = canvas;
-        const groups = [];
-        const path = [];
-        for (let each = element; each; each = each.parentElement) path.unshift(each);
-        for (const each of path) {
-            const style = getComputedStyle(each);
-            if (style.backgroundImage !== "none") throw new Error(`a text has a picture behind it: ${each.outerHTML}`);
-            if (style.opacity !== "1") groups.unshift({alpha: Number(style.opacity), below});
-            below = over(channels(style.backgroundColor), below);
-            const texts = each.ownerSVGElement && each === element ? each.getBBox() : null;
-            for (const shape of texts ? each.parentElement.querySelectorAll(":scope > rect") : []) {
+        let {below, groups} = around(element);
+        if (element.ownerSVGElement) {
+            const text = element.getBBox();
+            for (const shape of element.parentElement.querySelectorAll(":scope > rect")) {
                 const box = shape.getBBox();
-                const isInside = box.x <= texts.x && texts.x + texts.width <= box.x + box.width;
+                const isInside = box.x <= text.x && text.x + text.width <= box.x + box.width;
                 if (isInside) below = over(channels(getComputedStyle(shape).fill), below);
             }
         }
