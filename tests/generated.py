@@ -4,13 +4,15 @@ Hypothesis takes ten times as long to draw a nested value choice by choice. It s
 fewer and smaller bytes are smaller values, because 0 decides for the first alternative and for nothing optional.
 """
 
+import functools
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
 SIZE = 512
+BLOCK = 32  # bytes are drawn as they are needed, because Hypothesis takes microseconds for each
 
 NUMBERS = (0.0, -0.0, 0.5, 1e16, -1.0, 1e308, 5e-324, float("inf"), float("-inf"), float("nan"))
 CHARACTERS = 'a0 "\\\n\r\t\x00{}[]:,/-_.é€😀\u2028\ufeff\ufffd\U0010ffff\x7f\x85ß\u0301'
@@ -20,7 +22,7 @@ LAST_CHARACTER, SURROGATES = 0x10FFFF, range(0xD800, 0xE000)
 class Choices:
     """The choices of one example. After its last byte, each choice is the first one."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: Iterable[int]) -> None:
         self._bytes: Iterator[int] = iter(data)
 
     def below(self, limit: int) -> int:
@@ -66,10 +68,19 @@ Make = Callable[[Choices], Any]
 
 
 def made(*makers: Make, size: int = SIZE) -> st.SearchStrategy[Any]:
-    """Return a strategy for a tuple with a value of each maker, decided by `size` bytes."""
-    return st.binary(min_size=size, max_size=size).map(
-        lambda data: tuple(make(choices) for choices in (Choices(data),) for make in makers)
-    )
+    """Return a strategy for a tuple with a value of each maker, decided by at most `size` bytes."""
+    return _made(makers, size)
+
+
+@st.composite
+def _made(draw: st.DrawFn, makers: tuple[Make, ...], size: int) -> tuple[Any, ...]:
+    choices = Choices(byte for block in range(0, size, BLOCK) for byte in draw(_blocks(min(BLOCK, size - block))))
+    return tuple(make(choices) for make in makers)
+
+
+@functools.cache
+def _blocks(size: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=size, max_size=size)
 
 
 def just(value: Any) -> Make:
