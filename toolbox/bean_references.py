@@ -92,7 +92,11 @@ def named_at(target: object, decorator: str) -> tuple[BeanReference, ...]:
 
 def named_in_class(cls: type[Any], decorator: str) -> tuple[BeanReference, ...]:
     """Return what a decorator names at a class and its bases, those of bases first."""
-    return tuple(each for base in reversed(cls.__mro__) for each in named_at(base, decorator))
+    found: list[BeanReference] = []
+    for base in reversed(cls.__mro__):
+        if REFERENCES_MARK in base.__dict__:  # most classes have no marks
+            found += named_at(base, decorator)
+    return tuple(found)
 
 
 def named_at_first(definitions: tuple[object, ...], decorator: str) -> tuple[BeanReference, ...]:

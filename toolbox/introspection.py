@@ -436,6 +436,8 @@ def may_be_marked_in(cls: type[Any]) -> list[tuple[str, Any]]:
 
     A start does this many times for each class.
     """
+    if cls is typing.Protocol or cls is typing.Generic:
+        return []
     return [
         (name, each)
         for name, each in vars(cls).items()

@@ -118,6 +118,8 @@ Value: TypeAlias = SingleBean | BeanList | BeanDict | Constant | LazyBean | NotF
 DEFAULT = Constant(MISSING)
 """The parameter is omitted, so its default applies."""
 
+_NOTHING = (NotFound(), BeanList(()), BeanDict(()))
+
 
 def beans_in(value: Value) -> tuple[int, ...]:
     """Return the beans that must exist for this value; none for an `Instance`."""
@@ -273,7 +275,7 @@ class BeanGraph:
             )
         if isinstance(value, SingleBean) and self.definitions[value.bean].factory_kind is FactoryKind.SEED:
             return SingleBean(value.bean, None if point.optional and point.default is MISSING else point.default)
-        if value == NotFound() or value in (BeanList(()), BeanDict(())):
+        if value in _NOTHING:
             if point.default is not MISSING:
                 return DEFAULT
             if point.optional and isinstance(value, NotFound):

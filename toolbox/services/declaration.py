@@ -12,7 +12,7 @@ from abc import ABC
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields, replace
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
 from ..chat import Reasoning
@@ -409,7 +409,7 @@ def method_names(cls: type[Any]) -> list[str]:
     names: list[str] = []
     for base in reversed(cls.__mro__):
         for name, member in vars(base).items():
-            if not inspect.isfunction(member) or (name.startswith("__") and name.endswith("__")):
+            if not isinstance(member, FunctionType) or (name.startswith("__") and name.endswith("__")):
                 continue
             if name in names:
                 names.remove(name)
