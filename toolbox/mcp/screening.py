@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -138,16 +139,33 @@ def _schema_problem(schema: dict[str, Any]) -> str | None:
                 anchors.add(value["$anchor"])
     if not all(each[:1] == "#" and (each[1:] in anchors or _points_into(each[1:], schema)) for each in references):
         return "its input schema has a $ref to a missing definition or to another document"
+    try:
+        text = json.dumps(schema)
+        is_valid = _is_valid_text(text) if len(text) <= _REMEMBERED_CHARS else _is_valid(schema)
+    except Exception as error:  # some schemas make the library itself fail
+        return f"its input schema cannot be read ({type(error).__name__})"
+    return None if is_valid else "its input schema is not valid JSON Schema"
+
+
+_REMEMBERED_CHARS = 4000
+
+
+@lru_cache(maxsize=500)
+def _is_valid_text(text: str) -> bool:
+    """Do the same as `_is_valid` for a schema as JSON: servers list the same tools again and again."""
+    return _is_valid(json.loads(text))
+
+
+def _is_valid(schema: dict[str, Any]) -> bool:
+    """Return True if the schema is valid JSON Schema."""
     from jsonschema import SchemaError  # type: ignore[import-untyped]  # no type hints
     from jsonschema.validators import Draft202012Validator, validator_for  # type: ignore[import-untyped]  # no type hints
 
     try:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError:
-        return "its input schema is not valid JSON Schema"
-    except Exception as error:  # some schemas make the library itself fail
-        return f"its input schema cannot be read ({type(error).__name__})"
-    return None
+        return False
+    return True
 
 
 def _values_in(schema: Any) -> Iterator[tuple[Any, int]]:
