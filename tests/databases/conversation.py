@@ -4,6 +4,8 @@ It sends through a connection how far it is.
 """
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -85,10 +87,11 @@ async def count(container: Container, memory_id: str, name: str, calls: int) -> 
     reports[0].send("done")
 
 
-def run(connection: Connection, *arguments: str) -> None:
-    """Run this program in a new process."""
-    reports.append(connection)
-    asyncio.run(main(*arguments))
+def run() -> None:
+    """Run this program in a new process; its standard input is the connection to the test."""
+    reports.append(Connection(os.dup(0)))
+    reports[0].send(os.getpid())
+    asyncio.run(main(*sys.argv[1:]))
 
 
 async def main(store_url: str, sql_url: str, memory_id: str, what: str, *arguments: str) -> None:

@@ -114,7 +114,7 @@ def until(holds: Callable[[], Any], seconds: float = 100) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
-        time.sleep(0.1)
+        time.sleep(transfers.PAUSE)
 
 
 # --- transfers

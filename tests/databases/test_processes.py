@@ -1,15 +1,19 @@
 """Several processes in one conversation, and one that is killed at the worst moment."""
 
-import multiprocessing
+import os
+import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, contextmanager
-from multiprocessing.connection import Connection
+from contextlib import AsyncExitStack, contextmanager, suppress
+from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from tests import warm_python
 from toolbox import AiMessage, ChatMemoryKey, ChatMemoryStore, ChatRequest, Container, UserMessage, sql
 
 from . import conversation
@@ -34,26 +38,40 @@ def places(store_url: str, sqlite_url: str, engine: AsyncEngine) -> tuple[str, s
     return store_url, sqlite_url if store_url.startswith("unix:") else store_url
 
 
-PROCESSES: Any = multiprocessing.get_context(multiprocessing.get_all_start_methods()[-1])  # forked from a clean process
-if PROCESSES.get_start_method() == "forkserver":
-    preloaded = "toolbox.di.wiring toolbox.services.hosting toolbox.redis sqlalchemy.dialects.sqlite.aiosqlite asyncpg"
-    PROCESSES.set_forkserver_preload([conversation.__name__, *preloaded.split()])
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Running:
+    """A process that runs `conversation`; its `connection` is its standard input."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.connection, its = Pipe()
+        program = f"from {conversation.__name__} import run; run()"
+        self._starter = subprocess.Popen(
+            warm_python.command("-c", program, *arguments),
+            stdin=its.fileno(),
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        its.close()
+        self._pid = int(self.connection.recv())
+
+    def kill(self) -> None:
+        """Kill the process, unless it has ended, and wait for its end."""
+        if self._starter.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            self._starter.wait()
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[tuple[Any, Connection]]:
+def process(*arguments: str) -> Iterator[tuple[Running, Any]]:
     """Run `conversation` in a process; yield the process and a connection to it."""
-    ours, its = PROCESSES.Pipe()
-    running = PROCESSES.Process(target=conversation.run, args=(its, *arguments), daemon=True)
-    running.start()
-    its.close()
+    running = Running(*arguments)
     try:
-        yield running, ours
+        yield running, running.connection
     finally:
         running.kill()
-        running.join()
-        running.close()
-        ours.close()
+        running.connection.close()
 
 
 @pytest.fixture
@@ -126,7 +144,6 @@ async def test_another_process_continues_after_one_is_killed(
         if kept:  # else SQLite keeps everybody from writing at all
             assert not await take(here, memory_id)
         running.kill()
-        running.join()
     answer = await here.get(conversation.Assistant).chat(memory_id, "afterwards")
 
     assert answer == "answered here"

@@ -47,6 +47,9 @@ TABLES = (
     "CREATE TABLE stamps (run VARCHAR)",
 )
 
+PAUSE = 0.3
+"""Seconds between two looks at what other processes have done. Each look takes milliseconds of processor time."""
+
 FOREVER = 10**9
 """The number of runs of a worker that does not end."""
 
@@ -323,7 +326,7 @@ async def finish_stamped(url: str, lease: float, last: int) -> None:
                     is_stamped = await connection.scalar(known, {"run": run.id})
                 with suppress(RunAnswerError, LeaseLostError):  # another process was faster
                     await container.runs.resume(run.id, {call.id: respond("stamped") if is_stamped else retry()})
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(PAUSE)
 
 
 async def _completed(database: AsyncEngine) -> int:
@@ -339,7 +342,7 @@ async def _until_completed(database: AsyncEngine, last: int) -> None:
     if last == FOREVER:
         await asyncio.Event().wait()
     while await _completed(database) < last:  # noqa: ASYNC110 - other processes complete them
-        await asyncio.sleep(0.1 if last < 100 else 1.0)
+        await asyncio.sleep(PAUSE if last < 100 else 1.0)
 
 
 async def work(url: str, lease: float, last: int) -> None:
