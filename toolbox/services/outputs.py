@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from json import JSONDecoder
 from types import GenericAlias, NoneType
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args, get_origin, is_typeddict
@@ -143,12 +143,17 @@ class Output:
     @cached_property
     def adapter(self) -> TypeAdapter[Any]:
         """The validator of the type."""
-        return TypeAdapter(self.type)
+        return _text_adapter() if self.type is str else TypeAdapter(self.type)
 
     @cached_property
     def structure(self) -> Structure | None:
         """The structure of a structured reply; None for other kinds."""
         return Structure.of(self.type, self.shape is Shape.ITEM_STREAM) if self.kind is Kind.STRUCTURED else None
+
+
+@cache
+def _text_adapter() -> TypeAdapter[Any]:
+    return TypeAdapter(str)
 
 
 def read_output(annotation: object) -> Output:

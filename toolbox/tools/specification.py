@@ -540,9 +540,11 @@ def read_docstring(text: str | None) -> Docstring:
     """Parse a docstring. Never raises."""
     if not text or not text.strip():
         return Docstring()
+    cleaned = inspect.cleandoc(text.replace("\r\n", "\n"))
+    if cleaned.isprintable() and not _MORE_THAN_A_SENTENCE.search(cleaned):
+        return Docstring(_first_paragraph(cleaned))
     import docstring_parser
 
-    cleaned = inspect.cleandoc(text.replace("\r\n", "\n"))
     # docstring_parser treats a section at the beginning as the description.
     first, _, rest = cleaned.partition("\n")
     begins_with_section = first.strip() in SECTIONS
@@ -558,6 +560,10 @@ def read_docstring(text: str | None) -> Docstring:
         if each.description and each.args[:1] != ["attribute"]
     }
     return Docstring(None if begins_with_section else _first_paragraph(parsed.description), parameters)
+
+
+# Without them, a docstring of one line has no section and no field of any style.
+_MORE_THAN_A_SENTENCE = re.compile(r"[:@]")
 
 
 def _first_paragraph(text: str | None) -> str | None:
