@@ -521,7 +521,8 @@ def test_the_token_is_removed_from_the_address_and_kept_for_reloads(admitted: An
     admitted.goto(f"{address}?token={quote(TOKEN)}#tools/pay")
     admitted.get_by_role("heading", name="pay").wait_for()
     assert admitted.url == f"{address}#tools/pay"
-    admitted.reload()
+    with admitted.expect_request_finished(lambda asked: asked.url.endswith("api/program")):
+        admitted.reload()
     admitted.get_by_role("heading", name="pay").wait_for()
     loaded = "performance.getEntriesByType('resource').map(each => [each.name, each.transferSize > 0])"
     files = dict(admitted.evaluate(loaded))
