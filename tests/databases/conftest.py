@@ -44,8 +44,8 @@ def postgres_server(**settings: str) -> Iterator[Any]:
             pgexec = starting.pgexec
             patch.setattr(starting, "pgexec", lambda *args, **options: pgexec(*args, **{**options, **PATIENCE}))
             server = pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
-        for name, value in {"fsync": "off", "full_page_writes": "off", **settings}.items():
-            server.psql(f"ALTER SYSTEM SET {name} = '{value}';")
+        chosen = {"fsync": "off", "full_page_writes": "off", **settings}
+        server.psql("\n".join(f"ALTER SYSTEM SET {name} = '{value}';" for name, value in chosen.items()))
         yield server
         server.cleanup()
 
