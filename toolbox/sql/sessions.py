@@ -193,9 +193,9 @@ async def _connect_to_sqlite(*arguments: Any, **options: Any) -> Any:
 
     aiosqlite alone would leave its thread behind, which may open the file after the event loop is closed.
     """
-    from .sqlite_connections import connect
+    import aiosqlite
 
-    connection: Any = connect(*arguments, **options)
+    connection: Any = aiosqlite.connect(*arguments, **options)
     # As SQLAlchemy does it: a connection that nobody closes does not keep the process alive.
     connection._thread.daemon = True
     opening = asyncio.ensure_future(connection)
