@@ -39,8 +39,9 @@ class Size:
 
 SIZES = (Size(500, 100, 250), Size(2000, 200, 250))
 
+# A name of its own for each tool: no two tools have the same parameters, which would be read once.
 PARAMETERS = (
-    'city: str, days: int = 3, unit: Literal["celsius", "fahrenheit"] = "celsius", tags: list[str] | None = None'
+    'city_{0}: str, days: int = 3, unit: Literal["celsius", "fahrenheit"] = "celsius", tags: list[str] | None = None'
 )
 
 
@@ -68,11 +69,11 @@ def program(size: Size) -> Iterator[str]:
         yield f"    def __init__(self, bean: Bean{number * 4}) -> None: ..."
         for each in range(TOOLS_PER_CLASS):
             yield "    @tool"
-            yield f"    async def tool_{number}_{each}(self, {PARAMETERS}) -> str:"
+            yield f"    async def tool_{number}_{each}(self, {PARAMETERS.format(f'{number}_{each}')}) -> str:"
             yield '        """Tells the weather.'
             yield ""
             yield "        Args:"
-            yield "            city: The city's name."
+            yield f"            city_{number}_{each}: The city's name."
             yield "            days: For how many days."
             yield '        """'
             yield '        return ""'
@@ -91,7 +92,7 @@ def routes(size: Size) -> Iterator[str]:
     """The lines of a module with the endpoints."""
     yield "from typing import Literal"
     for number in range(size.tools):
-        yield f"async def endpoint_{number}({PARAMETERS}) -> str:"
+        yield f"async def endpoint_{number}({PARAMETERS.format(number)}) -> str:"
         yield '    """Tells the weather."""'
         yield '    return ""'
     yield f"ENDPOINTS = [{', '.join(f'endpoint_{each}' for each in range(size.tools))}]"
