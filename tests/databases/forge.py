@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ def create_run_tables(url: str) -> str:
         async with sql.open_engine(url) as engine:
             await sql.SqlRunStore(engine).open()
 
-    asyncio.run(migrate())
+    with ThreadPoolExecutor(1) as other:  # asynchronous fixtures call this while their loop runs
+        other.submit(lambda: asyncio.run(migrate())).result()
     return url
 
 
