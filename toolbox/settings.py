@@ -230,6 +230,9 @@ class McpSettings(_Section):
     expose_resources: bool = False
 
 
+_PREFIX = "TOOLBOX_"
+
+
 class ToolboxSettings(BaseSettings):
     """Settings of the library. Arguments override the environment variables `TOOLBOX_<FIELD>`; nested fields use `__`.
 
@@ -248,7 +251,7 @@ class ToolboxSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="TOOLBOX_",
+        env_prefix=_PREFIX,
         env_nested_delimiter="__",
         env_ignore_empty=True,
         extra="ignore",
@@ -295,8 +298,7 @@ _DECLARED = dict(ToolboxSettings.model_config)
 
 def settings_from_environment() -> ToolboxSettings:
     """Return `ToolboxSettings()`, quickly where no variable of the library is set. Raises the same errors."""
-    prefix = ToolboxSettings.model_config["env_prefix"]
-    has_variable = any(name[: len(prefix)].upper() == prefix for name in os.environ)
+    has_variable = any(name[: len(_PREFIX)].upper() == _PREFIX for name in os.environ)
     if has_variable or ToolboxSettings.model_config != _DECLARED:  # a program can add a file of variables
         return ToolboxSettings()
     made = ToolboxSettings.__new__(ToolboxSettings)
