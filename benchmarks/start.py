@@ -39,7 +39,7 @@ class Size:
 
 SIZES = (Size(500, 100, 250), Size(2000, 200, 250))
 
-# A name of its own for each tool: no two tools have the same parameters, which would be read once.
+# Each tool has another name for the first one: equal parameters would be read once.
 PARAMETERS = (
     'city_{0}: str, days: int = 3, unit: Literal["celsius", "fahrenheit"] = "celsius", tags: list[str] | None = None'
 )

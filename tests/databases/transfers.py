@@ -243,7 +243,7 @@ def bank(url: str, lease: float, *, take_over: bool, **options: Any) -> Any:
 
 
 _ready: dict[tuple[Any, ...], tuple[Container, AsyncEngine, Any]] = {}
-"""What `prepare` has made, by its arguments."""
+"""Containers and engines of `prepare`, by its arguments."""
 
 
 def prepare(make: Callable[..., Container], url: str, lease: float, take_over: bool) -> None:
