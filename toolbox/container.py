@@ -176,16 +176,12 @@ class Container:
         """Return the readers of registered objects, in the order to try them."""
         from .services.planning import named_beans
 
-        clients: list[Callable[..., Registration | None]] = []  # its reader, once imported
-
         def read_client(registered: object) -> Registration | None:
             if "toolbox.rest" not in sys.modules:
                 return None  # nothing can be a REST client, or settings of one
-            if not clients:
-                from .rest.clients import read_rest_client
+            from .rest.clients import read_rest_client
 
-                clients.append(read_rest_client)
-            return clients[0](registered, self._internals, lambda: host.settings)
+            return read_rest_client(registered, self._internals, lambda: host.settings)
 
         def read_service(registered: object) -> Registration | None:
             return host.read(registered, names)

@@ -432,17 +432,10 @@ def may_be_marked(member: object) -> bool:
 
 
 def may_be_marked_in(cls: type[Any]) -> list[tuple[str, Any]]:
-    """Return the members of a class, without those of its bases, for which `may_be_marked` is true, with their names.
-
-    A start does this many times for each class.
-    """
+    """Return the members of a class for which `may_be_marked` is true, with their names; not those of its bases."""
     if cls is typing.Protocol or cls is typing.Generic:
         return []
-    return [
-        (name, each)
-        for name, each in vars(cls).items()
-        if (each.__dict__ if type(each) is FunctionType else type(each) not in _WITHOUT_MARKS)
-    ]
+    return [(name, each) for name, each in vars(cls).items() if may_be_marked(each)]
 
 
 # --- bodies

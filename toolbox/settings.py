@@ -290,7 +290,11 @@ class ToolboxSettings(BaseSettings):
         if settings_cls is not ToolboxSettings:
             return sources  # its fields may have other names of variables
         _refuse_unknown(getattr(init_settings, "init_kwargs", {}), settings_cls.model_fields)
-        return tuple(each for each in sources if not isinstance(each, EnvSettingsSource) or _has_variable(each))
+        return tuple(
+            each
+            for each in sources
+            if not isinstance(each, EnvSettingsSource) or _has_variable(each.env_vars, each.env_prefix)
+        )
 
 
 _DECLARED = dict(ToolboxSettings.model_config)
@@ -298,8 +302,8 @@ _DECLARED = dict(ToolboxSettings.model_config)
 
 def settings_from_environment() -> ToolboxSettings:
     """Return `ToolboxSettings()`, quickly where no variable of the library is set. Raises the same errors."""
-    has_variable = any(name[: len(_PREFIX)].upper() == _PREFIX for name in os.environ)
-    if has_variable or ToolboxSettings.model_config != _DECLARED:  # a program can add a file of variables
+    is_changed = ToolboxSettings.model_config != _DECLARED  # a program can add a file of variables
+    if is_changed or _has_variable(os.environ, _PREFIX):
         return ToolboxSettings()
     made = ToolboxSettings.__new__(ToolboxSettings)
     # As `BaseSettings.__init__` does after it has searched its sources, which takes 40 times as long.
@@ -315,6 +319,6 @@ def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
             raise TypeError(f"ToolboxSettings has no setting {name!r}{did_you_mean(name, fields, '{}=')}")
 
 
-def _has_variable(source: EnvSettingsSource) -> bool:
-    prefix = source.env_prefix.lower()
-    return any(name.lower().startswith(prefix) for name in source.env_vars)
+def _has_variable(names: Iterable[str], prefix: str) -> bool:
+    prefix = prefix.lower()
+    return any(name.lower().startswith(prefix) for name in names)

@@ -512,9 +512,7 @@ class ItemReader:
     def feed(self, text: str) -> Iterator[Any]:
         """Yield the items that `text` completes. Raises `OutputParsingError` for an invalid item."""
         self._all.append(text)
-        if self._in_string and not self._escaped and '"' not in text and "\\" not in text:
-            self._open.append(text)  # inside a string, like most pieces
-        elif not self.ended and (self.began or (text := self._begun(text))):
+        if not self.ended and (self.began or (text := self._begun(text))):
             yield from self._items(text)
 
     def _begun(self, text: str) -> str:

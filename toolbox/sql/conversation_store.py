@@ -52,11 +52,6 @@ VERSIONS = Table(
     "toolbox_schemas", MetaData(), Column("name", Text, primary_key=True), Column("version", Integer, nullable=False)
 )
 
-_HAS_VERSIONS = {
-    "sqlite": f"SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND name = '{VERSIONS.name}'",
-    "postgresql": f"SELECT to_regclass('{VERSIONS.name}') IS NOT NULL",
-}
-
 _LOCK = 0x746F6F6C626F78  # key of a PostgreSQL advisory lock: "toolbox" in ASCII
 
 
@@ -124,13 +119,8 @@ def _migrate(connection: Connection, name: str, steps: Sequence[Step]) -> None:
     else:
         with suppress(OperationalError):  # `open_engine` has begun as a writer; other engines have not
             connection.exec_driver_sql("BEGIN IMMEDIATE")
-    # As text, which needs no compilation: each process does this when it starts.
-    version: int | None = None
-    if connection.scalar(text(_HAS_VERSIONS[connection.dialect.name])):
-        known = text(f"SELECT version FROM {VERSIONS.name} WHERE name = :name")
-        version = connection.scalar(known, {"name": name})
-    else:
-        VERSIONS.create(connection, checkfirst=False)
+    VERSIONS.create(connection, checkfirst=True)
+    version = connection.scalar(select(VERSIONS.c.version).where(VERSIONS.c.name == name))
     if version is None:
         connection.execute(insert(VERSIONS).values(name=name, version=0))
         version = 0

@@ -505,9 +505,7 @@ def awaited(returns: Any) -> Any:
 
 def _serializer_for(returns: Any) -> Any:
     """Return the serializer of a type that defines its own serialization; None for all other types."""
-    if returns is EMPTY or isinstance(returns, Unresolved) or returns in (None, str, int, float, bool, dict, list, Any):
-        return None
-    if is_plain_data(returns):
+    if returns in (EMPTY, Any) or isinstance(returns, Unresolved) or is_plain_data(returns):
         return None
     from pydantic import TypeAdapter
 
