@@ -2,9 +2,10 @@
 
     python -m tests.parallel [--processes N] [ARGUMENTS OF PYTEST…]
 
-Each process is forked from one that has imported the libraries, and collects only the files of its share. The workers
-of pytest-xdist, which also runs the tests, each import and collect all, and report each test to another process: a
-third more work for tests as short as these.
+Each process is forked from one that has imported the libraries, and collects only the files of its share. One more,
+number 0, starts at once, while the libraries are imported: its tests need none of them. The workers of pytest-xdist,
+which also runs the tests, each import and collect all, and report each test to another process: a third more work for
+tests as short as these.
 """
 
 import argparse
@@ -117,6 +118,9 @@ SECONDS = {
 OTHER = 0.6
 """Seconds of a file that is not in `SECONDS`."""
 
+EARLY = ("test_packaging.py", "test_wording.py")
+"""Files of the process that starts first."""
+
 IMPORTED = (
     "anthropic",
     "asyncpg",
@@ -141,17 +145,18 @@ def seconds_of(file: Path) -> float:
 
 
 def shares(count: int) -> list[list[Path]]:
-    """Return the test files in `count` lists that take equally long, each with its slowest files first."""
+    """Return the early files and `count` lists of the others that take equally long, each with its slowest first."""
+    early = [TESTS / each for each in EARLY]
     found: list[list[Path]] = [[] for _ in range(count)]
-    for file in sorted(TESTS.rglob("test_*.py"), key=lambda file: (-seconds_of(file), file)):
+    for file in sorted({*TESTS.rglob("test_*.py")} - {*early}, key=lambda file: (-seconds_of(file), file)):
         min(found, key=lambda share: sum(map(seconds_of, share))).append(file)
-    return found
+    return [early, *found]
 
 
 def share(name: str) -> frozenset[Path]:
-    """Return the files of a share such as `2/4`."""
+    """Return the files of a share such as `2/4`; `0/4` are the early ones."""
     number, count = map(int, name.split("/"))
-    return frozenset(shares(count)[number - 1])
+    return frozenset(shares(count)[number])
 
 
 class Process:
@@ -162,8 +167,9 @@ class Process:
         self.counts = Counter[str]()
         self.failures: list[str] = []
         own = [f"--share={number}/{count}", "-o", f"cache_dir=.pytest_cache/{number}", "-p", "no:xdist"]
+        command = warm_python.command() if number else [sys.executable]
         self._process = subprocess.Popen(
-            warm_python.command("-m", "pytest", *own, *arguments),
+            [*command, "-m", "pytest", *own, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -197,13 +203,13 @@ def run(processes: int, arguments: Sequence[str]) -> int:
     """Run the tests; return pytest's exit status."""
     begun = time.monotonic()
     warm_python.share(*IMPORTED)
-    running = [Process(number, processes, arguments) for number in range(1, processes + 1)]
+    running = [Process(number, processes, arguments) for number in range(processes + 1)]
     statuses = [each.wait() for each in running]
     for each in running:
         print(*each.failures, sep="", end="")
     counts = sum((each.counts for each in running), Counter[str]())
     said = ", ".join(f"{counts[what]} {what}" for what in sorted(counts, key=place)) or "no tests ran"
-    print(f"{said} in {time.monotonic() - begun:.0f} s, in {processes} processes")
+    print(f"{said} in {time.monotonic() - begun:.0f} s, in {len(running)} processes")
     if set(statuses) == {NO_TESTS}:
         return NO_TESTS
     return next((each for each in statuses if each not in (0, NO_TESTS)), 0)
