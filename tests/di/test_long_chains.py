@@ -1,7 +1,12 @@
-"""Chains of dependencies of any length can be created and closed."""
+"""Chains of dependencies of any length can be created and closed.
+
+Python's limit of recursion is low in these tests, so chains need not be very long to exceed it.
+"""
 
 import asyncio
 import functools
+import inspect
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -14,8 +19,12 @@ from toolbox.container import internals_of
 
 pytestmark = pytest.mark.anyio
 
-LENGTH = 1500  # more than Python's limit of recursion
-LONGEST = 5000
+NESTED = 300
+"""How many calls can be nested in a test."""
+LENGTH = 500  # more than can be nested
+LONG = 1500
+LONGEST = 5001
+"""Long enough to overflow the stack of C where each bean takes 2 KB of it."""
 
 Mark = Callable[[type[Any]], type[Any]]
 
@@ -44,19 +53,27 @@ def chain(*marks: Mark, length: int = LENGTH) -> list[type[Any]]:
 
 
 @functools.cache
-def _longest(mark: Mark) -> list[type[Any]]:
-    return chain(mark, length=LONGEST)
+def _long(mark: Mark) -> list[type[Any]]:
+    return chain(mark, length=LONG)
 
 
 def shared_chain(mark: Mark, length: int = LENGTH) -> list[type[Any]]:
-    """Return the beginning of the longest chain of one scope, for tests that do not change its classes."""
-    return _longest(mark)[:length]
+    """Return the beginning of the long chain of one scope, for tests that do not change its classes."""
+    return _long(mark)[:length]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _classes_are_released() -> Iterator[None]:
     yield
-    _longest.cache_clear()
+    _long.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _few_calls_can_be_nested() -> Iterator[None]:
+    normal = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + NESTED)
+    yield
+    sys.setrecursionlimit(normal)
 
 
 def depth(top: Any) -> int:
@@ -83,7 +100,14 @@ def test_a_long_chain_of_one_scope_is_created(mark: Mark, ordered: Callable[[lis
 
 @pytest.mark.parametrize("mark", [application_scoped, dependent, request_scoped])
 def test_a_chain_that_is_much_longer_than_the_limit_of_recursion_is_created(mark: Mark) -> None:
-    links = shared_chain(mark, LONGEST)
+    links = shared_chain(mark, LONG)
+    with Container().register(*links) as container, container.request_scope():
+        assert depth(container.get(links[-1])) == LONG
+
+
+def test_a_chain_of_thousands_of_beans_of_all_scopes_is_created() -> None:
+    marks = [application_scoped] * (LONGEST // 3) + [request_scoped] * (LONGEST // 3) + [dependent] * (LONGEST // 3)
+    links = chain(*marks, length=len(marks))
     with Container().register(*links) as container, container.request_scope():
         assert depth(container.get(links[-1])) == LONGEST
 
@@ -256,7 +280,7 @@ def test_an_error_deep_in_a_long_chain_is_raised_unchanged_and_creation_can_be_r
 
 
 @creates_nothing
-@pytest.mark.parametrize("length", [2, 500, LENGTH])
+@pytest.mark.parametrize("length", [2, 200, LENGTH])
 def test_long_cycles_are_reported_at_start(length: int) -> None:
     links = chain(application_scoped, length=length)
     links[0].__init__ = lambda self, below: None  # type: ignore[misc]
