@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, overload
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -208,8 +208,29 @@ async def _connect_to_sqlite(*arguments: Any, **options: Any) -> Any:
 
 
 def _prepare(engine: Engine) -> None:
-    if engine.dialect.name != "sqlite":
-        return
+    if engine.dialect.driver == "asyncpg":
+        _test_connections_at_once(engine.dialect)
+    if engine.dialect.name == "sqlite":
+        _prepare_sqlite(engine)
+
+
+def _test_connections_at_once(dialect: Dialect) -> None:
+    """Let `pool_pre_ping` ask a server once. SQLAlchemy asks three times, because it also opens a transaction.
+
+    It does this for poolers in front of servers. They take a simple query, like this one, as a transaction of its own.
+    """
+    ping = dialect.do_ping
+
+    def ping_once(dbapi_connection: Any) -> bool:
+        with suppress(Exception):
+            dbapi_connection.run_async(lambda connection: connection.execute("SELECT 1"))
+            return True
+        return ping(dbapi_connection)  # it raises the error that makes SQLAlchemy replace the connection
+
+    dialect.do_ping = ping_once  # type: ignore[method-assign]  # a dialect of its own would need another URL
+
+
+def _prepare_sqlite(engine: Engine) -> None:
     locked = engine.dialect.loaded_dbapi.OperationalError
 
     @event.listens_for(engine, "connect")
