@@ -217,7 +217,7 @@ def _prepare(engine: Engine) -> None:
 def _test_connections_at_once(dialect: Dialect) -> None:
     """Let `pool_pre_ping` ask a server once. SQLAlchemy asks three times, because it also opens a transaction.
 
-    It does this for poolers in front of servers. They take a simple query, like this one, as a transaction of its own.
+    It does this for poolers in front of servers. For them, one simple query such as this is a whole transaction.
     """
     ping = dialect.do_ping
 
@@ -227,7 +227,7 @@ def _test_connections_at_once(dialect: Dialect) -> None:
             return True
         return ping(dbapi_connection)  # it raises the error that makes SQLAlchemy replace the connection
 
-    dialect.do_ping = ping_once  # type: ignore[method-assign]  # a dialect of its own would need another URL
+    dialect.do_ping = ping_once  # type: ignore[method-assign]  # a new dialect would need another URL
 
 
 def _prepare_sqlite(engine: Engine) -> None:
