@@ -5,9 +5,9 @@ Python's limit of recursion is low in these tests, so chains need not be very lo
 
 import asyncio
 import functools
-import inspect
 import sys
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -71,7 +71,7 @@ def _classes_are_released() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _few_calls_can_be_nested() -> Iterator[None]:
     normal = sys.getrecursionlimit()
-    sys.setrecursionlimit(len(inspect.stack(0)) + NESTED)
+    sys.setrecursionlimit(sum(1 for _ in traceback.walk_stack(None)) + NESTED)
     yield
     sys.setrecursionlimit(normal)
 
