@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -486,8 +486,6 @@ def correction(error: OutputParsingError) -> str:
 # --- a list, item by item
 
 _WRAPPER = re.compile(r'\{\s*"value"\s*:\Z')
-_INSIDE = re.compile(r'(?:\[|"\s*:|[}\]]\s*,)\Z')
-_FENCE_BEGINS = re.compile(r"```(?:json)?\Z", re.IGNORECASE)
 _NEXT = re.compile(r"\s*+(\S?)")
 _LOOKED_BACK = 200
 """The number of characters before a bracket that decide whether a list begins there."""
@@ -509,11 +507,12 @@ class ItemReader:
         self._in_string = self._escaped = False
         self.began = self.ended = False
 
-    def feed(self, text: str) -> Iterator[Any]:
+    def feed(self, text: str) -> Iterable[Any]:
         """Yield the items that `text` completes. Raises `OutputParsingError` for an invalid item."""
         self._all.append(text)
         if not self.ended and (self.began or (text := self._begun(text))):
-            yield from self._items(text)
+            return self._items(text)
+        return ()
 
     def _begun(self, text: str) -> str:
         """Return the text after the beginning of the list, or "" if the list has not begun.
@@ -551,12 +550,17 @@ class ItemReader:
             return False, True
         start = max(0, bracket - _LOOKED_BACK)
         before = text[start:bracket].rstrip()
-        wrapper = _WRAPPER.search(before)
-        if wrapper is not None:
+        if before.endswith(":") and (wrapper := _WRAPPER.search(before)) is not None:
             before = before[: wrapper.start()].rstrip()
-        if _FENCE_BEGINS.search(before) or (not before and start == 0 and self._at_start):
+        if before[-7:].lower().endswith(("```", "```json")) or (not before and start == 0 and self._at_start):
             return True, False
-        return False, _INSIDE.search(before) is not None
+        match before[-1:]:
+            case ":":
+                return False, before[:-1].rstrip().endswith('"')
+            case ",":
+                return False, before[:-1].rstrip().endswith(("}", "]"))
+            case last:
+                return False, last == "["
 
     def _items(self, text: str) -> Iterator[Any]:
         start = position = 0
