@@ -2,10 +2,9 @@
 
 import asyncio
 import contextvars
-import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Annotated, Any, Protocol
 
 import pytest
@@ -210,23 +209,6 @@ async def test_run_on_accepts_an_executor_object() -> None:
         await create_ai_service(Both, chat_model=model, tools=(there,)).chat("x")
         assert seen == list(mine._threads)
         mine.submit(int).result()  # it is not shut down
-
-
-def process_of(number: int) -> str:
-    """Return the process id and the number. Picklable."""
-    return f"{os.getpid()} {number}"
-
-
-async def test_process_pools_run_picklable_functions() -> None:
-    import multiprocessing
-
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
-        there = tool(run_on(processes)(process_of))
-        model = ScriptedChatModel([tool_call("process_of", {"number": 7}), "done"])
-        result = await create_ai_service(Both, chat_model=model, tools=(there,)).chat("x")
-    pid, number = result.tool_executions[0].result.split()
-    assert number == "7"
-    assert int(pid) != os.getpid()
 
 
 async def test_run_on_accepts_any_concurrent_futures_executor() -> None:

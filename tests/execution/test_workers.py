@@ -7,25 +7,20 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError as FutureCancelled
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import pytest
 
 from toolbox import (
     AiMessage,
-    Container,
-    InvocationContext,
     Result,
     blocking,
     create_ai_service,
     non_blocking,
-    register_ai_service,
     run_on,
     run_on_thread,
 )
-from toolbox.context import current_attributes, invocation_attributes
 from toolbox.execution.markers import (
     BLOCKING,
     COROUTINE,
@@ -40,10 +35,7 @@ from toolbox.execution.runners import CallerRunner, LoopRunner
 from toolbox.execution.threads import LoopThread, Workers
 from toolbox.testing import ScriptedChatModel, tool_call
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = pytest.mark.anyio
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
 
@@ -95,39 +87,6 @@ async def test_returned_awaitables_are_awaited_on_the_event_loop(execution: Exec
         return threading.current_thread()
 
     assert await LoopRunner(Workers()).run(execution, later, "add") is threading.current_thread()
-
-
-def whose(context: InvocationContext) -> tuple[object, object, object]:
-    current = InvocationContext.current()
-    assert current == context
-    return context.attributes, dict(current_attributes.get()), variable.get()
-
-
-@run_on("processes")
-def attributes_there(context: InvocationContext) -> list[object]:
-    return list(whose(context))
-
-
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-async def test_other_processes_receive_the_picklable_attributes_of_the_call_only(start: str) -> None:
-    asks = AiMessage(None, [tool_call("attributes_there")])
-    model = ScriptedChatModel([asks, "ok", asks, "ok"])
-    variable.set("here")
-    with ProcessPoolExecutor(1, mp_context=get_context(start)) as processes:
-        container = Container(models={"default": model}, executors={"processes": processes}).register(Asking)
-        async with container:
-            seen = []
-            for tenant in ("ann", "bob"):
-                with invocation_attributes(tenant=tenant, lock=threading.Lock()):
-                    result = await container.get(Asking).ask("whose?")
-                seen.append(result.tool_executions[0].result_object)
-
-    assert seen == [[{"tenant": name}, {"tenant": name}, "unset"] for name in ("ann", "bob")]
-
-
-@register_ai_service(tools=attributes_there)
-class Asking(Protocol):
-    async def ask(self, question: str) -> Result[str]: ...
 
 
 async def test_pool_size_limits_running_calls() -> None:

@@ -52,7 +52,7 @@ async def test_a_service_that_cannot_be_suspended_has_no_layers() -> None:
     assert paying.in_run.toolset.by_name["add"].run is not paying.toolset.by_name["add"].innermost
 
 
-def test_a_service_without_a_container_does_not_import_the_recording_of_runs() -> None:
+def test_services_without_a_container_import_neither_recordings_of_runs_nor_interceptors_nor_guardrails() -> None:
     program = """
 import asyncio, sys
 from typing import Protocol
@@ -66,9 +66,16 @@ def add(a: int, b: int) -> int:
 class Plain(Protocol):
     async def ask(self, text: str) -> str: ...
 
-model = ScriptedChatModel([tool_call("add", {"a": 1, "b": 2}), "3"])
-assert asyncio.run(create_ai_service(Plain, chat_model=model, tools=[add]).ask("x")) == "3"
-print([name for name in sys.modules if name in ("toolbox.runs.places", "toolbox.runs.inbox", "toolbox.runs.documents")])
+class Synchronous(Protocol):
+    def ask(self, text: str) -> str: ...
+
+def model():
+    return ScriptedChatModel([tool_call("add", {"a": 1, "b": 2}), "3"])
+
+assert asyncio.run(create_ai_service(Plain, chat_model=model(), tools=[add]).ask("x")) == "3"
+assert create_ai_service(Synchronous, chat_model=model(), tools=[add]).ask("x") == "3"
+unused = ("runs.places", "runs.inbox", "runs.documents", "interceptors", "guardrails")
+print([name for name in unused if f"toolbox.{name}" in sys.modules])
 """
     root = Path(__file__).parent.parent.parent
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)

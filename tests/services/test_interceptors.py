@@ -1173,26 +1173,6 @@ def test_wrong_interceptors_of_tools_that_no_service_offers_are_found_too() -> N
         tool_executor_from(Tools().find)
 
 
-def test_a_program_without_interceptors_does_not_load_them() -> None:
-    import subprocess
-    import sys
-
-    program = """
-import sys
-from typing import Protocol
-from toolbox import create_ai_service, tool
-from toolbox.testing import ScriptedChatModel, tool_call
-@tool
-def add(a: int) -> int: return a
-class Desk(Protocol):
-    def ask(self, text: str) -> str: ...
-desk = create_ai_service(Desk, chat_model=ScriptedChatModel([tool_call("add", {"a": 1}), "done"]), tools=[add])
-assert desk.ask("x") == "done"
-assert not {"toolbox.interceptors", "toolbox.guardrails"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 # --- after the end
 
 

@@ -1,11 +1,8 @@
 """`Progress`: tools report how far they are to streams, listeners and tests."""
 
 import asyncio
-import multiprocessing
-import pickle
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Protocol
 
 import pytest
@@ -23,7 +20,6 @@ from toolbox import (
     ToolProgressEvent,
     create_ai_service,
     register_ai_service,
-    run_on,
     run_on_thread,
     tool,
     tool_executor_from,
@@ -252,18 +248,3 @@ def test_progress_must_be_a_number(wrong: Any) -> None:
         with pytest.raises(ValueError, match="finite"):
             Progress()(number)
     Progress()(10**400, 10**401)
-
-
-def report_from_another_process(rows: int, progress: Progress) -> str:
-    progress(rows)
-    return "done"
-
-
-async def test_a_tool_in_another_process_cannot_report_but_runs() -> None:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        there = tool(run_on(pool)(report_from_another_process))
-        call = tool_call("report_from_another_process", {"rows": 2})
-        events = [each async for each in assistant(call, "x", tools=[there]).events("q")]
-    [executed] = [each.execution for each in events if isinstance(each, ToolExecuted)]
-    assert executed.result == "done"
-    assert isinstance(pickle.loads(pickle.dumps(Progress())), Progress)
