@@ -4,9 +4,11 @@ The argument is JSON with a list of replies per method; the last reply is repeat
 `die`, `flood` or `long`.
 """
 
+import itertools
 import json
 import os
 import sys
+import time
 from typing import Any
 
 REPLIES: dict[str, list[Any]] = json.loads(sys.argv[1])
@@ -48,8 +50,12 @@ for line in sys.stdin:
         case "die":
             os._exit(1)
         case "flood":
-            while True:
+            for count in itertools.count(1):
                 send({"method": "notifications/tools/list_changed"})
+                if count == 200:
+                    send({"method": "notifications/message", "params": {"level": "info", "data": "200 are sent"}})
+                if count > 1000:
+                    time.sleep(0.001)  # the client ends this process after two seconds
         case "long":
             sys.stdout.write("x" * 3_000_000)
             sys.stdout.flush()

@@ -28,7 +28,17 @@ from toolbox import (
     register_ai_service,
     tool,
 )
-from toolbox.mcp import McpConnectionError, McpError, McpServer, McpServers, McpTimeoutError, mcp_server, mcp_toolbox
+from toolbox.mcp import (
+    McpConnectionError,
+    McpError,
+    McpEvent,
+    McpListener,
+    McpServer,
+    McpServers,
+    McpTimeoutError,
+    mcp_server,
+    mcp_toolbox,
+)
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
@@ -45,8 +55,11 @@ def hostile(replies: dict[str, Any], **options: Any) -> McpServer:
 
 
 @asynccontextmanager
-async def connected(server: McpServer) -> AsyncIterator[Any]:
-    async with Container().register(McpServers).register_instance(server, name="far") as container:
+async def connected(server: McpServer, *beans: object) -> AsyncIterator[Any]:
+    made = Container().register(McpServers).register_instance(server, name="far")
+    for each in beans:
+        made.register_instance(each)
+    async with made as container:
         yield container.get(McpServers).server("far")
 
 
@@ -337,10 +350,13 @@ async def test_a_call_fails_when_its_server_exits() -> None:
 
 
 async def test_endless_notifications_end_with_the_timeout_of_the_call(clock: Clock) -> None:
-    async with connected(hostile({**LISTED, "tools/call": ["flood"]}, timeout=100)) as server:
+    class Ahead(McpListener):
+        def on_mcp_event(self, event: McpEvent) -> None:
+            clock.advance(101)  # in the middle of the notifications: the server sends one log message among them
+
+    async with connected(hostile({**LISTED, "tools/call": ["flood"]}, timeout=100), Ahead()) as server:
         await server.tools()
         started = time.perf_counter()
-        asyncio.get_running_loop().call_later(0.5, clock.advance, 101)  # in the middle of the notifications
         with pytest.raises((McpTimeoutError, McpConnectionError)):
             await server.call("good", {})
         assert time.perf_counter() - started < 8

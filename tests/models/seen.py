@@ -13,7 +13,7 @@ SAID = {"content": "Hello"}
 HEL, LO, STOP = chunk({"content": "Hel"}), chunk({"content": "lo"}), chunk({}, "stop")
 
 
-@dataclass
+@dataclass(eq=False)
 class Seen(Case):
     """A case and where it was seen: a server, a gateway, a report of it; `any` where it may come from everywhere."""
 

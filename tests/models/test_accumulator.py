@@ -494,11 +494,12 @@ def test_a_long_line_in_small_pieces_takes_linear_time() -> None:
 
 
 def test_ten_thousand_fragments_are_joined() -> None:
-    entries = [{"index": 0, "id": "c", "function": {"name": "add", "arguments": '{"a": "'}}]
-    entries += [{"index": 0, "function": {"name": "add", "arguments": "xy"}}] * 10_000
-    entries += [{"index": 0, "function": {"arguments": '"}'}}]
+    first = {"index": 0, "id": "c", "function": {"name": "add", "arguments": '{"a": "'}}
+    more = {"index": 0, "function": {"name": "add", "arguments": "xy"}}
+    last_piece = {"index": 0, "function": {"arguments": '"}'}}
+    begin, middle, end, done = sse(*(chunk({"tool_calls": [each]}) for each in (first, more, last_piece)))
 
-    *_, last = read("chat", *sse(*(chunk({"tool_calls": [each]}) for each in entries)))
+    *_, last = read("chat", begin, *[middle] * 10_000, end, done)
 
     assert isinstance(last, CompleteResponse)
     assert len(last.response.ai_message.tool_execution_requests[0].arguments) == 20_009

@@ -377,7 +377,10 @@ class ReplyReader:
 
     def feed(self, block: bytes) -> list[StreamEvent]:
         """Return the events of this block. Raises `ModelHttpError` and `ModelProtocolError`."""
-        self._take(self._events.feed(block))
+        values = self._events.feed(block)
+        if not values:  # no line ended in this block
+            return []
+        self._take(values)
         return self._interpreter.reply.take_events()
 
     def finish(self) -> list[StreamEvent]:
