@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ class _Sought:
         length = min(PIECE, len(secret))
         self.longest = max(self.longest, length)
         pieces = self._pieces.setdefault(length, set())
-        pieces.update(secret[at : at + length] for at in range(len(secret) - length + 1))
+        pieces.update([secret[at : at + length] for at in range(len(secret) - length + 1)])
         for short in range(SHORTEST_SECRET, length):
             self._beginnings.setdefault(short, set()).add(secret[:short])
 
@@ -114,8 +114,10 @@ class _Sought:
         """Return the text with the secrets replaced by `***`."""
         if not self.longest or not text:
             return text
-        plain = [character.encode("utf-8", "surrogatepass") for character in text]
-        hidden = self.positions(plain, list(range(len(text) + 1)))
+        if text.isascii():
+            hidden = self._covered(text.encode())
+        else:
+            hidden = self.positions(_encoded(text), range(len(text) + 1))
         if "%" in text or "\\" in text or "&" in text:
             hidden |= self.positions(*_unescaped(text))
         if not hidden:
@@ -128,24 +130,34 @@ class _Sought:
                 shown.append(HIDDEN)
         return "".join(shown)
 
-    def positions(self, characters: list[bytes], places: list[int]) -> set[int]:
+    def positions(self, characters: list[bytes], places: Sequence[int]) -> set[int]:
         """Return the positions in the text that belong to a secret.
 
         `characters` are the unescaped characters in UTF-8; character `i` is at `places[i]` to `places[i + 1]`.
         """
-        whole = b"".join(characters)
+        covered = self._covered(b"".join(characters))
+        if not covered:
+            return covered
         owner = [at for at, character in enumerate(characters) for _ in character]
+        return {place for at in {owner[each] for each in covered} for place in range(places[at], places[at + 1])}
+
+    def _covered(self, whole: bytes) -> set[int]:
+        """Return the positions of the bytes that belong to a secret."""
         covered: set[int] = set()
         for length, pieces in self._pieces.items():
-            for start in range(len(whole) - length + 1):
-                if whole[start : start + length] in pieces:
-                    covered.update(owner[start : start + length])
+            begin = end = 0  # of the secret that was found last; its pieces overlap
+            for start in [at for at in range(len(whole) - length + 1) if whole[at : at + length] in pieces]:
+                if start > end:
+                    covered.update(range(begin, end))
+                    begin = start
+                end = start + length
+            covered.update(range(begin, end))
         ends = [len(whole), *(match.start() for match in re.finditer("…".encode(), whole))]
         for length, beginnings in self._beginnings.items():
             for end in ends:
                 if end >= length and whole[end - length : end] in beginnings:
-                    covered.update(owner[end - length : end])
-        return {place for at in covered for place in range(places[at], places[at + 1])}
+                    covered.update(range(end - length, end))
+        return covered
 
 
 def _spellings(secret: str) -> Iterator[bytes]:
@@ -175,17 +187,19 @@ def _unescaped(text: str) -> tuple[list[bytes], list[int]]:
     """Return the unescaped characters of a text and their positions, for `_Sought.positions`."""
     characters: list[bytes] = []
     places: list[int] = []
-    at = 0
-    while at < len(text):
-        match = _ESCAPE.match(text, at)
-        places.append(at)
-        if match is None:
-            characters.append(text[at].encode("utf-8", "surrogatepass"))
-            at += 1
-        else:
-            characters.append(_meaning(match[0]))
-            at = match.end()
-    return characters, [*places, len(text)]
+    end = 0
+    for match in _ESCAPE.finditer(text):
+        start = match.start()
+        characters += _encoded(text[end:start])
+        characters.append(_meaning(match[0]))
+        places += range(end, start + 1)
+        end = match.end()
+    return [*characters, *_encoded(text[end:])], [*places, *range(end, len(text) + 1)]
+
+
+def _encoded(text: str) -> list[bytes]:
+    """Return each character in UTF-8."""
+    return [character.encode("utf-8", "surrogatepass") for character in text]
 
 
 def _meaning(escape: str) -> bytes:
