@@ -11,17 +11,25 @@ tests as short as these.
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests import warm_python
 
 TESTS = Path(__file__).parent
+
+FOLDER = "TESTS_FOLDER"
+"""Environment variable with a folder that all processes of a run share, such as for a server."""
+
+MEMORY = Path("/dev/shm")
 
 SECONDS = {
     "databases/test_killed_runs.py": 92,
@@ -159,6 +167,15 @@ def share(name: str) -> frozenset[Path]:
     return frozenset(shares(count)[number])
 
 
+@contextmanager
+def folder_in_memory(needed: int) -> Iterator[str]:
+    """A folder on a memory file system, to avoid waiting for the disk; on a disk if `needed` bytes are not free."""
+    is_large = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > needed
+    # Not in pytest's folder: run by root, PostgreSQL has another user, and each further pytest shuts others out of it.
+    with TemporaryDirectory(prefix="toolbox-", dir=MEMORY if is_large else None, ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
 class Process:
     """A pytest process with its share of the files. It prints what pytest prints, with its number before each line."""
 
@@ -203,8 +220,9 @@ def run(processes: int, arguments: Sequence[str]) -> int:
     """Run the tests; return pytest's exit status."""
     begun = time.monotonic()
     warm_python.share(*IMPORTED)
-    running = [Process(number, processes, arguments) for number in range(processes + 1)]
-    statuses = [each.wait() for each in running]
+    with folder_in_memory(2**30) as os.environ[FOLDER]:
+        running = [Process(number, processes, arguments) for number in range(processes + 1)]
+        statuses = [each.wait() for each in running]
     for each in running:
         print(*each.failures, sep="", end="")
     counts = sum((each.counts for each in running), Counter[str]())

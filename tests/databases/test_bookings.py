@@ -149,8 +149,10 @@ async def test_200_concurrent_customers_lose_no_update_and_leave_no_connection_o
             cancelled = select(func.count()).where(BookingRow.id.in_(numbers), BookingRow.status == Status.CANCELLED)
             assert (booked, await session.scalar(cancelled)) == (CARS, 40)
             await session.commit()
-            idle = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"
-            held = "SELECT count(*) FROM pg_locks WHERE locktype IN ('tuple', 'transactionid') AND NOT granted"
+            here = "FROM pg_stat_activity WHERE datname = current_database()"
+            idle = f"SELECT count(*) {here} AND state LIKE 'idle in transaction%'"
+            kinds_of_lock = "locktype IN ('tuple', 'transactionid')"
+            held = f"SELECT count(*) FROM pg_locks WHERE pid IN (SELECT pid {here}) AND {kinds_of_lock} AND NOT granted"
             assert (await session.scalar(text(idle)), await session.scalar(text(held))) == (0, 0)
         assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # of a queue pool
 

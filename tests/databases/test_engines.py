@@ -25,6 +25,8 @@ from toolbox import (
 from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel
 
+from .conftest import end_connections
+
 pytestmark = pytest.mark.anyio
 
 
@@ -264,9 +266,6 @@ def test_the_module_toolbox_redis_is_not_the_library() -> None:
     assert hasattr(redis, "Redis")
 
 
-DROP_OTHERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid();"
-
-
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_a_connection_that_the_server_has_dropped_is_replaced(
     postgres: Any, postgres_url: str, driver: str
@@ -287,7 +286,7 @@ async def test_a_connection_that_the_server_has_dropped_is_replaced(
 
         await ask()
         ask_synchronously()
-        postgres.psql(DROP_OTHERS.format(url.database))
+        end_connections(postgres, url.database)
         await ask()
         ask_synchronously()
 
@@ -311,7 +310,7 @@ async def test_an_answer_is_not_lost_when_the_server_has_dropped_the_connection(
         async def chat(self, room: MemoryId[str], question: str) -> str: ...
 
     async def reply(request: ChatRequest) -> str:
-        postgres.psql(DROP_OTHERS.format(make_url(postgres_url).database))  # while the model thinks
+        end_connections(postgres, make_url(postgres_url).database)  # while the model thinks
         return "hello"
 
     service = register_ai_service(tools=())(Desk)

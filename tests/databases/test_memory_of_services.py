@@ -55,7 +55,8 @@ async def test_no_transaction_is_open_while_the_model_replies(database_url: str)
     async def reply(request: ChatRequest) -> str:
         engine = container.get(AsyncEngine)
         if engine.dialect.name == "postgresql":
-            idle = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"
+            here = "FROM pg_stat_activity WHERE datname = current_database()"
+            idle = f"SELECT count(*) {here} AND state LIKE 'idle in transaction%'"
             async with engine.connect() as connection:
                 assert await connection.scalar(text(idle)) == 0
         return f"{engine.pool.checkedout()} connections in use"  # type: ignore[attr-defined]  # of a queue pool
