@@ -75,7 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out other shares of files that the arguments name. Run the slowest files first."""
     share = config.getoption("share")
     items[:] = [each for each in items if share is None or each.path in share]
-    items.sort(key=lambda item: -parallel.seconds_of(item.path))
+    seconds = {path: parallel.seconds_of(path) for path in {each.path for each in items}}
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.hookimpl(wrapper=True)

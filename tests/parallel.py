@@ -155,9 +155,13 @@ def seconds_of(file: Path) -> float:
 def shares(count: int) -> list[list[Path]]:
     """Return the early files and `count` lists of the others that take equally long, each with its slowest first."""
     early = [TESTS / each for each in EARLY]
+    others = {file: seconds_of(file) for file in TESTS.rglob("test_*.py") if file not in early}
     found: list[list[Path]] = [[] for _ in range(count)]
-    for file in sorted({*TESTS.rglob("test_*.py")} - {*early}, key=lambda file: (-seconds_of(file), file)):
-        min(found, key=lambda share: sum(map(seconds_of, share))).append(file)
+    taken = [0.0] * count
+    for file in sorted(others, key=lambda file: (-others[file], file)):
+        number = taken.index(min(taken))
+        found[number].append(file)
+        taken[number] += others[file]
     return [early, *found]
 
 
