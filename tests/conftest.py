@@ -164,14 +164,14 @@ def clean_tab(tab: Any) -> Iterator[Any]:
     """The tab, without anything that an earlier test left."""
     size = tab.viewport_size
     yield tab
-    if tab.viewport_size != size:
-        tab.set_viewport_size(size)
     tab.unroute_all()
     tab.evaluate("sessionStorage.clear(); localStorage.clear()")
+    tab.goto("about:blank")  # first, so that the page is not drawn again for what follows
     tab.context.clear_cookies()
+    if tab.viewport_size != size:
+        tab.set_viewport_size(size)
     tab.mouse.move(0, 0)
     tab.emulate_media(color_scheme="light")
-    tab.goto("about:blank")
 
 
 @contextmanager

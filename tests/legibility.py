@@ -87,12 +87,15 @@ TEXTS = """() => {
 def illegible_texts(tab: Any) -> list[Any]:
     """Return the texts of the tab that have too little contrast with what is behind them, in light and in dark."""
     found: list[Any] = []
-    was_dark = tab.evaluate(IS_DARK)
-    for scheme in ("dark", "light"):
-        tab.emulate_media(color_scheme=scheme)
-        is_dark, there_are_texts, illegible = tab.evaluate(TEXTS)
-        if is_dark != (scheme == "dark") or not there_are_texts:
-            found.append(f"the tab shows no text, or not in {scheme}")
-        found += [(scheme, *each) for each in illegible]
-    tab.emulate_media(color_scheme="dark" if was_dark else "light")
+    is_dark, there_are_texts, illegible = tab.evaluate(TEXTS)
+    first, other = ("dark", "light") if is_dark else ("light", "dark")
+    if not there_are_texts:
+        found.append(f"the tab shows no text in {first}")
+    found += [(first, *each) for each in illegible]
+    tab.emulate_media(color_scheme=other)
+    is_dark, there_are_texts, illegible = tab.evaluate(TEXTS)
+    if is_dark != (other == "dark") or not there_are_texts:
+        found.append(f"the tab shows no text, or not in {other}")
+    found += [(other, *each) for each in illegible]
+    tab.emulate_media(color_scheme=first)
     return found

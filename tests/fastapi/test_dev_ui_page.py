@@ -130,7 +130,7 @@ def adopt(pet: Cat | Dog, plans: list[list[str]]) -> str:
 @tool
 def recite() -> str:
     """Recites a long poem."""
-    return "word\n" * 60_000
+    return ("word " * 99 + "end.\n") * 210
 
 
 @tool
@@ -493,10 +493,10 @@ def test_objects_of_a_union_have_names_and_items_have_numbers(page: Any, address
 def test_a_very_long_result_can_be_shown_in_full(page: Any, address: str) -> None:
     page.goto(f"{address}#tools/recite")
     page.get_by_role("button", name="Call").click()
-    page.get_by_role("button", name="Show all 300,000 characters").click()
+    page.get_by_role("button", name="Show all 105,000 characters").click()
 
     result = page.get_by_role("group", name="Result")
-    assert len(result.inner_text()) == 300_000
+    assert len(result.inner_text()) == 105_000
     assert result.evaluate("each => each === document.activeElement")
 
 
