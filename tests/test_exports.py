@@ -121,22 +121,31 @@ def test_unknown_names_raise_attribute_error() -> None:
         module.Calculatr  # noqa: B018 - the access is the test
 
 
-def loaded_by(statement: str) -> list[str]:
-    script = f"{statement}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    return list(json.loads(done.stdout))
+def loaded_by(*programs: str) -> list[list[str]]:
+    """Run programs one after another in a new process; return what is imported after each of them."""
+    after_each = "\nseen.append(sorted(sys.modules))\n"
+    script = f"import json, sys\nseen = []\n{after_each.join([*programs, ''])}print(json.dumps(seen))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seen: list[list[str]] = json.loads(done.stdout)
+    return seen
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import toolbox",
-        "from toolbox import Container, tool, toolbox, register_ai_service, Result",
-        "import toolbox.testing",
-    ],
+IMPORTS = (
+    "import toolbox",
+    "from toolbox import Container, tool, toolbox, register_ai_service, Result",
+    "import toolbox.testing",
 )
-def test_importing_the_library_loads_nothing_heavy(statement: str) -> None:
-    assert [name for name in loaded_by(statement) if name in HEAVY] == []
+
+
+@pytest.fixture(scope="module")
+def loaded_by_imports() -> dict[str, list[str]]:
+    return dict(zip(IMPORTS, loaded_by(*IMPORTS), strict=True))
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_importing_the_library_loads_nothing_heavy(loaded_by_imports: dict[str, list[str]], statement: str) -> None:
+    assert [name for name in loaded_by_imports[statement] if name in HEAVY] == []
 
 
 PLAIN_PROGRAM = """
@@ -182,16 +191,7 @@ CAPABILITIES = (
 """Modules and packages of `toolbox` for capabilities that a program with one service and one tool does not use."""
 
 
-def test_a_plain_program_imports_no_capability_that_it_does_not_use() -> None:
-    imported = loaded_by(PLAIN_PROGRAM)
-
-    assert "toolbox.services.driver" in imported
-    unused = tuple(f"toolbox.{each}" for each in CAPABILITIES)
-    assert [each for each in imported if each in unused or each.startswith(tuple(f"{name}." for name in unused))] == []
-
-
-def test_a_bean_of_a_capability_that_is_imported_after_the_start_is_found() -> None:
-    program = """
+BEAN_OF_A_CAPABILITY = """
 import sys
 from toolbox import Container
 
@@ -200,20 +200,40 @@ with Container() as container:
     from toolbox.runs import Runs
     assert container.get(Runs) is container.runs
 """
-    assert "toolbox.runs.inbox" in loaded_by(program)
 
-
-def test_the_toolbox_decorator_is_not_replaced_by_later_imports() -> None:
-    script = """
+LATER_IMPORTS = """
 import importlib
-from toolbox import toolbox, tool, produces
 for module in ("rest", "testing", "container", "cli", "tools.marks", "services.planning", "di.decorators"):
     importlib.import_module(f"toolbox.{module}")
 package = importlib.import_module("toolbox")
-assert (package.toolbox, package.tool, package.produces) == (toolbox, tool, produces)
-assert callable(toolbox) and callable(tool) and callable(produces)
+assert (package.toolbox, package.tool, package.produces) == first
+assert all(map(callable, first))
 """
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+@pytest.fixture(scope="module")
+def loaded_by_programs() -> dict[str, list[str]]:
+    decorators = "from toolbox import toolbox, tool, produces\nfirst = (toolbox, tool, produces)\n"
+    programs = (PLAIN_PROGRAM, BEAN_OF_A_CAPABILITY, LATER_IMPORTS)
+    return dict(zip(programs, loaded_by(decorators + PLAIN_PROGRAM, *programs[1:]), strict=True))
+
+
+def test_a_plain_program_imports_no_capability_that_it_does_not_use(loaded_by_programs: dict[str, list[str]]) -> None:
+    imported = loaded_by_programs[PLAIN_PROGRAM]
+
+    assert "toolbox.services.driver" in imported
+    unused = tuple(f"toolbox.{each}" for each in CAPABILITIES)
+    assert [each for each in imported if each in unused or each.startswith(tuple(f"{name}." for name in unused))] == []
+
+
+def test_a_bean_of_a_capability_that_is_imported_after_the_start_is_found(
+    loaded_by_programs: dict[str, list[str]],
+) -> None:
+    assert "toolbox.runs.inbox" in loaded_by_programs[BEAN_OF_A_CAPABILITY]
+
+
+def test_the_toolbox_decorator_is_not_replaced_by_later_imports(loaded_by_programs: dict[str, list[str]]) -> None:
+    assert "toolbox.cli" in loaded_by_programs[LATER_IMPORTS]  # the program's assertions were true
 
 
 def test_both_packages_are_marked_as_typed() -> None:

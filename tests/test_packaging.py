@@ -1,10 +1,10 @@
 """The wheel: its files, and that it works without the repository."""
 
+import csv
 import os
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,31 @@ import pytest
 pytestmark = pytest.mark.timeout(400)  # starts processes
 
 ROOT = Path(__file__).parent.parent
+PROGRAM = """
+import asyncio, os, warnings
+from typing import Protocol
+
+import toolbox
+from toolbox import DemoChatModel, create_ai_service, tool
+
+class Echo(Protocol):
+    async def say(self, text: str) -> str: ...
+
+@tool
+def shout(text: str) -> str:
+    return text.upper()
+
+print(asyncio.run(create_ai_service(Echo, chat_model=DemoChatModel(), tools=[shout]).say("hello")))
+
+warnings.simplefilter("default")  # for other packages
+os.environ["TOOLBOX_DEMO"] = "1"
+import menu, toolbox_fastapi
+from fastapi.testclient import TestClient
+
+with TestClient(menu.app) as client:
+    print(client.get("/ask?question=Is+there+soup").json())
+print(toolbox.__file__, toolbox_fastapi.__file__, sep="\\n")
+"""
 
 
 def run(*arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
@@ -20,69 +45,50 @@ def run(*arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    done = run("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
-    if done.returncode:
-        pytest.skip(f"no wheel can be built here: {done.stderr.strip()[-200:]}")
-    [built] = folder.glob("toolbox_di-*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into an empty folder; only its dependencies come from this environment."""
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel and install it into an empty folder; only its dependencies come from this environment."""
     folder = tmp_path_factory.mktemp("site")
-    done = run("-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(folder), str(wheel))
-    assert done.returncode == 0, done.stderr
+    done = run("-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(folder), str(ROOT))
+    if done.returncode:
+        built = run("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+        assert built.returncode, f"the wheel cannot be installed: {done.stderr}"
+        pytest.skip(f"no wheel can be built here: {built.stderr.strip()[-200:]}")
     return folder
 
 
-def test_the_wheel_contains_both_packages_only(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
+@pytest.fixture(scope="module")
+def output(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Run two programs in one new process, with the wheel and without the repository; return what they print."""
+    folder = tmp_path_factory.mktemp("programs")
+    [menu] = re.findall(r"(?ms)^`menu\.py`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"))
+    (folder / "menu.py").write_text(menu, encoding="utf-8")
+    (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
 
-    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"toolbox", "toolbox_fastapi"}
+    done = run("-W", "error", str(folder / "program.py"), PYTHONPATH=str(installed))
+
+    assert done.returncode == 0, done.stderr
+    *printed, place, place_of_fastapi = done.stdout.splitlines()
+    assert Path(place).is_relative_to(installed)
+    assert Path(place_of_fastapi).is_relative_to(installed)
+    return printed
+
+
+def test_the_wheel_contains_both_packages_only(installed: Path) -> None:
+    [record] = installed.glob("toolbox_di-*.dist-info/RECORD")
+    names = [name for name, _, _ in csv.reader(record.read_text(encoding="utf-8").splitlines())]
+    assert names.count("../../bin/toolbox") == 1  # the command, which pip writes
+
+    folders = {name.partition("/")[0] for name in names if ".dist-info/" not in name and name != "../../bin/toolbox"}
+    assert folders == {"toolbox", "toolbox_fastapi"}
     assert {"toolbox/py.typed", "toolbox_fastapi/py.typed"} <= set(names)
     page = ROOT / "toolbox_fastapi" / "dev_ui" / "page"
     assert {each.name for each in page.iterdir()} == {Path(name).name for name in names if "/dev_ui/page/" in name}
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_wheel_works_without_the_repository(installed: Path, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import asyncio, pathlib, toolbox\n"
-        "from typing import Protocol\n"
-        "from toolbox import DemoChatModel, create_ai_service, tool\n"
-        f"assert pathlib.Path(toolbox.__file__).is_relative_to({str(installed)!r})\n"
-        "class Echo(Protocol):\n"
-        "    async def say(self, text: str) -> str: ...\n"
-        "@tool\n"
-        "def shout(text: str) -> str:\n"
-        "    return text.upper()\n"
-        "print(asyncio.run(create_ai_service(Echo, chat_model=DemoChatModel(), tools=[shout]).say('hello')))\n",
-        encoding="utf-8",
-    )
-
-    done = run("-W", "error", str(program), PYTHONPATH=str(installed))
-
-    assert done.returncode == 0, done.stderr
-    assert "HELLO" in done.stdout
+def test_the_wheel_works_without_the_repository(output: list[str]) -> None:
+    assert "HELLO" in output[0]
 
 
-def test_the_program_of_the_readme_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
-    [menu] = re.findall(r"(?ms)^`menu\.py`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"))
-    (tmp_path / "menu.py").write_text(menu, encoding="utf-8")
-    client = (
-        "import pathlib, menu, toolbox_fastapi\n"
-        "from fastapi.testclient import TestClient\n"
-        f"assert pathlib.Path(toolbox_fastapi.__file__).is_relative_to({str(installed)!r})\n"
-        "with TestClient(menu.app) as client:\n"
-        "    print(client.get('/ask?question=Is+there+soup').json())\n"
-    )
-    path = os.pathsep.join([str(installed), str(tmp_path)])
-
-    done = run("-P", "-c", client, PYTHONPATH=path, TOOLBOX_DEMO="1")
-
-    assert done.returncode == 0, done.stderr
-    assert "pumpkin soup 7.5" in done.stdout
+def test_the_program_of_the_readme_runs_from_the_wheel(output: list[str]) -> None:
+    assert "pumpkin soup 7.5" in output[1]
