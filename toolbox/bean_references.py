@@ -90,6 +90,11 @@ def named_at(target: object, decorator: str) -> tuple[BeanReference, ...]:
     return tuple(map(BeanReference.to, named)) if named else ()
 
 
+def is_marked(*targets: object) -> bool:
+    """Return True if a decorator names something at one of these functions and classes."""
+    return any(map(_marks_of, targets))
+
+
 def named_in_class(cls: type[Any], decorator: str) -> tuple[BeanReference, ...]:
     """Return what a decorator names at a class and its bases, those of bases first."""
     found: list[BeanReference] = []

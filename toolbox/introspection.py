@@ -8,6 +8,7 @@ runs; `local_names` collects them then. Not here: the meaning of parameters (`di
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import operator
 import re
@@ -455,9 +456,13 @@ _RAISES = dis.opmap["RAISE_VARARGS"]
 
 def has_body(function: Any) -> bool:
     """Return False for a function that consists of `...`, `pass`, a docstring or `raise NotImplementedError`."""
-    code = function.__code__
+    return _has_body(function.__code__, function.__doc__)
+
+
+@functools.lru_cache(maxsize=1024)  # the methods of a service are read several times
+def _has_body(code: CodeType, doc: str | None) -> bool:
     raises = code.co_names == ("NotImplementedError",)
-    constants = set(map(repr, code.co_consts)) <= set(map(repr, (None, function.__doc__, ...)))
+    constants = set(map(repr, code.co_consts)) <= set(map(repr, (None, doc, ...)))
     if not constants and not raises:
         return True
     done = set(code.co_code[::2])  # the instructions, without their arguments

@@ -9,10 +9,10 @@ capability), those of every host (`layers`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..bean_references import BeanReference, definitions_of, named_at_first, named_in_class
+from ..bean_references import BeanReference, definitions_of, is_marked, named_at_first, named_in_class
 from ..errors import Problem
 from ..tools.pipeline import Tool, ToolLayer, ToolStep
 from .declaration import ServiceOptions
@@ -41,9 +41,16 @@ class MethodMarks:
 
     cls: type[Any]
     method: str
+    is_marked: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look once for any mark: most methods have none."""
+        object.__setattr__(self, "is_marked", is_marked(*self.cls.__mro__, *definitions_of(self.cls, self.method)))
 
     def named_by(self, decorator: str) -> tuple[BeanReference, ...]:
         """Return what a decorator names at the class and its bases, then at the method."""
+        if not self.is_marked:
+            return ()
         return (*self.at_class(decorator), *self.at_method(decorator))
 
     def at_class(self, decorator: str) -> tuple[BeanReference, ...]:
@@ -52,7 +59,7 @@ class MethodMarks:
 
     def at_method(self, decorator: str) -> tuple[BeanReference, ...]:
         """Return what a decorator names at the method."""
-        return named_at_first(definitions_of(self.cls, self.method), decorator)
+        return named_at_first(definitions_of(self.cls, self.method), decorator) if self.is_marked else ()
 
     def answer_retries(self) -> int:
         """Return the largest `max_retries` of `@output_guardrails` at the class and the method."""
@@ -269,7 +276,7 @@ class NamedAt:
 def named_at_method(cls: type[Any], method: str) -> Iterator[NamedAt]:
     """Yield everything that decorators name at a service class and at one of its methods."""
     marks = MethodMarks(cls, method)
-    for decorator in DECORATORS:
+    for decorator in DECORATORS if marks.is_marked else ():
         for where, named in ((cls.__name__, marks.at_class), (f"{cls.__name__}.{method}", marks.at_method)):
             yield from (NamedAt(f"{where}, @{decorator}", decorator, each, False) for each in named(decorator))
 
