@@ -956,9 +956,13 @@ async def test_unsampled_traces_are_measured_but_not_recorded() -> None:
     assert len(telemetry.points("gen_ai.invoke_agent.duration")) == 1
 
 
-def test_without_opentelemetry_the_error_names_the_extra() -> None:
+@pytest.fixture(scope="module")
+def printed_without_opentelemetry() -> list[str]:
+    """Return the lines of a program that imports toolbox, and then toolbox.otel without OpenTelemetry."""
     program = """
 import sys
+import toolbox
+print("opentelemetry" in sys.modules)
 sys.modules["opentelemetry"] = None
 try:
     import toolbox.otel
@@ -967,15 +971,17 @@ except ModuleNotFoundError as error:
 import toolbox
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=110)
+    return done.stdout.splitlines()
 
-    assert done.stdout == "toolbox.otel needs OpenTelemetry; install it with: pip install 'toolbox-di[otel]'\n"
+
+def test_importing_toolbox_does_not_import_opentelemetry(printed_without_opentelemetry: list[str]) -> None:
+    assert printed_without_opentelemetry[0] == "False"
 
 
-def test_importing_toolbox_does_not_import_opentelemetry() -> None:
-    program = "import sys, toolbox; print('opentelemetry' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=110)
-
-    assert done.stdout == "False\n"
+def test_without_opentelemetry_the_error_names_the_extra(printed_without_opentelemetry: list[str]) -> None:
+    assert printed_without_opentelemetry[1:] == [
+        "toolbox.otel needs OpenTelemetry; install it with: pip install 'toolbox-di[otel]'"
+    ]
 
 
 async def test_each_run_of_a_guardrail_is_a_span_inside_its_call(telemetry: Telemetry) -> None:

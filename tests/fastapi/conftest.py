@@ -1,4 +1,7 @@
-"""Applications under test: called in process, spoken to as an ASGI server would, or served by uvicorn."""
+"""Applications under test: called in process, spoken to as an ASGI server would, or served by uvicorn.
+
+Clients share the TLS context: each one of its own would read all certificates, which takes 50 ms.
+"""
 
 import asyncio
 import socket
@@ -11,6 +14,8 @@ import httpx2
 import pytest
 import uvicorn
 from fastapi import FastAPI
+
+from toolbox.tls import tls_context
 
 Running = Callable[[FastAPI], AbstractAsyncContextManager[httpx2.AsyncClient]]
 
@@ -53,7 +58,8 @@ def serving() -> Running:
         task = asyncio.create_task(server.serve(sockets=[listening]))
         try:
             await started.wait()
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=100) as client:
+            url = f"http://127.0.0.1:{port}"
+            async with httpx2.AsyncClient(base_url=url, timeout=100, verify=tls_context()) as client:
                 yield client
         finally:
             server.should_exit = True

@@ -18,6 +18,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request
 
 from tests import warm_python
 from toolbox import Container, IllegalConfigurationError, ToolboxSettings, application_scoped, tool
+from toolbox.tls import tls_context
 from toolbox_fastapi import DevUi, Inject, install
 from toolbox_fastapi.dev_ui import access
 
@@ -174,7 +175,7 @@ async def test_the_address_is_printed_and_the_token_is_not_in_the_access_log(
     caplog.set_level(logging.INFO, "uvicorn.access")
     for name in ("uvicorn", "uvicorn.access"):
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
-    async with served(program()), httpx2.AsyncClient(follow_redirects=True) as client:
+    async with served(program()), httpx2.AsyncClient(follow_redirects=True, verify=tls_context()) as client:
         address = printed(capsys)
         assert re.fullmatch(r"http://localhost:\d+/dev-ui/\?token=[0-9a-f]{48}", address)
         reply = await client.get(address.replace("localhost", "127.0.0.1"))

@@ -24,6 +24,7 @@ from toolbox.redis import RedisChatMemoryStore, client
 from toolbox.runs import RunStore
 from toolbox.settings import RedisSettings, SqlSettings, ToolboxSettings
 from toolbox.sql import SqlChatMemoryStore, SqlRunStore, engine
+from toolbox.tls import tls_context
 from toolbox_fastapi import health_router, install
 
 Running = Callable[[FastAPI], AbstractAsyncContextManager[httpx2.AsyncClient]]
@@ -208,7 +209,7 @@ def test_an_application_that_shuts_down_is_live_but_not_ready() -> None:
     with server, ThreadPoolExecutor() as threads:
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        reply = threads.submit(httpx2.get, f"http://127.0.0.1:{port}/slow", timeout=60)
+        reply = threads.submit(httpx2.get, f"http://127.0.0.1:{port}/slow", timeout=60, verify=tls_context())
         assert server.stdout.readline() == "asked\n"
         server.send_signal(signal.SIGTERM)
         assert reply.result().json() == [200, 503, 200]

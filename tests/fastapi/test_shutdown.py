@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from tests import warm_python
+from toolbox.tls import tls_context
 
 PROGRAM = """
 import asyncio, socket
@@ -101,7 +102,10 @@ def stop_while_reading(process: subprocess.Popen[str], path: str) -> tuple[str, 
     assert process.stdout is not None
     port = int(process.stdout.readline())
     text = ""
-    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=100) as client, client.stream("GET", path) as reply:
+    with (
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=100, verify=tls_context()) as client,
+        client.stream("GET", path) as reply,
+    ):
         began = 0.0
         try:
             for chunk in reply.iter_text():
@@ -140,7 +144,7 @@ def test_an_invocation_that_takes_too_long_is_cancelled(started: subprocess.Pope
     port = int(started.stdout.readline())
 
     with ThreadPoolExecutor() as pool:
-        reply = pool.submit(httpx2.get, f"http://127.0.0.1:{port}/awaited", timeout=100)
+        reply = pool.submit(httpx2.get, f"http://127.0.0.1:{port}/awaited", timeout=100, verify=tls_context())
         assert started.stdout.readline() == "asked\n"
         started.send_signal(signal.SIGTERM)
         assert (reply.result().status_code, reply.result().json()["status"]) == (503, 503)

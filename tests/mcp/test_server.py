@@ -36,6 +36,7 @@ from toolbox import (
 )
 from toolbox.mcp import mcp_server_of
 from toolbox.testing import ScriptedChatModel
+from toolbox.tls import tls_context
 from toolbox_fastapi import Inject as EndpointInject
 from toolbox_fastapi import install, mount_mcp
 
@@ -478,7 +479,9 @@ async def test_tools_are_served_over_http_in_fastapi() -> None:
     async with serving(app) as base, Client(f"{base}/mcp") as client, Client(f"{base}/mcp/") as other:
         assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
         assert (await other.call_tool("fail", {})).is_error
-        async with httpx2.AsyncClient(base_url=base) as http:  # no redirect, which can fail behind a proxy
+        async with httpx2.AsyncClient(
+            base_url=base, verify=tls_context()
+        ) as http:  # no redirect, which can fail behind a proxy
             assert (await http.post("/mcp", json={})).status_code == 400
             assert (await http.post("/mcp", json={}, headers={"Host": "evil.example"})).status_code == 421
             assert (await http.get("/health")).json() == "up"
@@ -490,7 +493,7 @@ async def test_get_is_rejected_immediately() -> None:
     app, made = FastAPI(), container()
     install(app, made)
     mount_mcp(app, made, [Tools])
-    async with serving(app) as base, httpx2.AsyncClient(base_url=base, timeout=5) as http:
+    async with serving(app) as base, httpx2.AsyncClient(base_url=base, timeout=5, verify=tls_context()) as http:
         for path in ("/mcp", "/mcp/"):
             for method in ("GET", "DELETE", "PUT"):
                 answer = await http.request(method, path, headers={"Accept": "text/event-stream"})
@@ -511,13 +514,13 @@ async def test_dependencies_guard_the_mounted_server() -> None:
 
     mount_mcp(app, made, [Tools], dependencies=[Depends(signed)])
     async with serving(app) as base:
-        async with httpx2.AsyncClient(base_url=base) as http:
+        async with httpx2.AsyncClient(base_url=base, verify=tls_context()) as http:
             for path in ("/mcp", "/mcp/"):
                 answer = await http.post(path, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
                 assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         assert seen == []
         async with (
-            httpx2.AsyncClient(headers={"Authorization": "Bearer ada"}) as http,
+            httpx2.AsyncClient(headers={"Authorization": "Bearer ada"}, verify=tls_context()) as http,
             Client(streamable_http_client(f"{base}/mcp", http_client=http)) as client,
         ):
             assert (await client.call_tool("add", {"a": 41})).content[0].text == "42"
