@@ -165,7 +165,7 @@ class KeywordToolSearch(_TermSearch):
         found = [index for index, score in enumerate(scores) if score > 0]
         if len(found) > 1:
             texts = [" ".join(_lowered(tool)) for tool in tools]
-            weights = {word: 1 / max(1, sum(word in text for text in texts)) for word in words}
+            weights = {word: 1 / max(1, sum([word in text for text in texts])) for word in words}
             rarity = {index: sum(weight for word, weight in weights.items() if word in texts[index]) for index in found}
             found.sort(key=lambda index: (-scores[index], -rarity[index]))
         return ToolSearchResult([tools[index].name for index in found[: self.max_results]])
@@ -173,7 +173,13 @@ class KeywordToolSearch(_TermSearch):
     def score(self, tool: ToolSpecification, terms: Sequence[str]) -> int:
         """Return the sum over all different words: 2 if the name contains it, plus 1 if the description does."""
         name, description = _lowered(tool)
-        return sum(2 * (word in name) + (word in description) for word in _words_in(tuple(terms)))
+        total = 0
+        for word in _words_in(tuple(terms)):
+            if word in name:
+                total += 2
+            if word in description:
+                total += 1
+        return total
 
 
 _PUNCTUATION = ".,;:!?()[]{}\"'`"

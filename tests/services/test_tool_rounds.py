@@ -792,20 +792,21 @@ async def test_tool_abort_ends_the_call_immediately() -> None:
 
 async def test_thousands_of_concurrent_tool_calls_run_in_linear_time() -> None:
     """With quadratic cost, this would take minutes."""
+    count = 5000
 
     @tool
     async def note(n: int) -> int:
         await asyncio.sleep(0)
         return n
 
-    calls = [tool_call("note", {"n": n}) for n in range(10_000)]
+    calls = [tool_call("note", {"n": n}) for n in range(count)]
     model = ScriptedChatModel([AiMessage(tool_execution_requests=calls), "noted"])
 
     class Assistant(Protocol):
         async def chat(self, text: str) -> Result[str]: ...
 
     assistant = create_ai_service(Assistant, chat_model=model, tools=[note], concurrent_tools=True)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(15):
         result = await assistant.chat("x")
 
-    assert [execution.result for execution in result.tool_executions] == [str(n) for n in range(10_000)]
+    assert [execution.result for execution in result.tool_executions] == [str(n) for n in range(count)]

@@ -121,6 +121,7 @@ class ToolTasks:
             invocation.environment.on_progress = self._add_progress
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._news: deque[Any] = deque()
+        self._unread = 0  # reports in `_news`
         self._waiting: asyncio.Future[None] | None = None
         self._places = asyncio.Semaphore(invocation.host.max_concurrent_tools)
         self._all_started = False
@@ -149,9 +150,10 @@ class ToolTasks:
             self._waiting.set_result(None)
 
     def _add_progress(self, report: ToolProgress) -> None:
-        unread = [index for index, each in enumerate(self._news) if isinstance(each, ToolProgress)]
-        if len(unread) >= MOST_PROGRESS:
-            del self._news[unread[0]]
+        if self._unread < MOST_PROGRESS:
+            self._unread += 1
+        else:
+            del self._news[next(index for index, each in enumerate(self._news) if isinstance(each, ToolProgress))]
         self._add(report)
 
     @property
@@ -165,7 +167,10 @@ class ToolTasks:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
         news = self._news.popleft()
-        found: News = news if isinstance(news, (RunTool, ToolProgress)) else news.result()
+        if isinstance(news, ToolProgress):
+            self._unread -= 1
+            return news
+        found: News = news if isinstance(news, RunTool) else news.result()
         return found
 
     async def cancel(self) -> None:

@@ -6,6 +6,7 @@ Not here: the container itself (`container`), running a call (`driver`).
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import sys
@@ -43,7 +44,15 @@ from .implementation import bound_arguments, implementation_of
 from .invocation import Running, abandon_runs
 from .layering import GUARDRAILS, HostLayers, NamedAt, named_at_method, named_at_tool, tool_layers
 from .memory import ChatMemories, ChatMemory, ChatMemoryKey, ChatMemoryStore, InMemoryChatMemoryStore
-from .planning import named_beans, plan_service, providers_of, service_cycles, sources_of, strategies
+from .planning import (
+    named_beans,
+    plan_service,
+    providers_of,
+    service_cycles,
+    services_offered_by,
+    sources_of,
+    strategies,
+)
 from .plans import FunctionMessage, MethodPlan, call_may_suspend, may_suspend, settle
 
 logger = logging.getLogger("toolbox.services")
@@ -66,6 +75,8 @@ class ContainerHost:
     layers = HostLayers()
     is_container = True
     has_cost_estimator = False
+    services_offered_by: Callable[..., Iterable[type[Any]]] = staticmethod(services_offered_by)
+    """Remembers its results during a check."""
 
     def __init__(
         self,
@@ -404,6 +415,7 @@ class ContainerHost:
         self._graph = graph
         self.has_cost_estimator = isinstance(graph.value_of(_ESTIMATOR), SingleBean)
         self.layers = HostLayers(interceptors=global_interceptors(graph))
+        self.services_offered_by = functools.cache(services_offered_by)
 
     def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
         """See `ServiceHost.tool_problems`."""
@@ -426,8 +438,9 @@ class ContainerHost:
             stop=declared.stop if "stop" not in method_names(registered) else Stop.NONE,
             problems=(),
         )
-        listed = *bean_types(sources_of(registered)), *(each.bean for each in providers_of(registered, options))
-        named = (*strategies(options), *named_beans([registered, *sources_of(registered)]))
+        sources = sources_of(registered)
+        listed = *bean_types(sources), *(each.bean for each in providers_of(registered, options))
+        named = (*strategies(options), *named_beans([registered, *sources]))
         implied = (*registrable(listed), *named)
         return Registration((definition,), implied, service.check)
 
@@ -475,7 +488,7 @@ class _Service:
             self._planned_in = graph
         plans = self.plans
         yield from self._problems
-        yield from service_cycles(self._cls)
+        yield from service_cycles(self._cls, self._host.services_offered_by)
         if (problem := self._host.models.problem(self._options.model, self._cls.__name__)) is not None:
             yield problem
         for provider in providers_of(self._cls, self._options):

@@ -549,21 +549,22 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
 # --- tools, tool providers and services that a service lists
 
 
-def service_cycles(cls: type[Any]) -> Iterator[Problem]:
+def service_cycles(cls: type[Any], offered_by: Callable[[type[Any]], Iterable[type[Any]]]) -> Iterator[Problem]:
     """Yield a problem for each cycle of services that are tools of each other and in which `cls` is the first by name.
 
-    For each service that lists `cls`, only the shortest cycle is reported: there may be very many cycles.
+    For each service that lists `cls`, only the shortest cycle is reported: there may be very many cycles. `offered_by`
+    is `services_offered_by`; the checks of all services share its results.
     """
     paths: dict[type[Any], tuple[type[Any], ...]] = {cls: (cls,)}
-    queue = deque([cls])
+    queue, name = deque([cls]), _name_of(cls)
     while queue:
         here = queue.popleft()
-        for following in _services_offered_by(here):
+        for following in offered_by(here):
             if following is cls:
                 circle = " -> ".join(each.__name__ for each in (*paths[here], cls))
                 fix = "remove one of them from the tools= of another"
                 yield Problem(cls.__name__, f"these services are tools of each other: {circle}", fix)
-            elif following not in paths and _name_of(following) > _name_of(cls):
+            elif following not in paths and _name_of(following) > name:
                 paths[following] = (*paths[here], following)
                 queue.append(following)
 
@@ -572,9 +573,10 @@ def _name_of(cls: type[Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}.{id(cls)}"
 
 
-def _services_offered_by(cls: type[Any]) -> Iterator[type[Any]]:
+def services_offered_by(cls: type[Any]) -> Iterable[type[Any]]:
+    """Return the services that a service lists as tools."""
     services = [each for each in sources_of(cls) if isinstance(each, type) and service_options_of(each) is not None]
-    yield from dict.fromkeys(bean_types(services))
+    return dict.fromkeys(bean_types(services))
 
 
 def sources_of(cls: type[Any], options: ServiceOptions | None = None) -> tuple[Any, ...]:

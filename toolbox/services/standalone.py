@@ -39,7 +39,7 @@ from .implementation import implementation_of
 from .invocation import Running, abandon_runs
 from .layering import HostLayers, NamedAt, named_at_method, named_at_tool
 from .memory import ChatMemories, ChatMemoryKey, InMemoryChatMemoryStore
-from .planning import as_sources, plan_service, providers_of, service_cycles
+from .planning import as_sources, plan_service, providers_of, service_cycles, services_offered_by
 from .plans import FunctionMessage, MethodPlan, call_may_suspend, services_below, settle
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ def create_ai_service(
         problems += host.add(BeanReference.to(settings.tool_search), f"{cls.__name__}, tool_search")
         problems += host.problems_of(NamedAt("interceptors=", "interceptors", each, False) for each in everywhere)
         problems += host.problems_of(each for name in method_names(cls) for each in named_at_method(cls, name))
-        problems += service_cycles(cls)
+        problems += service_cycles(cls, services_offered_by)
         problems += _durable_problems(plans.values(), host)
         problems += _container_needed(cls, settings, plans.values(), host)
     if (problem := no_model(chat_model, getattr(cls, "__name__", repr(cls)), "chat_model=")) is not None:
