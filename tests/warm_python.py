@@ -1,4 +1,4 @@
-"""A Python process that has imported the libraries and forks for each program, so that a program starts at once.
+"""Python processes that have imported the libraries and fork for each program, so that a program starts at once.
 
 `command` returns what starts a program as `python …` does: a new process with its own folder, environment, arguments
 and streams. Signals reach it, and it ends when the started process is killed. Only the imports are done already.
@@ -33,7 +33,19 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 STARTER = Path(__file__).parent / "warm_python_starter.py"
 FREE_AT_END = "free_at_end"
-ADDRESS = "WARM_PYTHON_ADDRESS"
+SOCKETS = "WARM_PYTHON_SOCKETS"
+FEW = (
+    "toolbox.container",
+    "toolbox.di.wiring",
+    "toolbox.models.transport",
+    "toolbox.runs.start_checks",
+    "toolbox.services.hosting",
+    "toolbox.services.standalone",
+    "toolbox.settings",
+    "toolbox.testing",
+)
+"""The modules of programs that free everything at their end, which takes time for each object of each module."""
+
 PRELOADED = (
     "asyncio",
     "typing_extensions",
@@ -102,7 +114,15 @@ def command(*arguments: str, free_at_end: bool = False) -> list[str]:
     as it does without this module, which takes longer.
     """
     end = ["-X", FREE_AT_END] if free_at_end else []
-    return [sys.executable, "-I", "-S", str(STARTER), _server(), *end, *arguments]
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        str(STARTER),
+        f"{_sockets()}/{'few' if free_at_end else 'all'}",
+        *end,
+        *arguments,
+    ]
 
 
 def run(
@@ -129,29 +149,30 @@ def run(
 
 def share(*also: str) -> None:
     """Let the processes that this one starts, such as pytest's workers, use one warm process. It imports `also` too."""
-    os.environ[ADDRESS] = _server(*also)
+    os.environ[SOCKETS] = _sockets(*also)
 
 
 @functools.cache
-def _server(*also: str) -> str:
-    """Start the warm process, unless it is shared; return the address of its socket."""
-    if ADDRESS in os.environ:
-        return os.environ[ADDRESS]
+def _sockets(*also: str) -> str:
+    """Start the warm process, unless it is shared; return the folder of its sockets."""
+    if SOCKETS in os.environ:
+        return os.environ[SOCKETS]
     folder = tempfile.mkdtemp(prefix="warm-python-")
-    address = f"{folder}/socket"
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(address)
-        listening.listen(64)  # programs that start while the process imports wait here
+    with socket.socket(socket.AF_UNIX) as few, socket.socket(socket.AF_UNIX) as all_:
+        for name, listening in (("few", few), ("all", all_)):
+            listening.bind(f"{folder}/{name}")
+            listening.listen(64)  # programs that start while the process imports wait here
+        descriptors = (few.fileno(), all_.fileno())
         server = subprocess.Popen(
-            [sys.executable, __file__, str(listening.fileno()), *also],
+            [sys.executable, __file__, *map(str, descriptors), *also],
             stdin=subprocess.PIPE,
-            pass_fds=[listening.fileno()],
+            pass_fds=descriptors,
             cwd=ROOT,
             env={name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "TOOLBOX_"))}
             | {"PYTHONPATH": str(ROOT)},
         )
     atexit.register(_stop, server, folder)
-    return address
+    return folder
 
 
 def _stop(server: subprocess.Popen[bytes], folder: str) -> None:
@@ -245,6 +266,8 @@ class Serving:
             child, status = os.waitpid(-1, os.WNOHANG)
             if not child:
                 return
+            if child not in self._programs:  # the process of `FEW`
+                continue
             connection = self._programs.pop(child)
             with contextlib.suppress(KeyError):
                 self._selector.unregister(connection)
@@ -339,14 +362,18 @@ def execute(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
-def serve(descriptor: int, also: Sequence[str]) -> None:
+def serve(few: int, all_: int, also: Sequence[str]) -> None:
+    """Import `FEW`, fork a process that serves with them, import the others, and serve with all."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes stdin at its end
-    if sys.stdin in select.select([descriptor, sys.stdin], [], [])[0]:
+    if sys.stdin in select.select([few, all_, sys.stdin], [], [])[0]:
         return  # no program was started
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # as in the tests
-        for name in (*PRELOADED, *also):
-            __import__(name)
+    load(FEW)
+    if os.fork() == 0:
+        os.close(all_)
+        serve_on(few)
+        return
+    os.close(few)
+    load((*PRELOADED, *also))
     from _pytest.assertion.rewrite import AssertionRewritingHook
     from _pytest.config import default_plugins
 
@@ -355,6 +382,17 @@ def serve(descriptor: int, also: Sequence[str]) -> None:
 
     # pytest warns about plugins that were imported before it could rewrite their assertions.
     AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
+    serve_on(all_)
+
+
+def load(modules: Sequence[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as in the tests
+        for name in modules:
+            __import__(name)
+
+
+def serve_on(descriptor: int) -> None:
     # The path starts with the folder of this file, as for any program.
     del sys.path[0]
     gc.collect()
@@ -364,4 +402,4 @@ def serve(descriptor: int, also: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2:])
+    serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
