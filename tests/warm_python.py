@@ -113,16 +113,14 @@ def command(*arguments: str, free_at_end: bool = False) -> list[str]:
     The program must start in this test run: the command has no effect later. With `free_at_end` the interpreter ends
     as it does without this module, which takes longer.
     """
-    end = ["-X", FREE_AT_END] if free_at_end else []
-    return [
-        sys.executable,
-        "-I",
-        "-S",
-        str(STARTER),
-        f"{_sockets()}/{'few' if free_at_end else 'all'}",
-        *end,
-        *arguments,
-    ]
+    return [sys.executable, "-I", "-S", str(STARTER), *_asked(arguments, free_at_end)]
+
+
+def _asked(arguments: Sequence[str], free_at_end: bool) -> list[str]:
+    """Return the address of the process that forks the program, and the arguments for it."""
+    if free_at_end:
+        return [f"{_sockets()}/few", "-X", FREE_AT_END, *arguments]
+    return [f"{_sockets()}/all", *arguments]
 
 
 def run(
@@ -134,17 +132,25 @@ def run(
     free_at_end: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS…` in `folder` and return its output."""
-    return subprocess.run(
-        command(*arguments, free_at_end=free_at_end),
-        cwd=folder,
-        env=environment,
-        timeout=timeout,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="backslashreplace",
-        check=False,
-    )
+    from tests.warm_python_starter import ask  # not in the warm processes: a program may have a `tests` of its own
+
+    address, *arguments = _asked(arguments, free_at_end)
+    given = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.ExitStack() as stack:
+        stdin = stack.enter_context(Path(os.devnull).open("rb"))
+        stdout, stderr = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        connection.settimeout(timeout)
+        connection.connect(address)
+        ask(connection, str(folder), given, arguments, (stdin.fileno(), stdout.fileno(), stderr.fileno()))
+        try:
+            status = connection.recv(64)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(arguments, timeout) from None
+        texts = []
+        for each in (stdout, stderr):
+            each.seek(0)
+            texts.append(each.read().decode(errors="backslashreplace"))
+    return subprocess.CompletedProcess(arguments, int(status or 1), *texts)
 
 
 def share(*also: str) -> None:
