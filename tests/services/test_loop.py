@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from tests.generated import below, built, lists, made, one_of, sampled, texts
 from toolbox import (
     AiMessage,
     ChatResponse,
@@ -231,18 +231,20 @@ def test_invalid_calls_of_the_answer_tool_get_their_errors_as_result() -> None:
 
 @settings(deadline=None)
 @given(
-    st.lists(
-        st.one_of(
-            st.text(max_size=5).map(says), st.integers(1, 4).map(lambda n: asks(*[call(id_=str(i)) for i in range(n)]))
+    made(
+        lists(
+            one_of(built(says, texts(5)), built(lambda n: asks(*[call(id_=str(i)) for i in range(1 + n)]), below(4))),
+            8,
         ),
-        max_size=8,
-    ),
-    st.integers(0, 4),
-    st.one_of(st.none(), st.integers(0, 3)),
+        below(5),
+        sampled(None, 0, 1, 2, 3),
+        size=256,
+    )
 )
 def test_every_tool_call_is_answered_exactly_once_for_any_replies(
-    replies: list[ModelReplied], max_rounds: int, max_calls: int | None
+    drawn: tuple[list[ModelReplied], int, int | None],
 ) -> None:
+    replies, max_rounds, max_calls = drawn
     rules = Rules(max_rounds=max_rounds, max_calls=max_calls, immediate=frozenset({"now"}))
     effect: Effect
     state, effect = begin(rules, None, (), USER)

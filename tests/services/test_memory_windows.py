@@ -7,8 +7,8 @@ from typing import Protocol
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from tests.generated import below, lists, made, sampled
 from toolbox import (
     AiMessage,
     ChatMemoryKey,
@@ -112,24 +112,23 @@ def test_tool_results_without_calls_and_system_messages_are_removed() -> None:
     )
 
 
-messages = st.lists(
-    st.sampled_from(
-        [
-            UserMessage("u"),
-            AiMessage("a"),
-            AiMessage(None, [ToolExecutionRequest("1", "x", "{}")]),
-            AiMessage(None, [ToolExecutionRequest("1", "x", "{}"), ToolExecutionRequest("2", "y", "{}")]),
-            ToolExecutionResultMessage("1", "x", "r"),
-            ToolExecutionResultMessage("2", "y", "r"),
-        ]
+messages = lists(
+    sampled(
+        UserMessage("u"),
+        AiMessage("a"),
+        AiMessage(None, [ToolExecutionRequest("1", "x", "{}")]),
+        AiMessage(None, [ToolExecutionRequest("1", "x", "{}"), ToolExecutionRequest("2", "y", "{}")]),
+        ToolExecutionResultMessage("1", "x", "r"),
+        ToolExecutionResultMessage("2", "y", "r"),
     ),
-    max_size=12,
+    12,
 )
 
 
 @settings(deadline=None)
-@given(messages)
-def test_repaired_conversations_answer_every_tool_call_exactly_once(stored: list[Message]) -> None:
+@given(made(messages, size=16))
+def test_repaired_conversations_answer_every_tool_call_exactly_once(drawn: tuple[list[Message]]) -> None:
+    [stored] = drawn
     waiting: set[str] = set()
     for message in repaired(stored):
         if isinstance(message, ToolExecutionResultMessage):
@@ -142,9 +141,10 @@ def test_repaired_conversations_answer_every_tool_call_exactly_once(stored: list
 
 
 @settings(deadline=None)
-@given(messages, st.integers(1, 6))
-def test_valid_conversations_are_not_changed_by_the_repair(stored: list[Message], size: int) -> None:
-    once = repaired(MessageWindow(size).newest(repaired(stored)))
+@given(made(messages, below(6), size=16))
+def test_valid_conversations_are_not_changed_by_the_repair(drawn: tuple[list[Message], int]) -> None:
+    stored, size = drawn
+    once = repaired(MessageWindow(1 + size).newest(repaired(stored)))
 
     assert repaired(once) == once
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from tests.generated import Choices, blobs, built, dictionaries, just, lists, made, one_of, sampled, texts
 from toolbox import (
     AiMessage,
     AudioContent,
@@ -32,30 +32,34 @@ from toolbox.transcripts import (
     specification_to_json,
 )
 
-texts = st.text(max_size=20)
-data = st.binary(max_size=9) | st.binary(max_size=9).map(lambda each: b64encode(each).decode())
-attributes = st.dictionaries(texts, st.none() | st.booleans() | st.integers() | texts | st.lists(texts), max_size=3)
-contents = st.lists(
-    st.builds(TextContent, texts)
-    | st.builds(ImageContent, url=texts)
-    | st.builds(ImageContent, data=data, mime_type=st.none() | st.just("image/png"))
-    | st.builds(PdfContent, url=texts, name=st.none() | texts)
-    | st.builds(PdfContent, data=data, name=st.none() | texts)
-    | st.builds(AudioContent, data=data, mime_type=st.just("audio/wav")),
-    max_size=3,
+text = texts(20)
+data = one_of(blobs(9), built(lambda each: b64encode(each).decode(), blobs(9)))
+values = one_of(just(None), sampled(False, True), Choices.integer, text, lists(text, 4))
+attributes = dictionaries(text, values, 3)
+contents = lists(
+    one_of(
+        built(TextContent, text),
+        built(lambda url: ImageContent(url=url), text),
+        built(lambda each, kind: ImageContent(data=each, mime_type=kind), data, sampled(None, "image/png")),
+        built(lambda url, name: PdfContent(url=url, name=name), text, one_of(just(None), text)),
+        built(lambda each, name: PdfContent(data=each, name=name), data, one_of(just(None), text)),
+        built(lambda each: AudioContent(data=each, mime_type="audio/wav"), data),
+    ),
+    3,
 )
-requests = st.builds(ToolExecutionRequest, texts, texts, texts, attributes)
-messages = st.one_of(
-    st.builds(SystemMessage, texts),
-    st.builds(UserMessage, contents),
-    st.builds(AiMessage, st.none() | texts, st.lists(requests, max_size=3), st.none() | texts, attributes),
-    st.builds(ToolExecutionResultMessage, texts, texts, texts, st.booleans(), attributes, contents),
+requests = built(ToolExecutionRequest, text, text, text, attributes)
+messages = one_of(
+    built(SystemMessage, text),
+    built(UserMessage, contents),
+    built(AiMessage, one_of(just(None), text), lists(requests, 3), one_of(just(None), text), attributes),
+    built(ToolExecutionResultMessage, text, text, text, sampled(False, True), attributes, contents),
 )
 
 
-@given(st.lists(messages, max_size=5))
+@given(made(lists(messages, 5), size=1024))
 @settings(deadline=None)
-def test_generated_conversations_survive_json(conversation: list[Any]) -> None:
+def test_generated_conversations_survive_json(drawn: tuple[list[Any]]) -> None:
+    [conversation] = drawn
     text = messages_to_json(conversation)
 
     assert messages_from_json(text) == tuple(conversation)

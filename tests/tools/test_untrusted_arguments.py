@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from decimal import Decimal
 from typing import Annotated, Any
@@ -14,10 +16,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from toolbox import FrameworkError, ToolAbort, ToolArgumentsError, ToolExecutionRequest, ToolRetry
 from toolbox.tools.executors import tool_executor_from
 
+executor_of = functools.cache(tool_executor_from)
+
 
 def taken(function: Any, arguments: str) -> Any:
     """Return the arguments that `function` returns after decoding `arguments`."""
-    return tool_executor_from(function)(ToolExecutionRequest("1", "give", arguments), None).result_object
+    return executor_of(function)(ToolExecutionRequest("1", "give", arguments), None).result_object
 
 
 def refused(function: Any, arguments: str) -> ToolArgumentsError:
@@ -49,6 +53,10 @@ def lines(value: list[Line]) -> list[Line]:
 
 def anything(value: Any) -> Any:
     return value
+
+
+def number_and_text(value: int, text: str) -> tuple[int, str]:
+    return value, text
 
 
 @pytest.mark.parametrize(
@@ -85,20 +93,24 @@ def test_decimals_are_exact_in_strict_models() -> None:
     assert (str(line.price), line.share) == ("1.10", 1.25)
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False))
-@settings(deadline=None, max_examples=200)
-def test_generated_decimals_are_exact(number: Decimal) -> None:
+def five(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    """Return a strategy of five values: Hypothesis takes longer to prepare an example than to draw a value."""
+    return st.lists(values, min_size=5, max_size=5)
+
+
+@given(five(st.decimals(allow_nan=False, allow_infinity=False)))
+@settings(deadline=None, max_examples=42)
+def test_generated_decimals_are_exact(numbers: list[Decimal]) -> None:
     # a JSON number needs a digit before the exponent's sign, and has no leading zeros: Decimal writes such
-    assert taken(price, f'{{"value": {number}}}') == number
+    for number in numbers:
+        assert taken(price, f'{{"value": {number}}}') == number
 
 
-@given(st.integers())
-@settings(deadline=None, max_examples=100)
-def test_generated_integers_are_exact_also_as_strings(number: int) -> None:
-    def give(value: int, text: str) -> tuple[int, str]:
-        return value, text
-
-    assert taken(give, f'{{"value": {number}, "text": {number}}}') == (number, str(number))
+@given(five(st.integers()))
+@settings(deadline=None, max_examples=22)
+def test_generated_integers_are_exact_also_as_strings(numbers: list[int]) -> None:
+    for number in numbers:
+        assert taken(number_and_text, f'{{"value": {number}, "text": {number}}}') == (number, str(number))
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity", "[NaN]", '{"a": Infinity}'])
@@ -152,10 +164,10 @@ def test_long_invalid_json_is_rejected_in_linear_time(text: str) -> None:
     assert time.process_time() - began < 5
 
 
-@given(st.text(max_size=60))
-@settings(deadline=None, max_examples=300)
-def test_generated_text_is_accepted_or_rejected_cleanly(text: str) -> None:
-    for function in (anything, price, mixed):
+@given(five(st.text(max_size=60)))
+@settings(deadline=None, max_examples=62)
+def test_generated_text_is_accepted_or_rejected_cleanly(texts: list[str]) -> None:
+    for text, function in itertools.product(texts, (anything, price, mixed)):
         try:
             taken(function, text)
         except ToolArgumentsError as error:
