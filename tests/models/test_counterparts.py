@@ -5,7 +5,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -55,25 +55,30 @@ FIXTURES = {
 
 
 @contextmanager
-def process(*command: str, port: int, path: str) -> Iterator[str]:
-    """A server, from when it answers until the end of the block."""
+def process(*command: str, ports: Sequence[int], path: str) -> Iterator[list[str]]:
+    """A process with a server on each port, from when they answer until the end of the block."""
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 100
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1).close()
-                break
-            except urllib.error.HTTPError:
-                break
-            except OSError:
+        for port in ports:
+            while not answers(f"http://127.0.0.1:{port}{path}"):
                 if child.poll() is not None or time.monotonic() > deadline:
                     pytest.skip(f"{command[0]} did not start")
                 time.sleep(0.05)  # another process, with no other way to tell
-        yield f"http://127.0.0.1:{port}/v1"
+        yield [f"http://127.0.0.1:{port}/v1" for port in ports]
     finally:
         child.terminate()
         child.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=1).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +87,8 @@ def aimock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     fixtures = tmp_path_factory.mktemp("aimock") / "fixtures.json"
     fixtures.write_text(json.dumps(FIXTURES), encoding="utf-8")
     port = free_port()
-    with process(
-        "node", str(script), "-p", str(port), "-f", str(fixtures), "--strict", port=port, path="/health"
-    ) as url:
+    command = ("node", str(script), "-p", str(port), "-f", str(fixtures), "--strict")
+    with process(*command, ports=[port], path="/health") as [url]:
         yield url
 
 
@@ -149,23 +153,25 @@ async def test_aimock_errors_and_broken_streams_raise_model_errors(aimock: str) 
 # --- llama.cpp: what a random model says is noise, but its grammar is not
 
 
-def llama(tmp_path: Path, kind: str) -> Any:
+@pytest.fixture(scope="module")
+def llamas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Addresses of a model that says anything, and of one that calls tools."""
     python = str(from_pypi("counterparts", "xllamacpp", "gguf"))
-    port = free_port()
-    script = [python, "-m", "tests.models.tiny_llama", str(tmp_path / "tiny.gguf"), str(port), kind]
-    return process(*script, port=port, path="/v1/models")
+    ports = [free_port(), free_port()]
+    folder = tmp_path_factory.mktemp("llama")
+    command = (python, "-m", "tests.models.tiny_llama", str(folder), *map(str, ports))
+    with process(*command, ports=ports, path="/v1/models") as urls:
+        yield urls
 
 
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with llama(tmp_path_factory.mktemp("talking"), "text") as url:
-        yield url
+@pytest.fixture
+def talking(llamas: list[str]) -> str:
+    return llamas[0]
 
 
-@pytest.fixture(scope="module")
-def calling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with llama(tmp_path_factory.mktemp("calling"), "calls") as url:
-        yield url
+@pytest.fixture
+def calling(llamas: list[str]) -> str:
+    return llamas[1]
 
 
 SHORT: dict[str, Any] = {"seed": 1, "max_tokens": 24}

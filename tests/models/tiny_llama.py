@@ -86,14 +86,16 @@ if __name__ == "__main__":
 
     import xllamacpp
 
-    write(Path(sys.argv[1]), open_calls=sys.argv[3] == "calls")
-    parameters = xllamacpp.CommonParams()
-    parameters.model.path = sys.argv[1]
-    parameters.port = int(sys.argv[2])
-    parameters.n_ctx = CONTEXT
-    parameters.use_jinja = True
-    parameters.cpuparams.n_threads = 1
-    server = xllamacpp.Server(parameters)
+    servers = []
+    for kind, port in zip(("text", "calls"), sys.argv[2:], strict=True):
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path = f"{sys.argv[1]}/{kind}.gguf"
+        write(Path(parameters.model.path), open_calls=kind == "calls")
+        parameters.port = int(port)
+        parameters.n_ctx = CONTEXT
+        parameters.use_jinja = True
+        parameters.cpuparams.n_threads = 1
+        servers.append(xllamacpp.Server(parameters))
     print("ready", flush=True)
     while True:
         time.sleep(3600)
