@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+import shlex
 import shutil
 import socket
 import time
@@ -123,6 +124,17 @@ class Clock:
         self._ahead += seconds
         for each in loops:
             each.call_soon_threadsafe(lambda: None)  # the loop wakes and reads the clock
+
+
+@pytest.fixture(scope="session")
+def warm_executable(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a Python that has imported the libraries, for programs that start Python themselves."""
+    from tests import warm_python
+
+    path = tmp_path_factory.mktemp("warm") / "python"
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python.command())} "$@"\n', encoding="utf-8")
+    path.chmod(0o700)
+    return str(path)
 
 
 @pytest.fixture

@@ -133,12 +133,12 @@ def later(page: Path) -> bool:
 @pytest.mark.parametrize(
     "program", [each for page in PAGES if not later(page) for each in programs_of(page)], ids=first
 )
-def test_programs_print_the_documented_output(program: tuple[Block, ...], tmp_path: Path) -> None:
-    run_program(program, tmp_path)
+def test_programs_print_the_documented_output(program: tuple[Block, ...], tmp_path: Path, warm_executable: str) -> None:
+    run_program(program, tmp_path, warm_executable)
 
 
-def run_program(program: tuple[Block, ...], tmp_path: Path) -> None:
-    """Run a program and compare its output with the text blocks below its parts."""
+def run_program(program: tuple[Block, ...], tmp_path: Path, python: str) -> None:
+    """Run a program and compare its output with the text blocks below its parts. `python` is its `sys.executable`."""
     for block in program:
         compile(block.text, str(block), "exec")
     if program[0].note.startswith("not run: "):
@@ -149,7 +149,7 @@ def run_program(program: tuple[Block, ...], tmp_path: Path) -> None:
         command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", file]
     else:
         text = f"\nprint({SEPARATOR!r}, flush=True)\n".join(block.text for block in program)
-        (tmp_path / file).write_text(text, encoding="utf-8")
+        (tmp_path / file).write_text(text.replace("sys.executable", repr(python)), encoding="utf-8")
         command = ["-W", "error", file]
 
     done = run(command, tmp_path)

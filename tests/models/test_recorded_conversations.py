@@ -5,7 +5,6 @@ Not here: other deviations of real servers (`server_replies`, `seen`), and other
 
 import json
 import os
-import shlex
 from pathlib import Path
 
 from tests import warm_python
@@ -20,11 +19,8 @@ sys.exit(main())
 """
 
 
-def test_toolbox_passes_all_recorded_conversations(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python.command())} "$@"\n', encoding="utf-8")
-    python.chmod(0o700)
-    done = warm_python.run(["-c", PROGRAM, str(python), "--ours", "--json"], ROOT, dict(os.environ))
+def test_toolbox_passes_all_recorded_conversations(warm_executable: str) -> None:
+    done = warm_python.run(["-c", PROGRAM, warm_executable, "--ours", "--json"], ROOT, dict(os.environ))
 
     assert done.returncode == 0, done.stdout + done.stderr
     cases = {path.stem for path in (ROOT / "benchmarks" / "wire_replies" / "cases").glob("*.json")}

@@ -87,6 +87,12 @@ def run(project: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
 
 
+def in_two_workers() -> list[str]:
+    """Return the options that do what `-n 2` does, with workers that start at once."""
+    worker = f"popen//python={shlex.join(warm_python.command())}"
+    return ["-p", "xdist", "--dist", "load", "--tx", f"2*{worker}"]
+
+
 def test_synchronous_tests_get_a_started_container_and_a_scripted_model(project: pytest.Pytester) -> None:
     project.makepyfile("""
         from program import Blocking, container
@@ -384,8 +390,7 @@ def test_recordings_are_stored_next_to_the_test_and_played_in_ci(
 
     monkeypatch.delenv("SERVED")
     monkeypatch.setenv("CI", "true")
-    worker = f"popen//python={shlex.join(warm_python.command())}"
-    run(project, "-p", "xdist", "--dist", "load", "--tx", f"2*{worker}").assert_outcomes(passed=3)
+    run(project, *in_two_workers()).assert_outcomes(passed=3)
 
     monkeypatch.setenv("TEXT", "something else")
     changed = run(project)
@@ -414,7 +419,7 @@ def test_the_plugin_can_be_disabled_and_works_with_xdist(project: pytest.Pyteste
     project.makepyfile("def test_it(): ...")
 
     run(project, "-p", "no:toolbox").assert_outcomes(passed=1)
-    run(project, "-n", "2").assert_outcomes(passed=1)
+    run(project, *in_two_workers()).assert_outcomes(passed=1)
 
 
 def test_unused_plugins_import_nothing_heavy(project: pytest.Pytester) -> None:
