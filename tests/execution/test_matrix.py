@@ -3,9 +3,11 @@
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import pytest
@@ -36,7 +38,6 @@ variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", defau
 
 SERVICES = ("chat", "wait", "text", "events")
 TOOLS = ("block", "quick", "later", "fresh", "named")
-CALLERS = ("loop", "worker thread", "async endpoint", "def endpoint", "websocket")
 
 
 @request_scoped
@@ -189,26 +190,53 @@ def application(container: Container, calls: list[Call]) -> FastAPI:
     return app
 
 
-def from_loop(container: Container, way: str, name: str) -> tuple[Call, threading.Thread]:
-    async def main() -> Call:
-        async with container, container.request_scope():
-            return await call_async(container, way, name)
+@dataclass
+class Program:
+    """A started program, the thread of its event loop, and the ways to call it."""
 
-    return asyncio.run(main()), threading.current_thread()
-
-
-def from_worker(container: Container, way: str, name: str) -> tuple[Call, threading.Thread]:
-    async def main() -> Call:
-        async with container, container.request_scope():
-            return await asyncio.to_thread(call_def, container, way, name)
-
-    return asyncio.run(main()), threading.current_thread()
+    log: Log
+    executor: ThreadPoolExecutor
+    loop: threading.Thread
+    calls: dict[str, Callable[[str, str], Call]]
 
 
-def from_endpoint(path: str) -> Callable[[Container, str, str], tuple[Call, threading.Thread]]:
-    def call(container: Container, way: str, name: str) -> tuple[Call, threading.Thread]:
-        calls: list[Call] = []
-        loop: list[threading.Thread] = []
+@contextmanager
+def new_program() -> Iterator[tuple[Container, Log, ThreadPoolExecutor]]:
+    log = Log()
+    model = ScriptedChatModel([reply] * 2 * len(SERVICES) * len(CALLERS) * len(TOOLS))
+    with ThreadPoolExecutor(1, thread_name_prefix="mine") as mine:
+        container = Container(models={"default": model}, executors={"named": mine})
+        yield container.register(Service, Request).register_instance(log), log, mine
+
+
+@pytest.fixture(scope="module")
+def on_a_loop() -> Iterator[Program]:
+    with new_program() as (container, log, mine), asyncio.Runner() as runner:
+
+        def from_loop(way: str, name: str) -> Call:
+            async def main() -> Call:
+                async with container.request_scope():
+                    return await call_async(container, way, name)
+
+            return runner.run(main())
+
+        def from_worker(way: str, name: str) -> Call:
+            async def main() -> Call:
+                async with container.request_scope():
+                    return await asyncio.to_thread(call_def, container, way, name)
+
+            return runner.run(main())
+
+        runner.run(container.__aenter__())
+        yield Program(log, mine, threading.current_thread(), {"loop": from_loop, "worker thread": from_worker})
+        runner.run(container.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="module")
+def in_an_application() -> Iterator[Program]:
+    calls: list[Call] = []
+    loop: list[threading.Thread] = []
+    with new_program() as (container, log, mine):
         app = application(container, calls)
 
         @app.get("/thread")
@@ -216,37 +244,51 @@ def from_endpoint(path: str) -> Callable[[Container, str, str], tuple[Call, thre
             loop.append(threading.current_thread())
 
         with TestClient(app) as client:
-            client.get("/thread")
-            if path == "ws":
-                with client.websocket_connect(f"/ws/{way}/{name}") as socket:
-                    assert socket.receive_text() == "done"
-            else:
+
+            def from_endpoint(path: str, way: str, name: str) -> Call:
                 response = client.get(f"/{path}/{way}/{name}")
                 assert (response.status_code, response.json()) == (200, "done")
-        return calls[0], loop[0]
+                return calls.pop()
 
-    return call
+            def from_websocket(way: str, name: str) -> Call:
+                with client.websocket_connect(f"/ws/{way}/{name}") as socket:
+                    assert socket.receive_text() == "done"
+                return calls.pop()
+
+            client.get("/thread")
+            yield Program(
+                log,
+                mine,
+                loop[0],
+                {
+                    "async endpoint": partial(from_endpoint, "async"),
+                    "def endpoint": partial(from_endpoint, "def"),
+                    "websocket": from_websocket,
+                },
+            )
 
 
-FROM: dict[str, Callable[[Container, str, str], tuple[Call, threading.Thread]]] = {
-    "loop": from_loop,
-    "worker thread": from_worker,
-    "async endpoint": from_endpoint("async"),
-    "def endpoint": from_endpoint("def"),
-    "websocket": from_endpoint("ws"),
+CALLERS = {
+    "loop": "on_a_loop",
+    "worker thread": "on_a_loop",
+    "async endpoint": "in_an_application",
+    "def endpoint": "in_an_application",
+    "websocket": "in_an_application",
 }
+"""The callers, and the fixture with the program of each."""
 
 
 @pytest.mark.parametrize("name", TOOLS)
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("way", SERVICES)
-def test_tools_run_in_the_right_place_with_the_context_of_their_caller(way: str, caller: str, name: str) -> None:
-    log = Log()
-    with ThreadPoolExecutor(1, thread_name_prefix="mine") as mine:
-        container = Container(models={"default": ScriptedChatModel([reply, reply])}, executors={"named": mine})
-        container.register(Service, Request).register_instance(log)
-        call, loop_thread = FROM[caller](container, way, name)
-        mine_thread = next(iter(mine._threads), None)
+def test_tools_run_in_the_right_place_with_the_context_of_their_caller(
+    way: str, caller: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    program: Program = request.getfixturevalue(CALLERS[caller])
+    program.log.seen.clear()
+    call = program.calls[caller](way, name)
+    log, loop_thread = program.log, program.loop
+    mine_thread = next(iter(program.executor._threads), None)
 
     assert call.answer == "done"
     [seen] = log.seen

@@ -5,6 +5,7 @@ same data then continues.
 """
 
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from typing import Any, Protocol
 
 import pytest
@@ -24,6 +25,11 @@ class Kept(InMemoryRunStore):
     """The data that survive."""
 
     persistent = True
+
+    def copied(self) -> "Kept":
+        copied = Kept(self.lease)
+        copied._runs = deepcopy(self._runs)
+        return copied
 
 
 class Crashing:
@@ -158,13 +164,14 @@ async def suspended(is_durable: bool) -> tuple[Kept, list[str]]:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("is_durable", [False, True])
 async def test_a_crash_while_resuming_loses_neither_answers_nor_results(is_durable: bool, after: bool) -> None:
-    kept, asked = await suspended(is_durable)
+    before, asked_before = await suspended(is_durable)
+    ran_before = list(ran)
     assert sorted(ran) == [1, 2]
-    count = await writes_of(kept, lambda store: answer(store, asked))
+    count = await writes_of(before.copied(), lambda store: answer(store, []))
     assert count > 6
 
     for at in range(1, count + 1):
-        kept, asked = await suspended(is_durable)
+        kept, asked, ran[:] = before.copied(), list(asked_before), ran_before
         crashing = Crashing(kept, at, after)
         with pytest.raises(Exception):  # noqa: B017 - each layer wraps the crash differently
             await answer(crashing, asked)
