@@ -45,6 +45,16 @@ async def test_concurrent_migrations_wait_for_each_other(database_url: str) -> N
             assert (await connection.execute(text("SELECT * FROM things"))).all() == [("of the first version", 1)]
 
 
+async def test_a_database_without_new_migrations_is_opened_while_another_program_writes(database_url: str) -> None:
+    writing = "SELECT pg_advisory_xact_lock(0x746F6F6C626F78)" if "postgresql" in database_url else "BEGIN IMMEDIATE"
+    async with sql.open_engine(database_url) as one, sql.open_engine(database_url) as other:
+        await migrate(one, "things", [first])
+        with sql.open_sync_engine(database_url) as writer, writer.connect() as connection:
+            connection.connection.cursor().execute(writing)
+            async with asyncio.timeout(20):
+                await migrate(other, "things", [first])
+
+
 async def test_a_step_that_fails_leaves_nothing(database_url: str) -> None:
     async with sql.open_engine(database_url) as engine:
         with pytest.raises(LookupError):

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Select,
     Table,
     Text,
     and_,
@@ -52,6 +53,10 @@ VERSIONS = Table(
     "toolbox_schemas", MetaData(), Column("name", Text, primary_key=True), Column("version", Integer, nullable=False)
 )
 
+_SCHEMAS_EXIST = {
+    "postgresql": f"SELECT to_regclass('{VERSIONS.name}') IS NOT NULL",
+    "sqlite": f"SELECT COUNT(*) FROM sqlite_master WHERE name = '{VERSIONS.name}'",
+}
 _LOCK = 0x746F6F6C626F78  # key of a PostgreSQL advisory lock: "toolbox" in ASCII
 
 
@@ -105,9 +110,14 @@ def steps_of(table: Table) -> tuple[Step, ...]:
 async def migrate(engine: AsyncEngine, name: str, steps: Sequence[Step]) -> None:
     """Apply the migration steps that the database does not have yet; concurrent processes wait for each other.
 
-    Raises `IllegalConfigurationError` if the database has a newer version than this release supports.
+    A database that has them all is only read, so that no start waits for another program's writing. Raises
+    `IllegalConfigurationError` if the database has a newer version than this release supports.
     """
     async with engine.connect() as connection:
+        async with connection.begin():
+            exists = await connection.scalar(text(_SCHEMAS_EXIST[engine.dialect.name]))
+            if exists and await connection.scalar(_version_of(name)) == len(steps):
+                return
         await connection.execution_options(**FOR_WRITING)
         async with connection.begin():
             await connection.run_sync(_migrate, name, steps)
@@ -120,7 +130,7 @@ def _migrate(connection: Connection, name: str, steps: Sequence[Step]) -> None:
         with suppress(OperationalError):  # `open_engine` has begun as a writer; other engines have not
             connection.exec_driver_sql("BEGIN IMMEDIATE")
     VERSIONS.create(connection, checkfirst=True)
-    version = connection.scalar(select(VERSIONS.c.version).where(VERSIONS.c.name == name))
+    version = connection.scalar(_version_of(name))
     if version is None:
         connection.execute(insert(VERSIONS).values(name=name, version=0))
         version = 0
@@ -134,6 +144,10 @@ def _migrate(connection: Connection, name: str, steps: Sequence[Step]) -> None:
     for step in steps[version:]:
         step(connection)
     connection.execute(update(VERSIONS).where(VERSIONS.c.name == name).values(version=len(steps)))
+
+
+def _version_of(name: str) -> Select[int]:
+    return select(VERSIONS.c.version).where(VERSIONS.c.name == name)
 
 
 # --- the store
