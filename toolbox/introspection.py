@@ -436,7 +436,11 @@ def may_be_marked_in(cls: type[Any]) -> list[tuple[str, Any]]:
     """Return the members of a class for which `may_be_marked` is true, with their names; not those of its bases."""
     if cls is typing.Protocol or cls is typing.Generic:
         return []
-    return [(name, each) for name, each in vars(cls).items() if may_be_marked(each)]
+    return [  # as `may_be_marked`, without a call for each
+        (name, each)
+        for name, each in vars(cls).items()
+        if (each.__dict__ if type(each) is FunctionType else type(each) not in _WITHOUT_MARKS)
+    ]
 
 
 # --- bodies

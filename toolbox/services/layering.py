@@ -283,6 +283,7 @@ def named_at_method(cls: type[Any], method: str) -> Iterator[NamedAt]:
 
 def named_at_tool(tool: Tool) -> Iterator[NamedAt]:
     """Yield everything that decorators name at a tool and its class."""
-    for decorator in DECORATORS:
+    classes = tool.owner.__mro__ if tool.owner is not None else ()
+    for decorator in DECORATORS if is_marked(*classes, *tool.definitions) else ():
         for each in tool.named_by(decorator):
             yield NamedAt(f"{tool.where}, @{decorator}", decorator, each, True)
