@@ -111,16 +111,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_link_of_the_site_is_valid(site: Path) -> None:
+    site = site.resolve()
     pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "404.html"}
     places = {page: set(re.findall(r'\bid="?([^"\s>]+)', text)) for page, text in pages.items()}
     wrong = []
     for page, text in pages.items():
-        for link in re.findall(r'href="?([^"\s>]+)', text):
+        for link in sorted(set(re.findall(r'href="?([^"\s>]+)', text))):
             target, _, place = link.partition("#")
             if "://" in link or link.startswith("data:"):
                 continue
             there = (page.parent / target).resolve() if target else page
-            inside = there.is_relative_to(site.resolve())
+            inside = there.is_relative_to(site)
             if not inside or not there.exists() or (place and there in places and place not in places[there]):
                 wrong.append((page.parent.name, link))
 
