@@ -34,8 +34,8 @@ class Assistant(Protocol):
     async def chat(self, room: MemoryId[str], question: str) -> str: ...
 
 
-def container_on(url: str, *replies: Any, registered: Any = SqlChatMemoryStore) -> Container:
-    settings = ToolboxSettings(sql=SqlSettings(url=url))
+def container_on(url: str, *replies: Any, registered: Any = SqlChatMemoryStore, **options: Any) -> Container:
+    settings = ToolboxSettings(sql=SqlSettings(url=url, **options))
     container = Container(models={"default": ScriptedChatModel(replies)}, settings=settings)
     return container.register(sql.engine, sql.session, registered, Assistant)
 
@@ -81,6 +81,23 @@ async def test_a_call_reads_once_and_writes_once(database_url: str) -> None:
 
     assert len([each for each in said if each.startswith("SELECT")]) == 1
     assert len([each for each in said if each.startswith("UPDATE") and "messages=" in each]) == 1
+
+
+async def test_the_steps_of_a_call_need_no_transactions_in_postgresql(postgres_url: str) -> None:
+    async with container_on(postgres_url, "hello", "again", pool_size=1, max_overflow=0) as container:
+        await container.get(Assistant).chat("room 7", "hi")
+        engine = container.get(AsyncEngine)
+        statements: list[str] = []
+        event.listen(engine.sync_engine, "before_cursor_execute", lambda *given: statements.append(given[2].split()[0]))
+        others: list[str] = []  # queries without parameters, such as BEGIN and COMMIT
+        async with engine.connect() as connection:
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None
+            driver.add_query_logger(lambda record: others.append(record.query))
+        await container.get(Assistant).chat("room 7", "hi")
+
+    assert statements == ["INSERT", "SELECT", "UPDATE", "UPDATE"]  # take the lease, read, write, give it back
+    assert others == ["SELECT 1"] * 4  # tests of the connection
 
 
 async def test_a_long_write_of_a_tool_in_sqlite_does_not_lose_the_conversation(sqlite_url: str) -> None:

@@ -1,6 +1,6 @@
 """Stores conversations in SQLite or PostgreSQL: one row each, with the lease of the current call; migrates its table.
 
-Each step is one short transaction: none is open while a model or a tool runs. Not here: holding leases
+Each statement is one short transaction: none is open while a model or a tool runs. Not here: holding leases
 (`toolbox.services.memory`), the JSON of messages (`toolbox.transcripts`).
 """
 
@@ -184,6 +184,10 @@ class SqlChatMemoryStore(ChatMemoryStore):
                 [Problem("SqlChatMemoryStore", what, "use an engine for SQLite or PostgreSQL")]
             )
         self._engine = engine
+        # On PostgreSQL each statement is a transaction, without a begin and a commit that go to the server and back.
+        # The driver of SQLite needs to begin it as a writer.
+        is_postgresql = engine.dialect.name == "postgresql"
+        self._single = engine.execution_options(isolation_level="AUTOCOMMIT") if is_postgresql else engine
         self._table = conversations_table(table)
         self._lifetime = expires_after
         self._leases = Leases(self, lease)
@@ -260,10 +264,13 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
         """See `LeaseKeeper`."""
-        mine = and_(self._is(key), self._table.c.lease_token == token)
+        columns = self._table.c
+        given_back = self._updated(key, token).values(lease_token=None, lease_until=None)
         async with self._connection(writing=True) as connection:
-            await connection.execute(delete(self._table).where(mine, self._table.c.messages.is_(None)))
-            await connection.execute(update(self._table).where(mine).values(lease_token=None, lease_until=None))
+            if await connection.scalar(given_back.returning(columns.messages.is_(None))):
+                # Not if another call has taken it since.
+                empty = and_(self._is(key), columns.messages.is_(None), columns.lease_token.is_(None))
+                await connection.execute(delete(self._table).where(empty))
 
     # --- statements
 
@@ -302,9 +309,9 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     @asynccontextmanager
     async def _connection(self, *, writing: bool = False) -> AsyncIterator[AsyncConnection]:
-        """Open a connection in a transaction that ends with the block."""
+        """Open a connection. On SQLite, its statements are one transaction, which ends with the block."""
         await self._prepare()
-        async with self._engine.connect() as connection:
+        async with self._single.connect() as connection:
             if writing:
                 await connection.execution_options(**FOR_WRITING)
             async with connection.begin():
