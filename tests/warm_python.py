@@ -399,6 +399,9 @@ def load(modules: Sequence[str]) -> None:
 
 
 def serve_on(descriptor: int) -> None:
+    from toolbox.tls import tls_context
+
+    tls_context()  # it is shared, and reading the certificates takes 50 ms
     # The path starts with the folder of this file, as for any program.
     del sys.path[0]
     gc.collect()
