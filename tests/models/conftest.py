@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.models.scripted_server import Serve
+from tests.models.scripted_server import ScriptedServer, Serve, serving
 from toolbox import ChatRequest, ModelConnectionError, OpenAiChatModel, UserMessage
 
 
@@ -13,6 +13,13 @@ from toolbox import ChatRequest, ModelConnectionError, OpenAiChatModel, UserMess
 async def serve() -> AsyncIterator[Serve]:
     async with Serve() as serve:
         yield serve
+
+
+@pytest.fixture(scope="module")
+async def scripted() -> AsyncIterator[ScriptedServer]:
+    """One server on one event loop, for files with many short tests. Each test begins with `scripted.script([…])`."""
+    async with serving([]) as server:
+        yield server
 
 
 @pytest.fixture

@@ -37,6 +37,12 @@ class ScriptedServer:
         self.url = ""
         self._changed = asyncio.Event()
 
+    def script(self, replies: Replies) -> None:
+        """Serve these replies from now on, and forget the requests so far: the next test begins."""
+        self.replies = replies
+        self.requests, self.headers, self.paths = [], [], []
+        self.most_open = 0
+
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:

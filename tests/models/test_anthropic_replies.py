@@ -26,7 +26,7 @@ from tests.models.messages_api import (
     thinking,
     tool_use,
 )
-from tests.models.scripted_server import Scripted, Serve
+from tests.models.scripted_server import Scripted, ScriptedServer
 from toolbox import (
     AnthropicChatModel,
     ChatRequest,
@@ -597,9 +597,9 @@ def check(case: Case, response: ChatResponse) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-async def test_a_reply_is_read_as_the_vendor_reads_it(serve: Serve, case: Case) -> None:
-    server = await serve(lambda _: case.reply)
-    model = AnthropicChatModel("claude-test", base_url=server.url.removesuffix("/v1"), max_retries=0)
+async def test_a_reply_is_read_as_the_vendor_reads_it(scripted: ScriptedServer, case: Case) -> None:
+    scripted.script(lambda _: case.reply)
+    model = AnthropicChatModel("claude-test", base_url=scripted.url.removesuffix("/v1"), max_retries=0)
     request = ChatRequest([UserMessage("Hi")], (ADD, NOW))
 
     async def reply() -> ChatResponse:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.scripted_server import Scripted, Serve, completion
+from tests.models.scripted_server import Scripted, ScriptedServer, completion
 from tests.models.seen import Seen, raw, seen
 from tests.models.test_responses import ADD, DELTA, THOUGHT, events, model_of, response, streamed, text, whole
 from tests.models.test_tolerance import ask, ask_streamed, tools
@@ -417,11 +417,11 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("case", [*CALLS, *TEXTS, *SAID_ONCE], ids=str)
-async def test_a_response_is_understood(serve: Serve, case: Seen) -> None:
+async def test_a_response_is_understood(scripted: ScriptedServer, case: Seen) -> None:
     end = streamed(text("done")) if case.is_stream else whole(text("done"))
-    server = await serve([case.reply, end])
+    scripted.script([case.reply, end])
     ran: list[Any] = []
-    model = model_of(server.url)
+    model = model_of(scripted.url)
 
     answer = await (ask_streamed if case.is_stream else ask)(model, tools(ran))
     await model.aclose()
@@ -429,8 +429,8 @@ async def test_a_response_is_understood(serve: Serve, case: Seen) -> None:
     assert ran == case.calls
     assert answer == (case.text if case.text is not None else "done")
     if case.text is None:
-        items = [each for each in server.requests[1]["input"] if each.get("type") == "function_call"]
-        results = [each for each in server.requests[1]["input"] if each.get("type") == "function_call_output"]
+        items = [each for each in scripted.requests[1]["input"] if each.get("type") == "function_call"]
+        results = [each for each in scripted.requests[1]["input"] if each.get("type") == "function_call_output"]
         assert [each["call_id"] for each in items] == [each["call_id"] for each in results]
         assert len({each["call_id"] for each in items}) == len(items) == max(1, len(case.calls))
         assert all(isinstance(json.loads(each["arguments"]), dict) for each in items)
@@ -438,10 +438,10 @@ async def test_a_response_is_understood(serve: Serve, case: Seen) -> None:
 
 
 @pytest.mark.parametrize("case", [*FAILURES, *UNREAD], ids=str)
-async def test_a_failure_raises_the_expected_error(serve: Serve, case: Seen) -> None:
-    server = await serve([case.reply])
+async def test_a_failure_raises_the_expected_error(scripted: ScriptedServer, case: Seen) -> None:
+    scripted.script([case.reply])
     ran: list[Any] = []
-    model = model_of(server.url)
+    model = model_of(scripted.url)
     assert case.error is not None
 
     with pytest.raises(case.error) as caught:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.models.scripted_server import Serve, chunk, completion, stream
+from tests.models.scripted_server import ScriptedServer, chunk, completion, stream
 from tests.models.seen_arguments import ARGUMENTS
 from tests.models.seen_calls import CALLS
 from tests.models.seen_ends import ENDS
@@ -44,10 +44,10 @@ class Streamed(Protocol):
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.error is not None], ids=str)
-async def test_a_failure_raises_the_expected_error_and_no_tool_runs(serve: Serve, case: Case) -> None:
-    server = await serve([case.reply])
+async def test_a_failure_raises_the_expected_error_and_no_tool_runs(scripted: ScriptedServer, case: Case) -> None:
+    scripted.script([case.reply])
     ran: list[tuple[str, dict[str, Any]]] = []
-    model = OpenAiChatModel("m", server.url, "test", max_retries=0)
+    model = OpenAiChatModel("m", scripted.url, "test", max_retries=0)
     assert case.error is not None
 
     with pytest.raises(case.error) as caught:
@@ -57,22 +57,22 @@ async def test_a_failure_raises_the_expected_error_and_no_tool_runs(serve: Serve
     assert caught.type is case.error
     assert case.says in str(caught.value)
     assert case.status in (None, getattr(caught.value, "status", None))
-    assert (ran, len(server.requests)) == ([], 1)
+    assert (ran, len(scripted.requests)) == ([], 1)
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.error is None], ids=str)
-async def test_a_reply_is_understood_and_sent_back_in_the_strict_format(serve: Serve, case: Case) -> None:
+async def test_a_reply_is_understood_and_sent_back_in_the_strict_format(scripted: ScriptedServer, case: Case) -> None:
     end = stream(chunk({"content": "done"}), chunk({}, "stop")) if case.is_stream else completion({"content": "done"})
-    server = await serve([case.reply, end])
+    scripted.script([case.reply, end])
     ran: list[tuple[str, dict[str, Any]]] = []
-    model = OpenAiChatModel("m", server.url, "test", max_retries=0)
+    model = OpenAiChatModel("m", scripted.url, "test", max_retries=0)
 
     answer = await (ask_streamed if case.is_stream else ask)(model, tools(ran))
     await model.aclose()
 
     assert ran == case.calls
     assert answer == (case.text if case.text is not None else "done")
-    judge(server.requests, case)
+    judge(scripted.requests, case)
 
 
 Ran = list[tuple[str, dict[str, Any]]]
