@@ -75,8 +75,6 @@ class ContainerHost:
     layers = HostLayers()
     is_container = True
     has_cost_estimator = False
-    services_offered_by: Callable[..., Iterable[type[Any]]] = staticmethod(services_offered_by)
-    """Remembers its results during a check."""
 
     def __init__(
         self,
@@ -108,6 +106,7 @@ class ContainerHost:
         self._services: dict[type[Any], _Service] = {}
         self._graph: BeanGraph | None = None
         self.running = Running()
+        self.offered_by: Callable[..., Iterable[type[Any]]] = services_offered_by  # each check remembers its results
         self.run_seeds = run_seeds
         self._runs: Runs | None = None
         self._run_store: RunStore | None = None
@@ -415,7 +414,7 @@ class ContainerHost:
         self._graph = graph
         self.has_cost_estimator = isinstance(graph.value_of(_ESTIMATOR), SingleBean)
         self.layers = HostLayers(interceptors=global_interceptors(graph))
-        self.services_offered_by = functools.cache(services_offered_by)
+        self.offered_by = functools.cache(services_offered_by)
 
     def tool_problems(self, where: str, tool: Tool) -> Iterator[Problem]:
         """See `ServiceHost.tool_problems`."""
@@ -488,7 +487,7 @@ class _Service:
             self._planned_in = graph
         plans = self.plans
         yield from self._problems
-        yield from service_cycles(self._cls, self._host.services_offered_by)
+        yield from service_cycles(self._cls, self._host.offered_by)
         if (problem := self._host.models.problem(self._options.model, self._cls.__name__)) is not None:
             yield problem
         for provider in providers_of(self._cls, self._options):
