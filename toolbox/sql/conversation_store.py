@@ -23,6 +23,7 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    bindparam,
     delete,
     insert,
     or_,
@@ -153,6 +154,16 @@ def _version_of(name: str) -> Select[int]:
 # --- the store
 
 
+def _named(key: ChatMemoryKey, token: str | None = None, seconds: float | None = None) -> dict[str, Any]:
+    """Return the values of a statement: of a conversation, its lease, and how long the lease lasts from now."""
+    named: dict[str, Any] = {"its_service": key.service, "its_memory_id": key.memory_id}
+    if token is not None:
+        named["its_token"] = token
+    if seconds is not None:
+        named["milliseconds"] = round(seconds * 1000)
+    return named
+
+
 @application_scoped
 class SqlChatMemoryStore(ChatMemoryStore):
     """Stores conversations in a table, which it creates and migrates on first use.
@@ -195,13 +206,27 @@ class SqlChatMemoryStore(ChatMemoryStore):
         self._preparing = asyncio.Lock()
         self._purged_at = monotonic()
 
+        # The statements of each call, built once; `_named` gives them their values.
+        columns, token = self._table.c, bindparam("its_token", type_=Text())
+        until = DatabaseNow() + bindparam("milliseconds", type_=BigInteger())
+        self._is = and_(columns.service == bindparam("its_service"), columns.memory_id == bindparam("its_memory_id"))
+        self._reading = select(columns.messages).where(self._is, ~self._expired())
+        self._taking = self._upsert({"lease_token": token, "lease_until": until}, where=self._free())
+        # They apply while `its_token` has the lease, even an overdue one. A long write in SQLite blocks all other
+        # writers, also renewals: it must not cost its own process the lease.
+        self._updating = update(self._table).where(self._is, columns.lease_token == token)
+        self._renewing = self._updating.values(lease_until=until)
+        given_back = self._updating.values(lease_token=None, lease_until=None)
+        self._giving_back = given_back.returning(columns.messages.is_(None))
+        # Not if another call has taken it since.
+        self._removing = delete(self._table).where(self._is, columns.messages.is_(None), columns.lease_token.is_(None))
+
     # --- ChatMemoryStore
 
     async def get_messages(self, key: ChatMemoryKey) -> Sequence[Message]:
         """See `ChatMemoryStore`."""
-        found = select(self._table.c.messages).where(self._is(key), ~self._expired())
         async with self._connection() as connection:
-            text = await connection.scalar(found)
+            text = await connection.scalar(self._reading, _named(key))
         return messages_from_json(text) if text is not None else ()
 
     async def update_messages(self, key: ChatMemoryKey, messages: Sequence[Message]) -> None:
@@ -234,8 +259,8 @@ class SqlChatMemoryStore(ChatMemoryStore):
         token = self._leases.token(key)
         async with self._connection(writing=True) as connection:
             if token is None:
-                await connection.execute(self._upsert(key, values))
-            elif not await self._changes(connection, self._updated(key, token).values(values)):
+                await connection.execute(self._upsert(values), _named(key))
+            elif not await self._changes(connection, self._updating.values(values), _named(key, token)):
                 raise MemoryLeaseLostError(key.service, key.memory_id)
             await self._purge(connection)
 
@@ -253,29 +278,21 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
         """See `LeaseKeeper`."""
-        taken = self._upsert(key, {"lease_token": token, "lease_until": self._in(seconds)}, where=self._free())
         async with self._connection(writing=True) as connection:
-            return await self._changes(connection, taken)
+            return await self._changes(connection, self._taking, _named(key, token, seconds))
 
     async def renew(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
         """See `LeaseKeeper`."""
         async with self._connection(writing=True) as connection:
-            return await self._changes(connection, self._updated(key, token).values(lease_until=self._in(seconds)))
+            return await self._changes(connection, self._renewing, _named(key, token, seconds))
 
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
         """See `LeaseKeeper`."""
-        columns = self._table.c
-        given_back = self._updated(key, token).values(lease_token=None, lease_until=None)
         async with self._connection(writing=True) as connection:
-            if await connection.scalar(given_back.returning(columns.messages.is_(None))):
-                # Not if another call has taken it since.
-                empty = and_(self._is(key), columns.messages.is_(None), columns.lease_token.is_(None))
-                await connection.execute(delete(self._table).where(empty))
+            if await connection.scalar(self._giving_back, _named(key, token)):
+                await connection.execute(self._removing, _named(key))
 
     # --- statements
-
-    def _is(self, key: ChatMemoryKey) -> ColumnElement[bool]:
-        return and_(self._table.c.service == key.service, self._table.c.memory_id == key.memory_id)
 
     def _free(self) -> ColumnElement[bool]:
         return or_(self._table.c.lease_until.is_(None), self._table.c.lease_until <= DatabaseNow())
@@ -285,24 +302,16 @@ class SqlChatMemoryStore(ChatMemoryStore):
         columns = self._table.c
         return and_(columns.expires_at.is_not(None), columns.expires_at <= DatabaseNow())
 
-    def _in(self, seconds: float) -> ColumnElement[int]:
-        return DatabaseNow() + round(seconds * 1000)
-
-    def _updated(self, key: ChatMemoryKey, token: str) -> Any:
-        """Return an update of the conversation that applies while `token` has the lease, even an overdue one."""
-        # A long write in SQLite blocks all other writers, also renewals: it must not cost its own process the lease.
-        return update(self._table).where(self._is(key), self._table.c.lease_token == token)
-
-    def _upsert(self, key: ChatMemoryKey, values: dict[str, Any], where: ColumnElement[bool] | None = None) -> Any:
+    def _upsert(self, values: dict[str, Any], where: ColumnElement[bool] | None = None) -> Any:
         """Return a statement that inserts the row of the conversation, or updates it if `where` holds."""
         row = INSERT_OF[self._engine.dialect.name](self._table).values(
-            service=key.service, memory_id=key.memory_id, **values
+            service=bindparam("its_service"), memory_id=bindparam("its_memory_id"), **values
         )
         same = [self._table.c.service, self._table.c.memory_id]
         return row.on_conflict_do_update(index_elements=same, set_=values, where=where)
 
-    async def _changes(self, connection: AsyncConnection, statement: Any) -> bool:
-        done = await connection.execute(statement, execution_options={"preserve_rowcount": True})
+    async def _changes(self, connection: AsyncConnection, statement: Any, named: dict[str, Any]) -> bool:
+        done = await connection.execute(statement, named, execution_options={"preserve_rowcount": True})
         return bool(done.rowcount)
 
     # --- connections
