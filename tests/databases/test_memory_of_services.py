@@ -83,6 +83,17 @@ async def test_a_call_reads_once_and_writes_once(database_url: str) -> None:
     assert len([each for each in said if each.startswith("UPDATE") and "messages=" in each]) == 1
 
 
+async def test_an_empty_conversation_leaves_no_row(database_url: str) -> None:
+    async with container_on(database_url, "hello", "again") as container:
+        await container.get(Assistant).chat("room 7", "hi")
+        await container.get(Assistant).chat("room 8", "hi")
+        await container.chat_memory(Assistant, "room 7").clear()
+        async with container.get(AsyncEngine).connect() as connection:
+            rows = (await connection.execute(text("SELECT memory_id, lease_token FROM toolbox_conversations"))).all()
+
+    assert rows == [("room 8", None)]
+
+
 async def test_the_steps_of_a_call_need_no_transactions_in_postgresql(postgres_url: str) -> None:
     async with container_on(postgres_url, "hello", "again", pool_size=1, max_overflow=0) as container:
         await container.get(Assistant).chat("room 7", "hi")

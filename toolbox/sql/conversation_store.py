@@ -25,6 +25,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
+    func,
     insert,
     or_,
     select,
@@ -217,7 +218,8 @@ class SqlChatMemoryStore(ChatMemoryStore):
         self._updating = update(self._table).where(self._is, columns.lease_token == token)
         self._renewing = self._updating.values(lease_until=until)
         given_back = self._updating.values(lease_token=None, lease_until=None)
-        self._giving_back = given_back.returning(columns.messages.is_(None))
+        # Null without messages. SQLite 3.40 returns a wrong value for `messages IS NULL` here.
+        self._giving_back = given_back.returning(func.substr(columns.messages, 1, 1))
         # Not if another call has taken it since.
         self._removing = delete(self._table).where(self._is, columns.messages.is_(None), columns.lease_token.is_(None))
 
@@ -289,7 +291,8 @@ class SqlChatMemoryStore(ChatMemoryStore):
     async def give_back(self, key: ChatMemoryKey, token: str) -> None:
         """See `LeaseKeeper`."""
         async with self._connection(writing=True) as connection:
-            if await connection.scalar(self._giving_back, _named(key, token)):
+            given_back = (await connection.execute(self._giving_back, _named(key, token))).first()
+            if given_back is not None and given_back[0] is None:
                 await connection.execute(self._removing, _named(key))
 
     # --- statements
