@@ -73,11 +73,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out other shares of files that the arguments name. Run the slowest files first."""
+    """Leave out other shares of files that the arguments name. Without a share, run the slowest files first."""
     share = config.getoption("share")
-    items[:] = [each for each in items if share is None or each.path in share]
-    seconds = {path: parallel.seconds_of(path) for path in {each.path for each in items}}
-    items.sort(key=lambda item: -seconds[item.path])
+    if share is None:
+        share = {path: -parallel.seconds_of(path) for path in {each.path for each in items}}
+    items[:] = sorted((each for each in items if each.path in share), key=lambda item: share[item.path])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,7 @@ def test_each_file_is_in_one_share(count: int) -> None:
 
 
 def test_the_shares_take_equally_long() -> None:
-    taken = [sum(map(seconds_of, share)) for share in shares(4)[1:]]
+    taken = [sum(map(seconds_of, share)) for share in shares(5)[1:]]
 
     assert max(taken) - min(taken) <= 2
 
