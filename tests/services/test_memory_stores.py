@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 import pytest
@@ -279,3 +279,36 @@ async def test_releases_that_take_too_long_have_ended_when_the_store_stops(monke
     await leases.stop()
 
     assert keeper.order == ["cancelled"]
+
+
+class ForgetfulKeeper(SlowKeeper):
+    """Loses a cancellation while it takes a lease, as `asyncio.wait_for` of Python 3.11 can."""
+
+    def __init__(self, taken: bool) -> None:
+        super().__init__()
+        self.release.set()
+        self.taken, self.taking = taken, asyncio.Event()
+
+    async def take(self, key: ChatMemoryKey, token: str, seconds: float) -> bool:
+        self.taking.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return self.taken
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_a_call_whose_cancellation_the_store_has_lost_stops_waiting(taken: bool) -> None:
+    keeper = ForgetfulKeeper(taken)
+    leases = Leases(keeper, 10)
+
+    async def call() -> None:
+        async with leases.lock(ChatMemoryKey("service", "room 7")):
+            pytest.fail("the call has gone on")
+
+    task = asyncio.create_task(call())
+    await keeper.taking.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 60)
+
+    assert keeper.order == ["released"]

@@ -510,8 +510,16 @@ class Leases:
                 await asyncio.shield(self._begin(self._give_back(key, token, keeping)))
 
     async def _take(self, key: ChatMemoryKey, token: str) -> None:
-        pause = _FIRST_PAUSE
-        while not await self._keeper.take(key, token, self._seconds):
+        task = asyncio.current_task()
+        assert task is not None
+        pause, cancelled = _FIRST_PAUSE, task.cancelling()
+        while True:
+            taken = await self._keeper.take(key, token, self._seconds)
+            # In Python 3.11, `asyncio.wait_for` can lose a cancellation, and redis sends commands with it.
+            if task.cancelling() > cancelled:
+                raise asyncio.CancelledError
+            if taken:
+                return
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 
