@@ -140,8 +140,11 @@ async def everything(node_servers: Path, port: int) -> AsyncIterator[Any]:
     try:
         assert process.stderr is not None
         async with asyncio.timeout(100):
-            while b"listening" not in await process.stderr.readline():
-                assert process.returncode is None
+            said = b""
+            while b"listening" not in said:
+                line = await process.stderr.readline()
+                assert line, f"server-everything ended: {said.decode()}"
+                said += line
         yield process
     finally:
         if process.returncode is None:
