@@ -7,6 +7,7 @@ running a call on another thread (`execution`).
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import pickle
 import sys
@@ -38,7 +39,7 @@ NOT_BEGUN: Any = object()
 
 
 class InContext(Awaitable[T]):
-    """Awaits `step`, a coroutine or a similar object, and runs its code in `context`.
+    """Awaits `step`, a coroutine or a similar object, and runs its code in `context`, or in the current one if None.
 
     Context variables that the step sets stay in `context`. The code runs in the task that awaits this object. If the
     step has already started, `asked` is the object that it waits for.
@@ -46,11 +47,12 @@ class InContext(Awaitable[T]):
 
     __slots__ = ("_asked", "_context", "_step")
 
-    def __init__(self, context: Context, step: Any, asked: Any = NOT_BEGUN) -> None:
+    def __init__(self, context: Context | None, step: Any, asked: Any = NOT_BEGUN) -> None:
         self._context, self._step, self._asked = context, step, asked
 
     def __await__(self) -> Generator[Any, Any, T]:
-        run, step, asked = self._context.run, self._step, self._asked
+        step, asked = self._step, self._asked
+        run: Callable[..., Any] = operator.call if self._context is None else self._context.run
         answer: Any = None
         error: BaseException | None = None
         while True:

@@ -23,7 +23,7 @@ KEPT = 4096
 ATTEMPTS = 3
 """After so many events in vain, no similar events are expected: each event of this server differs."""
 
-_EVENT = re.compile(rb"(?:event:(?!\s*error\s)[^\n]*\n)?data: ?(\{[^\n]*)\n\n|(.+)", re.DOTALL)
+_EVENT = re.compile(rb"((?:event:(?!\s*error\s)[^\n]*\n)?data: ?)(\{[^\n]*)\n\n|(.+)", re.DOTALL)
 """An event with one line of data that begins an object, and perhaps with a name; or the rest from another one on."""
 _OTHER = "a text that no server sends"
 _MARK = b"\xef\xbb\xbf"
@@ -56,6 +56,7 @@ class EventReader:
         self._document: list[bytes] = []
         self._pending: list[bytes] = []  # the data of an incomplete event
         self._strange: list[bytes] = []  # unknown lines, for the error
+        self._head = b""  # what is before the last object
         self._whole = b""  # the last object, if it was a separate event
         self._is_similar = False  # the next events may begin and end in the same way
         self._before = self._after = b""  # its text
@@ -63,6 +64,10 @@ class EventReader:
 
     def feed(self, block: bytes) -> Iterable[dict[str, Any] | str]:
         """Return the objects of the events that ended in this block; only the text of some of them after `expect`."""
+        if self._is_similar and not self._tail:  # often, a block is one event
+            text = self._expected_text(block, self._head, b"\n\n")
+            if text is not None:
+                return (text,)
         if not self._begun:
             block = self._first(block)
         if self.is_document:
@@ -143,26 +148,37 @@ class EventReader:
 
     def _whole_events(self, lines: bytes) -> Generator[dict[str, Any] | str, None, bytes]:
         """Read the events at the beginning that are one line with an object, as nearly all are. Return the rest."""
-        for number, (data, rest) in enumerate(_EVENT.findall(lines)):
+        for number, (head, data, rest) in enumerate(_EVENT.findall(lines)):
             if rest:
                 return cast("bytes", rest)
-            if self._is_similar and data.startswith(self._before) and data.endswith(self._after):
-                try:
-                    text = from_json(data[len(self._before) : len(data) - len(self._after)])
-                except ValueError:
-                    text = None
-                if type(text) is str:
-                    self._attempts = ATTEMPTS
-                    yield text
-                    continue
+            if self._is_similar and (text := self._expected_text(data)) is not None:
+                yield text
+                continue
             self._is_similar = False
             try:
                 value = from_json(data)
             except ValueError:
                 return lines[next(islice(_EVENT.finditer(lines), number, None)).start() :]
-            self._whole = data
+            self._head, self._whole = head, data
             yield value
         return b""
+
+    def _expected_text(self, data: bytes, before: bytes = b"", after: bytes = b"") -> str | None:
+        """Return the text if the data is an event that is equal to the last object but for its text, or None.
+
+        `before` and `after` are around the object.
+        """
+        before, after = before + self._before, self._after + after
+        if not (data.startswith(before) and data.endswith(after)):
+            return None
+        try:
+            text = from_json(data[len(before) : len(data) - len(after)])
+        except ValueError:  # such as two events
+            return None
+        if type(text) is not str:
+            return None
+        self._attempts = ATTEMPTS
+        return text
 
     def _by_line(self, lines: bytes) -> list[dict[str, Any]]:
         objects: list[dict[str, Any]] = []

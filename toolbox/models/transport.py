@@ -16,11 +16,12 @@ import weakref
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import httpx2
 
+from ..context import InContext
 from ..errors import ModelError, ModelProtocolError, ModelTimeoutError
 from ..execution.threads import keep_inherited, renewed_after_fork
 from ..logs import hide_queries
@@ -396,9 +397,17 @@ class Stream:
     async def next_block(self) -> bytes | None:
         """Return the next bytes, or None at the end."""
         assert self._blocks is not None
+        step: Any = self._blocks.__anext__()
+        block: bytes | None
         try:
+            try:
+                waits_for = step.send(None)
+            except StopIteration as stop:  # the bytes are there; they need no timer
+                return cast("bytes", stop.value)
             async with asyncio.timeout_at(self._deadline):
-                block = await anext(self._blocks, None)
+                return await InContext(None, step, waits_for)
+        except StopAsyncIteration:
+            block = None
         except Exception as error:
             self._transport.fail(error, begun=True)
         if block is None and (fault := _fault_of(self._response)) is not None:
