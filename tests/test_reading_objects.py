@@ -170,7 +170,7 @@ declaring.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # re
         *(lambda: None, lambda a, *b: a, WithConstructor.__init__, WithConstructor, WithConstructor(1).__init__),
         *(functools.partial(many, 1), functools.partialmethod(many, 1).__get__(1, int), len, json.dumps, dict.get),
     ],
-    ids=str,
+    ids=lambda function: getattr(function, "__qualname__", "partial"),
 )
 def test_signatures_are_read_as_inspect_reads_them(function: Callable[..., Any]) -> None:
     expected = inspect.signature(function)

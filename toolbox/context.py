@@ -60,7 +60,10 @@ class InContext(Awaitable[T]):
                 answer, error = None, None
                 try:
                     answer = yield asked
-                except BaseException as thrown:  # includes GeneratorExit: the step decides what to do
+                except GeneratorExit:
+                    run(step.close)
+                    raise
+                except BaseException as thrown:
                     error = thrown
             try:
                 asked = run(step.send, answer) if error is None else run(step.throw, error)

@@ -460,13 +460,13 @@ _RAISES = dis.opmap["RAISE_VARARGS"]
 
 def has_body(function: Any) -> bool:
     """Return False for a function that consists of `...`, `pass`, a docstring or `raise NotImplementedError`."""
-    return _has_body(function.__code__, function.__doc__)
+    return _has_body(function.__code__, repr(function.__doc__))
 
 
 @functools.lru_cache(maxsize=1024)  # the methods of a service are read several times
-def _has_body(code: CodeType, doc: str | None) -> bool:
+def _has_body(code: CodeType, doc: str) -> bool:
     raises = code.co_names == ("NotImplementedError",)
-    constants = set(map(repr, code.co_consts)) <= set(map(repr, (None, doc, ...)))
+    constants = set(map(repr, code.co_consts)) <= {repr(None), doc, repr(...)}
     if not constants and not raises:
         return True
     done = set(code.co_code[::2])  # the instructions, without their arguments

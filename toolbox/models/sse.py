@@ -64,7 +64,7 @@ class EventReader:
 
     def feed(self, block: bytes) -> Iterable[dict[str, Any] | str]:
         """Return the objects of the events that ended in this block; only the text of some of them after `expect`."""
-        if self._is_similar and not self._tail:  # often, a block is one event
+        if self._is_similar and not self._tail and block.find(b"\n\n") == len(block) - 2:  # often it is one event
             text = self._expected_text(block, self._head, b"\n\n")
             if text is not None:
                 return (text,)

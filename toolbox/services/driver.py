@@ -188,6 +188,7 @@ class ToolTasks:
             if not news.cancelled() and news.exception() is None:
                 invocation.state, _ = advance(invocation.rules, invocation.state, news.result())
         self._news.clear()
+        self._unread = 0
 
 
 # --- the two drivers

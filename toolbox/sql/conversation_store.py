@@ -1,6 +1,6 @@
 """Stores conversations in SQLite or PostgreSQL: one row each, with the lease of the current call; migrates its table.
 
-Each statement is one short transaction: none is open while a model or a tool runs. Not here: holding leases
+Each step is one short transaction: none is open while a model or a tool runs. Not here: holding leases
 (`toolbox.services.memory`), the JSON of messages (`toolbox.transcripts`).
 """
 
@@ -19,7 +19,6 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
-    Select,
     Table,
     Text,
     and_,
@@ -55,10 +54,6 @@ VERSIONS = Table(
     "toolbox_schemas", MetaData(), Column("name", Text, primary_key=True), Column("version", Integer, nullable=False)
 )
 
-_SCHEMAS_EXIST = {
-    "postgresql": f"SELECT to_regclass('{VERSIONS.name}') IS NOT NULL",
-    "sqlite": f"SELECT COUNT(*) FROM sqlite_master WHERE name = '{VERSIONS.name}'",
-}
 _LOCK = 0x746F6F6C626F78  # key of a PostgreSQL advisory lock: "toolbox" in ASCII
 
 
@@ -117,8 +112,7 @@ async def migrate(engine: AsyncEngine, name: str, steps: Sequence[Step]) -> None
     """
     async with engine.connect() as connection:
         async with connection.begin():
-            exists = await connection.scalar(text(_SCHEMAS_EXIST[engine.dialect.name]))
-            if exists and await connection.scalar(_version_of(name)) == len(steps):
+            if await connection.run_sync(_version, name) == len(steps):
                 return
         await connection.execution_options(**FOR_WRITING)
         async with connection.begin():
@@ -132,7 +126,7 @@ def _migrate(connection: Connection, name: str, steps: Sequence[Step]) -> None:
         with suppress(OperationalError):  # `open_engine` has begun as a writer; other engines have not
             connection.exec_driver_sql("BEGIN IMMEDIATE")
     VERSIONS.create(connection, checkfirst=True)
-    version = connection.scalar(_version_of(name))
+    version = _version(connection, name)
     if version is None:
         connection.execute(insert(VERSIONS).values(name=name, version=0))
         version = 0
@@ -148,8 +142,12 @@ def _migrate(connection: Connection, name: str, steps: Sequence[Step]) -> None:
     connection.execute(update(VERSIONS).where(VERSIONS.c.name == name).values(version=len(steps)))
 
 
-def _version_of(name: str) -> Select[int]:
-    return select(VERSIONS.c.version).where(VERSIONS.c.name == name)
+def _version(connection: Connection, name: str) -> int | None:
+    """Return how many steps have been applied, or None if the database has no versions or none of this name."""
+    schema = connection.schema_for_object(VERSIONS)
+    if not connection.dialect.has_table(connection, VERSIONS.name, schema=schema):
+        return None
+    return connection.scalar(select(VERSIONS.c.version).where(VERSIONS.c.name == name))
 
 
 # --- the store
@@ -196,10 +194,6 @@ class SqlChatMemoryStore(ChatMemoryStore):
                 [Problem("SqlChatMemoryStore", what, "use an engine for SQLite or PostgreSQL")]
             )
         self._engine = engine
-        # On PostgreSQL each statement is a transaction, without a begin and a commit that go to the server and back.
-        # The driver of SQLite needs to begin it as a writer.
-        is_postgresql = engine.dialect.name == "postgresql"
-        self._single = engine.execution_options(isolation_level="AUTOCOMMIT") if is_postgresql else engine
         self._table = conversations_table(table)
         self._lifetime = expires_after
         self._leases = Leases(self, lease)
@@ -321,9 +315,9 @@ class SqlChatMemoryStore(ChatMemoryStore):
 
     @asynccontextmanager
     async def _connection(self, *, writing: bool = False) -> AsyncIterator[AsyncConnection]:
-        """Open a connection. On SQLite, its statements are one transaction, which ends with the block."""
+        """Open a connection in a transaction that ends with the block."""
         await self._prepare()
-        async with self._single.connect() as connection:
+        async with self._engine.connect() as connection:
             if writing:
                 await connection.execution_options(**FOR_WRITING)
             async with connection.begin():
