@@ -396,7 +396,7 @@ def handshake(message: dict[str, Any]) -> Response:
 
 
 def large(message: dict[str, Any], kind: str) -> Response:
-    result = {"content": [{"type": "text", "text": "x" * 2_000_000}]}
+    result = {"content": [{"type": "text", "text": "x" * 5_000_000}]}
     body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
     if kind == "events":
         return Response(f"event: message\ndata: {body}\n\n", media_type="text/event-stream")
@@ -426,10 +426,10 @@ async def test_replies_over_http_are_limited_after_decoding(kind: str, monkeypat
                 await server.call("good", {})
             assert await names_of(server) == ["good"]
         monkeypatch.setenv("TOOLBOX_MCP__FAR__URL", f"{base}/mcp")
-        monkeypatch.setenv("TOOLBOX_MCP__FAR__MAX_REPLY_BYTES", "3000000")
+        monkeypatch.setenv("TOOLBOX_MCP__FAR__MAX_REPLY_BYTES", "6000000")
         async with Container().register(McpServers) as container:
             result = await container.get(McpServers).server("far").call("good", {})
-            assert len(result.content[0].text) == 2_000_000
+            assert len(result.content[0].text) == 5_000_000
 
 
 # --- secrets

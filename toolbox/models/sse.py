@@ -64,8 +64,9 @@ class EventReader:
 
     def feed(self, block: bytes) -> Iterable[dict[str, Any] | str]:
         """Return the objects of the events that ended in this block; only the text of some of them after `expect`."""
-        if self._is_similar and not self._tail and block.find(b"\n\n") == len(block) - 2:  # often it is one event
-            text = self._expected_text(block, self._head, b"\n\n")
+        head = self._head
+        if self._is_similar and not self._tail and block.startswith(head) and block.find(b"\n\n") == len(block) - 2:
+            text = self._expected_text(block[len(head) : -2])  # often, a block is one event
             if text is not None:
                 return (text,)
         if not self._begun:
@@ -163,17 +164,14 @@ class EventReader:
             yield value
         return b""
 
-    def _expected_text(self, data: bytes, before: bytes = b"", after: bytes = b"") -> str | None:
-        """Return the text if the data is an event that is equal to the last object but for its text, or None.
-
-        `before` and `after` are around the object.
-        """
-        before, after = before + self._before, self._after + after
+    def _expected_text(self, data: bytes) -> str | None:
+        """Return the text of an object that is equal to the last one but for its text, or None for other data."""
+        before, after = self._before, self._after
         if not (data.startswith(before) and data.endswith(after)):
             return None
         try:
             text = from_json(data[len(before) : len(data) - len(after)])
-        except ValueError:  # such as two events
+        except ValueError:  # more than a text differs
             return None
         if type(text) is not str:
             return None

@@ -398,7 +398,6 @@ class Stream:
         """Return the next bytes, or None at the end."""
         assert self._blocks is not None
         step: Any = self._blocks.__anext__()
-        block: bytes | None
         try:
             try:
                 waits_for = step.send(None)
@@ -407,12 +406,12 @@ class Stream:
             async with asyncio.timeout_at(self._deadline):
                 return await InContext(None, step, waits_for)
         except StopAsyncIteration:
-            block = None
+            pass
         except Exception as error:
             self._transport.fail(error, begun=True)
-        if block is None and (fault := _fault_of(self._response)) is not None:
+        if (fault := _fault_of(self._response)) is not None:
             raise fault
-        return block
+        return None
 
     async def more(self, said: bool) -> bytes | None:
         """Return bytes that follow a complete reply, or None at the end, on a timeout or after a failure.

@@ -125,9 +125,9 @@ def _migrate(connection: Connection, name: str, steps: Sequence[Step]) -> None:
     else:
         with suppress(OperationalError):  # `open_engine` has begun as a writer; other engines have not
             connection.exec_driver_sql("BEGIN IMMEDIATE")
-    VERSIONS.create(connection, checkfirst=True)
     version = _version(connection, name)
     if version is None:
+        VERSIONS.create(connection, checkfirst=True)
         connection.execute(insert(VERSIONS).values(name=name, version=0))
         version = 0
     if version > len(steps):
@@ -214,7 +214,7 @@ class SqlChatMemoryStore(ChatMemoryStore):
         given_back = self._updating.values(lease_token=None, lease_until=None)
         # Null without messages. SQLite 3.40 returns a wrong value for `messages IS NULL` here.
         self._giving_back = given_back.returning(func.substr(columns.messages, 1, 1))
-        # Not if another call has taken it since.
+        # Not if another call has taken it since, which it can where each statement is a transaction.
         self._removing = delete(self._table).where(self._is, columns.messages.is_(None), columns.lease_token.is_(None))
 
     # --- ChatMemoryStore
