@@ -551,6 +551,18 @@ current_answer: ContextVar[DeferredAnswer | None] = ContextVar("toolbox.answer",
 TAKES_ANSWERS = "__toolbox_takes_answers__"
 """The attribute of tools that run again with the answer to a deferred call; for others, it is the result."""
 
+
+@dataclass(frozen=True, slots=True)
+class ToolOrigin:
+    """The MCP server that a call goes to, and a fingerprint of the tool as that server listed it."""
+
+    mcp_server: str
+    fingerprint: str
+
+
+TOOL_ORIGIN = "__toolbox_origin__"
+"""The attribute of tools of other servers: a function that takes the request of a call and returns its `ToolOrigin`."""
+
 current_caller: ContextVar[Caller | None] = ContextVar("toolbox.caller", default=None)
 
 

@@ -530,6 +530,12 @@ def _fingerprints(tool: Tool) -> dict[str, str]:
     return {name: _hash(value) for name, value in parts.items()}
 
 
+def fingerprint_of(tool: Tool) -> str:
+    """Return a short hash of what an approval of a call covers: the tool's own name, input schema and annotations."""
+    parts = _fingerprints(tool)
+    return _hash([tool.name, parts["schema"], parts["annotations"]])
+
+
 def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 

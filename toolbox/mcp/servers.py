@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -17,7 +18,15 @@ from pydantic import SecretStr
 
 from ..chat import ToolExecutionRequest, ToolExecutionResult, ToolSpecification
 from ..container import Container
-from ..context import TAKES_ANSWERS, TAKES_PROGRESS, DeferredAnswer, InvocationContext, current_answer
+from ..context import (
+    TAKES_ANSWERS,
+    TAKES_PROGRESS,
+    TOOL_ORIGIN,
+    DeferredAnswer,
+    InvocationContext,
+    ToolOrigin,
+    current_answer,
+)
 from ..di.beans import point_of, points_of
 from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
@@ -29,7 +38,15 @@ from ..services.declaration import provided_by
 from ..settings import McpSettings, ToolboxSettings, settings_key
 from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
 from .blocks import resource_result, tool_result
-from .connection import INVALID_PARAMS, McpConnection, McpError, McpEvent, McpInputRequiredError, McpListener
+from .connection import (
+    INVALID_PARAMS,
+    McpConnection,
+    McpError,
+    McpEvent,
+    McpInputRequiredError,
+    McpListener,
+    fingerprint_of,
+)
 from .screening import visible
 
 logger = logging.getLogger("toolbox.mcp")
@@ -330,7 +347,9 @@ def _service_tool(server: McpConnection, tool: Any, takes_input: bool) -> AiServ
     if tool.annotations is not None:
         metadata["annotations"] = tool.annotations.model_dump(by_alias=True, exclude_none=True)
     specification = ToolSpecification(server.offered_name(tool.name), tool.description, tool.input_schema, metadata)
+    origin = ToolOrigin(server.name, fingerprint_of(tool))
     setattr(execute, TAKES_ANSWERS, True)
+    setattr(execute, TOOL_ORIGIN, lambda request: origin)
     setattr(execute, TAKES_PROGRESS, True)
     needs_approval = _needs_approval(server.settings, tool)
     return AiServiceTool(specification, execute, requires_approval=needs_approval, deferred=takes_input)
@@ -433,6 +452,18 @@ def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
         properties = {"server": {"type": "string", "enum": list(by_name)}, "uri": uri}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     metadata = {"annotations": {"readOnlyHint": True}}
+    guarded = {each.name for each in servers if each.settings.approval == "all"}
+
+    def server_in(arguments: Mapping[str, Any]) -> Any:
+        return arguments.get("server", servers[0].name)
+
+    async def needs_approval(arguments: dict[str, Any], context: InvocationContext) -> bool:
+        return server_in(arguments) in guarded
+
+    def origin(request: ToolExecutionRequest) -> ToolOrigin:
+        with suppress(ValueError):
+            return ToolOrigin(str(server_in(read_arguments(request.arguments, schema))), "get_resource")
+        return ToolOrigin("", "get_resource")
 
     async def list_resources(request: ToolExecutionRequest, memory_id: object) -> str:
         found: list[dict[str, Any]] = []
@@ -455,7 +486,7 @@ def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
         problems = [
             (name, "this argument must be a text") for name in properties if type(arguments.get(name)) is not str
         ]
-        name = arguments.get("server", servers[0].name)
+        name = server_in(arguments)
         if not problems and name not in by_name:
             problems = [("server", f"unknown server; expected one of: {', '.join(by_name)}")]
         if problems:
@@ -468,6 +499,7 @@ def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
             raise
         return resource_result(result.contents)
 
+    setattr(get_resource, TOOL_ORIGIN, origin)
     places = ", ".join(by_name)
     return [
         AiServiceTool(
@@ -481,6 +513,7 @@ def _resource_tools(servers: Sequence[McpConnection]) -> list[AiServiceTool]:
                 "get_resource", f"Read a resource of {places}. list_resources returns the URIs.", schema, metadata
             ),
             get_resource,
+            requires_approval=needs_approval if guarded else False,
         ),
     ]
 

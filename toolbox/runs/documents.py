@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..chat import AiMessage, PendingCall, ToolExecutionResultMessage
-from ..context import ActiveScope
+from ..context import ActiveScope, ToolOrigin
 from ..errors import (
     EndsInvocation,
     IllegalConfigurationError,
@@ -70,6 +70,7 @@ class WaitingCall:
     """A pending call, with what is needed to check an answer.
 
     `method` is the service method that asked for it. `outer` are the calls that it is part of, outermost first.
+    `origin` is where the tool comes from, if that is another server.
     """
 
     call: PendingCall
@@ -77,16 +78,21 @@ class WaitingCall:
     approvers: tuple[str, ...] = ()
     not_self: bool = False
     outer: tuple[OuterCall, ...] = ()
+    origin: ToolOrigin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenAnswer:
-    """An answer as it is stored: `asked` are the arguments that the person saw, `by` the person's JSON form."""
+    """An answer as it is stored: `asked` are the arguments that the person saw, `by` the person's JSON form.
+
+    `origin` is where the tool came from that the person saw.
+    """
 
     call_id: str
     answer: Answer
     asked: Mapping[str, Any]
     by: Any = None
+    origin: ToolOrigin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +219,17 @@ def _waiting_to_dict(waiting: WaitingCall) -> dict[str, Any]:
         "approvers": list(waiting.approvers),
         "not_self": waiting.not_self,
         "outer": [asdict(each) for each in waiting.outer],
+        "origin": _origin_to_dict(waiting.origin),
     }
+
+
+def _origin_to_dict(origin: ToolOrigin | None) -> dict[str, str] | None:
+    return None if origin is None else asdict(origin)
+
+
+def _read_origin(written: Mapping[str, Any]) -> ToolOrigin | None:
+    origin = written.get("origin")  # runs of earlier versions have none
+    return None if origin is None else ToolOrigin(**origin)
 
 
 def _waiting(written: Any) -> WaitingCall:
@@ -223,6 +239,7 @@ def _waiting(written: Any) -> WaitingCall:
         approvers=tuple(written["approvers"]),
         not_self=written["not_self"],
         outer=tuple(OuterCall(**each) for each in written.get("outer", ())),
+        origin=_read_origin(written),
     )
 
 
@@ -236,12 +253,19 @@ def _given_to_dict(given: GivenAnswer) -> dict[str, Any]:
         "reason": answer.reason,
         "asked": dict(given.asked),
         "by": given.by,
+        "origin": _origin_to_dict(given.origin),
     }
 
 
 def _given(written: Any) -> GivenAnswer:
     answer = Answer(written["kind"], written["arguments"], written["value"], written["reason"])
-    return GivenAnswer(call_id=written["call_id"], answer=answer, asked=written["asked"], by=written["by"])
+    return GivenAnswer(
+        call_id=written["call_id"],
+        answer=answer,
+        asked=written["asked"],
+        by=written["by"],
+        origin=_read_origin(written),
+    )
 
 
 def _entry_to_dict(entry: HistoryEntry) -> dict[str, Any]:

@@ -395,7 +395,13 @@ class Runs(RunStarting):
             answers=(
                 *document.answers,
                 *(
-                    GivenAnswer(call_id=each.call.id, answer=answer, asked=each.call.arguments, by=person)
+                    GivenAnswer(
+                        call_id=each.call.id,
+                        answer=answer,
+                        asked=each.call.arguments,
+                        by=person,
+                        origin=each.origin,
+                    )
                     for each, answer in given
                 ),
             ),

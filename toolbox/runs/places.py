@@ -15,15 +15,17 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from uuid import uuid4
 
-from ..chat import PendingCall, RunSuspended, TokenUsage
+from ..chat import PendingCall, RunSuspended, TokenUsage, ToolExecutionRequest
 from ..context import (
     TAKES_ANSWERS,
+    TOOL_ORIGIN,
     TRANSACTIONAL_MARK,
     DeferredAnswer,
     InvocationContext,
+    ToolOrigin,
     TransactionRecorder,
     current_answer,
     current_recorder,
@@ -35,6 +37,7 @@ from ..errors import (
     Problem,
     RunCancelledError,
     RunConflictError,
+    RunIncompatibleError,
     RunStoreError,
     ToolDeferred,
 )
@@ -241,8 +244,7 @@ class RunSession:
         return state.changed(pending=tuple(pending))
 
     def _is_answered(self, place: str) -> bool:
-        answers = self.document.answers if self.document is not None else ()
-        return any(_is_within(each.call_id, place) for each in answers)
+        return any(_is_within(each.call_id, place) for each in self._given())
 
     def failure_at(self, path: str) -> dict[str, Any] | None:
         """Return the recorded failure of the invocation at this place, with the executions to undo."""
@@ -295,6 +297,7 @@ class RunSession:
 
     async def call(self, effect: RunTool, invocation: Suspendable) -> ToolFinished | ToolSuspended:
         """Run one tool call at its place."""
+        self._raise_if_elsewhere(invocation)
         number = len(invocation.state.executions) + effect.index
         place = _below(invocation.place.path, number)
         self._fresh.add(place)
@@ -306,6 +309,37 @@ class RunSession:
             return ToolFinished(effect.index, await execute_tool(effect.request, environment))
         except ToolSuspension as suspension:
             return ToolSuspended(effect.index, suspension.details)
+
+    def _raise_if_elsewhere(self, invocation: Suspendable) -> None:
+        """Raise `RunIncompatibleError` if an answered call would run on another server than its person saw.
+
+        A name says nothing about a tool of an MCP server: while the call waited, the server can have gone, another one
+        can list a tool of that name, or the server can have changed the tool. All calls of the reply are checked before
+        one of them runs. The answer stays, for a worker that reaches the same tool.
+        """
+        state, environment = invocation.state, invocation.environment
+        for index, pending in enumerate(state.pending):
+            place = _below(invocation.place.path, len(state.executions) + index)
+            given = [each for each in self._given() if each.call_id == place or each.call_id.startswith(f"{place}.")]
+            if not given or given[-1].answer.kind in ("reject", "fail") or self._has_result(place):
+                continue
+            tool, seen = environment.tools.get(pending.request.name), given[-1].origin
+            now = None if tool is None else origin_of(tool, pending.request)
+            if now == seen:
+                continue
+            name = repr(pending.request.name)
+            if seen is None:
+                reason = f"the tool {name} was not of an MCP server when its call was answered, and now is"
+            else:
+                reason = f"MCP server {seen.mcp_server!r} does not offer the tool {name} now, or has changed it"
+            raise RunIncompatibleError(self.id, reason)
+
+    def _has_result(self, place: str) -> bool:
+        """Return True if the call at a place, or an attempt of it, has a recorded result."""
+        return any(
+            record.kind == "result" and (key == place or key.startswith(f"{place}."))
+            for key, record in self._records.items()
+        )
 
     # --- one tool
 
@@ -334,9 +368,11 @@ class RunSession:
         unchanged = [each for each in approvals if each.answer.arguments is None]
         return next((each for each in reversed(unchanged) if dict(each.asked) == arguments), None)
 
+    def _given(self) -> Sequence[GivenAnswer]:
+        return self.document.answers if self.document is not None else ()
+
     def _answers(self, place: str) -> list[GivenAnswer]:
-        answers = self.document.answers if self.document is not None else ()
-        return [each for each in answers if each.call_id == place]
+        return [each for each in self._given() if each.call_id == place]
 
     def suspend(
         self,
@@ -347,15 +383,19 @@ class RunSession:
         attributes: Mapping[str, Any] | None = None,
     ) -> ToolSuspension:
         """Add a pending call, and return the exception that suspends the call."""
-        tool, context = call.tool, call.context
+        tool, context, origin = call.tool, call.context, origin_of(call.tool, call.request)
+        attributes = attributes or {}
+        if origin is not None:
+            attributes = {"mcp_server": origin.mcp_server, **attributes}
         pending = PendingCall(
-            path, call.request.name, json_arguments(call), qualified(context.service), kind, reason, attributes or {}
+            path, call.request.name, json_arguments(call), qualified(context.service), kind, reason, attributes
         )
         self._waiting[path] = WaitingCall(
             call=pending,
             method=context.method,
             approvers=tool.approvers if kind == "approval" else (),
             not_self=tool.not_self and kind == "approval",
+            origin=origin,
         )
         return ToolSuspension({"kind": kind})
 
@@ -651,6 +691,12 @@ def transactional_function(tool: Tool) -> Any:
         function = getattr(tool.bean, tool.member, None)
     function = getattr(function, "__func__", function)
     return function if getattr(function, TRANSACTIONAL_MARK, None) is function else None
+
+
+def origin_of(tool: Tool, request: ToolExecutionRequest) -> ToolOrigin | None:
+    """Return where a call of the tool goes, if that is another server."""
+    origin = getattr(tool.function, TOOL_ORIGIN, None)
+    return None if origin is None else cast("ToolOrigin", origin(request))
 
 
 # --- the layers

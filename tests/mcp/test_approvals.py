@@ -1,0 +1,234 @@
+"""Calls of MCP tools that wait for a person: which ones wait, and that an answered call runs only on its own server."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from fastapi import FastAPI
+
+from tests.mcp.uvicorn_server import serving
+from toolbox import AiMessage, Container, Result, register_ai_service, tool
+from toolbox.mcp import mcp_resource, mcp_server, mcp_toolbox
+from toolbox.runs import Answer, RunIncompatibleError, Runs, RunStore, approve, reject
+from toolbox.sql import SqlRunStore
+from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import install, mount_mcp
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+
+@register_ai_service
+class Cook(Protocol):
+    @mcp_toolbox()
+    async def cook(self, wish: str) -> Result[str]: ...
+
+
+class Oven:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.burnt: list[str] = []
+
+    @tool
+    def burn(self, what: str) -> str:
+        """Burn something."""
+        self.burnt.append(what)
+        return f"ashes of {what}"
+
+    @mcp_resource("oven://manual")
+    def manual(self) -> str:
+        return "Do not touch."
+
+
+class OtherOven(Oven):
+    @tool
+    def burn(self, what: str) -> str:
+        """Burn something else; the input is the same."""
+        return super().burn(f"other {what}")
+
+
+class HotterOven(Oven):
+    @tool
+    def burn(self, what: str, degrees: int = 200) -> str:  # type: ignore[override]  # another input schema
+        """Burn something."""
+        return super().burn(what)
+
+
+@asynccontextmanager
+async def serving_mcp(oven: Oven) -> AsyncIterator[str]:
+    app = FastAPI()
+    install(app, served := Container().register_instance(oven))
+    mount_mcp(app, served, [type(oven)])
+    async with serving(app) as base:
+        yield f"{base}/mcp"
+
+
+@asynccontextmanager
+async def kitchen(folder: Path, servers: Mapping[str, str], *replies: Any, **options: Any) -> AsyncIterator[Container]:
+    """Run a program with these servers, by name, and the runs of `folder`."""
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/runs.db")
+    container = Container(models={"default": ScriptedChatModel(list(replies))}).register(Cook)
+    container.register_instance(SqlRunStore(engine), as_type=RunStore)
+    for name, url in servers.items():
+        container.register_instance(mcp_server(name, url=url, **{"approval": "all", **options}), name=name)
+    async with container:
+        yield container
+    await engine.dispose()
+
+
+BURN = AiMessage(None, [tool_call("burn", {"what": "toast"})])
+GONE = "http://127.0.0.1:9/mcp"
+
+
+async def asked(folder: Path, servers: Mapping[str, str]) -> tuple[str, str]:
+    """Start a call whose tool needs approval. Returns the ids of the run and the call."""
+    async with kitchen(folder, servers, BURN) as container:
+        result = await container.get(Cook).cook("Burn the toast.")
+        [pending] = result.pending
+        assert pending.attributes == {"mcp_server": "own"}
+        assert (pending.kind, pending.tool_name, pending.arguments) == ("approval", "burn", {"what": "toast"})
+        [listed] = await container.get(Runs).list()
+        assert listed.pending[0].attributes == {"mcp_server": "own"}
+        return result.run_id or "", pending.id
+
+
+@pytest.mark.parametrize("answer", [approve(), approve({"what": "bread"})])
+async def test_an_approved_call_runs_only_on_the_server_that_its_person_saw(tmp_path: Path, answer: Answer) -> None:
+    own, other = Oven(), OtherOven()
+    async with serving_mcp(own) as first, serving_mcp(other) as second:
+        run_id, call_id = await asked(tmp_path, {"own": first})
+        async with kitchen(tmp_path, {"own": GONE, "other": second}, "done") as container:
+            with pytest.raises(RunIncompatibleError, match=r"MCP server 'own' does not offer the tool 'burn' now"):
+                await container.runs.resume(run_id, {call_id: answer})
+            stored = await container.runs.get(run_id)
+        assert stored.status == "running"
+        assert [(each.answer, each.call_id) for each in stored.history if each.call_id] == [("approve", call_id)]
+        assert own.burnt == other.burnt == []
+        async with kitchen(tmp_path, {"own": first, "other": second}, "done") as container:
+            result = await container.runs.resume(run_id, {})
+
+    assert result.content == "done"
+    assert own.burnt == ["toast" if answer.arguments is None else "bread"]
+    assert other.burnt == []
+
+
+async def test_an_approved_call_does_not_run_if_the_server_changed_the_tools_input(tmp_path: Path) -> None:
+    changed = HotterOven()
+    async with serving_mcp(Oven()) as first, serving_mcp(changed) as second:
+        run_id, call_id = await asked(tmp_path, {"own": first})
+        async with kitchen(tmp_path, {"own": second}, "done") as container:
+            with pytest.raises(RunIncompatibleError, match="or has changed it"):
+                await container.runs.resume(run_id, {call_id: approve()})
+
+    assert changed.burnt == []
+
+
+async def test_another_description_keeps_an_approval(tmp_path: Path) -> None:
+    described = OtherOven()
+    async with serving_mcp(Oven()) as first, serving_mcp(described) as second:
+        run_id, call_id = await asked(tmp_path, {"own": first})
+        async with kitchen(tmp_path, {"own": second}, "done") as container:
+            result = await container.runs.resume(run_id, {call_id: approve()})
+
+    assert result.content == "done"
+    assert described.burnt == ["other toast"]
+
+
+async def test_a_rejected_call_needs_no_unchanged_tool(tmp_path: Path) -> None:
+    changed = HotterOven()
+    async with serving_mcp(Oven()) as first, serving_mcp(changed) as second:
+        run_id, call_id = await asked(tmp_path, {"own": first})
+        async with kitchen(tmp_path, {"own": second}, "done") as container:
+            result = await container.runs.resume(run_id, {call_id: reject("no fire")})
+
+    assert [each.result for each in result.tool_executions] == ["no fire"]
+    assert changed.burnt == []
+
+
+async def test_no_call_of_a_reply_runs_if_one_of_them_would_run_elsewhere(tmp_path: Path) -> None:
+    own = Oven()
+    calls = AiMessage(None, [tool_call("burn", {"what": "toast"}), tool_call("get_resource", {"uri": "oven://manual"})])
+    async with serving_mcp(own) as first:
+        async with kitchen(tmp_path, {"own": first}, calls, expose_resources=True) as container:
+            asked = await container.get(Cook).cook("Read, then burn.")
+        async with kitchen(tmp_path, {"own": first}, "done") as container:  # without its resources
+            with pytest.raises(RunIncompatibleError, match="'get_resource'"):
+                await container.runs.resume(asked.run_id or "", {each.id: approve() for each in asked.pending})
+
+    assert own.burnt == []
+
+
+async def test_a_call_that_was_approved_for_a_tool_of_the_program_does_not_run_on_a_server(tmp_path: Path) -> None:
+    other = Oven()
+
+    @register_ai_service(tools=burn)
+    class Cook(Protocol):
+        async def cook(self, wish: str) -> Result[str]: ...
+
+    @register_ai_service
+    class Later(Protocol):
+        @mcp_toolbox()
+        async def cook(self, wish: str) -> Result[str]: ...
+
+    Cook.__qualname__ = Later.__qualname__ = "Cook"  # the same service in two versions of the program
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/runs.db")
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serving_mcp(other))
+        first = Container(models={"default": ScriptedChatModel([BURN])}).register(Cook)
+        async with first.register_instance(SqlRunStore(engine), as_type=RunStore):
+            asked = await first.get(Cook).cook("Burn the toast.")
+        then = Container(models={"default": ScriptedChatModel(["done"])}).register(Later)
+        then.register_instance(mcp_server("other", url=url), name="other")
+        async with then.register_instance(SqlRunStore(engine), as_type=RunStore):
+            with pytest.raises(RunIncompatibleError, match="was not of an MCP server"):
+                await then.runs.resume(asked.run_id or "", {asked.pending[0].id: approve()})
+    await engine.dispose()
+
+    assert other.burnt == []
+
+
+@tool(requires_approval=True)
+def burn(what: str) -> str:
+    """Burn something at home."""
+    return "smoke"
+
+
+# --- resources
+
+
+async def test_reading_a_resource_waits_for_approval_where_all_calls_do(tmp_path: Path) -> None:
+    read = AiMessage(None, [tool_call("list_resources"), tool_call("get_resource", {"uri": "oven://manual"})])
+    async with (
+        serving_mcp(Oven()) as url,
+        kitchen(tmp_path, {"own": url}, read, "done", expose_resources=True) as container,
+    ):
+        first = await container.get(Cook).cook("Read the manual.")
+        [pending] = first.pending
+        second = await container.runs.resume(first.run_id or "", {pending.id: approve()})
+
+    assert (pending.tool_name, pending.arguments) == ("get_resource", {"uri": "oven://manual"})
+    assert pending.attributes == {"mcp_server": "own"}
+    assert [each.result for each in second.tool_executions][1] == "Do not touch."
+
+
+async def test_reading_a_resource_waits_only_for_the_servers_that_ask_for_it(tmp_path: Path) -> None:
+    calls = [tool_call("get_resource", {"server": name, "uri": "oven://manual"}) for name in ("free", "own")]
+    async with serving_mcp(Oven()) as url:
+        container = Container(models={"default": ScriptedChatModel([AiMessage(None, calls), "done"])}).register(Cook)
+        for name, approval in (("free", None), ("own", "all")):
+            server = mcp_server(name, url=url, prefix=name, expose_resources=True, approval=approval)
+            container.register_instance(server, name=name)
+        async with container:
+            first = await container.get(Cook).cook("Read both manuals.")
+            [pending] = first.pending
+            second = await container.runs.resume(first.run_id or "", {pending.id: approve()})
+
+    assert pending.arguments["server"] == "own"
+    assert pending.attributes == {"mcp_server": "own"}
+    assert [each.result for each in second.tool_executions] == ["Do not touch."] * 2
