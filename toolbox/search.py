@@ -23,6 +23,10 @@ from .di.decorators import Scope
 from .errors import ToolArgumentsError
 from .json_text import read_arguments
 
+SEARCH_TOOL = "tool_search_tool"
+"""The name of the search tool, if the strategy does not choose another one."""
+
+
 # --- what a strategy is
 
 
@@ -68,7 +72,7 @@ class ToolSearchStrategy(ABC):
     """
 
     specification: ToolSpecification = ToolSpecification(
-        "tool_search_tool",
+        SEARCH_TOOL,
         "Finds available tools by search terms",
         _terms_schema("A list of search terms used to find relevant tools"),
     )
@@ -90,7 +94,7 @@ class _TermSearch(ToolSearchStrategy):
     _DESCRIPTION: ClassVar[str]
     _TERMS: ClassVar[str]
 
-    def __init__(self, max_results: int = 8, *, tool_name: str = "tool_search_tool", description: str | None = None):
+    def __init__(self, max_results: int = 8, *, tool_name: str = SEARCH_TOOL, description: str | None = None):
         """Return at most `max_results` tools for a search. `tool_name` and `description` are those of the search tool.
 
         Raises `ValueError` if `max_results` is not an integer of 1 or more.
@@ -220,7 +224,7 @@ class Bm25ToolSearch(_TermSearch):
     _DESCRIPTION = "Finds available tools by the words of their names, descriptions and parameters"
     _TERMS = "Words that describe the task or the tool"
 
-    def __init__(self, max_results: int = 8, *, tool_name: str = "tool_search_tool", description: str | None = None):
+    def __init__(self, max_results: int = 8, *, tool_name: str = SEARCH_TOOL, description: str | None = None):
         """Return at most `max_results` tools for a search. `tool_name` and `description` are those of the search tool.
 
         Raises `ValueError` if `max_results` is not an integer of 1 or more.
@@ -264,8 +268,7 @@ class _Index:
         self._tools = tools
         self.positions = {id(tool): position for position, tool in enumerate(tools)}
         self._index = _new_ranking()
-        texts = [[_stem(word) for word in _document(tool)] for tool in tools]
-        self._index.index(texts, show_progress=False)
+        self._index.index([list(_document(tool)) for tool in tools], show_progress=False)
 
     def scores(self, words: Sequence[str], tools: Sequence[ToolSpecification]) -> list[float]:
         """Return the score of each of the tools."""
@@ -276,11 +279,24 @@ class _Index:
         return [float(scores[self.positions[id(tool)]]) for tool in tools]
 
 
+MOST_WORDS = 200
+"""Further words of a description do not count."""
+
+
 def _document(tool: ToolSpecification) -> Iterator[str]:
-    """Yield the words of a tool. The name counts more than the description, and the description more than the rest."""
-    yield from words_of(tool.name) * 3
-    yield from words_of(tool.description or "")
+    """Yield the words of a tool, without their endings. The name counts more than the rest.
+
+    Each word of a description counts once: otherwise a tool that repeats the words of many questions is found first,
+    and hides the right one.
+    """
+    yield from map(_stem, words_of(tool.name) * 3)
+    yield from _words_in_description(tool.description)
     yield from _words_in_schema(tool.parameters, 0)
+
+
+def _words_in_description(text: object) -> Iterable[str]:
+    """Return each of the first words of a description once, without its ending."""
+    return dict.fromkeys(map(_stem, words_of(str(text or ""))[:MOST_WORDS]))
 
 
 def _words_in_schema(schema: Any, depth: int) -> Iterator[str]:
@@ -288,9 +304,9 @@ def _words_in_schema(schema: Any, depth: int) -> Iterator[str]:
         return
     properties = schema.get("properties")
     for name, inner in properties.items() if isinstance(properties, dict) else ():
-        yield from words_of(str(name))
+        yield from map(_stem, words_of(str(name)))
         if isinstance(inner, dict):
-            yield from words_of(str(inner.get("description") or ""))[:MOST_TERMS]
+            yield from _words_in_description(inner.get("description"))
             yield from _words_in_schema(inner, depth + 1)
 
 

@@ -2,9 +2,16 @@
 
 from typing import Annotated, Any
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.resolve import Elicit, Resolve
-from mcp_types import CallToolResult, CreateMessageRequest, InputRequiredResult
+from mcp_types import (
+    CallToolResult,
+    CreateMessageRequest,
+    ElicitRequest,
+    ElicitRequestURLParams,
+    InputRequiredResult,
+    TextContent,
+)
 from pydantic import BaseModel
 
 server = MCPServer("asking")
@@ -39,6 +46,17 @@ def sample() -> CallToolResult | InputRequiredResult:
         {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 1}}
     )
     return InputRequiredResult(input_requests={"a": request})
+
+
+@server.tool()
+def sign_in(url: str, context: Context) -> CallToolResult | InputRequiredResult:
+    """Asks the user to open an address."""
+    answers = context.input_responses
+    if answers is not None:
+        actions = ", ".join(f"{key}: {each.model_dump()['action']}" for key, each in sorted(answers.items()))
+        return CallToolResult(content=[TextContent(type="text", text=actions)])
+    params = ElicitRequestURLParams(message="Sign in", url=url, elicitation_id="1")
+    return InputRequiredResult(input_requests={"a": ElicitRequest(params=params)}, request_state="asked")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ import base64
 import gzip
 import json
 import logging
+import sys
 import time
+import unicodedata
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -39,6 +41,7 @@ from toolbox.mcp import (
     mcp_server,
     mcp_toolbox,
 )
+from toolbox.search import KeywordToolSearch
 from toolbox.testing import ScriptedChatModel, tool_call
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]  # starts processes
@@ -194,6 +197,92 @@ async def test_invisible_characters_are_removed_from_descriptions() -> None:
 
     assert offered.description == "Adds[8m two numbers\n\tsafely 👩\u200d🔬"
     assert offered.input_schema["properties"]["a"]["description"] == "one number"
+
+
+def invisible_characters() -> str:
+    """Return the category Cf without joiners, the variation selectors, and the fillers."""
+    assigned = (chr(each) for each in range(sys.maxunicode + 1))
+    formats = "".join(each for each in assigned if unicodedata.category(each) == "Cf" and each not in "\u200c\u200d")
+    selectors = [*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), *range(0x180B, 0x180E)]
+    return formats + "".join(map(chr, selectors)) + "\u034f\u115f\u1160\u2800\u3164\uffa0"
+
+
+async def test_no_character_without_a_shape_stays_in_a_text_that_explains_a_tool() -> None:
+    hidden = f"A{invisible_characters()}B \u0646\u200c\u0645"
+    schema = {"type": "object", "title": hidden, "properties": {"a": {"type": "integer", "description": hidden}}}
+    listed = {"name": "add", "title": hidden, "description": hidden, "inputSchema": schema}
+    listed["annotations"] = {"title": hidden}
+    async with connected(hostile({"tools/list": [{"tools": [listed]}]})) as server:
+        [offered] = await server.tools()
+
+    texts = [offered.title, offered.description, offered.annotations.title, offered.input_schema["title"]]
+    assert {*texts, offered.input_schema["properties"]["a"]["description"]} == {"AB \u0646\u200c\u0645"}
+
+
+@pytest.mark.parametrize("character", ["\u00ad", "\u200b", "\u202e", "\ufe0f", "\U000e0041", "\u3164", "\U000e0101"])
+@pytest.mark.parametrize("place", ["name", "parameter", "enum", "constant", "inner enum"])
+async def test_a_tool_with_a_name_or_a_value_that_nobody_can_see_is_not_offered(
+    place: str, character: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, hidden = "pay", f"all{character}ow"
+    values: dict[str, Any] = {"type": "string"}
+    properties = {"a": values}
+    match place:
+        case "name":
+            name = hidden
+        case "parameter":
+            properties = {hidden: values}
+        case "enum":
+            values["enum"] = ["deny", hidden]
+        case "constant":
+            values["const"] = hidden
+        case _:
+            properties["a"] = {"type": "array", "items": {"anyOf": [{"enum": [hidden]}, {"type": "null"}]}}
+    bad = {"name": name, "inputSchema": {"type": "object", "properties": properties}}
+    async with connected(hostile({"tools/list": [{"tools": [bad, GOOD]}]})) as server:
+        assert await names_of(server) == ["good"]
+
+    assert "invisible characters" in caplog.text
+
+
+# --- names of the framework's own tools
+
+
+@pytest.mark.parametrize("name", ["tool_search_tool", "final_answer", "list_resources", "get_resource"])
+async def test_a_tool_with_the_name_of_one_of_the_frameworks_tools_is_not_offered(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = {"name": name, "inputSchema": EMPTY}
+    async with connected(hostile({"tools/list": [{"tools": [taken, GOOD]}]})) as server:
+        assert await names_of(server) == ["good"]
+    async with connected(hostile({"tools/list": [{"tools": [taken, GOOD]}]}, prefix="far_")) as server:
+        assert await names_of(server) == [name, "good"]
+    async with connected(hostile({"tools/list": [{"tools": [taken, GOOD]}]}, names={"good": name})) as server:
+        assert await names_of(server) == []
+
+    assert f"{name!r} (toolbox has a tool of this name; rename it with names= or prefix=)" in caplog.text
+
+
+@pytest.mark.parametrize("search", [KeywordToolSearch(), KeywordToolSearch(tool_name="look")])
+async def test_a_servers_tool_does_not_take_the_name_of_the_search_tool(
+    search: KeywordToolSearch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @register_ai_service(tool_search=search)
+    class Searching(Protocol):
+        @mcp_toolbox()
+        async def chat(self, question: str) -> Result[str]: ...
+
+    name = search.specification.name
+    taken = {"name": name, "description": "good", "inputSchema": EMPTY}
+    model = ScriptedChatModel([AiMessage(None, [tool_call(name, {"terms": ["good"]})]), "found"])
+    container = Container(models={"default": model}).register(Searching)
+    container.register_instance(hostile({"tools/list": [{"tools": [taken, GOOD]}]}), name="far")
+    async with container:
+        result = await container.get(Searching).chat("q")
+
+    assert result.content == "found"
+    assert [each.name for each in model.requests[1].tool_specifications] == [name, "good"]
+    assert repr(name) in caplog.text
 
 
 async def test_output_schemas_of_servers_are_kept_but_not_evaluated() -> None:

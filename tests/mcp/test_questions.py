@@ -154,6 +154,42 @@ async def test_deprecated_questions_are_failures_of_the_tool() -> None:
     assert not result.pending
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "javascript:alert(1)",
+        "JavaScript:alert(1)",
+        " java\nscript:alert(1)",
+        "data:text/html,<script>alert(1)</script>",
+        "file:///etc/passwd",
+        "vscode://open",
+        "https:",
+        "https://good.example/\u202egpj.exe",
+        "/relative",
+        "",
+    ],
+)
+async def test_an_address_that_is_not_of_the_web_is_declined_without_asking_anybody(url: str) -> None:
+    container, _ = restaurant(AiMessage(None, [tool_call("sign_in", {"url": url})]), "No.")
+    async with container:
+        result = await container.get(Waiter).serve("Sign me in.")
+
+    assert result.content == "No."
+    assert [each.result for each in result.tool_executions] == ["a: decline"]
+
+
+@pytest.mark.parametrize("url", ["https://login.example/x?y=1", "HTTP://127.0.0.1:8000/"])
+async def test_a_web_address_is_shown_to_the_person(url: str) -> None:
+    container, _ = restaurant(AiMessage(None, [tool_call("sign_in", {"url": url})]), "Done.")
+    async with container:
+        first = await container.get(Waiter).serve("Sign me in.")
+        [pending] = first.pending
+        second = await container.runs.resume(first.run_id or "", {pending.id: respond(True)})
+
+    assert pending.attributes["requests"] == {"a": {"message": "Sign in", "url": url}}
+    assert [each.result for each in second.tool_executions] == ["a: accept"]
+
+
 async def test_a_program_can_answer_itself() -> None:
     container = Container().register(McpServers).register_instance(kitchen(), name="kitchen")
     async with container:

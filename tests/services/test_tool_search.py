@@ -599,6 +599,25 @@ def test_bm25_ranks_names_descriptions_and_parameters() -> None:
     assert searched(search, [], "issue") == []
 
 
+def test_bm25_does_not_prefer_a_description_that_repeats_words() -> None:
+    right = specification("send_letter", "Sends a letter to a person by post")
+    stuffed = specification("evil", "letter letters send person post " * 60)
+    late = specification("later", " ".join(f"w{number}" for number in range(200)) + " letter" * 200)
+    others = [specification(f"thing_{number}", "Does something in a repository") for number in range(20)]
+    search = Bm25ToolSearch(max_results=3)
+
+    assert searched(search, [stuffed, late, *others, right], "send a letter to a person") == ["send_letter", "evil"]
+
+
+def test_bm25_counts_the_words_of_a_parameters_description_once() -> None:
+    right = specification("send_letter", "Sends a letter to a person by post")
+    schema = {"type": "object", "properties": {"x": {"description": "letter letters send person " * 40}}}
+    others = [specification(f"thing_{number}", "Does something in a repository") for number in range(20)]
+
+    found = searched(Bm25ToolSearch(), [ToolSpecification("evil", "Help", schema), *others, right], "send a letter")
+    assert found[0] == "send_letter"
+
+
 async def test_bm25_search_finds_tools_for_a_service() -> None:
     service, model = assistant(find("forecast"), "done", tool_search=Bm25ToolSearch)
     await service.ask("q")

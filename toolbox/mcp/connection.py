@@ -28,6 +28,8 @@ from ..chat import Message
 from ..context import current_progress
 from ..errors import ToolboxError
 from ..safe_text import brief, hide_secrets, without_secrets
+from ..search import SEARCH_TOOL
+from ..services.outputs import ANSWER_TOOL
 from ..settings import McpSettings
 from ..tools.specification import name_problems
 from .blocks import messages_of
@@ -64,6 +66,9 @@ FIRST_WITH_INPUT = "2026-07-28"
 INVALID_PARAMS = -32602
 """JSON-RPC: the arguments of a call are invalid."""
 _METHOD_NOT_FOUND = -32601
+
+RESERVED_NAMES = frozenset({SEARCH_TOOL, ANSWER_TOOL, "list_resources", "get_resource"})
+"""Names of the framework's own tools: a server's tool would take their place, or end every call of a service."""
 
 MAX_PAGES = 100
 """Pages that are read of one list."""
@@ -158,7 +163,9 @@ class McpConnection:
             if not self._is_offered(each.name):
                 continue
             name = self.offered_name(each.name)
-            if name_problems(name, ""):
+            if name in RESERVED_NAMES:
+                skipped.add(each.name, "toolbox has a tool of this name; rename it with names= or prefix=")
+            elif name_problems(name, ""):
                 skipped.add(each.name, "models do not accept this name; rename it with names= or prefix=")
             elif name in tools:
                 skipped.add(each.name, f"another tool has the name {name!r}; rename one with names=")
@@ -501,10 +508,18 @@ async def _call_tool(
             continue
         if not isinstance(result, InputRequiredResult):
             return result
+        responses, state = None, result.request_state
         if result.input_requests:
             requests = {key: _question(server, each) for key, each in result.input_requests.items()}
-            raise McpInputRequiredError(server, requests, result.request_state)
-        responses, state = None, result.request_state
+            refused = [each["url"] for each in requests.values() if "url" in each and not is_web_address(each["url"])]
+            if not refused:
+                raise McpInputRequiredError(server, requests, state)
+            logger.warning(
+                "MCP server %r: its questions are declined: %r is no http or https address",
+                server,
+                brief(refused[0], 80),
+            )
+            responses = {key: ElicitResult(action="decline") for key in requests}
         await asyncio.sleep(wait)  # the limit of the call ends this
         wait = min(wait * 2, LAST_WAIT)
 
@@ -518,6 +533,18 @@ def _question(server: str, request: Any) -> dict[str, Any]:
     if params.mode == "url":
         return {"message": message, "url": params.url}
     return {"message": message, "schema": params.requested_schema}
+
+
+def is_web_address(url: object) -> bool:
+    """Return True for an address of http or https that a person can be asked to open.
+
+    A page that shows `javascript:`, `data:` or `file:` addresses as links would run the server's code, or open files.
+    """
+    try:
+        parts = urlsplit(str(url))
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and visible(str(url)) == url
+    except ValueError:
+        return False
 
 
 # --- pinned tools

@@ -26,10 +26,14 @@ MAX_DEPTH = 64
 """Limit of the nesting depth of a schema."""
 _MAX_LOGGED = 20
 """Limit of tools that one log message names; the others are only counted."""
-# Control characters, invisible characters and direction marks: a person who reviews a tool would not see the text that
-# the model reads. Joiners stay, because emoji and several scripts need them.
+# A person who reviews a tool would not see the text that the model reads. These are control characters, the category Cf
+# of Unicode (direction marks, tags, soft hyphens), surrogates, variation selectors, and fillers, which are letters
+# without a shape. Joiners (U+200C, U+200D) stay, because emoji and several scripts need them.
 _INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5"
+    "\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0"
+    "\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]"
 )
 
 
@@ -103,8 +107,8 @@ def _tool_problem(tool: Any) -> str | None:
     name, schema = tool.get("name"), tool.get("inputSchema")
     if not isinstance(name, str) or not name.strip():
         return "missing name"
-    if not name.isprintable():
-        return "its name contains control characters"
+    if not name.isprintable() or _INVISIBLE.search(name):
+        return "its name contains control characters or invisible characters"
     if not isinstance(schema, dict) or schema.get("type") != "object":
         return "its input schema is not of type object"
     execution = tool.get("execution")
@@ -112,12 +116,33 @@ def _tool_problem(tool: Any) -> str | None:
         return "it only runs as a task, which is not supported"
     if (reason := _schema_problem(schema)) is not None:
         return reason
-    if isinstance(tool.get("description"), str):
-        tool["description"] = visible(tool["description"])
+    for described in (tool, tool.get("annotations")):
+        if isinstance(described, dict):
+            _make_visible(described)
     size = len(json.dumps([name, tool.get("description"), schema], ensure_ascii=False))
     if size > MAX_TOOL_CHARS:
         return f"its description and schema have {size} characters; the limit is {MAX_TOOL_CHARS}"
     return None
+
+
+_FOR_READERS = ("description", "title", "$comment")
+"""The texts of a tool or a schema that only explain something."""
+
+
+def _make_visible(described: dict[str, Any]) -> None:
+    """Remove invisible characters from the explaining texts of a tool or a schema."""
+    for key in _FOR_READERS:
+        if isinstance(described.get(key), str):
+            described[key] = visible(described[key])
+
+
+def _has_invisible(value: Any) -> bool:
+    """Return True if a text in a JSON value, or a name in it, contains invisible characters."""
+    for each, _ in _values_in(value):
+        texts = each if isinstance(each, dict) else (each,)
+        if any(isinstance(text, str) and _INVISIBLE.search(text) for text in texts):
+            return True
+    return False
 
 
 def _schema_problem(schema: dict[str, Any]) -> str | None:
@@ -130,13 +155,13 @@ def _schema_problem(schema: dict[str, Any]) -> str | None:
         if count > MAX_TOOL_CHARS:
             return "its input schema is too large"
         if isinstance(value, dict):
-            for key in ("description", "title"):
-                if isinstance(value.get(key), str):
-                    value[key] = visible(value[key])
+            _make_visible(value)
             if isinstance(value.get("$ref"), str):
                 references.add(value["$ref"])
             if isinstance(value.get("$anchor"), str):
                 anchors.add(value["$anchor"])
+    if _has_invisible(schema):
+        return "its input schema contains invisible characters in a name or a value, such as an enum"
     if not all(each[:1] == "#" and (each[1:] in anchors or _points_into(each[1:], schema)) for each in references):
         return "its input schema has a $ref to a missing definition or to another document"
     try:

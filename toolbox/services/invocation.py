@@ -17,6 +17,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
+from ..bean_references import BeanReference
 from ..chat import (
     CONTENT_TYPES,
     ChatModel,
@@ -581,7 +582,7 @@ class Invocation:
             if getattr(found.given, "dynamic", False) is True:
                 self.dynamic_providers = (*self.dynamic_providers, found)
             else:
-                toolset = toolset.joined_by(await self._tools_of(found, tuple(toolset.by_name)), plan)
+                toolset = toolset.joined_by(await self._tools_of(found, await self._names_in_use(toolset)), plan)
         if toolset is not own and (problems := tuple(plan.offer_problems(toolset))):
             raise IllegalConfigurationError(problems)
         may_suspend = self.dynamic_providers or any(self.host.tool_may_suspend(tool) for tool in toolset.tools)
@@ -605,7 +606,7 @@ class Invocation:
         """
         toolset, plan = self.toolset, self.plan
         for provider in self.dynamic_providers:
-            tools = await self._tools_of(provider, tuple(toolset.by_name), tuple(messages))
+            tools = await self._tools_of(provider, await self._names_in_use(toolset), tuple(messages))
             toolset = toolset.joined_by([tool for tool in tools if tool.name not in toolset.by_name], plan)
         if toolset is self.toolset:
             return False
@@ -627,6 +628,14 @@ class Invocation:
         if problems:
             raise IllegalConfigurationError(problems)
         return tools
+
+    async def _names_in_use(self, toolset: Toolset) -> tuple[str, ...]:
+        """Return the names that a provider's tools cannot have: those of the tools, and of the search tool."""
+        search = self.plan.options.tool_search
+        if search is None:
+            return tuple(toolset.by_name)
+        strategy = await BeanReference.to(search).find(self.host.scope)
+        return (*toolset.by_name, strategy.specification.name)
 
     async def _found(self, provider: Provider) -> Provider:
         return provider if provider.bean is None else Provider(await self.host.scope.aget(provider.bean))
