@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from dependency_injector import containers, providers, resources
 from dependency_injector.wiring import Provide, inject
 
 from toolbox import (
+    AsyncBeanError,
     Container,
     MissingBeanError,
     Named,
@@ -221,8 +223,6 @@ async def test_async_providers_are_awaited() -> None:
 
 
 async def test_threads_create_one_instance_of_included_singletons() -> None:
-    import threading
-
     made: list[int] = []
     barrier = threading.Barrier(6)
 
@@ -480,3 +480,367 @@ async def test_providers_of_unknown_type_are_beans_by_name() -> None:
         with pytest.raises(MissingBeanError):
             c.get(float)
         assert c.providers.untyped() == 1
+        assert c.get(Annotated[Any, Named("untyped")]) == 1
+        assert c.get(Annotated[object, Named("untyped")]) == 1
+        with pytest.raises(MissingBeanError):
+            c.get(Any)
+
+
+# --- what included providers open
+
+
+class Connection:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+
+def opening(name: str) -> Any:
+    """Return a resource function that logs when it opens and closes."""
+
+    def connection(*needs: object) -> Iterator[Connection]:
+        log.append(f"open {name}")
+        yield Connection(name)
+        log.append(f"close {name}")
+
+    return connection
+
+
+def opening_awaiting(name: str) -> Any:
+    async def connection(*needs: object) -> AsyncIterator[Connection]:
+        log.append(f"open {name}")
+        yield Connection(name)
+        log.append(f"close {name}")
+
+    return connection
+
+
+class Client:
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+
+def test_a_resource_that_another_provider_opens_is_shut_down() -> None:
+    log.clear()
+
+    class Legacy(containers.DeclarativeContainer):
+        connection = providers.Resource(opening("connection"))
+        client = providers.Factory(Client, connection=connection)
+
+    legacy = Legacy()
+    with Container().include(legacy) as c:
+        assert c.get(Client).connection.name == "connection"
+    assert log == ["open connection", "close connection"]
+    assert not legacy.connection.initialized
+
+
+async def test_an_async_resource_that_another_provider_opens_is_shut_down() -> None:
+    log.clear()
+
+    class Legacy(containers.DeclarativeContainer):
+        connection = providers.Resource(opening_awaiting("connection"))
+        client = providers.Factory(Client, connection=connection)
+
+    async with Container().include(Legacy()) as c:
+        assert (await c.aget(Client)).connection.name == "connection"
+    assert log == ["open connection", "close connection"]
+
+
+def test_included_resources_close_after_everything_that_needs_them() -> None:
+    log.clear()
+
+    class Legacy(containers.DeclarativeContainer):
+        clock = providers.Dependency(instance_of=Report)
+        transaction = providers.Resource(opening("transaction"))
+        session = providers.Resource(opening("session"))
+        pool = providers.Resource(opening("pool"), clock)
+        session.add_args(pool)
+        transaction.add_args(session)
+        client = providers.Singleton(Client, connection=transaction)
+
+    @application_scoped
+    class Clock(Report):
+        def stop(self) -> None:
+            log.append("stop clock")
+
+    @application_scoped
+    class Uses:
+        def __init__(self, client: Client) -> None:
+            self.client = client
+
+        def stop(self) -> None:
+            log.append("stop uses")
+
+    with Container().include(Legacy()).register(Uses, Clock) as c:
+        c.get(Uses)
+        c.get(Connection, "pool")
+    assert log == [
+        *("open pool", "open session", "open transaction"),
+        *("stop uses", "close transaction", "close session", "close pool", "stop clock"),
+    ]
+
+
+def test_all_included_resources_close_and_all_errors_are_raised() -> None:
+    log.clear()
+
+    def failing() -> Iterator[bytearray]:
+        yield bytearray()
+        raise OSError("cannot close")
+
+    class Legacy(containers.DeclarativeContainer):
+        first = providers.Resource(opening("first"))
+        second = providers.Resource(failing)
+        third = providers.Resource(opening("third"))
+
+    @application_scoped
+    class Uses:
+        def stop(self) -> None:
+            raise ValueError("cannot stop")
+
+    with pytest.raises(ExceptionGroup) as raised, Container().include(Legacy()).register(Uses) as c:
+        c.get(Connection, "first")
+        c.get(bytearray)
+        c.get(Connection, "third")
+        c.get(Uses)
+    assert [str(each) for each in raised.value.exceptions] == ["cannot stop", "cannot close"]
+    assert log == ["open first", "open third", "close third", "close first"]
+
+
+async def test_resources_that_the_programs_own_code_opens_are_shut_down() -> None:
+    log.clear()
+
+    class Legacy(containers.DeclarativeContainer):
+        early = providers.Resource(opening("early"))
+        connection = providers.Resource(opening("connection"))
+        session = providers.Resource(opening("session"), connection)
+        remote = providers.Resource(opening_awaiting("remote"), session)
+
+    legacy = Legacy()
+    legacy.early()
+    async with Container().include(legacy) as c:
+        await legacy.remote()
+        assert c.get(Connection, "early") is legacy.early()
+    assert log == [
+        *("open early", "open connection", "open session", "open remote"),
+        *("close remote", "close session", "close connection"),
+    ]
+
+
+def test_a_resource_behind_a_selector_or_an_override_is_shut_down() -> None:
+    log.clear()
+
+    class Legacy(containers.DeclarativeContainer):
+        config = providers.Configuration(default={"kind": "one"})
+        chosen = providers.Selector(
+            config.kind, one=providers.Resource(opening("one")), two=providers.Resource(opening("two"))
+        )
+        client = providers.Factory(Client, connection=chosen)
+        lazy = providers.Factory(dict, connection=providers.Resource(opening("delegated")).provider)
+
+    legacy = Legacy()
+    with Container().include(legacy) as c:
+        assert c.get(Client).connection.name == "one"
+        with legacy.chosen.override(providers.Resource(opening("other"))):
+            assert c.get(Client).connection.name == "other"
+        assert callable(c.get(dict)["connection"])
+    assert log == ["open one", "open other", "close other", "close one"]
+
+
+def test_a_resource_that_the_program_shut_down_is_not_opened_again_for_a_singleton_that_exists() -> None:
+    log.clear()
+
+    class Legacy(containers.DeclarativeContainer):
+        connection = providers.Resource(opening("connection"))
+        client = providers.Singleton(Client, connection=connection)
+
+    legacy = Legacy()
+    with Container().include(legacy) as c:
+        client = c.get(Client)
+        legacy.connection.shutdown()
+        assert c.get(Client) is client
+        assert log == ["open connection", "close connection"]
+        assert c.get(Connection) is not client.connection
+    assert log == ["open connection", "close connection"] * 2
+
+
+# --- overrides and resets of async providers
+
+
+async def make_engine(url: str = "real") -> Engine:
+    await asyncio.sleep(0)
+    return Engine(url)
+
+
+class AsyncLegacy(containers.DeclarativeContainer):
+    engine = providers.Singleton(make_engine)
+    mailer = providers.Factory(Mailer, engine=engine)
+    connection = providers.Resource(opening_awaiting("connection"))
+
+
+@pytest.mark.parametrize(
+    "fake",
+    [
+        pytest.param(lambda: Engine("fake"), id="object"),
+        pytest.param(lambda: providers.Factory(Engine, "fake"), id="factory"),
+        pytest.param(lambda: providers.Singleton(make_engine, "fake"), id="async singleton"),
+        pytest.param(lambda: providers.Coroutine(make_engine, "fake"), id="coroutine"),
+    ],
+)
+async def test_an_override_of_an_included_async_singleton_applies_at_once(fake: Any) -> None:
+    legacy = AsyncLegacy()
+
+    @request_scoped
+    class Uses:
+        def __init__(self, engine: Engine) -> None:
+            self.url = engine.url
+
+    async with Container().include(legacy).register(Uses) as c:
+        real = c.get(Engine)
+        assert (await c.aget(Mailer)).engine is real
+        with legacy.engine.override(fake()):
+            assert (await c.aget(Engine)).url == "fake"
+            assert c.get(Engine).url == "fake"
+            assert (await asyncio.to_thread(c.get, Engine)).url == "fake"
+            assert (await c.aget(Mailer)).engine.url == "fake"
+            async with c.request_scope():
+                assert (await c.aget(Uses)).url == "fake"
+        assert await c.aget(Engine) is real
+        assert c.get(Engine) is real
+        assert await asyncio.to_thread(c.get, Engine) is real
+
+
+async def test_an_override_of_an_included_async_resource_applies_at_once() -> None:
+    log.clear()
+    legacy = AsyncLegacy()
+    async with Container().include(legacy) as c:
+        real = c.get(Connection)
+        with legacy.connection.override(Connection("fake")):
+            assert c.get(Connection).name == "fake"
+            assert (await c.aget(Connection)).name == "fake"
+        assert c.get(Connection) is await c.aget(Connection) is real
+        with legacy.connection.override(providers.Resource(opening_awaiting("other"))):
+            assert (await c.aget(Connection)).name == "other"
+    assert log == ["open connection", "open other", "close other", "close connection"]
+
+
+async def test_a_reset_of_included_async_providers_applies_at_once() -> None:
+    log.clear()
+    legacy = AsyncLegacy()
+    async with Container().include(legacy) as c:
+        first, opened = c.get(Engine), c.get(Connection)
+        legacy.reset_singletons()
+        with pytest.raises(AsyncBeanError):
+            c.get(Engine)
+        second = await c.aget(Engine)
+        assert second is not first
+        assert c.get(Engine) is await asyncio.to_thread(c.get, Engine) is second
+        await legacy.shutdown_resources()  # type: ignore[misc]  # None only if no resource is async
+        with pytest.raises(AsyncBeanError):
+            await asyncio.to_thread(c.get, Connection)
+        assert await c.aget(Connection) is not opened
+    assert log == ["open connection", "close connection"] * 2
+
+
+def test_overrides_and_resets_of_included_async_providers_apply_without_an_event_loop() -> None:
+    legacy = AsyncLegacy()
+    with Container().include(legacy) as c:
+        real = c.get(Engine)
+        with legacy.engine.override(Engine("fake")):
+            assert c.get(Engine).url == "fake"
+        assert c.get(Engine) is real
+
+
+async def test_a_cancelled_lookup_does_not_cancel_others_that_wait_for_an_included_bean() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> Engine:
+        begun.set()
+        await go_on.wait()
+        return Engine("slow")
+
+    class Legacy(containers.DeclarativeContainer):
+        engine = providers.Singleton(slow)
+
+    go_on.set()
+    legacy = Legacy()
+    async with Container().include(legacy) as c:
+        go_on.clear()
+        begun.clear()
+        legacy.reset_singletons()
+        first, second = asyncio.create_task(c.aget(Engine)), asyncio.create_task(c.aget(Engine))
+        await begun.wait()
+        first.cancel()
+        await asyncio.wait((first,))
+        go_on.set()
+        assert (await second).url == "slow"
+        assert first.cancelled()
+
+
+def test_threads_open_included_providers_once_however_they_reach_them() -> None:
+    made: list[str] = []
+    barrier = threading.Barrier(6)
+
+    class Slow:
+        def __init__(self) -> None:
+            made.append("slow")
+            threading.Event().wait(0.01)
+
+    class Holder:
+        def __init__(self, slow: Slow) -> None:
+            self.slow = slow
+
+    def open_bytes(slow: Slow) -> Iterator[bytes]:
+        made.append("resource")
+        threading.Event().wait(0.01)
+        yield b"resource"
+
+    class Legacy(containers.DeclarativeContainer):
+        slow = providers.Singleton(Slow)
+        factory = providers.Factory(Holder, slow=slow)
+        both = providers.Callable(lambda *each: each, slow, providers.List(slow))
+        opened = providers.Resource(open_bytes, slow)
+        length = providers.Factory(memoryview, opened)
+
+    with Container().include(Legacy()) as c:
+
+        def ask(how: int) -> Slow:
+            barrier.wait()
+            if how == 0:
+                return c.get(Slow)
+            if how == 1:
+                return c.get(Holder).slow
+            if how == 2:
+                return c.get(Annotated[Any, Named("both")])[0]
+            if how == 3:
+                c.get(bytes)
+            else:
+                c.get(memoryview)
+            return c.get(Slow)
+
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(ask, range(6)))
+    assert sorted(made) == ["resource", "slow"]
+    assert len(set(map(id, found))) == 1
+
+
+def test_dependencies_are_as_before_after_the_stop() -> None:
+    class Legacy(containers.DeclarativeContainer):
+        engine = providers.Dependency(instance_of=Engine)
+        mailer = providers.Factory(Mailer, engine=engine)
+
+    @produces(scope="application")
+    async def ours() -> Engine:
+        return Engine("ours")
+
+    old = Legacy()
+    first, second = Container().include(old).register(ours), Container().include(old).register(Engine)
+    with first as c:
+        assert asyncio.run(c.aget(Mailer)).engine.url == "ours"
+        old.engine.override(Engine("later"))
+    assert len(old.engine.overridden) == 1
+    assert old.mailer().engine.url == "later"
+    old.engine.reset_override()
+    old.engine.reset_async_mode()
+    with second as c:
+        assert c.get(Mailer).engine.url == ""
+    assert not old.engine.is_defined
+    assert old.engine.is_async_mode_undefined()

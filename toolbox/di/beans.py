@@ -15,6 +15,7 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
+    Awaitable,
     Callable,
     Generator,
     Iterable,
@@ -223,7 +224,8 @@ class BeanDefinition:
     """A declared bean: its type, factory and scope.
 
     `caches=False`: the factory itself keeps its instances for as long as `scope` says, and is asked each time.
-    `behind` are beans it needs and gets in another way; `shutdown` is called when the container has stopped.
+    `make_ready` is then awaited before `factory` is called, if that returns an instance that async code must create.
+    `behind` are beans it needs and gets in another way; `included` calls the provider of an included container.
     An `implicit` bean gives way where its provider's name is taken. `source` is what was registered; `problems` is what
     is wrong with the declaration by itself.
     """
@@ -238,7 +240,8 @@ class BeanDefinition:
     own_task: bool = False
     caches: bool = True
     behind: tuple[InjectionPoint, ...] = ()
-    shutdown: Callable[[], Any] | None = None
+    make_ready: Callable[[], Awaitable[None]] | None = None
+    included: Any = None
     implicit: bool = False
     source: object = None
     problems: tuple[Problem, ...] = ()
@@ -255,9 +258,15 @@ class BeanDefinition:
         return self.caches and self.scope is not Scope.DEPENDENT
 
     @property
+    def is_shared(self) -> bool:
+        """Return True if all who request the bean in its scope get the same instance, stored or kept by the factory."""
+        return self.scope is not Scope.DEPENDENT
+
+    @property
     def is_awaited(self) -> bool:
-        """Return True if the result of the factory must be awaited."""
-        return self.factory_kind in (FactoryKind.COROUTINE, FactoryKind.ASYNC_GENERATOR)
+        """Return True if async code must create the bean."""
+        awaited = (FactoryKind.COROUTINE, FactoryKind.ASYNC_GENERATOR)
+        return self.factory_kind in awaited or self.make_ready is not None
 
 
 def definition_of(factory: Callable[..., Any], provides: Any, **facts: Any) -> BeanDefinition:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from dependency_injector import containers, providers
 
-from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, Stop
+from .beans import MISSING, BeanDefinition, FactoryKind, Stop
 from .decorators import Scope
 from .graph import (
     DEFAULT,
@@ -207,7 +207,7 @@ class _Writing:
         return f"(v if (v := r_get({key}, MISSING)) is not MISSING else s.home.no_seed({key}))"
 
     def _dependent(self, bean: Bean) -> str:
-        if bean.key in self._resolvers._home.awaited:
+        if bean.key in self._resolvers._home.awaited and not bean.definition.is_shared:
             return f"must_await({bean.key})"
         if bean.key not in self._resolvers.too_long and bean.key not in self._resolvers._home.deep:
             before = len(self.wants_request), len(self.wants_scope)
@@ -259,9 +259,11 @@ def _must_await(key: int) -> Any:
 class Plan:
     """Beans to create with await, in order (`awaited`), before a value can be created without; `others` follow.
 
+    `goal` is the bean whose instance in its scope is the value, if it is one: once that exists, nothing is to be done.
     `is_direct`: the value itself needs no await after that. `is_plain`: no part of the value ever needs await.
     """
 
+    goal: int | None
     awaited: tuple[int, ...]
     others: frozenset[int]
     is_direct: bool
@@ -286,7 +288,7 @@ class Planner:
         holders: dict[int, list[int]] = {}
         for bean in self._graph.beans:
             for held in bean.held:
-                if not definitions[held].is_stored:
+                if not definitions[held].is_shared:
                     holders.setdefault(held, []).append(bean.key)
         found = {bean.key for bean in self._graph.beans if bean.definition.is_awaited} - self.overridden
         todo = list(found)
@@ -298,7 +300,7 @@ class Planner:
 
     def is_made_for_one(self, key: int) -> bool:
         """Return True for async dependent beans."""
-        return key in self.awaited and not self._graph.definitions[key].is_stored
+        return key in self.awaited and not self._graph.definitions[key].is_shared
 
     def plan(self, value: Value) -> Plan:
         """Return the plan for a value."""
@@ -329,13 +331,15 @@ class Planner:
             key = next(held, None)
             if key is None:
                 path.pop()
-                if here >= 0 and self._graph.definitions[here].is_stored:
+                if here >= 0 and self._graph.definitions[here].is_shared:
                     order[here] = None
             elif key not in seen and key not in self.overridden and not is_there(key):
                 seen.add(key)
                 path.append((key, iter(self._graph[key].held)))
         awaited = tuple(key for key in order if key in self.awaited)
+        bean = value.bean if isinstance(value, SingleBean) else -1
         return Plan(
+            bean if bean in order and self._graph.definitions[bean].is_stored else None,
             awaited,
             frozenset(order).difference(awaited),
             is_direct=not any(self.is_made_for_one(key) for key in beans_in(value)),
@@ -444,7 +448,7 @@ class Stepwise:
                     if here not in place.store:
                         place.create(here, partial(self._make, here))
             elif key in self.deep and key not in seen and not self._is_there(key, owner):
-                if key in self.planner.awaited:
+                if key in self.planner.awaited and definitions[key].make_ready is None:
                     raise MustAwait(key)
                 seen.add(key)
                 path.append((key, self._held_by(key)))
@@ -492,9 +496,9 @@ class Stepwise:
 
     def steps_to_make(self, key: int, owner: OpenScope) -> Steps:
         """Return a bean made for `owner`, which keeps what closes it."""
-        if key in self.planner.awaited:
-            yield Awaiting(key)
         bean = self._graph[key]
+        if key in self.planner.awaited and bean.definition.make_ready is None:
+            yield Awaiting(key)
         args, kwargs = [], {}
         for point, value in bean.needs:
             if value == DEFAULT:
@@ -661,7 +665,7 @@ class BeanProvider(providers.Factory):  # type: ignore[type-arg]  # generic in i
         if owner.request is None and (nobody := started.outside(key)) is not MISSING:
             return nobody
         if not self.definition.is_stored:
-            if key in started.awaited:
+            if key in started.awaited and not self.definition.is_shared:
                 raise MustAwait(key)
             return self.make(owner, args, kwargs)
         place = started.place_of(key, owner)
@@ -802,20 +806,6 @@ class Providers:
     def take_back(self, key: int, fake: Any) -> None:
         """End an override of a bean, not necessarily its last one."""
         end_override(self._of_bean[key], fake)
-
-    def fill(self, undefined: Mapping[Any, InjectionPoint]) -> list[tuple[Any, Any]]:
-        """Define undefined `Dependency` providers with our beans; return the pairs to pass to `empty`."""
-        filled = []
-        for dependency, point in undefined.items():
-            provider = self.of_value(self._graph.value_of(point))
-            dependency.override(provider)
-            filled.append((dependency, provider))
-        return filled
-
-    def empty(self, dependency: Any, provider: Any) -> None:
-        """Make a `Dependency` undefined again."""
-        if dependency.last_overriding is provider:
-            dependency.reset_last_overriding()
 
     @property
     def overridden(self) -> frozenset[int]:

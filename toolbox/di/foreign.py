@@ -1,14 +1,16 @@
 """Providers of other `dependency_injector` containers as beans of ours, and our beans for what those leave undefined.
 
-These providers keep control of the lifetime of their instances and are called each time, so their overrides apply.
+These providers keep control of the lifetime of their instances and are called each time, so their overrides and resets
+apply. Our container opens each of them once, and closes the resources.
 Not here: our own providers (`creation`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeGuard, cast
 
@@ -16,10 +18,11 @@ from dependency_injector import providers, resources
 
 from ..errors import AsyncBeanError, Problem
 from ..introspection import plain, read_signature, type_name
-from .beans import BeanDefinition, FactoryKind, InjectionPoint, point_of, yielded
-from .creation import BeanProvider, end_override
+from .beans import MISSING, BeanDefinition, FactoryKind, InjectionPoint, point_of, yielded
+from .creation import BeanProvider, SeedOr, end_override
 from .decorators import Scope
 from .graph import BeanGraph, Registration
+from .scopes import Closer, Home, MustAwait
 
 _UNSAFE: dict[type[Any], str] = {
     providers.ThreadLocalSingleton: "creates one instance per thread, but a request moves between threads",
@@ -38,7 +41,12 @@ _CALLING: tuple[type[Any], ...] = (
     providers.Callable,
     providers.BaseResource,
 )
+_KEEPING: tuple[type[Any], ...] = (providers.BaseSingleton, providers.Resource)
 _LEFT_OUT: tuple[type[Any], ...] = (providers.Self, providers.DependenciesContainer, BeanProvider)
+_CALLING_NOTHING: tuple[type[Any], ...] = (
+    *(BeanProvider, SeedOr, providers.Delegate, providers.Aggregate, providers.Container, providers.Self),
+    *(providers.Configuration, providers.ConfigurationOption, providers.Object),
+)
 
 
 def read_container(container: Any) -> Registration:
@@ -87,78 +95,243 @@ def _unsafe(found: list[tuple[str, Any]], where: str) -> Iterator[Problem]:
 
 
 def _definition(name: str, provider: Any, where: str) -> BeanDefinition:
-    scope = Scope.APPLICATION if _lasts(provider) else Scope.DEPENDENT
     needs = tuple(
         point_of(dependency.instance_of, f"{where}.{name}", parameter=type_name(dependency.instance_of))
         for dependency in undefined_in(provider)
     )
-    is_awaited = _is_async(provider)
-    resource = _Resource(provider) if isinstance(provider, providers.Resource) else None
-    factory: Callable[[], Any] = (
-        _awaiting(provider, resource) if is_awaited else _ProviderCall(provider, f"{where}.{name}", scope, resource)
-    )
+    is_awaited, lasts = _is_async(provider), _lasts(provider)
+    call = ProviderCall(provider, f"{where}.{name}")
     return BeanDefinition(
         provides=_type_of(provider),
-        factory=factory,
-        scope=scope,
+        factory=call if not is_awaited else call.present if lasts else call.new,
+        make_ready=call.make_ready if is_awaited and lasts else None,
+        scope=Scope.APPLICATION if lasts else Scope.DEPENDENT,
         name=name,
         behind=needs,
-        factory_kind=FactoryKind.COROUTINE if is_awaited else FactoryKind.CALL,
-        # Async results are stored, because `get` could not await them again.
-        caches=is_awaited,
-        shutdown=resource.shutdown if resource is not None else None,
+        factory_kind=FactoryKind.COROUTINE if is_awaited and not lasts else FactoryKind.CALL,
+        caches=False,
         source=provider,
+        included=call,
     )
 
 
-class _ProviderCall:
-    """Calls a provider; a lock protects providers that keep their instance."""
+# --- calling providers
 
-    def __init__(self, provider: Any, where: str, scope: Scope, resource: _Resource | None) -> None:
-        self._provider, self._where, self._resource = provider, where, resource
-        # Without the lock, Singleton and Resource create one instance per concurrent thread.
-        self._lock = threading.RLock() if scope is Scope.APPLICATION else None
+
+class ProviderCall:
+    """Gets the bean of one provider, each time from the provider, so that its overrides and resets apply."""
+
+    def __init__(self, provider: Any, where: str) -> None:
+        self._provider, self._where = provider, where
+        self._opened: Opened | None = None
+        self._key = -1
+
+    def belong_to(self, opened: Opened, key: int) -> None:
+        """Set what the started container has opened, and the key of the bean."""
+        self._opened, self._key = opened, key
+
+    def _of_container(self) -> Opened:
+        assert self._opened is not None
+        return self._opened
 
     def __call__(self) -> Any:
-        if self._lock is None:
-            made = self._provider()
-        else:
-            with self._lock:
-                made = self._resource.open() if self._resource is not None else self._provider()
+        """Return the bean of a provider that needs no await. Raises `AsyncBeanError` if an override needs it."""
+        made = self._of_container().call(self._provider)
         if inspect.isawaitable(made):
             if inspect.iscoroutine(made):
                 made.close()
             raise AsyncBeanError(self._where, "overridden by an async provider")
         return made
 
+    async def new(self) -> Any:
+        """Return a new bean of an async provider."""
+        return await self._of_container().call_awaiting(self._provider)
 
-def _awaiting(provider: Any, resource: _Resource | None) -> Callable[[], Awaitable[Any]]:
-    async def call() -> Any:
-        made = resource.open() if resource is not None else provider()
-        return await made if inspect.isawaitable(made) else made
+    async def make_ready(self) -> None:
+        """Open an async provider that keeps its instance; `present` returns it."""
+        behind = _effective(self._provider)
+        if behind is self._provider or _is_async(behind):
+            await self._of_container().call_awaiting(behind)
 
-    return call
+    def present(self) -> Any:
+        """Return the instance of an async provider that is open. Raises `MustAwait`."""
+        behind = _effective(self._provider)
+        if behind is not self._provider and not _is_async(behind):
+            return self._of_container().call(behind)
+        value = self._of_container().present(behind)
+        if value is MISSING:
+            raise MustAwait(self._key)
+        return value
 
 
-class _Resource:
-    """A resource that our container shuts down if it opened it."""
+class Opened:
+    """The included providers that are open while our container runs, and what closes the resources among them.
 
-    def __init__(self, provider: Any) -> None:
-        self._provider = provider
-        self._opened = False
+    Providers that keep their instance are opened one by one, in order of need, each under a lock: by themselves,
+    `Singleton` and `Resource` create one instance per concurrent thread. Our application scope closes the resources,
+    newest first, so each one ends after everything that needs it. This includes our beans.
+    """
 
-    def open(self) -> Any:
-        """Return the value of the resource, or an awaitable of it."""
-        if self._provider.last_overriding is None and not self._provider.initialized:
-            self._opened = True
-        return self._provider()
+    def __init__(self, graph: BeanGraph, home: Home) -> None:
+        self._home = home
+        self._locks: dict[Any, threading.RLock] = {}
+        self._made: set[Any] = set()
+        self._awaited: dict[Any, Any] = {}
+        self._adopted: set[Any] = set()
+        self._sources: list[Any] = []
+        for key, definition in enumerate(graph.definitions):
+            if definition.included is not None:
+                definition.included.belong_to(self, key)
+                self._sources.append(definition.source)
+        # The program that opened these closes them.
+        self._earlier = {each for each in self._resources() if each.initialized}
 
-    def shutdown(self) -> Any:
-        """Shut the resource down; the result can be an awaitable."""
-        if not self._opened:
-            return None
-        self._opened = False
-        return self._provider.shutdown()
+    # --- opening
+
+    def call(self, provider: Any) -> Any:
+        """Return what the provider returns; first open what it needs."""
+        made = None
+        for each in self._to_open(provider):
+            made = self._open(each)
+            if each is provider:
+                return made
+        return provider()
+
+    async def call_awaiting(self, provider: Any) -> Any:
+        """Do the same as `call` for an async provider; await its result."""
+        for each in self._to_open(provider):
+            made = self._open(each)
+            if inspect.isawaitable(made):
+                made = self._awaited[each] = await _result_of(made)
+                self._adopt(each)
+            if each is provider:
+                return made
+        made = provider()
+        made = self._awaited[provider] = await _result_of(made) if inspect.isawaitable(made) else made
+        return made
+
+    def present(self, provider: Any) -> Any:
+        """Return the instance of an open async provider, or `MISSING`."""
+        if provider not in self._awaited or (isinstance(provider, providers.Resource) and not provider.initialized):
+            return MISSING
+        if isinstance(provider, _KEEPING) and asyncio._get_running_loop() is not None:
+            # Only an answer of the provider itself shows that it was reset; it needs an event loop to give one.
+            made = self._open(provider)
+            if not inspect.isawaitable(made):
+                self._awaited[provider] = made
+            elif isinstance(made, asyncio.Future) and made.done():
+                self._awaited[provider] = made.result()
+            else:
+                return MISSING
+        return self._awaited[provider]
+
+    def _to_open(self, provider: Any) -> Iterator[Any]:
+        """Yield the providers that a call of `provider` opens or asks, each after those that it needs."""
+
+        def needed(each: Any) -> Iterator[Any]:
+            is_open = each.initialized if isinstance(each, providers.Resource) else each in self._made
+            return iter(()) if is_open and each.last_overriding is None else _called_by(each)
+
+        for each in _in_order_of_need((provider,), needed):
+            if isinstance(each, _KEEPING) and each.last_overriding is None:
+                yield each
+
+    def _open(self, provider: Any) -> Any:
+        lock = self._locks.get(provider) or self._locks.setdefault(provider, threading.RLock())
+        with lock:
+            if isinstance(provider, providers.Resource) and not provider.initialized:
+                self._earlier.discard(provider)
+            made = provider()
+            self._made.add(provider)
+            if not inspect.isawaitable(made):
+                self._adopt(provider)
+        return made
+
+    # --- closing
+
+    def _adopt(self, provider: Any) -> None:
+        """Shut a resource down when our container stops, unless the program opened it before the start."""
+        if not isinstance(provider, providers.Resource) or provider in self._adopted or provider in self._earlier:
+            return
+        self._adopted.add(provider)
+        home = self._home
+        store = home.application.store
+        if provider.is_async_mode_enabled():
+            loop = asyncio._get_running_loop() or home.loop
+            home.application.keep(None, Closer(_shut_down_awaiting, provider, store, loop=loop))
+        else:
+            home.application.keep(None, Closer(_shut_down, provider, store))
+
+    def adopt_all(self) -> None:
+        """Adopt the resources that other code has opened since the start, for example the program's own wiring."""
+        for each in self._resources():
+            if each.initialized:
+                self._adopt(each)
+
+    def _resources(self) -> Iterator[Any]:
+        for each in _in_order_of_need(self._sources, lambda each: iter(each.related)):
+            if isinstance(each, providers.Resource):
+                yield each
+
+
+def _shut_down(resource: Any, error: BaseException | None) -> None:
+    resource.shutdown()
+
+
+async def _shut_down_awaiting(resource: Any, error: BaseException | None) -> None:
+    made = resource.shutdown()
+    if inspect.isawaitable(made):
+        await made
+
+
+async def _result_of(made: Awaitable[Any]) -> Any:
+    """Return the result of an awaitable; the end of this task does not cancel a future, which others may await."""
+    if not isinstance(made, asyncio.Future):
+        return await made
+    if not made.done():
+        if (loop := made.get_loop()) is not asyncio.get_running_loop():
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_result_of(made), loop))
+        await asyncio.wait((made,))
+    return made.result()
+
+
+def _in_order_of_need(roots: Iterable[Any], needed: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+    """Yield providers, each after those that `needed` gives for it, and once."""
+    seen: set[Any] = set()
+    for root in roots:
+        path: list[tuple[Any, Iterator[Any]]] = []
+        following = root
+        while following is not None or path:
+            if following is not None and following not in seen:
+                seen.add(following)
+                path.append((following, needed(following)))
+            following = next(path[-1][1], None) if path else None
+            if following is None and path:
+                yield path.pop()[0]
+
+
+def _called_by(provider: Any) -> Iterator[Any]:
+    """Yield the providers that a call of the provider calls."""
+    if provider.last_overriding is not None:
+        yield provider.last_overriding
+    elif isinstance(provider, providers.Selector):
+        # It calls one of its providers only.
+        chosen = provider.providers.get(provider.selector()) if provider.selector is not None else None
+        if chosen is not None:
+            yield chosen
+    elif not isinstance(provider, _CALLING_NOTHING):
+        yield from (each for each in provider.related if not providers.is_delegated(each))
+
+
+def _effective(provider: Any) -> Any:
+    """Return the provider that answers for an overridden one, or for a `Dependency`."""
+    while True:
+        behind = provider.last_overriding
+        if behind is None and isinstance(provider, providers.Dependency):
+            behind = provider.default
+        if behind is None:
+            return provider
+        provider = behind
 
 
 # --- reading providers
@@ -195,7 +368,7 @@ def _provides(provider: Any) -> Any:
 
 
 def _type_of(provider: Any) -> Any:
-    """Return the declared type of the provider's result, or `object`."""
+    """Return the declared type of the provider's result, or `Any`."""
     if isinstance(provider, providers.Configuration):
         return dict[str, Any]
     if isinstance(provider, providers.Object):
@@ -211,18 +384,18 @@ def _type_of(provider: Any) -> Any:
     if isinstance(provides, type):
         is_resource = issubclass(provides, (resources.Resource, resources.AsyncResource))
         return _returned(cast("Any", provides).init) if is_resource else provides
-    return _returned(provides) if inspect.isroutine(provides) else object
+    return _returned(provides) if inspect.isroutine(provides) else Any
 
 
 def _returned(function: Callable[..., Any]) -> Any:
-    """Return the annotated type that a function returns or yields, or `object`."""
+    """Return the annotated type that a function returns or yields, or `Any`."""
     with suppress(ValueError, TypeError):  # C code without a signature
         returns = read_signature(function).returns
         if isinstance(returns, type) or getattr(returns, "__origin__", None) is not None:
             form = plain(returns)
             yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
             return yielded(form) if yields else form
-    return object
+    return Any
 
 
 # --- overriding
@@ -279,6 +452,19 @@ def undefined_in(provider: Any) -> Iterator[Any]:
     for each in providers.traverse(provider):
         if _is_undefined(each) and each.instance_of is not object:
             yield each
+
+
+def fill(dependency: Any, provider: Any) -> Callable[[], None]:
+    """Define an undefined `Dependency` with our provider. Return a function that makes it undefined again."""
+    had_no_mode = dependency.is_async_mode_undefined()
+    dependency.override(provider)
+
+    def empty() -> None:
+        end_override(dependency, provider)
+        if had_no_mode:  # its first call has set it, and it depends on our bean
+            dependency.reset_async_mode()
+
+    return empty
 
 
 def _is_undefined(provider: Any) -> TypeGuard[Any]:

@@ -296,7 +296,7 @@ class BeanGraph:
         """Return the bean for a type and a name, or the candidates if none or several match."""
         wanted = plain(wanted)
         if not _is_key(wanted):
-            return NotFound()
+            return self._named(name) if name is not None and wanted in (Any, object) else NotFound()
         bound = self._bound.get((wanted, name))
         if bound is not None:
             return SingleBean(bound)
@@ -309,6 +309,11 @@ class BeanGraph:
         if len(keys) > 1:
             exact = [key for key in keys if self.definitions[key].provides == wanted]
             keys = tuple(exact) if len(exact) == 1 else keys
+        return SingleBean(keys[0]) if len(keys) == 1 else NotFound(keys)
+
+    def _named(self, name: str) -> SingleBean | NotFound:
+        """Return the bean with a name, whatever its type."""
+        keys = tuple(key for key, each in enumerate(self.definitions) if each.name == name)
         return SingleBean(keys[0]) if len(keys) == 1 else NotFound(keys)
 
     def _matching(self, wanted: Any, derive: bool = True) -> list[tuple[int, str | None]]:

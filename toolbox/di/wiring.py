@@ -28,7 +28,7 @@ from ..introspection import forms_of, is_hashable, plain, type_name
 from .beans import MISSING, InjectionPoint, seed_of
 from .creation import Plan, Planner, Providers, Resolver, Resolvers, Stepwise, deep_beans, owned_by, run_awaiting
 from .decorators import Instance, Scope
-from .foreign import holders_in, override_outside
+from .foreign import Opened, fill, holders_in, override_outside
 from .graph import BeanGraph, BeanList, Constant, LazyBean, SingleBean, Value, chain_text, web_request_fix
 from .registry import problems_in
 from .scopes import ApplicationScope, CallScope, Home, MustAwait, OpenScope, RequestScope, active
@@ -66,8 +66,8 @@ class Wiring(Home):
         self._found: dict[tuple[Any, str | None], Value] = {}
         self._by_value: dict[Value, Resolver] = {}
         self._seeding = Seeding(graph)
-        self._filled: list[tuple[Any, Any]] = []
         self._outside: list[Callable[[], None]] = []
+        self._opened = Opened(graph, self)
         self._recipes: dict[Any, tuple[Plan, Resolver]] = {}
         self._stepwise = Stepwise(graph, self.providers, self._now, self.place_of)
         self._find_deep()
@@ -344,7 +344,12 @@ class Wiring(Home):
         return self.graph.outside(key)
 
     async def _follow(self, plan: Plan, scope: OpenScope) -> None:
+        if plan.goal is not None and plan.goal in self.place_of(plan.goal, scope).store:
+            return
         for key in plan.awaited:
+            if (make_ready := self.graph.definitions[key].make_ready) is not None:
+                await make_ready()
+                continue
             place = self.place_of(key, scope)
             if key not in place.store:
                 await place.create_awaiting(key, self._builders[key])
@@ -397,40 +402,37 @@ class Wiring(Home):
 
         `undefined` maps undefined `Dependency` providers of included containers to their injection points.
         """
-        self._filled = self.providers.fill(undefined)
+        for dependency, point in undefined.items():
+            self._outside.append(fill(dependency, self.providers.of_value(self.graph.value_of(point))))
         places = ((key, self.graph.definitions[key]) for key in sorted(self.awaited))
-        awaited = [key for key, each in places if each.scope is Scope.APPLICATION and each.is_stored]
+        awaited = [key for key, each in places if each.scope is Scope.APPLICATION]
         # In one plan: separate plans would contain the beans of a long chain many times.
         await self._ready(BeanList(tuple(awaited)), self.application)
 
     async def stop(self, error: BaseException | None) -> None:
         """Close the application beans."""
-        self._layers.merge()
+        self._prepare_stop()
         try:
             await self.application.aclose(error)
         finally:
-            for shut_down in self._shutdowns():
-                made = shut_down()
-                if inspect.isawaitable(made):
-                    await made
+            self._restore_included()
 
     def stop_waiting(self, error: BaseException | None, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         """Close the application beans from a thread without a loop; `run` runs coroutines on the container's loop."""
-        self._layers.merge()
+        self._prepare_stop()
         try:
             self.application.close_waiting(error)
         finally:
             run(self.stop(error))
 
-    def _shutdowns(self) -> Iterator[Callable[[], Any]]:
-        for definition in reversed(self.graph.definitions):
-            if definition.shutdown is not None:
-                yield definition.shutdown
+    def _prepare_stop(self) -> None:
+        self._layers.merge()
+        self._opened.adopt_all()
+
+    def _restore_included(self) -> None:
+        """Leave the providers of included containers as they were before the start."""
         while self._outside:
-            yield self._outside.pop()
-        for dependency, provider in self._filled:
-            self.providers.empty(dependency, provider)
-        self._filled = []
+            self._outside.pop()()
 
     # --- overriding
 
