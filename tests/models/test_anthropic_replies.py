@@ -154,6 +154,17 @@ WELL_FORMED = [
                 reply(text("So"), tool_use("add", {}), stop="max_tokens"),
                 error=ModelTruncatedError,
             ),
+            *(
+                Case(f"a call at the end, {limit}, {how}", reply(CALL, stop=limit), error=ModelTruncatedError)
+                for limit in ("max_tokens", "model_context_window_exceeded")
+            ),
+            Case(
+                f"a call before the text that was cut, {how}",
+                reply(CALL, text("So"), stop="max_tokens"),
+                "So",
+                [SUM],
+                finish=FinishReason.LENGTH,
+            ),
             Case(f"a refusal, {how}", reply(text("I can't"), stop="refusal"), error=ModelRefusedError, says="I can't"),
             Case(
                 f"a refusal without a text, {how}",
@@ -566,11 +577,9 @@ OFF_SPEC = [
         error=ModelTruncatedError,
     ),
     Case(
-        "a whole call before the limit",
-        events(started(), *ASKS, ending("max_tokens"), END),
-        None,
-        [SUM],
-        finish=FinishReason.LENGTH,
+        "a call whose whole block is one event, at the limit",
+        events(started(), start(0, CALL), stop(0), ending("max_tokens"), END),
+        error=ModelTruncatedError,
     ),
 ]
 

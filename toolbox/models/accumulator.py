@@ -65,14 +65,16 @@ class ReplyAccumulator:
 
     `tool_names` are the offered tools; they are needed for names that arrive in fragments or with the prefix
     `functions.`. `wants_json`: the text is a structured answer, which is useless if it is cut. `ending`: the server's
-    own finish reason. `attributes` are sent back to the server. `of_message` and `of_response` are the other
-    attributes. `unread` names parts that may be the answer but are not supported.
+    own finish reason. `ends_in_call`: the reply ends with a call whose arguments are valid JSON even if the token limit
+    cut them, because the server completes them. `attributes` are sent back to the server. `of_message` and
+    `of_response` are the other attributes. `unread` names parts that may be the answer but are not supported.
     """
 
     def __init__(self, tool_names: Collection[str] = (), wants_json: bool = False) -> None:
         self.events: list[StreamEvent] = []
         self.finish_reason: FinishReason | None = None
         self.ending: str | None = None
+        self.ends_in_call = False
         self.usage: TokenUsage | None = None
         self.id: str | None = None
         self.model: str | None = None
@@ -163,7 +165,8 @@ class ReplyAccumulator:
         self._release()
         calls = self._real_calls()
         cut = self.finish_reason is FinishReason.LENGTH
-        if cut and (any(not _is_usable(call) for call in calls) or (self._calls and not calls)):
+        is_cut_call = self.ends_in_call or any(not _is_usable(call) for call in calls) or (self._calls and not calls)
+        if cut and is_cut_call:
             raise ModelTruncatedError("the reply was cut at the token limit inside a tool call", "".join(self._text))
         text = "".join(self._text)
         if not calls:

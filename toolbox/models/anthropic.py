@@ -305,15 +305,17 @@ class AnthropicChatModel:
                     events: list[StreamEvent] = []
                     try:
                         while (block := await next_block(stream, reader, bool(events))) is not None:
-                            size += len(block)
-                            self._check_size(size)
                             events = reader.feed(block)
                             if len(events) > 1 and TEXT_PIECES.issuperset(map(type, events)):
                                 yield TextPieces(events)
                             else:
                                 for event in events:
                                     yield event
-                        reader.flush()
+                            size += len(block)
+                            self._check_size(size)
+                        for event in reader.flush():
+                            yield event
+                        reader.raise_failure()
                         if not interpreter.is_paused:
                             reader.end()
                         last = interpreter.reply.take_events()

@@ -519,6 +519,7 @@ class AnthropicInterpreter:
         self._at: dict[object, _Block] = {}
         self._texts: list[str] = []  # of the block of the last piece of text
         self._latest: _Block | None = None
+        self._stopped: _Block | None = None
         self._usage: dict[str, Any] = {}
         self._explanation: str | None = None
 
@@ -622,6 +623,7 @@ class AnthropicInterpreter:
         if not isinstance(given, Mapping):
             return
         self.answered = True
+        self._report_stopped()
         block = _Block(dict(given), len(self._blocks))
         self._blocks.append(block)
         self._at[index] = self._latest = block
@@ -675,7 +677,14 @@ class AnthropicInterpreter:
             self.reply.call_piece(block.number, None, None, piece)
 
     def _stop(self, index: object) -> None:
-        block = self._at.get(index) if index is not None else self._latest
+        # The last call is complete when the reply is. If a token limit ends the reply inside its input, servers
+        # complete the JSON of a whole block, and a tool that starts here would run with a part of its arguments.
+        self._report_stopped()
+        self._stopped = self._at.get(index) if index is not None else self._latest
+
+    def _report_stopped(self) -> None:
+        """Report the call in the block that stopped last, as soon as another block shows that it was not cut."""
+        block, self._stopped = self._stopped, None
         if block is not None and block.call is not None:
             whole = (not block.fragments and block.fields.get("input")) or None
             self.reply.end_call(block.call, json_bytes(whole).decode() if type(whole) is dict else whole)
@@ -722,13 +731,15 @@ class AnthropicInterpreter:
             reply.ending = reason
             reply.finish_reason = _FINISH.get(reason, FinishReason.OTHER)
         is_cut = reply.finish_reason is FinishReason.LENGTH
+        if is_cut and self._blocks and self._blocks[-1].call is not None:
+            reply.ends_in_call = True  # the last call is not completed: a tool must not get a part of its arguments
+            return
         for each in self._blocks:
             if (call := each.call) is None or call.name is None:
                 continue
-            # An input that is empty because the reply was cut there is not an input.
-            if not call.fragments and not (is_cut and each is self._blocks[-1]):
+            if not call.fragments:
                 reply.end_call(call, each.fields.get("input") or {})
-            if not is_cut or (call.fragments and strict_arguments(call.arguments) is not None):
+            if not is_cut or strict_arguments(call.arguments) is not None:
                 reply.id_of(call)
         if self._blocks:
             reply.attributes[BLOCKS] = [each.whole() for each in self._blocks]

@@ -536,6 +536,7 @@ class ChatInterpreter:
             call = self.reply.whole_call(entry.get("id"), name, arguments)
         else:
             call = self.reply.call_piece(entry.get("index"), entry.get("id"), name, arguments)
+        self.reply.ends_in_call = isinstance(arguments, dict)  # the server has read the model's text
         if not _OF_CALL.issuperset(entry):
             add_extras(call.attributes, storable(entry), entry.keys() - _OF_CALL)
 

@@ -174,6 +174,7 @@ class OpenAiChatModel:
 
     async def _pieces(self, request: ChatRequest) -> AsyncGenerator[StreamEvent | TextPieces, None]:
         """Yield the events of the reply; pieces of text that arrive together are one `TextPieces`."""
+        said = False
         while True:
             body, headers = self._body(request, self._wire.stream_fields(self._stream_usage))
             try:
@@ -183,11 +184,15 @@ class OpenAiChatModel:
                     try:
                         while (block := await next_block(stream, reader, bool(events))) is not None:
                             events = reader.feed(block)
+                            said = said or bool(events)
                             if len(events) > 1 and TEXT_PIECES.issuperset(map(type, events)):
                                 yield TextPieces(events)
                             else:
                                 for event in events:
                                     yield event
+                        for event in reader.flush():
+                            said = True
+                            yield event
                         last = reader.finish()
                     except ModelError as error:
                         raise located(error, 200, stream.request_id) from error.__cause__
@@ -197,7 +202,7 @@ class OpenAiChatModel:
                     return
             except ModelError as error:
                 self._transport.hide_secrets(error, self._secrets_of(request))
-                if not self._refuses_usage(error):
+                if said or not self._refuses_usage(error):
                     raise
                 self._stream_usage = False
 
@@ -310,8 +315,9 @@ def added_tools(model: Mapping[str, Any], request: Mapping[str, Any]) -> list[An
 async def next_block(stream: Stream, reader: ReplyReader, said: bool) -> bytes | None:
     """Return the next block, or None. A connection that broke before the first event is retried.
 
-    `said`: the previous block contained a part of the reply.
+    `said`: the previous block contained a part of the reply. Raises the error in the previous block, if there was one.
     """
+    reader.raise_failure()
     if reader.is_done:
         return None
     if reader.is_ended:  # token counts may follow the finish_reason
@@ -322,6 +328,7 @@ async def next_block(stream: Stream, reader: ReplyReader, said: bool) -> bytes |
         except ModelConnectionError:
             if reader.begun or not await stream.again():
                 raise
+            reader.restart()
 
 
 def located(error: ModelError, status: int, request_id: str | None) -> ModelError:
@@ -357,10 +364,16 @@ class ReplyReader:
     """Reads one reply: a stream with `feed` and `finish`, or a whole body with `read`.
 
     Both accept a stream as well as a document, because some servers send the other one. `begun`: an event has arrived.
+
+    The pieces of a reply that arrived before an error belong to the caller, even if one network block brought both.
+    Whether a failed request is repeated, or another model is asked, depends on them too. `feed` and `flush` therefore
+    keep an error that follows pieces, and the next call raises it.
     """
 
     def __init__(self, interpreter: Interpreter) -> None:
         self.begun = False
+        self._failure: ModelError | None = None
+        self._is_flushed = False
         self._latest: dict[str, Any] | str | None = None
         self._interpreter = interpreter
         self._events = EventReader()
@@ -377,27 +390,54 @@ class ReplyReader:
 
     def feed(self, block: bytes) -> list[StreamEvent]:
         """Return the events of this block. Raises `ModelHttpError` and `ModelProtocolError`."""
+        self.raise_failure()
         values = self._events.feed(block)
         if not values:  # no line ended in this block
             return []
-        self._take(values)
-        return self._interpreter.reply.take_events()
+        try:
+            self._take(values)
+        except ModelError as error:
+            self._failure = error
+        return self._pending_events()
+
+    def flush(self) -> list[StreamEvent]:
+        """Read the rest of a stream, and return its events. Raises any `ModelError`."""
+        self.raise_failure()
+        if self._is_flushed:
+            return []
+        self._is_flushed = True
+        try:
+            self._take(self._events.finish())
+            self._check_end()
+        except ModelError as error:
+            self._failure = error
+        return self._pending_events()
 
     def finish(self) -> list[StreamEvent]:
         """Return the last events; the very last is `CompleteResponse`. Raises any `ModelError`."""
-        self.flush()
+        events = self.flush()
         self.end()
-        return self._interpreter.reply.take_events()
+        return [*events, *self._interpreter.reply.take_events()]
+
+    def raise_failure(self) -> None:
+        """Raise the error that followed the last events."""
+        if self._failure is not None:
+            raise self._failure
+
+    def restart(self) -> None:
+        """Forget the bytes of a connection that broke before the first event: the request was sent again."""
+        self._events = EventReader()
 
     def read(self, body: bytes) -> ChatResponse:
         """Return the reply in a whole body. Raises any `ModelError`."""
         self.load(body)
         return self.end()
 
-    def flush(self) -> None:
-        """Read the rest of a stream."""
-        self._take(self._events.finish())
-        self._check_end()
+    def _pending_events(self) -> list[StreamEvent]:
+        events = self._interpreter.reply.take_events()
+        if not events:
+            self.raise_failure()
+        return events
 
     def load(self, body: bytes) -> None:
         """Read a whole body."""
@@ -435,6 +475,7 @@ class ReplyReader:
 
     def end(self) -> ChatResponse:
         """Return the reply, when all of it has been read. Raises any `ModelError`."""
+        self.raise_failure()
         interpreter = self._interpreter
         try:
             interpreter.close()

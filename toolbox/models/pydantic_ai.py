@@ -394,7 +394,8 @@ class _Bridge:
             case "PartDeltaEvent":
                 self._delta(event.index, event.delta)
             case "PartEndEvent":
-                if (call := self._calls.get(event.index)) is not None:
+                # The last call is complete when the reply is, because a token limit may have cut it.
+                if event.next_part_kind is not None and (call := self._calls.get(event.index)) is not None:
                     self.reply.end_call(call, event.part.args if not call.fragments else None)
 
     def _start(self, index: int, part: Any) -> None:
@@ -461,6 +462,7 @@ class _Bridge:
         reply.ending = str(details.get("finish_reason") or ending)
         # A model that says nothing about the end has ended by itself.
         reply.finish_reason = FinishReason.STOP if ending is None else _FINISH.get(ending, FinishReason.OTHER)
+        reply.ends_in_call = bool(last.parts) and last.parts[-1].part_kind == "tool-call"
         reply.of_response |= {name: value for name, value in details.items() if name != "timestamp"}
         reply.attributes[PARTS] = ModelMessagesTypeAdapter.dump_python(self._replies, mode="json")
         return reply.finish()

@@ -522,8 +522,7 @@ class BoundedBody(httpx2.AsyncByteStream):
                     if limit is not None and count > limit:
                         if not self._is_error:
                             self.fault = too_large(limit)
-                        else:
-                            yield piece[: limit - count]
+                        yield piece[: limit - count]
                         return
                     yield piece
             except zlib.error as error:
