@@ -439,6 +439,8 @@ class RunSuspendedError(FrameworkError):
     Methods that return `Result[…]` return these values instead, and streams end with `RunSuspended`.
     """
 
+    is_abandoned = False  # True if the framework cancelled the run, because code that cannot wait let the error through
+
     def __init__(self, run_id: str, pending: Sequence[PendingCall] = ()) -> None:
         super().__init__(run_id, tuple(pending))
         self.run_id, self.pending = run_id, tuple(pending)

@@ -57,7 +57,7 @@ from .exchanges import (
     record_failure,
     unwrapped_error,
 )
-from .problems import answer_with_problem, is_async_handler
+from .problems import answer_group, answer_with_problem, is_async_handler
 
 if TYPE_CHECKING:
     from .dev_ui.routes import DevUiApplication
@@ -241,6 +241,7 @@ def record_failures(app: Starlette) -> None:
     plain = ExceptionMiddleware(app.router)
     own: dict[Any, Any] = {
         ToolboxError: answer_with_problem,
+        ExceptionGroup: answer_group,
         HTTPException: plain.http_exception,
         WebSocketException: plain.websocket_exception,
     }

@@ -65,7 +65,7 @@ class ClientExchange:
     identity: SecurityIdentity | None = None
     find_challenge: Callable[[], str] | None = None
     failure: BaseException | None = None
-    completed = ended = left = entered = False
+    completed = ended = left = entered = accepted = False
     _receiving = 0
     _watchers: dict[object, Callable[[Exception], None]] | None = None
     _ahead: deque[Message] | None = None
@@ -132,6 +132,8 @@ class ClientExchange:
         kind = message["type"]
         if (kind == "http.response.body" and not message.get("more_body")) or kind == "http.response.pathsend":
             self.completed = True
+        elif kind == "websocket.accept":
+            self.accepted = True
         return self._send(message)
 
     async def receive(self) -> Message:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -76,7 +76,8 @@ _KNOWN: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
 
 
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status for `error`."""
+    """Return the HTTP status for `error`, which may be a group."""
+    error = _first_of(error)
     if isinstance(error, HTTPException):
         return error.status_code
     return _answer_to(error)[0]
@@ -84,11 +85,29 @@ def status_of(error: BaseException) -> int:
 
 def problem_details(error: BaseException) -> dict[str, Any]:
     """Return `type`, `title`, `status` and sometimes `detail`; never the text of a toolbox error."""
+    error = _first_of(error)
     status, detail = _answer_to(error)
     if isinstance(error, HTTPException):
         status, detail = error.status_code, error.detail
     problem: dict[str, Any] = {"type": "about:blank", "title": _TITLES.get(status, "Error"), "status": int(status)}
     return {**problem, "detail": detail} if detail else problem
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Return the first error of a group if each has an answer here; every other error as it is."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    errors = list(errors_in(error))
+    return errors[0] if all(isinstance(each, (HTTPException, ToolboxError)) for each in errors) else error
+
+
+def errors_in(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    """Yield the errors of a group and of the groups in it, in their order."""
+    for each in group.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            yield from errors_in(each)
+        else:
+            yield each
 
 
 def _answer_to(error: BaseException) -> tuple[int, str]:
@@ -97,6 +116,8 @@ def _answer_to(error: BaseException) -> tuple[int, str]:
         return CLIENT_CLOSED_REQUEST, ""
     if isinstance(error, ApplicationStoppingError):
         return HTTPStatus.SERVICE_UNAVAILABLE, "The server is shutting down."
+    if isinstance(error, RunSuspendedError) and error.is_abandoned:
+        return HTTPStatus.INTERNAL_SERVER_ERROR, ""  # the run is cancelled: there is nothing to answer
     if isinstance(error, ToolboxError):
         for kind, status, detail in _KNOWN:
             if isinstance(error, kind):
@@ -106,9 +127,10 @@ def _answer_to(error: BaseException) -> tuple[int, str]:
 
 def log(error: BaseException, where: str) -> None:
     """Log the error, whose text the client does not get."""
-    if isinstance(error, (ClientDisconnectedError, RunSuspendedError)):
+    status = status_of(error)
+    if status in (CLIENT_CLOSED_REQUEST, HTTPStatus.ACCEPTED):
         logger.debug("%s: %s", where, error)
-    elif status_of(error) == HTTPStatus.INTERNAL_SERVER_ERROR:
+    elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s failed", where, exc_info=error)
     else:
         logger.warning("%s: %s: %s", where, type(error).__name__, error)
@@ -118,17 +140,17 @@ async def answer_with_problem(connection: Request | WebSocket, error: Exception)
     """Answer a `ToolboxError`; the application's handler for a base class, such as `TimeoutError`, takes precedence."""
     own = _wider_handler(connection, error)
     if own is not None:
-        handled = own(connection, error) if is_async_handler(own) else run_in_threadpool(own, connection, error)
-        return await handled  # type: ignore[misc,no-any-return]  # starlette's handlers are not typed by their kind
+        return await _handled(own, connection, error)
     log(error, f"{connection.scope['type']} {connection.scope['path']}")
     problem = problem_details(error)
     if isinstance(connection, WebSocket):
-        ended = WebSocketState.DISCONNECTED in (connection.client_state, connection.application_state)
-        if not ended and not isinstance(error, ClientDisconnectedError):
-            refused = problem["status"] in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-            await connection.close(code=1008 if refused else 1011, reason=problem["title"])
-        return None
-    if isinstance(error, RunSuspendedError):
+        refused = problem["status"] in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        if not (refused and _can_be_denied(connection)):
+            ended = WebSocketState.DISCONNECTED in (connection.client_state, connection.application_state)
+            if not ended and not isinstance(error, ClientDisconnectedError):
+                await connection.close(code=1008 if refused else 1011, reason=problem["title"])
+            return None
+    if isinstance(error, RunSuspendedError) and not error.is_abandoned:
         return Response(json.dumps(suspension(error)), status_code=problem["status"], media_type="application/json")
     return Response(
         json.dumps(problem),
@@ -138,7 +160,46 @@ async def answer_with_problem(connection: Request | WebSocket, error: Exception)
     )
 
 
-def _challenge(connection: Request) -> str:
+def _can_be_denied(websocket: WebSocket) -> bool:
+    """Return True if the handshake is not answered yet, so that the client can get an HTTP response instead."""
+    exchange: ClientExchange | None = websocket.scope.get(EXCHANGE_KEY)
+    is_open = exchange is not None and not (exchange.accepted or exchange.left)
+    return is_open and "websocket.http.response" in (websocket.scope.get("extensions") or ())
+
+
+async def answer_group(connection: Request | WebSocket, group: ExceptionGroup[Exception]) -> Response | None:
+    """Answer a group as the first of its errors, if each of them has an answer of its own. Raises the group if not.
+
+    The answers are those of the application's handlers, such as the one for `HTTPException`.
+    """
+    where = f"{connection.scope['type']} {connection.scope['path']}"
+    by_kind, by_status = connection.scope["starlette.exception_handlers"]
+    errors = list(errors_in(group))
+    handlers = [_handler_of(each, by_kind, by_status) for each in errors]
+    if None in handlers:
+        logger.error("%s failed", where, exc_info=group)
+        raise group
+    if len(errors) > 1:
+        others = "; ".join(f"{type(each).__name__}: {each}" for each in errors[1:])
+        logger.warning("%s: %d errors, answered as the first; the others: %s", where, len(errors), others)
+    return await _handled(cast("Handler", handlers[0]), connection, errors[0])
+
+
+def _handler_of(
+    error: BaseException, by_kind: Mapping[Any, Handler], by_status: Mapping[int, Handler]
+) -> Handler | None:
+    """Return the handler that would get this error if it came alone."""
+    if isinstance(error, HTTPException) and error.status_code in by_status:
+        return by_status[error.status_code]
+    return next((by_kind[kind] for kind in type(error).__mro__ if kind in by_kind), None)
+
+
+async def _handled(handler: Handler, connection: Request | WebSocket, error: BaseException) -> Response | None:
+    handled = handler(connection, error) if is_async_handler(handler) else run_in_threadpool(handler, connection, error)
+    return await handled  # type: ignore[misc,no-any-return]  # starlette's handlers are not typed by their kind
+
+
+def _challenge(connection: Request | WebSocket) -> str:
     """Return the `WWW-Authenticate` header of a 401: the schemes from which the identity comes."""
     exchange: ClientExchange | None = connection.scope.get(EXCHANGE_KEY)
     find = None if exchange is None else exchange.find_challenge

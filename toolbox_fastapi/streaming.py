@@ -56,12 +56,18 @@ _PRIVATE: dict[type[Any], Any] = {
 
 def public_json(item: object) -> str:
     """Return `item` as JSON, a tool call without its `result_object`, the error of a run without its text."""
-    if isinstance(item, RunEnded) and item.status == "failed" and item.error is not None:
-        return as_json(RunEnded(item.status, item.error.partition(":")[0]))
+    item = _without_error_text(item)
     private = _PRIVATE.get(type(item))
     if private is None:
         return as_json(item)
     return to_json(item, exclude=private, fallback=_fallback, bytes_mode="base64", inf_nan_mode="null").decode()
+
+
+def _without_error_text(item: object) -> object:
+    """Return the end of a failed run with only the type of its error: the text can name hosts, keys and data."""
+    if isinstance(item, RunEnded) and item.status == "failed" and item.error is not None:
+        return RunEnded(item.status, item.error.partition(":")[0])
+    return item
 
 
 Filter: TypeAlias = Callable[[Any], Any]
@@ -73,7 +79,7 @@ def client_json(item: object, chosen: Filter | None) -> str | None:
     if chosen is None:
         return public_json(item)
     seen = chosen(item)
-    return None if seen is None else as_json(seen)
+    return None if seen is None else as_json(_without_error_text(seen))
 
 
 def _fallback(value: object) -> object:
@@ -135,7 +141,7 @@ def sse(
     Each `data:` is JSON; a text is a JSON string. The events of a service have the name of their class in `event:`. A
     stream ends with `event: done`, or with `event: failure` and problem details. `filter` gets each item and returns
     the value to send, or None to leave the item out. Without `filter`, tool calls are sent without `result_object`;
-    `filter=lambda item: item` sends everything.
+    `filter=lambda item: item` sends it as well.
 
     A comment is sent after `ping` seconds of silence. `headers` are added to the response; `background` runs after it.
     A client that reconnects (`Last-Event-ID`) gets 204, and the stream is closed without starting it. Raises
@@ -143,7 +149,8 @@ def sse(
 
     The events of a run, `sse(runs.events(run_id, after=last_event_id))`, are sent with their numbers as `id:`, so a
     client that reconnects misses nothing; it gets 204 when the run has ended and nothing is newer. `filter` gets the
-    event without its number. Without `filter`, `RunEnded.error` of a failed run is only the type of the error.
+    event without its number. `RunEnded.error` of a failed run is sent as the type of the error, without its text; a
+    `filter` that wants the text sent returns it, `{"error": event.error}`.
     `sse(runs.resume_stream(run_id, answers))` stores the answers first; an invalid answer gets an error response.
     """
     require_stream(stream, "sse(…)")

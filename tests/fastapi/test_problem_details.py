@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from toolbox import (
     Container,
@@ -19,6 +20,9 @@ from toolbox import (
     RestTimeoutError,
     ToolboxError,
 )
+from toolbox.limits import Usage, UsageLimitExceededError
+from toolbox.runs import RunSuspendedError
+from toolbox.security import ForbiddenError, UnauthenticatedError
 from toolbox_fastapi import install, sse
 
 pytestmark = pytest.mark.anyio
@@ -153,3 +157,110 @@ async def test_a_stream_that_fails_with_an_unusual_status_sends_it(running) -> N
         "status": 420,
         "detail": "Enhance your calm.",
     }
+
+
+# --- groups of errors
+
+
+class Teapot(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("errors", "status"),
+    [
+        ([ModelHttpError(500, "secret")], 502),
+        ([HTTPException(409, "taken"), ModelHttpError(500, "secret")], 409),
+        ([ExceptionGroup("inner", [UsageLimitExceededError("requests", 1, 1, Usage())]), HTTPException(409)], 429),
+        ([Teapot(), ModelHttpError(500, "secret")], 418),
+        ([ModelHttpError(500, "secret"), KeyError("secret")], 500),
+        ([RunSuspendedError("r1")], 202),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_group_is_answered_as_its_first_error_if_each_has_an_answer(
+    running, errors: list[Exception], status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = application(ExceptionGroup("several", errors))
+
+    @app.exception_handler(Teapot)
+    async def brew(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({}, 418)
+
+    async with running(app) as client:
+        reply = await client.get("/")
+
+    assert reply.status_code == status
+    assert "secret" not in reply.text
+    if status == 500:
+        assert any(each.exc_info and isinstance(each.exc_info[1], ExceptionGroup) for each in caplog.records)
+
+
+async def test_a_handler_for_groups_takes_precedence(running) -> None:
+    app = application(ExceptionGroup("several", [ModelHttpError(500, "secret")]))
+
+    @app.exception_handler(ExceptionGroup)
+    def own(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"own": len(error.exceptions)}, 418)  # type: ignore[attr-defined]
+
+    async with running(app) as client:
+        reply = await client.get("/")
+
+    assert (reply.status_code, reply.json()) == (418, {"own": 1})
+
+
+async def test_a_group_in_a_stream_is_its_first_error(running) -> None:
+    app = FastAPI()
+    install(app, Container())
+
+    async def texts() -> AsyncIterator[str]:
+        yield "a"
+        raise ExceptionGroup("several", [ModelHttpError(500, "secret")])
+
+    @app.get("/")
+    async def endpoint() -> Response:
+        return sse(texts())
+
+    async with running(app) as client:
+        reply = await client.get("/")
+
+    assert '"status": 502' in reply.text
+
+
+# --- WebSockets before `accept()`
+
+
+def refused(error: Exception) -> tuple[int, Any, dict[str, str]]:
+    """Return the status, body and headers with which the handshake of a WebSocket is refused."""
+    app = FastAPI()
+    install(app, Container())
+
+    @app.websocket("/")
+    async def conversation(websocket: WebSocket) -> None:
+        raise error
+
+    with (
+        TestClient(app) as client,
+        pytest.raises(WebSocketDenialResponse) as denied,
+        client.websocket_connect("/"),
+    ):
+        pass
+    response = denied.value
+    return response.status_code, response.json(), dict(response.headers)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status"), [(UnauthenticatedError("x"), 401), (ForbiddenError("x", "ann", ["boss"]), 403)]
+)
+def test_a_refusal_before_accept_has_its_http_status(error: Exception, status: int, grouped: bool) -> None:
+    found, body, headers = refused(ExceptionGroup("several", [error]) if grouped else error)
+
+    assert (found, body["status"]) == (status, status)
+    assert ("www-authenticate" in headers) == (status == 401)
+
+
+def test_a_group_before_accept_is_answered_as_its_first_error() -> None:
+    status, body, _ = refused(ExceptionGroup("several", [HTTPException(409, "taken"), ModelHttpError(500, "x")]))
+
+    assert (status, body) == (409, {"detail": "taken"})

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 import httpx2
@@ -12,7 +12,7 @@ from fastapi import FastAPI, Header, WebSocket
 from tests.runs.one_run import NOW, events_of, store_with_a_run
 from toolbox import BeforeToolExecution, Container, PartialResponse, ToolExecuted, ToolExecution, ToolExecutionRequest
 from toolbox.runs import InMemoryRunStore, RunChanges
-from toolbox.runs.event_log import RunEvents, event_to_json
+from toolbox.runs.event_log import RunEnded, RunEvents, event_to_json
 from toolbox_fastapi import install, send_stream, sse
 
 pytestmark = pytest.mark.anyio
@@ -153,6 +153,24 @@ async def test_a_filter_gets_the_events_without_numbers(
         ("2", "PartialResponse"),
         (None, "done"),
     ]
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+async def test_clients_get_only_the_type_of_a_runs_error(filtered: bool, running: Callable[..., Any]) -> None:
+    app = FastAPI()
+    install(app, Container())
+
+    async def stored() -> AsyncIterator[Any]:
+        yield RunEnded("failed", "ConnectionError: postgres://user:secret@db")
+
+    @app.get("/")
+    async def endpoint() -> Any:
+        return sse(stored(), filter=(lambda event: event) if filtered else None)
+
+    async with running(app) as client:
+        reply = await client.get("/")
+
+    assert json.loads(frames(reply.text)[0]["data"]) == {"status": "failed", "error": "ConnectionError"}
 
 
 async def test_an_unknown_run_is_answered_before_the_stream(app: FastAPI, running: Callable[..., Any]) -> None:

@@ -10,6 +10,7 @@ from toolbox import (
     AiServiceTool,
     Container,
     IllegalConfigurationError,
+    Inject,
     Problem,
     ToolSpecification,
     create_ai_service,
@@ -33,6 +34,31 @@ def problem_of(cls: Any = Assistant, **options: Any) -> Problem:
         create_ai_service(cls, chat_model=ScriptedChatModel([]), **options)
     [problem] = raised.value.problems
     return problem
+
+
+def test_a_problem_of_a_method_does_not_hide_those_of_its_tools() -> None:
+    class Missing:
+        pass
+
+    @tool
+    def look(missing: Inject[Missing]) -> str:
+        return ""
+
+    @register_ai_service(tools=look)
+    class Unreadable(Protocol):
+        def chat(self, text: str): ...  # type: ignore[no-untyped-def]  # the mistake
+
+    @register_ai_service
+    class Unsaid(Protocol):
+        @toolbox(look)
+        def chat(self) -> str: ...
+
+    for service, own in ((Unreadable, "return annotation"), (Unsaid, "no user message")):
+        problems = Container(models={"default": ScriptedChatModel([])}).register(service).check()
+
+        assert len(problems) == 2
+        assert own in problems[0].what
+        assert "Missing" in problems[1].what
 
 
 @pytest.mark.parametrize(

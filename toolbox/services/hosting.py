@@ -341,13 +341,13 @@ class ContainerHost:
         """See `ServiceHost.suspended_run`."""
         return await self.runs.suspended_in(key)
 
-    async def cancel_run(self, run_id: str, reason: str) -> None:
+    async def cancel_run(self, run_id: str, reason: str) -> str:
         """See `ServiceHost.cancel_run`."""
-        await self.runs.cancel(run_id, reason)
+        return str((await self.runs.cancel(run_id, reason)).service)
 
-    async def abandon_runs(self, error: BaseException) -> None:
+    async def abandon_runs(self, error: BaseException) -> list[str]:
         """See `ServiceHost.abandon_runs`."""
-        await abandon_runs(error, self)
+        return await abandon_runs(error, self)
 
     def tool_may_suspend(self, tool: Tool) -> bool:
         """See `ServiceHost.tool_may_suspend`."""

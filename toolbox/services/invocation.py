@@ -187,8 +187,11 @@ class ServiceHost(Protocol):
         ...
 
     @property
-    def abandon_runs(self) -> Callable[[BaseException], Awaitable[None]]:
-        """Return the function that cancels the runs of a `RunSuspendedError` that left a tool."""
+    def abandon_runs(self) -> Callable[[BaseException], Awaitable[list[str]]]:
+        """Return the function that cancels the runs of a `RunSuspendedError` that left a tool.
+
+        It returns the names of the services of these runs.
+        """
         ...
 
     def tool_may_suspend(self, tool: Tool) -> bool:
@@ -204,8 +207,8 @@ class ServiceHost(Protocol):
         """Return the id of the suspended run of a conversation."""
         ...
 
-    async def cancel_run(self, run_id: str, reason: str) -> None:
-        """Cancel a suspended run."""
+    async def cancel_run(self, run_id: str, reason: str) -> str:
+        """Cancel a suspended run. Returns the qualified name of its service."""
         ...
 
     running_loop: asyncio.AbstractEventLoop | None
@@ -241,15 +244,21 @@ class ServiceHost(Protocol):
         ...
 
 
-async def abandon_runs(error: BaseException, host: ServiceHost, own: str | None = None) -> None:
+async def abandon_runs(error: BaseException, host: ServiceHost, own: str | None = None) -> list[str]:
     """Cancel the runs of a `RunSuspendedError`, also those in groups: a tool or guardrail let it through.
 
-    The run with the id `own` is kept.
+    The run with the id `own` is kept. Returns the names of the services of the others.
     """
+    services = []
     for each in suspensions_in(error):
-        if each.run_id != own:
-            with suppress(RunNotFoundError):  # a run of another host
-                await host.cancel_run(each.run_id, "the call that needed its result has ended")
+        if each.run_id == own:
+            continue
+        each.is_abandoned = True
+        service = each.pending[0].service if each.pending else "the service"
+        with suppress(RunNotFoundError):  # a run of another host
+            service = await host.cancel_run(each.run_id, "the call that needed its result has ended")
+        services.append(service.rpartition(".")[2])
+    return services
 
 
 class PieceSink(Protocol):

@@ -77,7 +77,7 @@ def plan_service(
 
     `known` are additional classes for annotations, besides those of the module. `around` are local names of the
     enclosing function. `limits` are the defaults for limits that the service does not set, `host` the capabilities that
-    the host adds. A method with problems has no plan.
+    the host adds. Methods with problems have a plan too, so that their tools are checked; nothing may call them.
     """
     if not isinstance(cls, type):
         return {}, [Problem(repr(cls), "is not a class", "pass a Protocol or an ABC")]
@@ -109,7 +109,7 @@ def plan_service(
         reader = _MethodPlanner(cls, name, options, known or {}, around, class_tools, limits, failures, host)
         plan = reader.read()
         problems += reader.problems
-        if plan is not None and not reader.problems:
+        if plan is not None:
             plans[name] = plan
     return plans, problems
 
@@ -179,15 +179,13 @@ class _MethodPlanner:
             if marks.at_method(decorator) and not toolset.tools and not providers_of(self.cls, self.options, self.name):
                 fact = f"@{decorator} checks the tools that the method calls, but the method offers no tools"
                 self.problem(fact, "remove it, or use @input_guardrails or @output_guardrails for the method itself")
-        if output is None:
-            return None
         window = self.options.chat_memory
         return MethodPlan(
             service=self.cls,
             name=self.name,
             signature=_callable_signature(self.function),
             is_coroutine=inspect.iscoroutinefunction(self.function),
-            output=output,
+            output=output or read_output(str),
             memory_parameter=memory,
             window=MessageWindow() if isinstance(window, Default) else window,
             system=system,

@@ -182,11 +182,11 @@ class _Host:
     async def suspended_run(self, key: ChatMemoryKey) -> str | None:
         return await self.runs.suspended_in(key)
 
-    async def cancel_run(self, run_id: str, reason: str) -> None:
-        await self.runs.cancel(run_id, reason)
+    async def cancel_run(self, run_id: str, reason: str) -> str:
+        return str((await self.runs.cancel(run_id, reason)).service)
 
-    async def abandon_runs(self, error: BaseException) -> None:
-        await abandon_runs(error, self)
+    async def abandon_runs(self, error: BaseException) -> list[str]:
+        return await abandon_runs(error, self)
 
     def tool_may_suspend(self, tool: Tool) -> bool:
         return call_may_suspend(tool, self.plans)

@@ -314,8 +314,11 @@ class ToolEnvironment:
     on_progress: Callable[[ToolProgress], object] | None = None
     """Receives the progress of tools, on the event loop."""
     model: Callable[[str | None], ChatModel] | None = None
-    abandon_runs: Callable[[Exception], Awaitable[None]] | None = None
-    """Cancels the suspended runs of services that a tool called in its own code, and whose error it let through."""
+    abandon_runs: Callable[[Exception], Awaitable[list[str]]] | None = None
+    """Cancels the suspended runs of services that a tool called in its own code, and whose error it let through.
+
+    Returns the names of these services.
+    """
 
 
 @with_fast_init
@@ -496,8 +499,8 @@ async def error_result(
     if isinstance(error, EndsInvocation) or (
         isinstance(error, ExceptionGroup) and error.subgroup(EndsInvocation) is not None
     ):
-        if environment.abandon_runs is not None:
-            await environment.abandon_runs(error)
+        if environment.abandon_runs is not None and (abandoned := await environment.abandon_runs(error)):
+            raise _not_a_tool(environment.tools[request.name], abandoned[0]) from error
         raise error
     option = _option_for(error, request)
     handler: Handler | None = getattr(environment.failures, option) or getattr(DEFAULTS, option)
@@ -512,6 +515,12 @@ async def error_result(
     if isinstance(checked, ToolExecutionResult):
         return EncodedInFull.of(checked)
     return EncodedInFull(printable(checked), is_error=True)
+
+
+def _not_a_tool(tool: Tool, service: str) -> IllegalConfigurationError:
+    """Return the error for a service that was suspended in a tool's own code, which cannot be continued there."""
+    fact = f"its code called {service}, which was suspended; code cannot wait for the answer, so the run was cancelled"
+    return IllegalConfigurationError([Problem(tool.where, fact, f"list {service} as a tool, so that it can wait")])
 
 
 def _not_deferrable(tool: Tool) -> IllegalConfigurationError:
