@@ -9,6 +9,7 @@ import asyncio
 import builtins
 import json
 import logging
+import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -20,11 +21,11 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from contextvars import Context
+from contextvars import Context, copy_context
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from inspect import isawaitable
-from typing import Any, Protocol, TypeVar, cast, get_args
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, get_args
 
 from ..chat import (
     FinishReason,
@@ -38,9 +39,11 @@ from ..context import (
     InvocationContext,
     current_attributes,
     current_invocation,
+    current_limit,
     restored_attributes,
 )
 from ..errors import (
+    InvocationTimeoutError,
     LeaseLostError,
     MissingBeanError,
     RunAnswerError,
@@ -139,6 +142,10 @@ class RunsHost(StoringHost, Protocol):
         ...
 
 
+PutEvent: TypeAlias = Callable[[ServiceEvent | None], Awaitable[None]]
+"""Passes on an event of a run, and waits until its reader has room. None: the answers are stored, the run begins."""
+
+
 class _Prepared:
     """A stored run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint."""
 
@@ -212,75 +219,127 @@ class Runs(RunStarting):
         """
         return await self._on_own_loop(lambda: self._resume(run_id, answers, by))
 
-    async def _resume(self, run_id: str, answers: Mapping[str, Answer], by: Any) -> Result[Any]:
-        stored = await self._answered(run_id, answers, by)
-        if stored.status != "running":
-            return self._result_of(stored)
-        try:
-            async with self._owned.owned(stored.id, stored.generation):
-                return await self._execute_owned(stored, answers)
-        except LeaseLostError:
-            await self._raise_if_cancelled(run_id)
-            raise
-        finally:
-            self.signals.announce(stored.id)
+    async def _resume(
+        self, run_id: str, answers: Mapping[str, Answer], by: Any, put: PutEvent | None = None
+    ) -> Result[Any]:
+        """Wait for a run that continues; cancelling this ends the waiting, not the run. `put` takes its events.
 
-    async def _raise_if_cancelled(self, run_id: str) -> None:
-        """Raise `RunCancelledError` if a run was taken away because it was cancelled."""
-        stored = await (await self._opened()).load(run_id)
-        if stored is not None and stored.status == "running" and self._document(stored).cancels:
-            stored = await self._until_ended(run_id)
-        if stored is not None and stored.status == "cancelled":
-            raise RunCancelledError(run_id, self._document(stored).reason)
+        The run belongs to no request: not to the one that resumes it, whose beans, headers, limits and identity it must
+        not see, and not to a caller who leaves. So it is a task of the container, in an empty context.
+        """
+        if not isinstance(answers, Mapping):
+            got = type(answers).__name__
+            raise TypeError(f"resume(run_id, answers): expected a dictionary of answers by the ids of calls, got {got}")
+        request = copy_context()
+
+        def tell(*answered: Any) -> None:  # the answers, unlike the run, belong to this request
+            request.run(self._tell_answers, *answered)
+
+        async with self._within_time_limit(run_id):
+            if answers:
+                task = await self._detached(self._answer(run_id, answers, by, tell, put))
+                if (result := await _result_unless_lost(task, run_id)) is not None:
+                    return result
+            return await self._until_settled(run_id, put)
+
+    async def _until_settled(self, run_id: str, put: PutEvent | None = None) -> Result[Any]:
+        """Wait until a run has ended or is suspended, and return its result; continue it if no process runs it.
+
+        Raises the errors of the method, `RunFailedError`, `RunCancelledError` and `RunNotFoundError`.
+        """
+        pause = pauses(run_id, self.signals)
+        while True:
+            stored = await self._loaded(run_id)
+            if stored.status != "running":
+                result = self._result_of(stored)
+                if put is not None:
+                    await put(None)
+                    if result.pending:
+                        await put(RunSuspended(run_id, tuple(result.pending)))
+                return result
+            task = await self._detached(self._take(stored, put))
+            if task is None:
+                await pause(stored)
+            elif (found := await _result_unless_lost(task, run_id)) is not None:
+                return found
+
+    async def _take(self, stored: StoredRun, put: PutEvent | None) -> asyncio.Task[Result[Any]] | None:
+        """Continue a run that no process runs, in a task; None while another process runs it."""
+        prepared = self._prepared(stored)
+        if not prepared.document.cancels:
+            await self._identity_of(stored.id, prepared)
+        owned = await (await self._opened()).acquire(stored.id, self.owner)
+        return None if owned is None else self._in_background(owned, Context(), put)
+
+    async def _detached(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work` in a task with an empty context, which ends also if the caller leaves."""
+        task = asyncio.create_task(work, context=Context())
+        self._detached_tasks.add(task)
+        task.add_done_callback(self._detached_tasks.discard)
+        return await asyncio.shield(task)
+
+    @asynccontextmanager
+    async def _within_time_limit(self, run_id: str) -> AsyncIterator[None]:
+        """Raise `InvocationTimeoutError` inside the block when the caller's `time_limit` passes; the run goes on."""
+        around = current_limit.get()
+        if around is None or around.within is not current_invocation.get():
+            yield
+            return
+        limit = asyncio.timeout(max(around.deadline - time.monotonic(), 0))
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            stored = await self._loaded(run_id)
+            service = stored.service.rpartition(".")[2]
+            raise InvocationTimeoutError(service, stored.method, around.seconds) from None
 
     def resume_stream(self, run_id: str, answers: Mapping[str, Answer], by: Any = None) -> ResumedEvents:
         """Do the same as `resume`, and return the events of the call. The last is `CompleteResponse` or `RunSuspended`.
 
             async for event in runs.resume_stream(run_id, {call.id: approve()}, by=person): ...
 
-        A reader that leaves interrupts the run; `resume(run_id, {})` continues it.
+        A reader that leaves misses the other events; the run continues.
         """
         return ResumedEvents(self._resume_events(run_id, answers, by), self._on_own_loop)
 
     async def _resume_events(
         self, run_id: str, answers: Mapping[str, Answer], by: Any
     ) -> AsyncGenerator[ServiceEvent | None, None]:
-        """Execute the run in a separate task, which has its own context, and yield its events.
-
-        The first item is None: the answers are stored.
-        """
+        """Yield the events of a run that continues. The first item is None: the answers are stored."""
         ready: asyncio.Queue[ServiceEvent | None] = asyncio.Queue(1)
+        has_left = False
 
-        async def work() -> None:
-            try:
-                stored = await self._answered(run_id, answers, by)
-                await ready.put(None)
-                if stored.status != "running":
-                    result = self._result_of(stored)
-                    if result.pending:
-                        await ready.put(RunSuspended(run_id, tuple(result.pending)))
-                    return
-                async with self._owned.owned(stored.id, stored.generation):
-                    await self._execute_owned(stored, answers, ready.put)
-            finally:
-                self.signals.announce(run_id)
+        async def put(event: ServiceEvent | None) -> None:
+            if not has_left:
+                await ready.put(event)
 
-        task = asyncio.create_task(self._on_own_loop(work))
+        # Not in this generator's own context: its steps run in different tasks.
+        task = asyncio.create_task(self._on_own_loop(lambda: self._resume(run_id, answers, by, put)))
         getting: asyncio.Task[ServiceEvent | None] | None = None
+        has_begun = False
         try:
             while True:
                 getting = asyncio.create_task(ready.get())
                 await asyncio.wait({getting, task}, return_when=asyncio.FIRST_COMPLETED)
                 if getting.done():
-                    yield getting.result()
+                    event = getting.result()
+                    if event is not None or not has_begun:  # None comes again if the run was lost and taken again
+                        has_begun = True
+                        yield event
                 elif ready.empty():
                     break
             await task
         finally:
+            has_left = True
             for each in (task, getting):
                 if each is not None:
                     each.cancel()
                     await asyncio.gather(each, return_exceptions=True)
+            if not ready.empty():
+                ready.get_nowait()  # the run waits for room
 
     async def cancel(self, run_id: str, reason: str | None = None) -> Run[Any]:
         """Cancel a run. An ended run stays as it is. Raises `RunNotFoundError`.
@@ -336,9 +395,8 @@ class Runs(RunStarting):
             await self._owned.give_up(taken.id)
             await self._continue(taken)
 
-        key = f"{taken.id}\0cancel"
-        task = self._background[key] = asyncio.create_task(work(), context=Context())
-        task.add_done_callback(lambda done: self._noted(key, done))
+        task = asyncio.create_task(work(), context=Context())
+        self._keep_in_background(f"{taken.id}\0cancel", task)
         return task
 
     async def delete(self, run_id: str) -> None:
@@ -369,16 +427,16 @@ class Runs(RunStarting):
 
     # --- checking answers
 
-    async def _answered(self, run_id: str, answers: Mapping[str, Answer], by: Any) -> StoredRun:
-        """Store the answers and take the run, in one step. Returns a run that this process owns, or one that waits or
-        has ended if there are no answers.
-        """
-        if not isinstance(answers, Mapping):
-            got = type(answers).__name__
-            raise TypeError(f"resume(run_id, answers): expected a dictionary of answers by the ids of calls, got {got}")
+    async def _answer(
+        self,
+        run_id: str,
+        answers: Mapping[str, Answer],
+        by: Any,
+        tell: Callable[..., object],
+        put: PutEvent | None = None,
+    ) -> asyncio.Task[Result[Any]]:
+        """Store the answers and take the run, in one step; then continue it in a task. `tell` sends the events."""
         store = await self._opened()
-        if not answers:
-            return await self._taken(run_id, store)
         stored = await self._loaded(run_id)
         if stored.status != "suspended":
             raise RunAnswerError(run_id, f"it is {stored.status}, so it has no pending calls to answer")
@@ -417,20 +475,8 @@ class Runs(RunStarting):
         taken = await store.change(run_id, stored.version, changes)
         if taken is None:
             raise RunAnswerError(run_id, "another answer came first; read the run again")
-        self._tell_answers(prepared.plan, run_id, given, name)
-        return taken
-
-    async def _taken(self, run_id: str, store: RunStore) -> StoredRun:
-        """Return the run once it is not owned elsewhere, owned by this process if it is running."""
-        pause = pauses(run_id, self.signals)
-        while True:
-            stored = await self._loaded(run_id)
-            if stored.status != "running":
-                return stored
-            await self._identity_of(run_id, self._prepared(stored))
-            if (owned := await store.acquire(run_id, self.owner)) is not None:
-                return owned
-            await pause(stored)
+        tell(prepared.plan, run_id, given, name)
+        return self._in_background(taken, Context(), put)
 
     async def _checked(
         self, stored: StoredRun, prepared: _Prepared, call_id: str, answer: object, by: Any
@@ -632,8 +678,7 @@ class Runs(RunStarting):
     async def _execute_owned(
         self,
         stored: StoredRun,
-        answers: Mapping[str, Answer] | None = None,
-        put: Callable[[ServiceEvent], Awaitable[None]] | None = None,
+        put: PutEvent | None = None,
     ) -> Result[Any]:
         """Execute a run that this process owns, and write its end. Raises the errors of the method."""
         store = await self._opened()
@@ -707,10 +752,11 @@ class Runs(RunStarting):
 
     @asynccontextmanager
     async def _scope_of(self, prepared: _Prepared, identity: Any) -> AsyncIterator[None]:
-        """Open the request scope of a run, with its seeds, its identity and its attributes, outside of other calls."""
-        seeds = dict(prepared.seeds)
-        if not identity.is_anonymous:
-            seeds[SecurityIdentity] = identity
+        """Open the request scope of a run, with its seeds, its identity and its attributes, outside of other calls.
+
+        The identity is a seed also if it is anonymous: a producer, or the one of a web request, must not replace it.
+        """
+        seeds = {**prepared.seeds, SecurityIdentity: identity}
         token = current_invocation.set(None)
         try:
             added = tools_added(prepared.added, prepared.document.added_by)
@@ -793,17 +839,14 @@ class Runs(RunStarting):
         wanted = await self.new_run(plan, arguments, follows=False)
         # Shielded: if the caller leaves while the run is created, the run must still be executed.
         task = await asyncio.shield(asyncio.ensure_future(self._created(store, wanted)))
-        if task is not None:
-            result = await asyncio.shield(task)
-        else:
+        result = None if task is None else await _result_unless_lost(task, wanted.id)
+        if task is None:
             found = await self._loaded(wanted.id)
             if (reason := self._conflict(found, wanted)) is not None:
                 raise RunConflictError(wanted.id, reason)
-            stored = await self._taken(wanted.id, store)
-            if stored.status == "running":
-                result = await asyncio.shield(self._in_background(stored))
-            else:
-                result = self._result_of(stored)
+        if result is None:
+            async with self._within_time_limit(wanted.id):
+                result = await self._until_settled(wanted.id)
         if plan.output.shape is Shape.RESULT:
             return result
         if result.pending:
@@ -814,30 +857,28 @@ class Runs(RunStarting):
         """Create a run and execute it in a task. Returns None if the id exists."""
         if not await store.create(wanted, owner=self.owner):
             return None
-        return self._in_background(replace(wanted, generation=1, owner=self.owner))
+        return self._in_background(replace(wanted, generation=1, owner=self.owner), copy_context())
 
-    def _in_background(self, owned: StoredRun) -> asyncio.Task[Result[Any]]:
-        """Execute a run that this process owns in a task, which continues when its caller leaves."""
+    def _in_background(
+        self, owned: StoredRun, context: Context, put: PutEvent | None = None
+    ) -> asyncio.Task[Result[Any]]:
+        """Execute a run that this process owns in a task, which continues when its caller leaves.
+
+        `put` takes None when the run begins, and then its events.
+        """
 
         async def work() -> Result[Any]:
             try:
                 async with self._owned.owned(owned.id, owned.generation):
-                    return await self._execute_owned(owned)
-            except LeaseLostError:
-                await self._raise_if_cancelled(owned.id)
-                raise
+                    if put is not None:
+                        await put(None)
+                    return await self._execute_owned(owned, put)
             finally:
                 self.signals.announce(owned.id)
 
-        task = asyncio.create_task(work())
-        self._background[owned.id] = cast("asyncio.Task[Any]", task)
-        task.add_done_callback(lambda done: self._noted(owned.id, done))
+        task = asyncio.create_task(work(), context=context)
+        self._keep_in_background(owned.id, task)
         return task
-
-    def _noted(self, run_id: str, task: asyncio.Task[Any]) -> None:
-        self._ended(run_id)
-        if not task.cancelled() and (error := task.exception()) is not None:  # also reads it, if the caller has left
-            logger.debug("run %s ended with %s", run_id, type(error).__name__)
 
     async def new_run(self, plan: MethodPlan, arguments: Mapping[str, Any], *, follows: bool) -> StoredRun:
         """Return the header of a new run, with a new id unless the method has a `RunId` parameter.
@@ -980,6 +1021,19 @@ async def _events_of(invocation: Invocation) -> AsyncGenerator[ServiceEvent, Non
         current_invocation.reset(token)
 
 
+async def _result_unless_lost(task: asyncio.Task[Result[Any]], run_id: str) -> Result[Any] | None:
+    """Wait for a run that a task executes; None if another process has taken it, for example to cancel it.
+
+    Cancelling the caller does not cancel the task.
+    """
+    try:
+        return await asyncio.shield(task)
+    except LeaseLostError as error:
+        if error.run_id != run_id:  # a tool's error about another run
+            raise
+        return None
+
+
 _END = object()
 
 
@@ -1015,7 +1069,7 @@ class ResumedEvents(AsyncIterator[ServiceEvent]):
         return cast("ServiceEvent", event)
 
     async def aclose(self) -> None:
-        """End the iteration, and interrupt the run if it has not ended."""
+        """End the iteration. The run continues."""
         self._has_begun = True
         await self._on_home(self._close)
 

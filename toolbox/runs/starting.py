@@ -60,6 +60,12 @@ class _Held:
     is_lost: bool = False
     renewing: asyncio.Task[None] | None = None
 
+    def lose(self) -> None:
+        """Cancel the task, once: a tool that takes long to end must not be cancelled again by the next renewal."""
+        if not self.is_lost:
+            self.is_lost = True
+            self.task.cancel()
+
 
 class OwnedRuns:
     """Renews the leases of the runs that this process executes; cancels the task of a run that was lost."""
@@ -100,9 +106,8 @@ class OwnedRuns:
         """Cancel the execution of a run that was taken from here, and wait for its end, at most one lease."""
         tasks = []
         for each in self._held:
-            if each.run_id == run_id and not each.is_lost:
-                each.is_lost = True
-                each.task.cancel()
+            if each.run_id == run_id:
+                each.lose()
                 tasks.append(each.task)
         if tasks:
             await asyncio.wait(tasks, timeout=(await self._opened()).lease)
@@ -139,8 +144,7 @@ class OwnedRuns:
             logger.warning("cannot renew the lease of run %s: %s: %s", held.run_id, type(error).__name__, error)
             return
         if not is_ours and held in self._held:
-            held.is_lost = True
-            held.task.cancel()
+            held.lose()
 
     async def stop(self) -> None:
         """Stop renewing."""
@@ -196,7 +200,8 @@ class RunStarting:
         self.progress: Callable[[str, StoredRun], None] | None = None
         self._owned = OwnedRuns(self._opened)
         self._engine: RunEngine | None = None
-        self._background: dict[str, asyncio.Task[None]] = {}
+        self._background: dict[str, asyncio.Task[Any]] = {}
+        self._detached_tasks: set[asyncio.Task[Any]] = set()
         self._sweeping: asyncio.Task[None] | None = None
         self._refused: dict[str, str] = {}  # why a run cannot be continued by this program
         self._later: dict[str, float] = {}  # when to try a run again that could not continue here
@@ -334,9 +339,14 @@ class RunStarting:
         """Execute a run that this process has just acquired; returns also if it was lost."""
         if self.progress is not None:
             self.progress("executes", stored)
-        try:
+
+        async def work() -> None:
             async with self._owned.owned(stored.id, stored.generation):
                 await self._drive(stored)
+
+        try:
+            # In an empty context: the run belongs to no request, limit or trace of the code that continues it.
+            await asyncio.create_task(work(), context=Context())
         except LeaseLostError:
             logger.warning("another process has taken over run %s", stored.id)
         finally:
@@ -353,15 +363,21 @@ class RunStarting:
         """Execute the run in a task, unless it already has one."""
         if run_id in self._background:
             return
-        # In an empty context: the run belongs to no request, limit or trace of the code that happened to start it.
-        task = self._background[run_id] = asyncio.get_running_loop().create_task(
-            self._execute_logged(run_id), context=Context()
-        )
-        task.add_done_callback(lambda _: self._ended(run_id))
+        task = asyncio.get_running_loop().create_task(self._execute_logged(run_id), context=Context())
+        self._keep_in_background(run_id, task)
 
-    def _ended(self, run_id: str) -> None:
-        del self._background[run_id]
-        self._room.set()
+    def _keep_in_background(self, key: str, task: asyncio.Task[Any]) -> None:
+        """Keep a task until it has ended; the stop cancels it."""
+
+        def ended(done: asyncio.Task[Any]) -> None:
+            if self._background.get(key) is done:  # not a later one, after this one has lost the run
+                del self._background[key]
+            self._room.set()
+            if not done.cancelled() and (error := done.exception()) is not None:  # also reads it for callers that left
+                logger.debug("run %s ended with %s", key.partition("\0")[0], type(error).__name__)
+
+        self._background[key] = task
+        task.add_done_callback(ended)
 
     async def _execute_logged(self, run_id: str) -> None:
         try:
@@ -418,7 +434,7 @@ class RunStarting:
         self.signals.close()
         if (detach := getattr(engine, "detach", None)) is not None:
             await detach()
-        running = [*self._background.values()]
+        running = [*self._background.values(), *self._detached_tasks]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -11,8 +11,8 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -198,8 +198,11 @@ class _Host:
         found = (each for each in plans if f"{each.service.__module__}.{each.service.__qualname__}" == service)
         return {each.name: each for each in found}
 
-    def open_request(self, seeds: Mapping[Any, Any]) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
+    @asynccontextmanager
+    async def open_request(self, seeds: Mapping[Any, Any]) -> AsyncIterator[None]:
+        """See `RunsHost.open_request`. The seeds replace the beans of their types, such as that of `identity=`."""
+        with self._instances.seeded(seeds):
+            yield
 
     async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await work()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from contextvars import copy_context
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
@@ -70,10 +71,22 @@ class NamedInstances(_EmptyScope):
 
     def get(self, wanted: TypeForm[T], name: str | None = None) -> T:
         """See `ActiveScope`."""
+        owner, seeds = _seeds.get()
+        if owner is self and wanted in seeds:
+            return seeds[wanted]  # type: ignore[no-any-return]  # the caller of `seeded` gives instances of the types
         if (find := self._found.get(wanted)) is not None:
             return find()  # type: ignore[no-any-return]  # `provide` takes a function of this type
         found: T = self._instances[wanted] if wanted in self._instances else super().get(wanted, name)
         return found
+
+    @contextmanager
+    def seeded(self, seeds: Mapping[Any, Any]) -> Iterator[None]:
+        """Let these instances replace the beans of their types inside the block."""
+        token = _seeds.set((self, seeds))
+        try:
+            yield
+        finally:
+            _seeds.reset(token)
 
     def provide(self, wanted: TypeForm[T], find: Callable[[], T]) -> None:
         """Provide a bean; `find()` is called for each lookup."""
@@ -99,6 +112,9 @@ class NamedInstances(_EmptyScope):
             self._instances[reference.bean] = reference.type()
         else:
             self._instances[reference.bean] = reference.type()
+
+
+_seeds: ContextVar[tuple[NamedInstances | None, Mapping[Any, Any]]] = ContextVar("toolbox.seeds", default=(None, {}))
 
 
 def tool_specifications_from(class_or_object: object) -> list[ToolSpecification]:
