@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import event, make_url, text
+from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -18,6 +18,7 @@ from toolbox.runs.store import InMemoryRunStore, RunChanges, StoredRecord, Store
 from toolbox.sql import SqlRunStore
 
 from .conftest import restart
+from .network import Network
 
 pytestmark = pytest.mark.anyio
 
@@ -77,7 +78,7 @@ async def test_everything_a_run_has_written_survives_a_crash_of_a_server_that_co
 
         async with engine.begin() as connection:
             await connection.execute(text("INSERT INTO ledger VALUES (100)"))
-            await connection.run_sync(store.record_in, "made", owned.generation, [record("1")])
+            await connection.run_sync(store.record_in, "made", owned.generation, record("1"))
         await crashed()
         assert [each.key for each in await store.records("made")] == ["0", "1"]
         async with engine.connect() as connection:
@@ -99,7 +100,7 @@ async def test_an_owner_that_is_paused_within_its_transaction_loses_the_run(post
         await store.create(run_of("run"), owner="still")
         async with engine.connect() as connection:
             transaction = await connection.begin()
-            await connection.run_sync(store.record_in, "run", 1, [record("0")])  # and no commit
+            await connection.run_sync(store.record_in, "run", 1, record("0"))  # and no commit
             taken = None
             async with asyncio.timeout(60):
                 while taken is None:
@@ -128,59 +129,6 @@ async def test_writing_events_never_leaves_a_lock_to_a_paused_process(postgres_u
 
 
 # --- a network that stops delivering
-
-
-class Network:
-    """Forwards TCP connections to a PostgreSQL server; `cut` stops delivering on those that are open."""
-
-    def __init__(self, url: str) -> None:
-        self._target = make_url(url)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: list[asyncio.StreamWriter] = []
-        self._cut = asyncio.Event()
-
-    def cut(self) -> None:
-        """Deliver nothing more on open connections, and close none."""
-        cut, self._cut = self._cut, asyncio.Event()
-        cut.set()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host = self._target.query.get("host", self._target.host)
-        if isinstance(host, str) and host.startswith("/"):
-            up = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{self._target.port or 5432}")
-        else:
-            up = await asyncio.open_connection(host, self._target.port or 5432)
-        self._writers += (writer, up[1])
-        cut = self._cut
-
-        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-            while data := await source.read(65536):
-                if cut.is_set():
-                    await asyncio.Event().wait()
-                target.write(data)
-                await target.drain()
-            target.close()
-
-        for pair in ((reader, up[1]), (up[0], writer)):
-            task = asyncio.create_task(pump(*pair))
-            self._tasks.add(task)
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[str]:
-        """Yield the URL of the database through this network."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        try:
-            url = self._target.set(host="127.0.0.1", port=port, query={})
-            yield url.render_as_string(hide_password=False)
-        finally:
-            server.close()
-            for each in self._tasks:
-                each.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            for writer in self._writers:
-                writer.close()
-            await asyncio.gather(*(each.wait_closed() for each in self._writers), return_exceptions=True)
 
 
 async def test_a_connection_whose_other_end_is_gone_does_not_hold_up_a_write(postgres_url: str) -> None:

@@ -40,6 +40,7 @@ from ..errors import (
     RunIncompatibleError,
     RunStoreError,
     ToolDeferred,
+    TransactionRolledBackError,
 )
 from ..execution.markers import EXECUTION_MARK, execution_of
 from ..limits import Account, Usage
@@ -407,9 +408,7 @@ class RunSession:
         if path != place.path:
             object.__setattr__(call.context, "place", RunPlace(self, place.call, path))
         if (record := self._records.get(path)) is not None:
-            if record.kind == "deferred":
-                return await self._deferred(step, call, path, read(record.data))
-            return result_from_json(record.data)
+            return await self._recorded(step, call, path, record)
         if call.tool.is_service:
             try:
                 return await self._run(step, call, path)
@@ -446,16 +445,56 @@ class RunSession:
                 raise
             await self._keep(path, deferred)
             raise self.suspend(call, path, "deferred", deferred.reason, _json_attributes(call.tool, deferred)) from None
-        except EndsInvocation:
-            raise
-        except Exception as error:
-            if recorder is not None and recorder.is_written and (found := await self._committed(path)) is not None:
-                return found
-            await self._keep(path, error)
+        except (Exception, asyncio.CancelledError) as error:
+            if recorder is not None and (record := await self._read_back(recorder, path, error)) is not None:
+                logger.warning(
+                    "tool %r of run %s has committed its result, so its error is dropped: %s: %s",
+                    call.tool.name,
+                    self.id,
+                    type(error).__name__,
+                    error,
+                )
+                return await self._recorded(step, call, path, record)
+            if not isinstance(error, (EndsInvocation, asyncio.CancelledError)):
+                await self._keep(path, error)
             raise
         if recorder is None or not recorder.is_written:
             await self._keep(path, encoded)
         return encoded
+
+    async def _recorded(self, step: ToolStep, call: ToolCall, path: str, record: StoredRecord) -> Encoded:
+        """Return the recorded result of a call. Raises `ToolSuspension` while a deferred one has no answer."""
+        if record.kind == "deferred":
+            return await self._deferred(step, call, path, read(record.data))
+        return result_from_json(record.data)
+
+    async def _read_back(self, recorder: _Recorder, path: str, error: BaseException) -> StoredRecord | None:
+        """Return the result that a transaction has recorded although its call raised an error; None if it has not.
+
+        Nothing is told or recorded before this is known, so a cancellation waits for it. Raises `LeaseLostError`, and
+        `RunStoreError` if the store does not answer until the lease has ended: the run then stays as it is.
+        """
+        recorder.close()
+        if not recorder.has_begun:
+            return None
+        cancelled = error if isinstance(error, asyncio.CancelledError) else None
+        reading = asyncio.ensure_future(self._using(recorder.read_back))
+        while not reading.done():
+            try:
+                await asyncio.wait({reading})
+            except asyncio.CancelledError as again:
+                cancelled = again
+        try:
+            record: StoredRecord | None = reading.result()
+        except LeaseLostError:
+            if cancelled is not None:  # for example because the lease was lost
+                raise cancelled from None
+            raise
+        if record is not None:
+            self._records[path] = record
+        elif cancelled is not None:
+            raise cancelled
+        return record
 
     async def _keep(self, path: str, result: Encoded | Exception | ToolDeferred) -> None:
         """Record a result now, or remember it for a suspension."""
@@ -463,12 +502,6 @@ class RunSession:
             await self._write(_result_record(path, result))
         else:
             self._results[path] = result
-
-    async def _committed(self, path: str) -> Encoded | None:
-        """Return the result that a transaction has recorded, although its commit raised an error."""
-        records = await self._using(lambda store: store.records(self.id))
-        found = next((each for each in records if each.key == path), None)
-        return None if found is None else result_from_json(found.data)
 
     async def _deferred(self, step: ToolStep, call: ToolCall, path: str, written: Mapping[str, Any]) -> Encoded:
         """Return the answer to a deferred call, or run the tool again with it. Raises `ToolSuspension` without one."""
@@ -630,11 +663,20 @@ def fact_of(error: Exception) -> str:
 
 
 class _Recorder(TransactionRecorder):
-    """Records the result of one tool call in the tool's own transaction."""
+    """Records the result of one tool call in the tool's own transaction.
+
+    A call can end before its transaction: by its time limit while its thread goes on, by its cancellation, or with its
+    connection. Then `close` is called, and `read_back` tells what happened:
+
+    - A transaction that has recorded before `close` may be committed. `read_back` waits until it has ended.
+    - One that records later finds that the recorder is closed, and is rolled back.
+
+    Therefore `record_in` looks after its statement, and `close` comes before reading.
+    """
 
     def __init__(self, session: RunSession, call: ToolCall, path: str, function: Any) -> None:
         self._session, self._call, self._path, self._function = session, call, path, function
-        self.is_written = False
+        self.has_begun = self.is_written = self._is_closed = False
         self._loop = asyncio.get_running_loop()
 
     @classmethod
@@ -669,19 +711,36 @@ class _Recorder(TransactionRecorder):
 
     def outside_in(self, connection: Any) -> None:
         """See `TransactionRecorder`."""
-        self._record_in(connection, StoredRecord(f"{self._path}#outside", "outside", '{"version":1}'))
+        record = StoredRecord(f"{self._path}#outside", "outside", '{"version":1}')
+        self._store.note_in(connection, self._session.id, self._session._owned, record)
+        self._raise_if_closed()
         self._session._outside.add(self._path)
 
     def record_in(self, connection: Any, value: Any) -> None:
         """See `TransactionRecorder`."""
         result = value if isinstance(value, ToolDeferred) else self._call.tool.encode(value)
-        self._record_in(connection, _result_record(self._path, result))
+        record = _result_record(self._path, result)
+        self.has_begun = True
+        self._store.record_in(connection, self._session.id, self._session._owned, record)
+        self._raise_if_closed()
         self.is_written = True
 
-    def _record_in(self, connection: Any, record: StoredRecord) -> None:
-        session = self._session
-        store: Any = session.store
-        store.record_in(connection, session.id, session._owned, [record])
+    def close(self) -> None:
+        """Let every transaction of the call fail that has not recorded its result yet."""
+        self._is_closed = True
+
+    async def read_back(self, store: Any) -> StoredRecord | None:
+        """Return the result that was committed, or None, after a commit that is under way has ended."""
+        found: StoredRecord | None = await store.committed(self._session.id, self._session._owned, self._path)
+        return found
+
+    @property
+    def _store(self) -> Any:
+        return self._session.store
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed:
+            raise TransactionRolledBackError(self._call.tool.where, "its call ended before its transaction")
 
 
 def transactional_function(tool: Tool) -> Any:

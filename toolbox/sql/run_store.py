@@ -48,7 +48,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.elements import ColumnElement
 
 from ..di.decorators import application_scoped
-from ..errors import IllegalConfigurationError, LeaseLostError, Problem
+from ..errors import IllegalConfigurationError, LeaseLostError, Problem, TransactionRolledBackError
 from ..runs.store import ENDED, RunChanges, RunStatus, RunStore, StoredEvent, StoredRecord, StoredRun
 from .conversation_store import INSERT_OF, DatabaseNow, Step, migrate
 from .sessions import FOR_WRITING
@@ -550,22 +550,49 @@ class SqlRunStore(RunStore):
             return True
         return not engine.dialect.is_async and _address(engine) == _address(ours)
 
-    def record_in(self, connection: Connection, run_id: str, generation: int, records: Sequence[StoredRecord]) -> None:
-        """Add records in the transaction of a tool, as its last statements before the commit.
+    def record_in(self, connection: Connection, run_id: str, generation: int, record: StoredRecord) -> None:
+        """Add the result of a tool in the tool's transaction, as its last statement before the commit.
 
-        Raises `LeaseLostError` if another process has taken the run: the transaction must then be rolled back.
+        Raises `LeaseLostError` if another process has taken the run, and `TransactionRolledBackError` if the call has
+        another result: the transaction must then be rolled back.
         """
         # The lock comes last and is held for one commit: a process that was paused before it blocks no other process.
-        if len(records) == 1:
-            values = _record_values(run_id, records[0], generation=generation)
-            done = connection.execute(
-                self._statements.add_record, values, execution_options={"preserve_rowcount": True}
-            )
-            if done.rowcount:
-                return
+        values = _record_values(run_id, record, generation=generation)
+        done = connection.execute(self._statements.add_record, values, execution_options={"preserve_rowcount": True})
+        if not done.rowcount:
+            self._lock_now(connection, run_id, generation)
+            raise TransactionRolledBackError(f"call {record.key} of run {run_id}", "it has another recorded result")
+
+    def note_in(self, connection: Connection, run_id: str, generation: int, record: StoredRecord) -> None:
+        """Add a record in the tool's transaction, unless it exists. Raises `LeaseLostError` as `record_in` does."""
         self._lock_now(connection, run_id, generation)
-        for record in records:
-            self._add_record_now(connection, run_id, record)
+        self._add_record_now(connection, run_id, record)
+
+    async def committed(self, run_id: str, generation: int, key: str) -> StoredRecord | None:
+        """Return a record of a tool's transaction, or None, after each commit that is under way has ended.
+
+        Waits as long as this process can renew its lease. Raises `LeaseLostError`, and the error of the database.
+        """
+        while True:
+            try:
+                return await self._committed(run_id, generation, key)
+            except TimeoutError:  # a commit takes longer than the limit of one statement
+                if not await self.renew(run_id, generation):
+                    raise LeaseLostError(run_id) from None
+
+    @retried
+    async def _committed(self, run_id: str, generation: int, key: str) -> StoredRecord | None:
+        # A transaction that has recorded holds a shared lock on the header until its backend has committed it, also if
+        # its connection is lost. SQLite has one writer at a time. The two statements are two transactions on
+        # PostgreSQL, so that the second one sees what was committed while the first one waited.
+        records = self._tables.records
+        found = select(records.c.key, records.c.kind, records.c.data)
+        async with self._writing(single=True) as connection:
+            mine = {"run_id": run_id, "generation": generation}
+            if (await connection.execute(self._statements.wait_for_commits, mine)).first() is None:
+                raise LeaseLostError(run_id)
+            row = (await connection.execute(found.where(records.c.run_id == run_id, records.c.key == key))).first()
+            return None if row is None else StoredRecord(*row)
 
     def system_database_url(self) -> str:
         """Return the URL of a database for a queue next to the runs: the same on PostgreSQL, another file on SQLite."""
@@ -641,6 +668,7 @@ class _Statements:
         mine = and_(runs.c.id == bindparam("run_id"), runs.c.generation == bindparam("generation"), self.settings)
         # On PostgreSQL the lock keeps the generation until the transaction ends. SQLite has one writer at a time.
         self.lock = select(runs.c.id).where(mine).with_for_update(read=True)
+        self.wait_for_commits = select(runs.c.id).where(mine).with_for_update(key_share=True)
         source = select(*(bindparam(name, type_=Text()) for name in columns)).where(mine).with_for_update(read=True)
         same = [records.c.run_id, records.c.key]
         make = INSERT_OF[dialect]
