@@ -18,6 +18,7 @@ FACTS: dict[str, Any] = {
     "attributes": {"ticket": 7},
     "body": "<html>",
     "candidates": ("Card", "Invoice"),
+    "code": -32000,
     "content": "PdfContent",
     "failures": ((ValueError, "too long"),),
     "guardrail": ValueError,
@@ -34,8 +35,11 @@ FACTS: dict[str, Any] = {
     "run_id": "run-7",
     "error_type": "ValueError",
     "request": REQUEST,
+    "requests": {"a": {"message": "How many?"}},
     "request_id": "req_1",
+    "server": "files",
     "service": "Assistant",
+    "state": "asked",
     "status": 503,
     "text": "{",
     "timeout": 2.5,
@@ -46,6 +50,7 @@ FACTS: dict[str, Any] = {
     "type_name": "socket",
     "url": "http://127.0.0.1/v1",
     "wanted": "Payments",
+    "www_authenticate": "Bearer",
     "what": "Container.get(Payments)",
     "fix": "register it",
     "where": "Checkout, parameter 'payments'",
@@ -63,7 +68,7 @@ def all_errors() -> list[type[Exception]]:
 def made(kind: type[Exception]) -> Exception:
     if kind is errors.IllegalConfigurationError:
         return kind([Problem("Checkout.payments", "no bean provides Payments", "register one")])
-    if "__init__" in vars(kind) or issubclass(kind, (errors.ModelError, errors.RestClientError)):
+    if "__init__" in vars(kind) or issubclass(kind, (errors.ModelError, errors.RestClientError, errors.McpError)):
         return kind(**{name: FACTS[name] for name in inspect.signature(kind).parameters})
     return kind("a text")
 
@@ -125,7 +130,13 @@ def test_configuration_and_usage_errors_are_framework_errors() -> None:
 def test_timeouts_are_timeout_errors() -> None:
     late = {kind.__name__ for kind in all_errors() if issubclass(kind, TimeoutError)}
 
-    assert late == {"ToolTimeoutError", "InvocationTimeoutError", "ModelTimeoutError", "RestTimeoutError"}
+    assert late == {
+        "ToolTimeoutError",
+        "InvocationTimeoutError",
+        "ModelTimeoutError",
+        "McpTimeoutError",
+        "RestTimeoutError",
+    }
 
 
 def test_the_text_lists_all_problems() -> None:

@@ -710,3 +710,66 @@ class RestTimeoutError(RestClientError, TimeoutError):
 
 class RestDecodeError(RestClientError):
     """A REST server's reply does not match the declared return type."""
+
+
+# --- MCP servers
+
+
+class McpError(ToolboxError):
+    """An MCP server refused a request or reported an error.
+
+    `server` is its name, `message` the text, `code` the JSON-RPC error code, or None.
+    """
+
+    def __init__(self, server: str, message: str, code: int | None = None) -> None:
+        super().__init__(server, message, code)
+        self.server, self.message, self.code = server, message, code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class McpConnectionError(McpError):
+    """An MCP server cannot be reached, or the connection broke. The next call opens a new connection.
+
+    `.status` is the status of the HTTP server that refused, such as 401 for a token that has expired;
+    `.www_authenticate` is its header of that name. Both are None if there was no reply.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        message: str,
+        code: int | None = None,
+        status: int | None = None,
+        www_authenticate: str | None = None,
+    ) -> None:
+        super().__init__(server, message, code)
+        self.args = (server, message, code, status, www_authenticate)
+        self.status, self.www_authenticate = status, www_authenticate
+
+    def __str__(self) -> str:
+        return f"MCP server {self.server!r}: {self.message}"
+
+
+class McpInputRequiredError(McpError):
+    """An MCP server needs input before it can finish a call.
+
+    `requests` is what it asks for, as JSON values by the server's keys: `message`, and the `schema` of the answer or
+    the `url` to open. `state` goes back to the server together with the answers.
+    """
+
+    def __init__(self, server: str, requests: Mapping[str, Mapping[str, object]], state: str | None = None) -> None:
+        super().__init__(server, "; ".join(str(each.get("message", "")) for each in requests.values()))
+        self.args = (server, dict(requests), state)
+        self.requests, self.state = dict(requests), state
+
+    def __str__(self) -> str:
+        return f"MCP server {self.server!r} asks for input: {self.message}"
+
+
+class McpTimeoutError(McpError, TimeoutError):
+    """An MCP server did not answer in time; `timeout` of its settings is the limit."""
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.server, self.message, self.code)

@@ -208,6 +208,7 @@ class McpSettings(_Section):
     - `approval`: `destructive`: a person approves calls of tools that do not say that they only read or add;
       `all`: calls of all tools. `pin_tools`: refuse tools that change after they were first listed.
     - `expose_resources`: offer the tools `list_resources` and `get_resource`.
+    - `required`: a call fails if the server cannot be reached, instead of continuing without its tools.
     """
 
     _shown: ClassVar[Mapping[str, Callable[[Any], object]]] = {**_Section._shown, "url": _shown_mcp_url}
@@ -228,6 +229,7 @@ class McpSettings(_Section):
     approval: Literal["destructive", "all"] | None = None
     pin_tools: bool = False
     expose_resources: bool = False
+    required: bool = False
 
 
 _PREFIX = "TOOLBOX_"

@@ -22,6 +22,7 @@ from toolbox.errors import (
     ConversationSuspendedError,
     InputGuardrailError,
     InvalidMemoryIdError,
+    McpConnectionError,
     ModelError,
     OutputGuardrailError,
     RunAnswerError,
@@ -57,6 +58,7 @@ _TITLES = {**{each.value: each.phrase for each in HTTPStatus}, CLIENT_CLOSED_REQ
 _KNOWN: tuple[tuple[type[Exception], HTTPStatus, str], ...] = (
     (TimeoutError, HTTPStatus.GATEWAY_TIMEOUT, "The answer took too long."),
     (ModelError, HTTPStatus.BAD_GATEWAY, "The language model did not return a usable answer."),
+    (McpConnectionError, HTTPStatus.BAD_GATEWAY, "A server that this needs cannot be reached."),
     (OutputGuardrailError, HTTPStatus.BAD_GATEWAY, "The language model did not return a usable answer."),
     (InputGuardrailError, HTTPStatus.UNPROCESSABLE_ENTITY, "The message was refused."),
     (InvalidMemoryIdError, HTTPStatus.UNPROCESSABLE_ENTITY, "The conversation id is invalid."),

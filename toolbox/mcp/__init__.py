@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from .connection import (
-    McpConnectionError,
-    McpError,
-    McpEvent,
-    McpInputRequiredError,
-    McpListener,
-    McpLog,
-    McpProgress,
-    McpTimeoutError,
-    McpToolChanged,
-)
+from ..errors import McpConnectionError, McpError, McpInputRequiredError, McpTimeoutError
+from .connection import McpEvent, McpListener, McpLog, McpProgress, McpToolChanged
 from .resources import mcp_prompt, mcp_resource
 from .servers import McpServer, McpServers, mcp_server, mcp_toolbox, mcp_tools
 from .serving import mcp_server_of, serve_stdio

@@ -26,7 +26,7 @@ from pydantic import SecretStr
 
 from ..chat import Message
 from ..context import current_progress
-from ..errors import ToolboxError
+from ..errors import McpConnectionError, McpError, McpInputRequiredError, McpTimeoutError
 from ..safe_text import brief, hide_secrets, without_secrets
 from ..search import SEARCH_TOOL
 from ..services.outputs import ANSWER_TOOL
@@ -456,7 +456,8 @@ class McpConnection:
                 raise _SessionLostError(message) from error
             if is_transport_error and (session.has_ended or self.settings.url is not None):
                 session.end()
-                raise self._broken(action, session.end_reason or message) from error
+                refusal = session.refusal if error.code != _CONNECTION_CLOSED else None
+                raise self._broken(action, session.end_reason or message, refusal) from error
             raise McpError(self.name, visible(message), error.code) from error
         except ValidationError as error:
             # Not its text: it repeats the server's data.
@@ -467,9 +468,10 @@ class McpConnection:
             session.end()
             raise self._broken(action, session.end_reason or type(error).__name__) from error
 
-    def _broken(self, action: str, reason: str) -> McpConnectionError:
-        text = f"could not {action}: the connection broke ({reason}); the next call opens a new connection"
-        return McpConnectionError(self.name, text)
+    def _broken(self, action: str, reason: str, refusal: RefusedRequest | None = None) -> McpConnectionError:
+        fact = "the connection broke" if refusal is None else f"it answered with status {refusal.status}"
+        text = f"could not {action}: {fact} ({reason}); the next call opens a new connection"
+        return _connection_error(self.name, text, refusal)
 
 
 # --- calls
@@ -515,7 +517,7 @@ async def _call_tool(
             if not refused:
                 raise McpInputRequiredError(server, requests, state)
             logger.warning(
-                "MCP server %r: its questions are declined: %r is no http or https address",
+                "MCP server %r: its questions are declined: %r is not an http or https address",
                 server,
                 brief(refused[0], 80),
             )
@@ -628,6 +630,20 @@ class McpListener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedRequest:
+    """The reply of an HTTP server that refused a request."""
+
+    status: int
+    www_authenticate: str | None
+
+
+def _connection_error(server: str, text: str, refusal: RefusedRequest | None) -> McpConnectionError:
+    if refusal is None:
+        return McpConnectionError(server, text)
+    return McpConnectionError(server, text, None, refusal.status, refusal.www_authenticate)
+
+
+@dataclass(frozen=True, slots=True)
 class SessionCallbacks:
     """Functions that a session calls for notifications."""
 
@@ -640,6 +656,7 @@ class McpSession:
 
     `is_unknown_to_server`: an HTTP server rejected the session id, for example after a restart; it ran nothing.
     `end_reason`: why this side ended the session, if the server caused it.
+    `refusal`: the last reply of an HTTP server that refused a request.
     `output_schemas`: output schemas of the listed tools, by name.
     """
 
@@ -649,6 +666,7 @@ class McpSession:
         self._name, self._settings, self._callbacks = name, settings, callbacks
         self.is_unknown_to_server = False
         self.end_reason = ""
+        self.refusal: RefusedRequest | None = None
         self.output_schemas: dict[str, Any] = {}
         self._version: str | None = None
         self._leave = asyncio.Event()
@@ -688,7 +706,7 @@ class McpSession:
 
     async def _run(self, previous: McpSession | None) -> None:
         """Open the client, wait for the end, close it: all in one task, because anyio's task groups require it."""
-        reason = "the container is stopped"
+        reason, refusal = "the container is stopped", None
         try:
             if previous is not None:
                 await previous.wait_ended()  # two processes of one server could conflict
@@ -703,13 +721,16 @@ class McpSession:
             reason = self.end_reason or f"no answer within {self._settings.connect_timeout:g} s"
         except Exception as error:  # an ExceptionGroup of any error of the server or its transport
             reason = self.end_reason or brief(without_secrets(_innermost_text(error), secrets_of(self._settings)))
+            refusal = self.refusal
+            if refusal is not None:
+                reason = f"it answered with status {refusal.status} ({reason})"
             if self._opened.done():
                 logger.info("the connection to MCP server %r ended: %s", self._name, reason)
             reason = f"cannot be reached: {reason}"
         finally:
             self._leave.set()
             if not self._opened.done():
-                self._opened.set_exception(McpConnectionError(self._name, reason))
+                self._opened.set_exception(_connection_error(self._name, reason, refusal))
                 self._opened.exception()  # mark it as retrieved, because possibly no call waits for it
 
     async def _new_client(self, stack: AsyncExitStack) -> Any:
@@ -756,6 +777,8 @@ class McpSession:
     async def _on_response(self, response: httpx2.Response) -> None:
         if response.status_code in (400, 404) and "mcp-session-id" in response.request.headers:
             self.is_unknown_to_server = True
+        if response.request.method == "POST" and response.status_code >= 400:
+            self.refusal = RefusedRequest(response.status_code, response.headers.get("www-authenticate"))
 
     async def _on_log(self, params: Any) -> None:
         self._callbacks.on_event(McpLog(self._name, str(params.level), params.logger, params.data))
@@ -835,50 +858,3 @@ def _innermost_text(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return f"command {error.filename!r} not found; install it, or use its full path"
     return str(error) or type(error).__name__
-
-
-# --- errors
-
-
-class McpError(ToolboxError):
-    """An MCP server refused a request or reported an error.
-
-    `server` is its name, `message` the text, `code` the JSON-RPC error code, or None.
-    """
-
-    def __init__(self, server: str, message: str, code: int | None = None) -> None:
-        super().__init__(server, message, code)
-        self.server, self.message, self.code = server, message, code
-
-    def __str__(self) -> str:
-        return self.message
-
-
-class McpConnectionError(McpError):
-    """An MCP server cannot be reached, or the connection broke. The next call opens a new connection."""
-
-    def __str__(self) -> str:
-        return f"MCP server {self.server!r}: {self.message}"
-
-
-class McpInputRequiredError(McpError):
-    """An MCP server needs input before it can finish a call.
-
-    `requests` is what it asks for, as JSON values by the server's keys: `message`, and the `schema` of the answer or
-    the `url` to open. `state` goes back to the server together with the answers.
-    """
-
-    def __init__(self, server: str, requests: Mapping[str, Any], state: str | None = None) -> None:
-        super().__init__(server, "; ".join(str(each.get("message", "")) for each in requests.values()))
-        self.args = (server, dict(requests), state)
-        self.requests, self.state = dict(requests), state
-
-    def __str__(self) -> str:
-        return f"MCP server {self.server!r} asks for input: {self.message}"
-
-
-class McpTimeoutError(McpError, TimeoutError):
-    """An MCP server did not answer in time; `timeout` of its settings is the limit."""
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.server, self.message, self.code)

@@ -30,7 +30,7 @@ from ..context import (
 from ..di.beans import point_of, points_of
 from ..di.decorators import application_scoped
 from ..di.graph import BeanGraph
-from ..errors import Problem, ToolArgumentsError, ToolDeferred
+from ..errors import McpError, McpInputRequiredError, Problem, ToolArgumentsError, ToolDeferred
 from ..json_text import compact_json, read_arguments
 from ..rest.encoding import header_value, is_header_name
 from ..safe_text import brief
@@ -38,15 +38,7 @@ from ..services.declaration import provided_by
 from ..settings import McpSettings, ToolboxSettings, settings_key
 from ..tools.sources import AiServiceTool, ToolProviderRequest, ToolProviderResult
 from .blocks import resource_result, tool_result
-from .connection import (
-    INVALID_PARAMS,
-    McpConnection,
-    McpError,
-    McpEvent,
-    McpInputRequiredError,
-    McpListener,
-    fingerprint_of,
-)
+from .connection import INVALID_PARAMS, McpConnection, McpEvent, McpListener, fingerprint_of
 from .screening import visible
 
 logger = logging.getLogger("toolbox.mcp")
@@ -107,9 +99,9 @@ def mcp_server(
     It is looked up in the scope of the caller.
 
     `options` are the other fields of `McpSettings`: `timeout` and `connect_timeout` (seconds), `include`, `exclude`,
-    `prefix`, `names`, `max_reply_bytes`, `approval`, `pin_tools`, `expose_resources`. A registered server replaces
-    settings with the same name. Raises `ValueError` without `command` and `url`, or with both, for headers of a
-    process, and for invalid options.
+    `prefix`, `names`, `max_reply_bytes`, `approval`, `pin_tools`, `expose_resources`, `required`. A registered server
+    replaces settings with the same name. Raises `ValueError` without `command` and `url`, or with both, for headers of
+    a process, and for invalid options.
     """
     if (command is None) == (url is None):
         raise ValueError(f"mcp_server({name!r}): pass either command= or url=")
@@ -247,8 +239,8 @@ def mcp_tools(*names: str) -> type[McpTools]:
 class McpTools:
     """Tool provider for the tools of MCP servers; empty `server_names` means all servers.
 
-    If a server cannot be reached, the call continues without its tools, and a warning is logged. A tool is skipped and
-    logged if the service or an earlier server has a tool with the same name.
+    If a server cannot be reached, the call continues without its tools, and a warning is logged; without a `required`
+    server it fails. A tool is skipped and logged if the service or an earlier server has a tool with the same name.
     """
 
     server_names: tuple[str, ...] = ()
@@ -285,6 +277,8 @@ class McpTools:
                 takes_input = await server.takes_input()
                 offered = [_service_tool(server, tool, takes_input) for tool in listed]
             except McpError as error:
+                if server.settings.required:
+                    raise
                 logger.warning("MCP server %r: its tools are not offered: %s", server.name, error)
                 continue
             tools += self._unique(offered, server.name, taken)

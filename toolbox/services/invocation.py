@@ -34,8 +34,10 @@ from ..context import ActiveScope, InvocationContext, current_attributes, curren
 from ..errors import (
     IllegalConfigurationError,
     InvocationTimeoutError,
+    McpError,
     MissingBeanError,
     Problem,
+    RunIncompatibleError,
     RunNotFoundError,
     RunSuspendedError,
 )
@@ -656,7 +658,13 @@ class Invocation:
         provide = getattr(bean, "provide_tools", bean)
         request = ToolProviderRequest(self.user_message, context.memory_id, context, tool_names, messages)
         kind = COROUTINE if is_async(provide) else BLOCKING
-        provided = await self.runner.run(kind, lambda: provide(request), f"{plan.where} tool provider")
+        try:
+            provided = await self.runner.run(kind, lambda: provide(request), f"{plan.where} tool provider")
+        except McpError as error:
+            if self._resumed is None or self.place is None:
+                raise
+            # A server that is away for a minute must not end a run that waited for a day.
+            raise RunIncompatibleError(self.place.session.id, str(error)) from error
         tools = provided.tools if isinstance(provided, ToolProviderResult) else provided
         if tools is None:
             return ()
