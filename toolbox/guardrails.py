@@ -22,11 +22,18 @@ from typing import Any, ClassVar, NoReturn, TypeVar, assert_never, get_args
 from pydantic_core import to_json, to_jsonable_python
 
 from .bean_references import BeanReference, naming
-from .chat import ChatModel, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, UserMessage
+from .chat import AiMessage, ChatModel, ChatResponse, Message, ToolExecutionRequest, ToolExecutionResult, UserMessage
 from .contents import AudioContent, Content, ImageContent, PdfContent, TextContent
 from .context import ActiveScope, InvocationContext
 from .di.decorators import Scope
-from .errors import EndsInvocation, IllegalConfigurationError, ModelProtocolError, Problem, ToolArgumentsError
+from .errors import (
+    EndsInvocation,
+    IllegalConfigurationError,
+    ModelProtocolError,
+    OutputParsingError,
+    Problem,
+    ToolArgumentsError,
+)
 from .errors import InputGuardrailError as InputGuardrailError
 from .errors import OutputGuardrailError as OutputGuardrailError
 from .errors import ToolGuardrailError as ToolGuardrailError
@@ -36,7 +43,7 @@ from .execution.markers import EXECUTION_MARK, execution_of, is_async
 from .execution.runners import Runner
 from .introspection import method_takes
 from .services.invocation import Invocation
-from .services.loop import AnswerChecked, CheckAnswer
+from .services.loop import AnswerChecked, CheckAnswer, replaced_answer
 from .tools.codec import Encoded, EncodedInFull, parsed_exactly, printable, written_exactly
 from .tools.failures import message_of
 from .tools.pipeline import ToolCall, ToolEnvironment, ToolStep
@@ -57,11 +64,14 @@ class InputGuardrailRequest:
 class OutputGuardrailRequest:
     """The final answer of the model, for an output guardrail.
 
-    `text` is its text, or the JSON of a structured answer. `messages` are the conversation before it.
+    `value` is what the caller will get: the parsed value of a structured answer, the list of an `AsyncIterator[T]`, the
+    `AiMessage`, or the text. `text` is its text; for a structured answer its JSON, without fences, words around it or
+    the `value` wrapper. `messages` are the conversation before it.
     """
 
     response: ChatResponse
     text: str
+    value: Any = field(hash=False)
     messages: tuple[Message, ...]
     context: InvocationContext
 
@@ -117,7 +127,7 @@ class _Guardrail:
         return GuardrailResult("success")
 
     def success_with(self, value: Any) -> GuardrailResult:
-        """Accept a replacement: a message, the answer's text, all arguments, or a result or its text."""
+        """Accept a replacement: a message, an answer or its text, all arguments, or a result or its text."""
         return GuardrailResult("modified", value=value)
 
     def failure(self, text: str = "") -> GuardrailResult:
@@ -147,9 +157,10 @@ class InputGuardrail(_Guardrail, ABC):
 
 
 class OutputGuardrail(_Guardrail, ABC):
-    """Judges final answers before they are parsed: `@output_guardrails(…)` at a service or a method.
+    """Judges final answers as the caller will get them: `@output_guardrails(…)` at a service or a method.
 
-    `success_with` takes the new text. A refusal raises `OutputGuardrailError`.
+    `success_with` takes the new value, a dict that is validated, or a text; `OutputParsingError` is raised for one that
+    does not fit the method's return type. A refusal raises `OutputGuardrailError`.
     """
 
     @abstractmethod
@@ -428,40 +439,36 @@ class OutputCheck:
 
     async def __call__(self, effect: CheckAnswer, invocation: Invocation) -> AnswerChecked:
         """Let the guardrails judge the answer."""
-        place = _GuardContext.of_invocation(invocation)
-        response, text = effect.response, effect.text
+        place, rules = _GuardContext.of_invocation(invocation), invocation.rules
+        response, text, answer = effect.response, effect.text, effect.answer
         messages = (*invocation.state.history, *invocation.state.messages)
         failures: list[tuple[type, str]] = []
+        refused = ""
         for named in self._named:
-            request = OutputGuardrailRequest(response, text, messages, invocation.context)
-            result = await _judged(named, request, place, _answer_text, asks_again=True)
-            if result.outcome == "success":
+            request = OutputGuardrailRequest(response, answer.text, answer.value, messages, invocation.context)
+            result = await _judged(named, request, place, lambda value: value, asks_again=True)
+            if result.outcome == "success" or (result.outcome == "modified" and _is_text(result.value, answer.text)):
                 continue
             if result.outcome == "modified":
-                response, text = _rewritten(response, text, result.value), result.value
+                try:
+                    response, answer = replaced_answer(rules, response, result.value)
+                except OutputParsingError as unfit:
+                    return AnswerChecked(effect.response, effect.text, None, unfit)
+                text = response.ai_message.text or ""
                 continue
             failures.append((named.type, result.text or "Output validation failed"))
+            refused = request.text
             if result.outcome != "failure":
-                refusal = OutputGuardrailError(failures, effect.text)
+                refusal = OutputGuardrailError(failures, refused)
                 refusal.__cause__ = result.cause
                 asks_again = result.outcome in _ASKING_AGAIN
-                return AnswerChecked(effect.response, effect.text, refusal, asks_again, result.prompt)
-        refused = OutputGuardrailError(failures, effect.text) if failures else None
-        return AnswerChecked(response, text, refused)
+                return AnswerChecked(effect.response, effect.text, None, refusal, asks_again, result.prompt)
+        refusing = OutputGuardrailError(failures, refused) if failures else None
+        return AnswerChecked(response, text, answer.value, refusing)
 
 
-def _answer_text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise TypeError(f"success_with() of an output guardrail takes a str, got {type(value).__name__}")
-
-
-def _rewritten(response: ChatResponse, before: str, text: str) -> ChatResponse:
-    """Return the response with another text. What may repeat the old text is removed: reasoning and attributes."""
-    if text == before:
-        return response
-    message = replace(response.ai_message, text=text, reasoning=None, attributes={})
-    return replace(response, ai_message=message, attributes={})
+def _is_text(value: object, text: str) -> bool:
+    return isinstance(value, str) and value == text
 
 
 # --- around a tool
@@ -548,6 +555,8 @@ def _end(named: BeanReference, call: ToolCall, result: GuardrailResult) -> NoRet
 class MaxLength(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputGuardrail):
     """Limits the length of texts: refuses longer messages and arguments, and cuts longer answers and results.
 
+    A structured answer that is longer is refused, because a part of its JSON is not an answer.
+
         @input_guardrails(MaxLength(4_000))
 
     `chars` is the limit in characters; for arguments, of all their strings together.
@@ -569,6 +578,9 @@ class MaxLength(InputGuardrail, OutputGuardrail, ToolInputGuardrail, ToolOutputG
             case ToolInputGuardrailRequest():
                 return self._limited(_length(request.arguments), "The arguments have {} characters together")
             case OutputGuardrailRequest():
+                is_text = request.value is None or isinstance(request.value, AiMessage)
+                if not is_text and not _is_text(request.value, request.text):
+                    return self._limited(len(request.text), "The answer has {} characters")
                 long = len(request.text) > self.chars
                 return self.success_with(request.text[: self.chars]) if long else self.success()
             case ToolOutputGuardrailRequest():

@@ -57,7 +57,7 @@ def unwrapped(annotation: Any) -> Unwrapped:
         if get_origin(annotation) is Annotated:
             metadata = (*annotation.__metadata__, *metadata)
             annotation = annotation.__origin__
-        elif (resolved := _without_alias(annotation)) is not annotation:
+        elif (resolved := without_alias(annotation)) is not annotation:
             annotation = resolved
         elif is_union(annotation) and type(None) in get_args(annotation):
             optional = True
@@ -89,7 +89,7 @@ def plain(annotation: Any) -> Any:
     while True:
         if get_origin(annotation) is Annotated:
             annotation = annotation.__origin__
-        elif (resolved := _without_alias(annotation)) is not annotation:
+        elif (resolved := without_alias(annotation)) is not annotation:
             annotation = resolved
         else:
             break
@@ -99,7 +99,7 @@ def plain(annotation: Any) -> Any:
     return annotation
 
 
-def _without_alias(annotation: Any) -> Any:
+def without_alias(annotation: Any) -> Any:
     """Return the value of an alias with its type arguments; other annotations unchanged."""
     if isinstance(annotation, _ALIASES):
         return annotation.__value__

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 from pydantic_core import from_json
 
+from .schemas import MEMBER_NAMES
+
 # The closing quote is optional: without it, the rest is one long string, and matching stays linear.
 _STRING_OR_COMMA = re.compile(r'"(?:[^"\\]++|\\.)*+"?|,(?=[ \t\r\n]*[}\]])', re.DOTALL)
 _CONTROL = re.compile("[\x00-\x1f]")
@@ -188,19 +190,22 @@ def _kind(value: object) -> str:
 _DEEPEST = 100
 
 
-def as_wanted(value: Any, schema: Mapping[str, Any], wrong: Collection[str] | None, parse: Callable[[str], Any]) -> Any:
+def as_wanted(
+    value: Any, schema: Mapping[str, Any], wrong: Collection[str] | None, parse: Callable[[str], Any] | None
+) -> Any:
     """Return `value` with strings that `schema` does not allow converted to an allowed value.
 
-    JSON text is parsed where the schema requires an object or list. An enum value in another case, also as a key of an
-    object, becomes the enum value if exactly one matches. Only strings in `wrong` are changed (None: all), and never
-    where any string is allowed. `parse` parses JSON text. Values that cannot be repaired are kept.
+    A value or a name of an enum, or a value of a `Literal`, written in another way becomes the value that it means
+    (`meant_by`), also as a key of an object. JSON text is parsed with `parse` where the schema requires an object or
+    list; without `parse` it is kept. Only strings in `wrong` are changed (None: all), and never where any string is
+    allowed. Values that cannot be repaired are kept.
     """
     return _Wanted(schema.get("$defs", {}), wrong, parse).value(value, [schema], 0)
 
 
 class _Wanted:
     def __init__(
-        self, definitions: Mapping[str, Any], wrong: Collection[str] | None, parse: Callable[[str], Any]
+        self, definitions: Mapping[str, Any], wrong: Collection[str] | None, parse: Callable[[str], Any] | None
     ) -> None:
         self.definitions, self.wrong, self.parse = definitions, wrong, parse
 
@@ -243,9 +248,12 @@ class _Wanted:
     def _string(self, text: str, options: list[Mapping[str, Any]], depth: int) -> Any:
         if (self.wrong is not None and text not in self.wrong) or any(map(_allows_any_string, options)):
             return text
-        same = _in_its_case(text, options)
-        if same is not None:
-            return same
+        listed, names = _listed_in(options)
+        meant = meant_by(text, listed, names)
+        if meant is not None:
+            return meant
+        if self.parse is None:
+            return text
         kinds = {kind for each in options for kind in _kinds(each)}
         opening = text.lstrip()[:1]
         if (opening == "{" and "object" in kinds) or (opening == "[" and "array" in kinds):
@@ -259,7 +267,8 @@ class _Wanted:
     def _key(self, key: str, names: list[Mapping[str, Any]]) -> str:
         if (self.wrong is not None and key not in self.wrong) or any(map(_allows_any_string, names)):
             return key
-        return _in_its_case(key, names) or key
+        meant = meant_by(key, *_listed_in(names))
+        return key if meant is None else str(meant)
 
 
 def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
@@ -278,13 +287,37 @@ def _allows_any_string(schema: Mapping[str, Any]) -> bool:
     return "string" in kinds or not (kinds or "properties" in schema or "items" in schema)
 
 
-def _in_its_case(text: str, options: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the only listed value that equals `text` ignoring case; None if there is none or more than one."""
-    listed = {each for option in options for each in _listed(option) if isinstance(each, str)}
-    if text in listed:
-        return text
-    same = [each for each in listed if each.casefold() == text.casefold()]
-    return same[0] if len(same) == 1 else None
+def _listed_in(options: Iterable[Mapping[str, Any]]) -> tuple[list[Any], list[tuple[str, Any]]]:
+    """Return the values that these schemas list, and the names of enums with their values."""
+    listed: list[Any] = []
+    names: list[tuple[str, Any]] = []
+    for each in options:
+        listed += _listed(each)
+        names += each.get(MEMBER_NAMES, {}).items()
+    return listed, names
+
+
+def meant_by(text: str, listed: Iterable[Any], names: Iterable[tuple[str, Any]] = ()) -> Any:
+    """Return the only value that `text` can mean; None if there is none or more than one.
+
+    An exact value comes first, then a value written in another way, then a name: in any case, and with hyphens,
+    underscores and blanks alike.
+    """
+    values = [(str(each), each) for each in listed if each is not None]
+    for value in (each for _, each in values if each == text):
+        return value
+    wanted = _folded(text)
+    for spelled in (values, names):
+        if found := {str(value): value for name, value in spelled if _folded(name) == wanted}:
+            return next(iter(found.values())) if len(found) == 1 else None
+    return None
+
+
+_GAPS = re.compile(r"[-_\s]+")
+
+
+def _folded(text: str) -> str:
+    return _GAPS.sub(" ", text).casefold()
 
 
 def _under(options: Iterable[Mapping[str, Any]], key: str) -> list[Any]:

@@ -36,13 +36,18 @@ _DEEPEST = 100
 _NOISE = frozenset({"title", "default", "uniqueItems", "discriminator"})
 
 
-def schema_of(adapter: TypeAdapter[Any]) -> Schema:
+MEMBER_NAMES = "x-member-names"
+"""The keyword with the names of an enum's members and their values, in a schema with names."""
+
+
+def schema_of(adapter: TypeAdapter[Any], *, with_names: bool = False) -> Schema:
     """Return the schema of the values that `adapter` accepts, in a form for models.
 
     It has no titles and defaults. Types are inlined where they are used; only recursive types are in `$defs`. A
-    description at the use of a type overrides that of the type. Raises the errors of pydantic for types without JSON.
+    description at the use of a type overrides that of the type. `with_names` adds the names of enums, for the repair of
+    what a model wrote. Raises the errors of pydantic for types without JSON.
     """
-    return readable(adapter.json_schema(schema_generator=_generator()))
+    return readable(adapter.json_schema(schema_generator=_generators()[with_names]))
 
 
 def readable(schema: Schema) -> Schema:
@@ -304,8 +309,10 @@ def _is_noise(key: str, value: object) -> bool:
 
 
 @functools.cache
-def _generator() -> type[GenerateJsonSchema]:
+def _generators() -> tuple[type[GenerateJsonSchema], type[GenerateJsonSchema]]:
+    """Return the generators of schemas without and with the names of enums."""
     from pydantic.json_schema import GenerateJsonSchema
+    from pydantic_core import to_jsonable_python
 
     class ModelReadable(GenerateJsonSchema):
         """Keeps the docstring of a named tuple, as pydantic does for other classes."""
@@ -318,4 +325,12 @@ def _generator() -> type[GenerateJsonSchema]:
                 made = {"description": text, **made}
             return made
 
-    return ModelReadable
+    class WithNames(ModelReadable):
+        """Adds the names of an enum's members."""
+
+        def enum_schema(self, schema: Any) -> Schema:
+            members = schema["cls"].__members__.items()
+            names = {name: to_jsonable_python(member.value, fallback=str) for name, member in members}
+            return {**super().enum_schema(schema), MEMBER_NAMES: names}
+
+    return ModelReadable, WithNames

@@ -33,7 +33,7 @@ class Pair:
 def read(type_: Any, text: str) -> Any:
     structure = read_output(type_).structure
     assert structure is not None
-    return structure.read(text)
+    return structure.read(text).value
 
 
 @pytest.mark.parametrize(
@@ -228,8 +228,8 @@ def test_synchronous_streams_of_other_types_than_text_are_rejected() -> None:
 def items(type_: Any, text: str, size: int) -> list[Any]:
     structure = read_output(AsyncIterator[type_]).structure
     assert structure is not None
-    assert structure.item_adapter is not None
-    reader = ItemReader(structure.item_adapter, structure.item_beginnings)
+    assert structure.item_type is not None
+    reader = ItemReader(structure.item_type, structure.item_beginnings)
     found: list[Any] = []
     for start in range(0, len(text), size):
         found += reader.feed(text[start : start + size])
@@ -261,8 +261,8 @@ def test_items_are_parsed_as_soon_as_they_are_complete(size: int, text: str, fou
 def test_scalar_items_end_at_the_comma() -> None:
     structure = read_output(AsyncIterator[int]).structure
     assert structure is not None
-    assert structure.item_adapter is not None
-    reader = ItemReader(structure.item_adapter)
+    assert structure.item_type is not None
+    reader = ItemReader(structure.item_type)
 
     assert list(reader.feed("[1, 23")) == [1]
     assert list(reader.feed("4,")) == [234]

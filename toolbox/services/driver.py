@@ -298,6 +298,8 @@ async def stream(invocation: Invocation) -> AsyncGenerator[ServiceEvent | TextPi
                         if delayed is not None:
                             yield delayed
                         tasks = delayed = None
+                        if held is not None:
+                            held.clear()  # of an answer that could not be read
                         async with aclosing(_asking(effect, invocation, performing)) as events:
                             async for event in events:
                                 kind = type(event)
@@ -431,9 +433,13 @@ class HeldText:
             return True
         return False
 
+    def clear(self) -> None:
+        """Drop the held text."""
+        self._pieces.clear()
+
     def dropped_from(self, response: ChatResponse) -> ChatResponse:
         """Drop the held text of a round with tool calls. Return its response without text."""
-        self._pieces.clear()
+        self.clear()
         message = replace(response.ai_message, text=None, reasoning=None, attributes={})
         return replace(response, ai_message=message, attributes={})
 

@@ -396,8 +396,16 @@ async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
     """Yield the items of the list in the last reply, each as soon as it is complete."""
     structure = invocation.plan.output.structure
     assert structure is not None
-    assert structure.item_adapter is not None
-    reader = ItemReader(structure.item_adapter, structure.item_beginnings)
+    assert structure.item_type is not None
+    if invocation.plan.layers.check_answer is not None:
+        # Exactly the items that the guardrails have judged, not a second reading of the same text.
+        async with aclosing(stream(invocation)) as events:
+            async for _ in events:
+                pass
+        for item in invocation.value() or ():
+            yield item
+        return
+    reader = ItemReader(structure.item_type, structure.item_beginnings)
 
     def check(end: Finish) -> None:
         if not end.response.ai_message.has_tool_execution_requests:
@@ -412,7 +420,7 @@ async def items(invocation: Invocation) -> AsyncGenerator[Any, None]:
                         for item in reader.feed(text):
                             yield item
                     case IntermediateResponse():
-                        reader = ItemReader(structure.item_adapter, structure.item_beginnings)
+                        reader = ItemReader(structure.item_type, structure.item_beginnings)
 
 
 class EventStream(ServiceStream[ServiceEvent], TokenStream):

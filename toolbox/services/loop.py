@@ -36,7 +36,7 @@ from ..errors import (
 )
 from ..fast_dataclass import with_fast_init
 from ..tools.pipeline import ToolOutcome
-from .outputs import ANSWER_TOOL, Kind, OutputMode, Structure, answer_text, correction
+from .outputs import ANSWER_TOOL, Kind, OutputMode, ParsedAnswer, Structure, answer_text, correction
 from .state import PendingToolCall, State, identity_of
 
 
@@ -49,7 +49,7 @@ class Rules:
     single value of this type does. `structure` is the structure of a structured answer.
     `reads_answer` is False if the loop does not parse the answer, as in a stream. `parameters`,
     `temperature`, `reasoning` and `max_output_tokens` are sent with each request. With `whole_replies`, no tool starts
-    before the reply is complete. With `checks_answers`, the answer is checked before it is parsed; the model is asked
+    before the reply is complete. With `checks_answers`, the answer is checked after it was parsed; the model is asked
     again up to `max_answer_retries` times.
     """
 
@@ -114,10 +114,11 @@ class RunTools:
 
 @dataclass(frozen=True, slots=True)
 class CheckAnswer:
-    """Check the model's answer. `text` is its text, or the arguments of the answer tool."""
+    """Check the model's answer. `text` is its text as it came, or the arguments of the answer tool."""
 
     response: ChatResponse
     text: str
+    answer: ParsedAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class ModelReplied:
 
 @dataclass(frozen=True, slots=True)
 class AnswerChecked:
-    """The answer was checked. `response` and `text` may have been changed.
+    """The answer was checked. `response`, `text` and `value` may have been changed.
 
     A refused answer has a `refusal`. With `asks_again`, the model is asked again; `prompt` is then sent after the
     answer, or None to send the same messages.
@@ -173,6 +174,7 @@ class AnswerChecked:
 
     response: ChatResponse
     text: str
+    value: Any
     refusal: ToolboxError | None = None
     asks_again: bool = False
     prompt: str | None = None
@@ -261,7 +263,7 @@ def next_effect(rules: Rules, state: State) -> Effect:
     if isinstance(last, AiMessage) and state.response is not None:
         if state.pending:
             return _after_tools(rules, state, 0)[1]
-        return _finish(rules, state.response, last.text or "")
+        return _finish(rules, state.response, read_answer(rules, state.response, last.text or "").value)
     if isinstance(last, ToolExecutionResultMessage) and (ended := _immediate_end(rules, state)) is not None:
         return ended
     return CallModel(request_of(rules, state.changed(pending=())))
@@ -307,9 +309,7 @@ def _replied(rules: Rules, state: State, response: ChatResponse) -> tuple[State,
     if requests and rules.structure is not None and rules.reads_answer and state.mode == "tool":
         answer = next((answer_text(each.arguments) for each in requests if each.name == ANSWER_TOOL), None)
     if answer is not None:
-        if rules.checks_answers:
-            return state, CheckAnswer(response, answer)
-        return _accepted(rules, state, response, answer)
+        return _answered(rules, state, response, answer)
     if state.rounds >= rules.max_rounds:
         state = _with_reply(state, response, reply)
         return state, Fail(ToolRoundsExceededError(rules.max_rounds, state.messages))
@@ -337,7 +337,7 @@ def _with_aside(state: State, messages: Sequence[Message]) -> State:
 def _checked(rules: Rules, state: State, checked: AnswerChecked) -> tuple[State, Effect]:
     response, refusal = checked.response, checked.refusal
     if refusal is None:
-        return _accepted(rules, state, response, checked.text)
+        return _accepted(rules, state, response, checked.text, checked.value)
     if not checked.asks_again or state.answer_retries >= rules.max_answer_retries:
         return _with_reply(state, response, response.ai_message), Fail(refusal)
     state = _with_reply(state, response, answer_retries=state.answer_retries + 1)
@@ -347,10 +347,11 @@ def _checked(rules: Rules, state: State, checked: AnswerChecked) -> tuple[State,
     return state, CallModel(request_of(rules, state))
 
 
-def _accepted(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
+def _answered(rules: Rules, state: State, response: ChatResponse, text: str) -> tuple[State, Effect]:
+    """Read the answer: check it, or end with it. Ask again if it cannot be read."""
     reply = response.ai_message
     try:
-        effect = _finish(rules, response, text)
+        answer = read_answer(rules, response, text)
     except OutputParsingError as error:
         if response.finish_reason is FinishReason.LENGTH:
             cut = "the model's structured reply was cut off at the token limit; increase max_tokens"
@@ -358,20 +359,50 @@ def _accepted(rules: Rules, state: State, response: ChatResponse, text: str) -> 
         if state.output_retries >= rules.max_output_retries:
             return _with_reply(state, response, reply), Fail(error)
         return _corrected(rules, state, response, error)
+    if rules.checks_answers:
+        return state, CheckAnswer(response, text, answer)
+    return _accepted(rules, state, response, text, answer.value)
+
+
+def _accepted(rules: Rules, state: State, response: ChatResponse, text: str, value: Any) -> tuple[State, Effect]:
+    reply = response.ai_message
     if reply.tool_execution_requests:  # the call of the answer tool is the answer and gets no result
         reply = replace(reply, text=text, tool_execution_requests=())
     if state.pending:  # a call that was started early but is missing in the complete reply
         state = state.changed(executions=state.all_executions, pending=())
-    return _with_reply(state, response, reply), effect
+    return _with_reply(state, response, reply), _finish(rules, response, value)
 
 
-def _finish(rules: Rules, response: ChatResponse, text: str) -> Finish:
-    """Return the end of the invocation with the parsed answer. Raises `OutputParsingError`."""
-    if rules.structure is None or not rules.reads_answer:
-        value = text if rules.kind is Kind.TEXT else response.ai_message if rules.kind is Kind.MESSAGE else None
-        return Finish(value, response.finish_reason, response)
-    value = rules.structure.read(text, complete=response.finish_reason is not FinishReason.LENGTH)
-    reason = FinishReason.STOP if response.finish_reason is FinishReason.TOOL_EXECUTION else response.finish_reason
+def read_answer(rules: Rules, response: ChatResponse, text: str) -> ParsedAnswer:
+    """Return the answer in a reply; `text` is its text as it came. Raises `OutputParsingError`."""
+    if rules.structure is not None and rules.reads_answer:
+        return rules.structure.read(text, complete=response.finish_reason is not FinishReason.LENGTH)
+    value = text if rules.kind is Kind.TEXT else response.ai_message if rules.kind is Kind.MESSAGE else None
+    return ParsedAnswer(value, text)
+
+
+def replaced_answer(rules: Rules, response: ChatResponse, given: Any) -> tuple[ChatResponse, ParsedAnswer]:
+    """Return the response and the answer with what a guardrail gave in place of it. Raises `OutputParsingError`."""
+    if rules.structure is not None:
+        answer = rules.structure.accept(given)
+    elif rules.kind is Kind.MESSAGE and isinstance(given, AiMessage):
+        return replace(response, ai_message=given, attributes={}), ParsedAnswer(given, given.text or "")
+    elif isinstance(given, str):
+        answer = ParsedAnswer(given, given)
+    else:
+        wanted = "an AiMessage or a str" if rules.kind is Kind.MESSAGE else "a str"
+        raise OutputParsingError(str(given), [("", f"expected {wanted}, got {type(given).__name__}")])
+    # What may repeat the old text is removed: reasoning and attributes.
+    text = given if isinstance(given, str) else answer.text
+    message = replace(response.ai_message, text=text, reasoning=None, attributes={})
+    response = replace(response, ai_message=message, attributes={})
+    return response, answer if rules.structure is not None else read_answer(rules, response, text)
+
+
+def _finish(rules: Rules, response: ChatResponse, value: Any) -> Finish:
+    reason = response.finish_reason
+    if rules.structure is not None and rules.reads_answer and reason is FinishReason.TOOL_EXECUTION:
+        reason = FinishReason.STOP
     return Finish(value, reason, response)
 
 

@@ -11,14 +11,15 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import StrEnum
 from functools import cache, cached_property
 from json import JSONDecoder
 from types import GenericAlias, NoneType
-from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args, get_origin, is_typeddict
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
+from typing_extensions import is_typeddict
 
 from ..chat import (
     AiMessage,
@@ -37,6 +38,7 @@ from ..introspection import EMPTY, is_union, unwrapped
 from ..json_text import arguments_text
 from ..safe_text import faults_of
 from ..schemas import schema_of
+from .answers import AnswerType, UnsupportedOutput
 
 T = TypeVar("T")
 
@@ -159,6 +161,8 @@ def _text_adapter() -> TypeAdapter[Any]:
 def read_output(annotation: object) -> Output:
     """Parse a resolved return annotation. Raises `TypeError` for an unsupported one."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is TokenStream:
+        raise UnsupportedOutput("TokenStream has no parameter", "write `-> TokenStream`, or AsyncIterator[…] for items")
     if annotation is TokenStream:
         return Output(Shape.EVENT_STREAM, Kind.TEXT, str)
     if not arguments and (bare := origin or annotation) in (AsyncGenerator, AsyncIterable, AsyncIterator, Iterator):
@@ -249,6 +253,13 @@ _BULLET = re.compile(r"(?:[-*•–]|\d{1,4}[.)])\s+")
 _SCALARS = {"string", "integer", "number", "boolean", "null"}
 
 
+class ParsedAnswer(NamedTuple):
+    """An answer in a reply: its value, and its text; for a structured answer its JSON, without anything around it."""
+
+    value: Any
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Structure:
     """A type that a model's reply is validated against.
@@ -258,10 +269,10 @@ class Structure:
 
     name: str
     schema: Mapping[str, Any]
-    adapter: TypeAdapter[Any]
+    type: AnswerType
     wrapped: bool
     scalar: bool
-    item_adapter: TypeAdapter[Any] | None = None
+    item_type: AnswerType | None = None
     item_beginnings: str = ""
     strict: bool | None = None
 
@@ -269,11 +280,10 @@ class Structure:
     def of(cls, type_: Any, streamed: bool) -> Structure:
         """Return the structure of `type_`, or of a list of it if `streamed`.
 
-        Raises pydantic's error for an unsupported type.
+        Raises pydantic's error for an unsupported type, or `UnsupportedOutput`.
         """
-        whole: Any = GenericAlias(list, (type_,)) if streamed else type_
-        adapter: TypeAdapter[Any] = TypeAdapter(whole)
-        schema = schema_of(adapter)
+        answer = AnswerType(GenericAlias(list, (type_,)) if streamed else type_)
+        schema = schema_of(answer.adapter)
         root = schema
         while "$ref" in root:
             root = schema["$defs"][root["$ref"].rpartition("/")[2]]
@@ -287,8 +297,8 @@ class Structure:
         scalar = "enum" in root or "const" in root or any(kind in _SCALARS for kind in kinds)
         name = _schema_name(type_)
         if not streamed:
-            return cls(name, schema, adapter, wrapped, scalar)
-        return cls(name, schema, adapter, wrapped, scalar, TypeAdapter(type_), _beginnings(root.get("items", {})))
+            return cls(name, schema, answer, wrapped, scalar)
+        return cls(name, schema, answer, wrapped, scalar, AnswerType(type_), _beginnings(root.get("items", {})))
 
     @property
     def response_format(self) -> ResponseFormat:
@@ -308,8 +318,8 @@ class Structure:
         """The request as a tool, for output mode `tool`."""
         return ToolSpecification(ANSWER_TOOL, "Gives the final answer. Call it once, when you know it.", self.schema)
 
-    def read(self, text: str, *, complete: bool = True) -> Any:
-        """Return the value in `text`, which may contain other text too. Raises `OutputParsingError`.
+    def read(self, text: str, *, complete: bool = True) -> ParsedAnswer:
+        """Return the answer in `text`, which may contain other text too. Raises `OutputParsingError`.
 
         `complete` is False if the text was cut off; lists without JSON are not read then.
         """
@@ -317,7 +327,7 @@ class Structure:
             return self._validated(text.strip())
         except ValueError as error:
             faults = _faults_in(error)
-        in_blocks = [value for block in _FENCE.findall(text) for value in self._readable(block)]
+        in_blocks = [answer for block in _FENCE.findall(text) for answer in self._readable(block)]
         if len(in_blocks) == 1:
             return in_blocks[0]
         embedded = self._embedded(text)
@@ -329,15 +339,28 @@ class Structure:
             except ValueError as error:
                 faults = _faults_in(error)
         if complete and not _LOOKS_LIKE_JSON.search(text):
-            for value in self._listed(text):
-                return value
+            for answer in self._listed(text):
+                return answer
         raise OutputParsingError(text, faults)
 
-    def _listed(self, text: str) -> Iterator[Any]:
+    def accept(self, value: Any) -> ParsedAnswer:
+        """Return an answer of the program: a value, a dict to validate, or a text. Raises `OutputParsingError`."""
+        if isinstance(value, str):
+            return self.read(value)
+        try:
+            return self._answer(self.type.adapter.validate_python(value))
+        except ValidationError as error:
+            raise OutputParsingError(str(value), _faults_in(error)) from None
+
+    def _answer(self, value: Any, written: str | None = None) -> ParsedAnswer:
+        """Return a value with its JSON; `written` is the JSON that it was read from."""
+        return ParsedAnswer(value, self.type.write(value, written))
+
+    def _listed(self, text: str) -> Iterator[ParsedAnswer]:
         """Yield the list in a text with one item per line, with or without bullets or numbers, if it is valid."""
-        if not self._wants_list or not self._has_scalar_items:
-            return
         lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if not lines or not self._wants_list or not self._has_scalar_items:
+            return
         bullets = [index for index, line in enumerate(lines) if _BULLET.match(line)]
         if bullets:  # text before and after the list is ignored
             lines = lines[bullets[0] : bullets[-1] + 1]
@@ -345,31 +368,28 @@ class Structure:
                 return
         elif "string" in self._item_kinds and len(lines) < 2:
             return  # one line may be a sentence
-        items: list[Any] = [_BULLET.sub("", line) for line in lines]
-        member = next(iter(get_args(self.adapter._type)), None)
-        if isinstance(member, type) and issubclass(member, Enum):
-            items = [_member_of(member, item) or item for item in items]
         with suppress(ValueError):
-            yield self.adapter.validate_python(items)
+            yield self._answer(*self.type.read(to_json([_BULLET.sub("", line) for line in lines])))
 
-    def _readable(self, text: str) -> Iterator[Any]:
-        """Yield the value if the text is valid."""
+    def _readable(self, text: str) -> Iterator[ParsedAnswer]:
+        """Yield the answer if the text is valid."""
         with suppress(ValueError):
             yield self._validated(text.strip())
 
     def _embedded(self, text: str) -> list[str]:
         """Return the JSON objects inside a text, and the lists if a list is expected, as text.
 
-        Returns an empty list if a value is broken or cut off, because a part of it is not what the model meant.
+        Returns an empty list if a value is broken or cut off, because a part of it is not what the model meant. `{}`
+        between words is not a member of a union.
         """
         found: list[str] = []
         position = 0
         while (begins := _VALUE_BEGINS.search(text, position)) is not None:
             try:
-                _, position = _decoder.raw_decode(text, begins.start())
+                value, position = _decoder.raw_decode(text, begins.start())
             except (ValueError, RecursionError):
                 return []
-            if begins.group() == "{" or self._wants_list:
+            if (begins.group() == "{" or self._wants_list) and (value or not self.type.has_kinds):
                 found.append(text[begins.start() : position])
         return found
 
@@ -377,30 +397,32 @@ class Structure:
     def _wants_list(self) -> bool:
         return self.wrapped and "array" in _kinds_of(self.schema["properties"]["value"])
 
-    def _validated(self, text: str) -> Any:
+    def _validated(self, text: str) -> ParsedAnswer:
         try:
             data = from_json(text, allow_inf_nan=False)
         except ValueError:
-            if not self.scalar:
+            # In a union of object types, a JSON object with a mistake is never read as a text.
+            if not self.scalar or (self.type.has_kinds and _VALUE_BEGINS.search(text)):
                 raise
             return self._scalar(text)
         if self.wrapped and isinstance(data, dict) and data.keys() == {"value"}:
-            return self.adapter.validate_json(_inner_value(text, data))
-        if self.wrapped and self.scalar and not isinstance(data, str):
-            try:
-                return self.adapter.validate_json(text)
-            except ValidationError:
-                return self._scalar(text)
-        return self.adapter.validate_json(text)
-
-    def _scalar(self, text: str) -> Any:
-        """Validate a scalar without JSON quotes. An enum's member may be given by its name, and in brackets."""
+            return self._answer(*self.type.read(_inner_value(text, data)))
         try:
-            return self.adapter.validate_python(text)
+            return self._answer(*self.type.read(text))
         except ValidationError:
-            kind = self.adapter._type
-            if isinstance(kind, type) and issubclass(kind, Enum) and (member := _member_of(kind, text)) is not None:
-                return member
+            is_object = isinstance(data, (dict, list))
+            if not (self.wrapped and self.scalar) or isinstance(data, str) or (self.type.has_kinds and is_object):
+                raise
+            return self._scalar(text)
+
+    def _scalar(self, text: str) -> ParsedAnswer:
+        """Validate a scalar without JSON quotes. Enums and literals may be in brackets."""
+        try:
+            return self._answer(self.type.adapter.validate_python(text))
+        except ValidationError:
+            bare = text.strip().strip("[]\"'`").strip()
+            with suppress(ValueError):
+                return self._answer(*self.type.read(to_json(bare)))
             raise
 
     @property
@@ -418,20 +440,20 @@ class Structure:
         return bool(self._item_kinds) and self._item_kinds <= {*_SCALARS, "enum"}
 
 
-def _member_of(kind: type[Enum], text: str) -> Enum | None:
-    """Return the member with this name or value, in any case and with or without brackets or quotes."""
-    wanted = text.strip().strip("[]\"'`").strip().casefold()
-    return next((each for each in kind if wanted in (each.name.casefold(), str(each.value).casefold())), None)
-
-
 ANSWER_TOOL = "final_answer"
 
 
 _decoder = JSONDecoder()
 
 
+# pydantic names the function that reads a union as a step of the path.
+_NO_STEP = re.compile(r"function-wrap\[[^\]]*\]\.?")
+
+
 def _faults_in(error: ValueError) -> list[tuple[Path, str]]:
-    return [*faults_of(error)] if isinstance(error, ValidationError) else [("", str(error))]
+    if not isinstance(error, ValidationError):
+        return [("", str(error))]
+    return [(_NO_STEP.sub("", path).rstrip("."), message) for path, message in faults_of(error)]
 
 
 def _kinds_of(schema: Mapping[str, Any]) -> set[str]:
@@ -495,9 +517,9 @@ _IN_STRING, _BETWEEN = re.compile(r'["\\]'), re.compile(r'["\[\]{},]')
 class ItemReader:
     """Parses a JSON list piece by piece, and yields each item as soon as it is complete."""
 
-    def __init__(self, adapter: TypeAdapter[Any], beginnings: str = '{["-0123456789]') -> None:
+    def __init__(self, item_type: AnswerType, beginnings: str = '{["-0123456789]') -> None:
         """Prepare parsing. `beginnings` are the characters that may follow the `[` of a list after other text."""
-        self._adapter, self._beginnings = adapter, beginnings
+        self._type, self._beginnings = item_type, beginnings
         self._all: list[str] = []
         self._open: list[str] = []  # incomplete text: the text before the list, later an item
         self._position = 0  # in the text before the list: everything before was searched
@@ -590,9 +612,9 @@ class ItemReader:
 
     def _read(self, item: str) -> Any:
         try:
-            return self._adapter.validate_json(item)
+            return self._type.read(item)[0]
         except ValidationError as error:
-            raise OutputParsingError(item, faults_of(error)) from None
+            raise OutputParsingError(item, _faults_in(error)) from None
 
     def finish(self) -> None:
         """Raise `OutputParsingError` if the text ended without a complete list."""

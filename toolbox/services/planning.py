@@ -228,9 +228,8 @@ class _MethodPlanner:
             _ = output.structure
         except Exception as error:  # pydantic raises many kinds of exceptions for unsupported types
             reason = str(error).split("\n", 1)[0].partition(". Set `")[0].rstrip(".")
-            self.problem(
-                f"cannot return {type_name(returns)}: {reason}", "return str, a pydantic model, a Result[…] or a stream"
-            )
+            fix = "return str, a pydantic model, a Result[…] or a stream"
+            self.problem(f"cannot return {type_name(returns)}: {reason}", getattr(error, "fix", fix))
             return None
         if output.is_stream and inspect.iscoroutinefunction(self.function):
             self.problem(

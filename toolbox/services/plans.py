@@ -271,7 +271,7 @@ class MethodPlan:
             immediate_type=self.output.adapter if self.output.wants_immediate_value else None,
             kind=self.output.kind,
             structure=structure,
-            reads_answer=not self.output.is_stream,
+            reads_answer=not self.output.is_stream or self.layers.check_answer is not None,
             specifications=specifications,
             answer_too=(*specifications, structure.tool) if structure is not None else (),
             tool_choice=choice,

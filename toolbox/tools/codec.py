@@ -24,6 +24,7 @@ from ..fast_dataclass import creator
 from ..introspection import EMPTY, Unresolved, is_plain_data, unwrapped
 from ..json_text import arguments_text, as_wanted, value_text
 from ..safe_text import COUNTED, faults_of
+from ..schemas import schema_of
 from .specification import ToolParameter, is_field
 
 if TYPE_CHECKING:
@@ -43,17 +44,17 @@ _PLAIN = frozenset({dict, int, float, bool})
 class ArgumentDecoder:
     """Decodes the arguments of one tool into a dictionary with the names of the function's parameters."""
 
-    __slots__ = ("_decimals", "_defaults", "_schema", "_shown", "_validator", "_validators", "_visible")
+    __slots__ = ("_adapter", "_decimals", "_defaults", "_schema", "_shown", "_validator", "_validators", "_visible")
 
     def __init__(
         self,
         adapter: TypeAdapter[dict[str, Any]] | None,
         visible: Sequence[ToolParameter],
-        schema: Mapping[str, Any] | None = None,
     ) -> None:
-        """Prepare decoding. `schema` is the JSON schema of the arguments; it is used to repair invalid strings."""
+        """Prepare decoding."""
+        self._adapter = adapter
+        self._schema: Mapping[str, Any] | None = None  # made for the first call that needs a repair
         self._validator = None if adapter is None else adapter.validator
-        self._schema = schema or {}
         self._decimals = adapter is not None and _mentions(adapter.core_schema, "decimal")
         self._defaults = tuple((each.name, _fresh(each)) for each in visible if each.has_default)
         self._shown = {each.name: each.default for each in visible}
@@ -155,21 +156,14 @@ class ArgumentDecoder:
         return self._validated(text)
 
     def _strings_as_wanted(self, text: str, error: ValidationError) -> str | None:
-        """Convert the strings that `error` reports to what the schema expects; return None if nothing changes."""
-        wrong = set[str]()
-        for fault in error.errors(include_url=False):
-            # pydantic reports an invalid tag at the object that contains it.
-            for value in (fault["input"], fault.get("ctx", {}).get("tag")):
-                if type(value) is str:
-                    wrong.add(value)
-        if not wrong:
-            return None
-        try:
-            arguments = parsed_exactly(text)
-            wanted = as_wanted(arguments, self._schema, wrong, _parsed_leniently)
-            return None if wanted == arguments else written_exactly(wanted)
-        except RecursionError:
-            return None
+        """Convert the strings that `error` reports to what the parameters expect; return None if nothing changes."""
+        return with_strings_as_wanted(text, error, self._schema_with_names, _parsed_leniently)
+
+    def _schema_with_names(self) -> Mapping[str, Any]:
+        if self._schema is None:
+            assert self._adapter is not None
+            self._schema = schema_of(self._adapter, with_names=True)
+        return self._schema
 
     def _validated(self, text: str) -> dict[str, Any]:
         """Validate a JSON object. Decimals get numbers exactly as written, also those that a float would round."""
@@ -198,6 +192,33 @@ class ArgumentDecoder:
             # The text is valid JSON, but pydantic's parser is stricter about depth and lone surrogates.
             values = validator.validate_python(json.loads(text))
         return values
+
+
+def with_strings_as_wanted(
+    text: str,
+    error: ValidationError,
+    schema: Callable[[], Mapping[str, Any]],
+    parse: Callable[[str], Any] | None = None,
+) -> str | None:
+    """Return a JSON text with the strings that `error` reports converted to what the schema expects.
+
+    `schema` returns a schema with the names of enums. See `as_wanted` for the repairs, and for `parse`. Returns None if
+    nothing changes.
+    """
+    wrong = set[str]()
+    for fault in error.errors(include_url=False):
+        # pydantic reports an invalid tag at the object that contains it.
+        for value in (fault["input"], fault.get("ctx", {}).get("tag")):
+            if type(value) is str:
+                wrong.add(value)
+    if not wrong:
+        return None
+    try:
+        written = parsed_exactly(text)
+        wanted = as_wanted(written, schema(), wrong, parse)
+        return None if wanted == written else written_exactly(wanted)
+    except (RecursionError, ValueError):
+        return None
 
 
 def read_arguments(request: ToolExecutionRequest) -> dict[str, Any]:

@@ -250,7 +250,7 @@ class _Reading:
         if described is None or len(problems) > self._found_before:
             return None
         parameters = taken.parameters
-        decoder = ArgumentDecoder(described.adapter, described.visible, described.specification.parameters)
+        decoder = ArgumentDecoder(described.adapter, described.visible)
         tool = Tool(
             specification=described.specification,
             execution=execution,
